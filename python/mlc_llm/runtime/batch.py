@@ -1,0 +1,118 @@
+"""What the engine core and the model runner say to each other: ids and lists, no TVM.
+
+The core fills a `Batch`, the runner answers with a `BatchOutput` of the same length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one row's next token is chosen. Filled by the core, read by the runner.
+
+    Order: bias, repetition penalty, presence and frequency penalty, temperature, top-k, top-p,
+    min-p, draw. `uniform` is the one random number of the draw, so the same numbers give the same
+    token whatever else is in the batch.
+    """
+
+    temperature: float = 1.0
+    """At or below 1e-5 the most likely token is taken."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    min_p: float = 0.0
+    uniform: float = 0.0
+    """In [0, 1)."""
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    token_counts: dict[int, int] = field(default_factory=dict)
+    """Tokens generated so far by this branch, with counts (read only when a penalty is set)."""
+    top_logprobs: int = -1
+    """-1: no log-probability wanted; k >= 0: that of the token and of the k most likely (k <= 20)."""
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """New tokens of one sequence. They are appended to its KV pages after those already there."""
+
+    seq_id: int
+    token_ids: Sequence[int]
+    """At least one."""
+    sampling: Sampling | None
+    """None: the prompt goes on in a later step and no token is wanted yet."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step of work: sum of tokens <= `RunnerLimits.max_batch_tokens`, one row a sequence."""
+
+    rows: Sequence[BatchRow]
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The outcome for one row. Filled by the runner, read by the core."""
+
+    token_id: int
+    logprob: float | None = None
+    """Natural log-softmax of the raw logits at `token_id`; None unless asked for."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability), most likely first."""
+    error: str | None = None
+    """Set when this row failed (NaN or infinite logits); `token_id` means nothing then."""
+
+
+@dataclass(frozen=True)
+class BatchOutput:
+    """One entry a row of the batch, None where no token was wanted."""
+
+    samples: Sequence[Sampled | None]
+
+
+@dataclass(frozen=True)
+class RunnerLimits:
+    """What the runner can hold. Filled by the runner, read by the scheduler."""
+
+    num_pages: int
+    page_size: int
+    max_num_sequence: int
+    max_batch_tokens: int
+    context_window: int
+    vocab_size: int
+
+
+class Runner(Protocol):
+    """The seam between the core and a model. The only other implementations are test fakes."""
+
+    @property
+    def limits(self) -> RunnerLimits: ...
+
+    @property
+    def free_pages(self) -> int: ...
+
+    def add_sequence(self, seq_id: int) -> None:
+        """Register an empty sequence. It owns no page until tokens are run."""
+
+    def fork_sequence(self, parent: int, child: int, length: int) -> None:
+        """Make `child` start with the first `length` tokens of `parent` (full pages are shared)."""
+
+    def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+        """Forget the last `num_tokens` tokens; pages that empty become free."""
+
+    def remove_sequence(self, seq_id: int) -> None:
+        """Give the sequence's pages back."""
+
+    def run(self, batch: Batch) -> BatchOutput:
+        """Compute all rows in one call. Raises `RequestError` before any change if pages lack."""
+
+    def reset(self) -> None:
+        """Drop every sequence."""
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless free + used pages = all and every reference count is right."""
