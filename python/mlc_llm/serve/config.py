@@ -1,0 +1,180 @@
+"""`EngineConfig`: everything an engine can be told when it is made, as one frozen value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol import checks
+from mlc_llm.protocol.checks import MAX_INT32
+from mlc_llm.protocol.json_text import parse_json_object
+
+EngineMode = Literal["local", "interactive", "server"]
+
+MODES = ("local", "interactive", "server")
+KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
+SPECULATIVE_MODES = ("disable", "small_draft", "eagle", "medusa")
+PREFIX_CACHE_MODES = ("radix", "disable")
+PREFILL_MODES = ("hybrid", "chunked")
+PAGE_SIZE = 16
+MAX_PATH_CHARS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. None means "infer from the mode, the model and the memory".
+
+    What is given is obeyed or refused, never changed: making one raises `InvalidField` for a value
+    that is out of range or that this version cannot do yet. For a field whose default is not None,
+    None stands for the default. The engine's constructor fills `model`, `model_lib`,
+    `additional_models` and `mode` into a copy (`dataclasses.replace`), never into this object.
+    """
+
+    model: str | None = None
+    model_lib: str | None = None
+    additional_models: list[str | tuple[str, str]] = field(default_factory=list)
+    """Draft models: a path, or a path and its library."""
+    mode: EngineMode | None = None
+    tensor_parallel_shards: int | None = None
+    pipeline_parallel_stages: int | None = None
+    opt: str | None = None
+    gpu_memory_utilization: float | None = None
+    """Share of the device's memory to use, above 0 to 1; None is 0.85."""
+    kv_cache_page_size: int = PAGE_SIZE
+    max_num_sequence: int | None = None
+    """Sequences that can hold pages at once."""
+    max_total_sequence_length: int | None = None
+    """Tokens that the pages of all sequences can hold together."""
+    max_single_sequence_length: int | None = None
+    """Prompt and answer of one sequence together, in tokens."""
+    prefill_chunk_size: int | None = None
+    """Most tokens of one step."""
+    sliding_window_size: int | None = None
+    """Tokens; -1 switches it off; None takes the model's."""
+    attention_sink_size: int | None = None
+    max_history_size: int | None = None
+    kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None
+    speculative_mode: Literal["disable", "small_draft", "eagle", "medusa"] = "disable"
+    spec_draft_length: int = 0
+    spec_tree_width: int = 1
+    prefix_cache_mode: Literal["radix", "disable"] = "radix"
+    prefix_cache_max_num_recycling_seqs: int | None = None
+    """None is max_num_sequence, 0 keeps none, -1 has no limit."""
+    prefill_mode: Literal["hybrid", "chunked"] = "hybrid"
+    verbose: bool = True
+    """Log the memory plan."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value is None:
+                value = [] if one.name == "additional_models" else one.default
+            if value is not None:
+                object.__setattr__(self, one.name, _RULES[one.name](one.name, value))
+        self._refuse_what_is_missing()
+
+    def asjson(self) -> str:
+        """All fields as a JSON object."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> EngineConfig:
+        """Read `asjson`'s text. An unknown key is refused, naming the nearest known one."""
+        return cls.from_mapping(parse_json_object(text, "the engine config"))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """As `from_json`, for a mapping (keywords of the command line, a part of a file)."""
+        for name, value in values.items():
+            checks.known_field(name, value, _RULES)
+        return cls(**values)
+
+    def _refuse_what_is_missing(self) -> None:
+        """Known settings that this version does not carry out. Lift one when it is built."""
+        for name, done, reason in _DONE_SO_FAR:
+            value = getattr(self, name)
+            if value not in done:
+                raise InvalidField(name, value, reason)
+
+
+_ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
+_NO_DRAFT = "speculative decoding is not supported in this version"
+_NO_RNN = "recurrent models are not supported in this version"
+
+_DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
+    ("tensor_parallel_shards", (None, 1), _ONE_DEVICE),
+    ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
+    ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
+    ("additional_models", ([],), _NO_DRAFT),
+    ("speculative_mode", ("disable",), _NO_DRAFT),
+    ("spec_draft_length", (0,), _NO_DRAFT),
+    ("spec_tree_width", (1,), _NO_DRAFT),
+    ("kv_state_kind", (None, "kv_cache"), _NO_RNN),
+    ("max_history_size", (None, 0), _NO_RNN),
+]
+
+
+def _utilization(name: str, value: object) -> float:
+    allowed = "should be above 0 and at most 1"
+    share = checks.number(name, value, 0, 1, allowed)
+    if share == 0:
+        raise InvalidField(name, value, allowed)
+    return share
+
+
+def _additional_models(name: str, value: object) -> list[str | tuple[str, str]]:
+    items = checks.listing(name, value, 16)
+    return [_additional_model(f"{name}[{i}]", one) for i, one in enumerate(items)]
+
+
+def _additional_model(name: str, value: object) -> str | tuple[str, str]:
+    if isinstance(value, str):
+        return _path(name, value)
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        return _path(name, value[0]), _path(name, value[1])
+    raise checks.wrong_type(name, value, "should be a path or a pair of a path and a library")
+
+
+def _path(name: str, value: object) -> str:
+    return checks.string(name, value, MAX_PATH_CHARS, min_chars=1)
+
+
+def _integer(low: int, high: int = MAX_INT32) -> Callable[[str, object], int]:
+    return lambda name, value: checks.integer(name, value, low, high)
+
+
+def _one_of(choices: tuple[str, ...]) -> Callable[[str, object], str]:
+    return lambda name, value: checks.one_of(name, value, choices)
+
+
+_RULES: dict[str, Callable[[str, object], Any]] = {
+    "model": _path,
+    "model_lib": _path,
+    "additional_models": _additional_models,
+    "mode": _one_of(MODES),
+    "tensor_parallel_shards": _integer(1),
+    "pipeline_parallel_stages": _integer(1),
+    "opt": lambda name, value: checks.string(name, value, 256),
+    "gpu_memory_utilization": _utilization,
+    "kv_cache_page_size": lambda name, value: checks.integer(
+        name, value, PAGE_SIZE, PAGE_SIZE, f"should be {PAGE_SIZE}"
+    ),
+    "max_num_sequence": _integer(1),
+    "max_total_sequence_length": _integer(1),
+    "max_single_sequence_length": _integer(1),
+    "prefill_chunk_size": _integer(1),
+    "sliding_window_size": _integer(-1),
+    "attention_sink_size": _integer(-1),
+    "max_history_size": _integer(0),
+    "kv_state_kind": _one_of(KV_STATE_KINDS),
+    "speculative_mode": _one_of(SPECULATIVE_MODES),
+    "spec_draft_length": _integer(0),
+    "spec_tree_width": _integer(1),
+    "prefix_cache_mode": _one_of(PREFIX_CACHE_MODES),
+    "prefix_cache_max_num_recycling_seqs": _integer(-1),
+    "prefill_mode": _one_of(PREFILL_MODES),
+    "verbose": checks.boolean,
+}

@@ -1,0 +1,158 @@
+"""What goes into a request and what comes out of it: plain values, no TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.protocol import checks
+
+FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
+"""`tool_calls` is set by the protocol layer only, `preempt` by disaggregated serving only."""
+
+MAX_PROMPT_TOKENS = 2**24
+"""More ids than any context window: refused before they are copied."""
+
+
+class Data:
+    """One piece of a prompt."""
+
+
+@dataclass(frozen=True)
+class TextData(Data):
+    """A text, tokenised when the request is added. Special-token text in it is ordinary text."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise checks.wrong_type("TextData.text", self.text, "should be a string")
+        checks.utf8("TextData.text", self.text)
+
+
+@dataclass(frozen=True)
+class TokenData(Data):
+    """Token ids, used as they are. Whether the vocabulary holds them is checked by the engine."""
+
+    token_ids: Sequence[int]
+
+    def __post_init__(self) -> None:
+        ids = checks.token_ids("TokenData.token_ids", self.token_ids, MAX_PROMPT_TOKENS)
+        object.__setattr__(self, "token_ids", ids)
+
+
+class ImageData(Data):
+    """An image. No model of this version reads images, so making one is refused."""
+
+    def __init__(self, image: object = None, embed_size: int = 0) -> None:
+        self._refuse()
+
+    @classmethod
+    def from_url(cls, url: str, config: object = None) -> NoReturn:
+        """Refused like the constructor, before the address is looked at."""
+        cls._refuse()
+
+    @staticmethod
+    def _refuse() -> NoReturn:
+        raise UnsupportedModel(
+            "ImageData: images are not supported, Vision config is required; send text only"
+        )
+
+
+@dataclass
+class SingleRequestStreamOutput:
+    """What one branch of a request produced since its last output."""
+
+    delta_token_ids: list[int]
+    """New tokens, ready to be shown; a stop token is never among them."""
+    delta_logprob_json_strs: list[str] | None
+    """One JSON text a token, or None when log-probabilities were not asked for."""
+    finish_reason: FinishReason | None
+    """Set in the branch's last output."""
+    request_final_usage_json_str: str | None
+    """The usage of the whole request; it comes alone and last."""
+    extra_prefix_string: str
+    """Text to show before the tokens' text."""
+    cut_bytes: int = 0
+    """Bytes to leave off the end of the last delta token, because a stop string begins there.
+    Not 0 only together with a finish reason."""
+    error: str | None = None
+    """Why, when the finish reason is `error`."""
+
+
+@dataclass
+class RequestStreamOutput:
+    """What all branches of one request produced in a step, or its final usage.
+
+    Filled by the engine core, read by front ends through `unpack`. With
+    `request_final_usage_json_str` the groups are empty; otherwise each has one entry a branch.
+    """
+
+    request_id: str
+    group_delta_token_ids: list[list[int]] = field(default_factory=list)
+    group_delta_logprob_json_strs: list[list[str]] | None = None
+    group_finish_reason: list[FinishReason | None] = field(default_factory=list)
+    request_final_usage_json_str: str | None = None
+    group_extra_prefix_string: list[str] = field(default_factory=list)
+    """Empty stands for an empty string in each branch."""
+    group_cut_bytes: list[int] = field(default_factory=list)
+    """Empty stands for 0 in each branch."""
+    error: str | None = None
+    _unpacked: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        n = len(self.group_delta_token_ids)
+        self.group_extra_prefix_string = self.group_extra_prefix_string or [""] * n
+        self.group_cut_bytes = self.group_cut_bytes or [0] * n
+        self._check_shape(n)
+
+    @classmethod
+    def usage(cls, request_id: str, usage_json: str) -> RequestStreamOutput:
+        """The last output of every request."""
+        return cls(request_id, request_final_usage_json_str=usage_json)
+
+    @classmethod
+    def finished(
+        cls, request_id: str, n: int, reason: FinishReason, error: str | None = None
+    ) -> RequestStreamOutput:
+        """All n branches end for one reason, without new tokens."""
+        return cls(request_id, [[] for _ in range(n)], None, [reason] * n, error=error)
+
+    def unpack(self) -> tuple[str, list[SingleRequestStreamOutput]]:
+        """(request id, one output a branch); a usage output gives exactly one element.
+
+        May be called once: raises RuntimeError the second time.
+        """
+        if self._unpacked:
+            raise RuntimeError(f"the output of request {self.request_id!r} was unpacked before")
+        self._unpacked = True
+        if self.request_final_usage_json_str is not None:
+            usage = self.request_final_usage_json_str
+            return self.request_id, [SingleRequestStreamOutput([], None, None, usage, "")]
+        return self.request_id, [self._branch(i) for i in range(len(self.group_delta_token_ids))]
+
+    def _branch(self, i: int) -> SingleRequestStreamOutput:
+        logprobs = self.group_delta_logprob_json_strs
+        reason = self.group_finish_reason[i]
+        return SingleRequestStreamOutput(
+            delta_token_ids=self.group_delta_token_ids[i],
+            delta_logprob_json_strs=None if logprobs is None else logprobs[i],
+            finish_reason=reason,
+            request_final_usage_json_str=None,
+            extra_prefix_string=self.group_extra_prefix_string[i],
+            cut_bytes=self.group_cut_bytes[i],
+            error=self.error if reason == "error" else None,
+        )
+
+    def _check_shape(self, n: int) -> None:
+        """Our own bugs only: groups of one length, one logprob a token, usage alone."""
+        assert (n == 0) == (self.request_final_usage_json_str is not None)
+        groups = (self.group_finish_reason, self.group_extra_prefix_string, self.group_cut_bytes)
+        assert all(len(group) == n for group in groups)
+        logprobs = self.group_delta_logprob_json_strs
+        if logprobs is not None:
+            assert [len(one) for one in logprobs] == [
+                len(ids) for ids in self.group_delta_token_ids
+            ]
