@@ -1,0 +1,145 @@
+"""How far a long piece of work has come: a bar on a terminal, plain lines in a log, or nothing.
+
+Everything goes to standard error, so that standard output stays the answer alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, Protocol, TextIO
+
+LINE_INTERVAL_S = 5.0
+"""A log gets at most one line of progress in this time, besides the first and the last."""
+
+Unit = Literal["items", "bytes"]
+
+
+class Progress(Protocol):
+    """Told about each piece that is done."""
+
+    def advance(self, n: float = 1) -> None:
+        """`n` more items (or bytes) are done."""
+
+
+ProgressFactory = Callable[[str, "float | None"], AbstractContextManager[Progress]]
+"""What long work takes as its `progress` argument: `progress`, `no_progress` or a caller's own."""
+
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Switch all progress of this process off (or on again). `MLC_LLM_QUIET=1` does the same."""
+    global _quiet  # noqa: PLW0603 - one switch for the process, like a log level
+    _quiet = quiet
+
+
+@contextmanager
+def progress(label: str, total: float | None, *, unit: Unit = "items") -> Iterator[Progress]:
+    """Show `label` and how much of `total` is done; `total` None means that nobody knows.
+
+    An exception passes through; the log then says that the work did not finish.
+    """
+    with _chosen(label, total, unit) as shown:
+        yield shown
+
+
+@contextmanager
+def no_progress(label: str, total: float | None) -> Iterator[Progress]:
+    """The silent twin of `progress`."""
+    yield _Silent()
+
+
+def _chosen(label: str, total: float | None, unit: Unit) -> AbstractContextManager[Progress]:
+    if _quiet or os.environ.get("MLC_LLM_QUIET", "0") not in ("", "0"):
+        return no_progress(label, total)
+    if _is_terminal(sys.stderr):
+        return _bar(label, total, unit)
+    return _lines(label, total, unit)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class _Silent:
+    def advance(self, n: float = 1) -> None:
+        pass
+
+
+class _Lines:
+    """Plain lines, rare enough for a log."""
+
+    def __init__(
+        self, label: str, total: float | None, unit: Unit, clock: Callable[[], float]
+    ) -> None:
+        self._label, self._total, self._unit, self._clock = label, total, unit, clock
+        self._done = 0.0
+        self._started = self._last = clock()
+
+    def advance(self, n: float = 1) -> None:
+        self._done += n
+        now = self._clock()
+        if now - self._last >= LINE_INTERVAL_S:
+            self._last = now
+            self.say(self._so_far())
+
+    def say(self, words: str) -> None:
+        print(f"{self._label}: {words}", file=sys.stderr, flush=True)
+
+    def elapsed(self) -> str:
+        return f"{self._clock() - self._started:.1f} s"
+
+    def _so_far(self) -> str:
+        done = _amount(self._done, self._unit)
+        if not self._total:
+            return done
+        share = min(100, int(100 * self._done / self._total))
+        return f"{share}% ({done} of {_amount(self._total, self._unit)})"
+
+
+@contextmanager
+def _lines(
+    label: str, total: float | None, unit: Unit, clock: Callable[[], float] = time.monotonic
+) -> Iterator[Progress]:
+    lines = _Lines(label, total, unit, clock)
+    lines.say("started")
+    try:
+        yield lines
+    except BaseException:
+        lines.say(f"not finished, stopped after {lines.elapsed()}")
+        raise
+    lines.say(f"done in {lines.elapsed()}")
+
+
+class _Bar:
+    """One task of a rich progress display."""
+
+    def __init__(self, advance: Callable[[float], None]) -> None:
+        self._advance = advance
+
+    def advance(self, n: float = 1) -> None:
+        self._advance(n)
+
+
+@contextmanager
+def _bar(label: str, total: float | None, unit: Unit) -> Iterator[Progress]:
+    # A tenth of a second to import, and of use on a terminal only.
+    from rich import progress as bars
+    from rich.console import Console
+
+    amount = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
+    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), amount)
+    console = Console(stderr=True)
+    with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console) as display:
+        task = display.add_task(label, total=total)
+        yield _Bar(lambda n: display.advance(task, n))
+
+
+def _amount(n: float, unit: Unit) -> str:
+    if unit == "items":
+        return f"{n:g}"
+    return f"{n / 1e6:.1f} MB" if n >= 1e5 else f"{n / 1e3:.1f} kB"

@@ -1,0 +1,37 @@
+"""The machine's description, from files of known content and from the real machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlc_llm.support import machine
+
+
+def test_this_machine_is_described() -> None:
+    found = machine.describe()
+    assert found.cores >= 1
+    assert found.system and found.cpu
+
+
+def test_reads_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("model name\t: A Chip\nflags\t\t: sse2 avx2 avx512_vnni\nmodel name : two\n")
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:        2048 kB\nMemAvailable:    nonsense\n")
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(machine, "_MEMINFO", meminfo)
+    found = machine.describe()
+    assert found.cpu == "A Chip"
+    assert found.features == ("avx2", "avx512_vnni")
+    assert found.memory_total == 2048 * 1024
+    assert found.memory_free is None
+
+
+def test_a_system_without_those_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
+    found = machine.describe()
+    assert found.features is None
+    assert found.memory_total is None
