@@ -30,14 +30,14 @@ class DebugConfig(BaseModel):
     @field_validator("ignore_eos", "pinned_system_prompt", mode="before")
     @classmethod
     def _flag(cls, value: Any, info: ValidationInfo) -> bool:
-        return False if value is None else checks.boolean(f"debug_config.{info.field_name}", value)
+        return False if value is None else checks.boolean(str(info.field_name), value)
 
     @field_validator("special_request", mode="before")
     @classmethod
     def _special_request(cls, value: Any) -> Any:
         if value is not None and value not in SPECIAL_REQUESTS:
             raise checks.refuse(
-                "debug_config.special_request",
+                "special_request",
                 value,
                 f"Unknown special request {str(value)[:64]}; known: {', '.join(SPECIAL_REQUESTS)}",
             )
@@ -50,7 +50,7 @@ class DebugConfig(BaseModel):
             return "jump_forward"
         if value not in GRAMMAR_EXECUTION_MODES:
             raise checks.refuse(
-                "debug_config.grammar_execution_mode",
+                "grammar_execution_mode",
                 value,
                 f"Unknown grammar execution mode {str(value)[:64]}; "
                 f"known: {', '.join(GRAMMAR_EXECUTION_MODES)}",
@@ -61,6 +61,4 @@ class DebugConfig(BaseModel):
     @classmethod
     def _disagg_config(cls, value: Any) -> None:
         if value is not None:
-            raise checks.refuse(
-                "debug_config.disagg_config", value, "disaggregated serving is not supported"
-            )
+            raise checks.refuse("disagg_config", value, "disaggregated serving is not supported")

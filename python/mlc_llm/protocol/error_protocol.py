@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
 from mlc_llm.protocol import checks
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -30,12 +30,22 @@ class ErrorResponse(BaseModel):
     @classmethod
     def of(cls, error: Exception, *, code: str | None = None) -> ErrorResponse:
         """The body for an error of ours; `param` is the field's name where one is known."""
+        if isinstance(error, ContextLengthExceeded):
+            code = code or "context_length_exceeded"
         param = error.field if isinstance(error, InvalidField) else None
         kind = "invalid_request_error" if isinstance(error, UserError) else "server_error"
         return cls(error=ErrorBody(message=str(error), type=kind, param=param, code=code))
 
 
-def validated(model: type[ModelT], value: object, what: str) -> ModelT:
+class MissingKey(InvalidField):
+    """A required key is absent."""
+
+    def __init__(self, field: str, key: str) -> None:
+        super().__init__(field, None, f'key "{key}" not found')
+        self.key = key
+
+
+def validated(model: type[ModelT], value: object, what: str = "") -> ModelT:
     """`value` (a mapping, or already a `model`) as a `model`.
 
     Raises `UserError` of one line: the first thing wrong, with the path of the field.
@@ -43,7 +53,7 @@ def validated(model: type[ModelT], value: object, what: str) -> ModelT:
     if isinstance(value, model):
         return value
     if not isinstance(value, Mapping):
-        raise checks.wrong_type(what, value, "should be an object")
+        raise checks.wrong_type(what or "the request", value, "should be an object")
     try:
         return model.model_validate(dict(value))
     except ValidationError as error:
@@ -53,23 +63,38 @@ def validated(model: type[ModelT], value: object, what: str) -> ModelT:
 def user_error(error: ValidationError, what: str = "") -> UserError:
     """The first problem of a pydantic error as one of ours."""
     first: Mapping[str, Any] = error.errors(include_url=False)[0]
+    place = (what, *first["loc"]) if what else tuple(first["loc"])
     cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidField):
+        return _moved(cause, place)
     if isinstance(cause, UserError):
         return cause
-    path = ".".join(str(part) for part in ((what,) if what else ()) + tuple(first["loc"]))
-    if first["type"] == "missing":
-        key = first["loc"][-1] if first["loc"] else what
-        return MissingKey(path, str(key))
-    if first["type"] == "extra_forbidden":
+    path, kind, words = _path(place), str(first["type"]), str(first["msg"])
+    if kind == "missing":
+        return MissingKey(path, str(place[-1]))
+    if kind == "extra_forbidden":
         return checks.refuse(path, first["input"], "unknown field")
-    words = str(first["msg"])
-    if first["type"].endswith("_type") or first["type"].endswith("_parsing"):
+    if kind.endswith(("_type", "_parsing")):
         return checks.wrong_type(path, first["input"], words)
     return checks.refuse(path, first["input"], words)
 
 
-class MissingKey(InvalidField):
-    """A required key is absent."""
+def _moved(cause: InvalidField, place: tuple[int | str, ...]) -> InvalidField:
+    """The same error with the whole path: a check knows only the field's own name."""
+    own = bool(place) and cause.field.startswith(str(place[-1]))
+    inside = _path(place[:-1] if own else place)
+    path = f"{inside}.{cause.field}" if inside else cause.field
+    if isinstance(cause, MissingKey):
+        return MissingKey(path, cause.key)
+    return checks.refuse(path, cause.value, cause.allowed)
 
-    def __init__(self, field: str, key: str) -> None:
-        super().__init__(field, None, f'key "{key}" not found')
+
+def _path(place: Iterable[int | str]) -> str:
+    """("messages", 0, "content") as messages[0].content."""
+    text = ""
+    for part in place:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}" if text else part
+    return text

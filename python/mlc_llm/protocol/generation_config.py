@@ -12,11 +12,7 @@ from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.error_protocol import validated
 from mlc_llm.protocol.json_text import parse_json_object
-from mlc_llm.protocol.response_format import (
-    MAX_SCHEMA_CHARS,
-    RESPONSE_FORMAT_TYPES,
-    RequestResponseFormat,
-)
+from mlc_llm.protocol.response_format import RequestResponseFormat
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
@@ -78,7 +74,7 @@ class GenerationConfig(BaseModel):
 
     def validate_ranges(self) -> None:
         """Check every field again (a copy made around the constructor may hold anything)."""
-        for name, rule in _RULES.items():
+        for name, rule in RULES.items():
             value = getattr(self, name)
             if value is not None:
                 rule(name, value)
@@ -121,8 +117,8 @@ def _from_mapping(values: Mapping[str, Any]) -> GenerationConfig:
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """Every value in its one form; None means not given."""
     for name, value in values.items():
-        checks.known_field(name, value, _RULES)
-    return {name: _RULES[name](name, value) for name, value in values.items() if value is not None}
+        checks.known_field(name, value, RULES)
+    return {name: RULES[name](name, value) for name, value in values.items() if value is not None}
 
 
 def _logit_bias(field: str, value: object) -> dict[int, float]:
@@ -144,26 +140,6 @@ def _stop_strs(field: str, value: object) -> list[str]:
     ]
 
 
-def _response_format(field: str, value: object) -> RequestResponseFormat:
-    if isinstance(value, RequestResponseFormat):
-        return value
-    if isinstance(value, Mapping):
-        kind = value.get("type", "text")
-        if kind not in RESPONSE_FORMAT_TYPES:
-            known = ", ".join(RESPONSE_FORMAT_TYPES)
-            raise checks.refuse(
-                f"{field}.type", kind, f"Unknown response_format type; known: {known}"
-            )
-    found = validated(RequestResponseFormat, value, field)
-    if found.json_schema is not None and len(found.json_schema) > MAX_SCHEMA_CHARS:
-        raise checks.refuse(
-            f"{field}.schema",
-            f"<{len(found.json_schema)} characters>",
-            f"at most {MAX_SCHEMA_CHARS} characters",
-        )
-    return found
-
-
 def _number(low: float, high: float, allowed: str = "") -> Callable[[str, object], float]:
     return lambda field, value: checks.number(field, value, low, high, allowed)
 
@@ -172,7 +148,7 @@ def _integer(low: int, high: int, allowed: str = "") -> Callable[[str, object], 
     return lambda field, value: checks.integer(field, value, low, high, allowed)
 
 
-_RULES: dict[str, Callable[[str, object], Any]] = {
+RULES: dict[str, Callable[[str, object], Any]] = {
     "n": _integer(1, MAX_N, f'"n" should be at least 1 and at most {MAX_N}'),
     "temperature": _number(0, 100, "should be non-negative and at most 100"),
     "top_p": _number(0, 1),
@@ -196,6 +172,6 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "seed": _integer(-(2**63), 2**63 - 1, "should be an integer in range [-2^63, 2^63 - 1]"),
     "stop_strs": _stop_strs,
     "stop_token_ids": lambda field, value: checks.token_ids(field, value, MAX_STOP_TOKENS),
-    "response_format": _response_format,
+    "response_format": lambda field, value: validated(RequestResponseFormat, value, field),
     "debug_config": lambda field, value: validated(DebugConfig, value, field),
 }

@@ -1,0 +1,72 @@
+"""`MLCChatConfig`: the file mlc-chat-config.json beside a model's weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo
+
+from mlc_llm.protocol import checks
+from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.checks import MAX_INT32
+from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.protocol.generation_config import RULES, GenerationConfig
+
+MLC_CHAT_CONFIG_VERSION = "0.1.0"
+
+
+def _size(value: object, info: ValidationInfo) -> int:
+    return checks.integer(str(info.field_name), value, -1, MAX_INT32)
+
+
+def _rule(name: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: RULES[name](name, value))
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+"""-1 switches the feature off."""
+
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+class MLCChatConfig(OpenModel):
+    """How a model is built, tokenised, talked to and sampled by default."""
+
+    version: str = MLC_CHAT_CONFIG_VERSION
+    model_type: str
+    quantization: str
+    model_config_: dict[str, Any] = Field(default_factory=dict, alias="model_config")
+    """The architecture's own settings."""
+    vocab_size: Size
+    active_vocab_size: Size | None = None
+    """Without padding; None: nothing is padded."""
+    context_window_size: Size = -1
+    sliding_window_size: Size = -1
+    prefill_chunk_size: Size = -1
+    attention_sink_size: Size = -1
+    tensor_parallel_shards: Size = 1
+    pipeline_parallel_stages: Size = 1
+    temperature: Annotated[float, _rule("temperature")] = 1.0
+    top_p: Annotated[float, _rule("top_p")] = 1.0
+    presence_penalty: Annotated[float, _rule("presence_penalty")] = 0.0
+    frequency_penalty: Annotated[float, _rule("frequency_penalty")] = 0.0
+    repetition_penalty: Annotated[float, _rule("repetition_penalty")] = 1.0
+    pad_token_id: int = 0
+    bos_token_id: int = 1
+    eos_token_id: int | list[int] = 2
+    tokenizer_files: list[str] = Field(default_factory=list)
+    tokenizer_info: dict[str, Any] | None = None
+    conv_template: str | Conversation
+    """A registered name, or the template itself."""
+    model_task: str = "chat"
+    embedding_metadata: dict[str, Any] | None = None
+
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every end-of-text id the file states."""
+        ids = self.eos_token_id
+        return frozenset([ids] if isinstance(ids, int) else ids)
+
+    def default_generation_config(self) -> GenerationConfig:
+        """The sampling values that the file sets, to be merged under a request's."""
+        given = {name: getattr(self, name) for name in _SAMPLING if name in self.model_fields_set}
+        return GenerationConfig(**given)

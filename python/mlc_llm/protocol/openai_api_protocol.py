@@ -1,0 +1,318 @@
+"""OpenAI's chat and completion requests as this project reads them; answers stand beside it.
+
+Every optional field takes null for its default. Numbers are checked here, with the ranges of
+`GenerationConfig`, so a wrong one is refused with the field's name before anything is queued.
+Unknown fields are kept: `unknown_fields()` lists them. Use `parse` or `parse_text`, which raise
+one-line errors of ours; the constructor and `model_validate` raise pydantic's.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from typing_extensions import Self
+
+from mlc_llm.protocol import checks
+from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.checks import MAX_INT32
+from mlc_llm.protocol.debug_protocol import DebugConfig
+from mlc_llm.protocol.error_protocol import MissingKey
+from mlc_llm.protocol.generation_config import MAX_TOP_LOGPROBS, RULES, GenerationConfig
+from mlc_llm.protocol.openai_messages import (
+    ChatCompletionMessage,
+    ChatFunction,
+    ChatFunctionCall,
+    ChatTool,
+    ChatToolCall,
+)
+from mlc_llm.protocol.openai_responses import (
+    ChatCompletionDelta,
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatCompletionStreamResponse,
+    ChatCompletionStreamResponseChoice,
+    CompletionLogProbs,
+    CompletionResponse,
+    CompletionResponseChoice,
+    CompletionTokensDetails,
+    FinishReason,
+    FunctionCallDelta,
+    ListResponse,
+    LogProbs,
+    LogProbsContent,
+    ModelResponse,
+    PromptTokensDetails,
+    ToolCallDelta,
+    TopLogProbs,
+    UsageInfo,
+)
+from mlc_llm.protocol.response_format import RequestResponseFormat
+
+__all__ = [
+    "CHAT_COMPLETION_MAX_TOP_LOGPROBS",
+    "COMPLETION_MAX_TOP_LOGPROBS",
+    "ChatCompletionDelta",
+    "ChatCompletionMessage",
+    "ChatCompletionRequest",
+    "ChatCompletionResponse",
+    "ChatCompletionResponseChoice",
+    "ChatCompletionStreamResponse",
+    "ChatCompletionStreamResponseChoice",
+    "ChatFunction",
+    "ChatFunctionCall",
+    "ChatTool",
+    "ChatToolCall",
+    "CompletionLogProbs",
+    "CompletionRequest",
+    "CompletionResponse",
+    "CompletionResponseChoice",
+    "CompletionTokensDetails",
+    "FinishReason",
+    "FunctionCallDelta",
+    "ListResponse",
+    "LogProbs",
+    "LogProbsContent",
+    "ModelResponse",
+    "PromptTokensDetails",
+    "RequestResponseFormat",
+    "StreamOptions",
+    "ToolCallDelta",
+    "TopLogProbs",
+    "UsageInfo",
+]
+
+CHAT_COMPLETION_MAX_TOP_LOGPROBS = MAX_TOP_LOGPROBS
+COMPLETION_MAX_TOP_LOGPROBS = 5
+
+MAX_MESSAGES = 16384
+MAX_PROMPTS = 1024
+MAX_PROMPT_CHARS = 2**26
+MAX_PROMPT_TOKENS = 2**24
+MAX_TOOLS = 1024
+
+
+def _rule(name: str) -> BeforeValidator:
+    """The check of `GenerationConfig` for this field."""
+    return BeforeValidator(lambda value: RULES[name](name, value))
+
+
+def _bool(value: object, info: ValidationInfo) -> bool:
+    return checks.boolean(str(info.field_name), value)
+
+
+def _stop(value: object) -> list[str]:
+    stops: list[str] = RULES["stop_strs"]("stop", [value] if isinstance(value, str) else value)
+    return stops
+
+
+def _count(low: int) -> BeforeValidator:
+    """A number of tokens; -1 is not one, "no limit" is said by leaving the field out."""
+    return BeforeValidator(
+        lambda value, info: checks.integer(str(info.field_name), value, low, MAX_INT32)
+    )
+
+
+Flag = Annotated[bool, BeforeValidator(_bool)]
+Stop = Annotated[list[str], BeforeValidator(_stop)]
+
+
+class StreamOptions(OpenModel):
+    """`include_usage` asks for one last chunk with the usage."""
+
+    include_usage: Flag = False
+
+
+class _SamplingFields(OpenModel):
+    """What both kinds of request say about sampling. None: the model's default."""
+
+    model: str | None = None
+    n: Annotated[int, _rule("n")] = 1
+    temperature: Annotated[float, _rule("temperature")] | None = None
+    top_p: Annotated[float, _rule("top_p")] | None = None
+    top_k: Annotated[int, _rule("top_k")] | None = None
+    min_p: Annotated[float, _rule("min_p")] | None = None
+    frequency_penalty: Annotated[float, _rule("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, _rule("presence_penalty")] | None = None
+    repetition_penalty: Annotated[float, _rule("repetition_penalty")] | None = None
+    logit_bias: Annotated[dict[int, float], _rule("logit_bias")] | None = None
+    seed: Annotated[int, _rule("seed")] | None = None
+    stop: Stop | None = None
+    """A string or a list of strings; read back as a list."""
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Says who is asking; changes nothing, and never becomes a request id."""
+    response_format: RequestResponseFormat | None = None
+    debug_config: DebugConfig | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            shown = self.stream_options.model_dump()
+            raise checks.refuse("stream_options", shown, "allowed only when stream is true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def _sampling(self) -> dict[str, Any]:
+        """The fields that `GenerationConfig` has under the same name, as far as they were given."""
+        names = [name for name in _SAME_NAMES if getattr(self, name) is not None]
+        return {name: getattr(self, name) for name in names if name in self.model_fields_set}
+
+
+_SAME_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "response_format",
+    "debug_config",
+)
+
+
+class ChatCompletionRequest(_SamplingFields):
+    """A request for the next message of a conversation."""
+
+    messages: list[ChatCompletionMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    logprobs: Flag = False
+    top_logprobs: Annotated[int, _rule("top_logprobs")] = 0
+    max_tokens: Annotated[int, _count(1)] | None = None
+    max_completion_tokens: Annotated[int, _count(1)] | None = None
+    """The newer name; it wins over `max_tokens`."""
+    tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: str | dict[str, Any] | None = None
+    """`none`, `auto`, `required`, a tool's name, or OpenAI's object that names a function."""
+    parallel_tool_calls: Flag | None = None
+
+    @field_validator("tool_choice", mode="before")
+    @classmethod
+    def _tool_choice_form(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            _chosen_name(value)
+        elif not isinstance(value, str):
+            raise checks.wrong_type("tool_choice", value, "should be a string or an object")
+        return value
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise checks.refuse("top_logprobs", self.top_logprobs, "it needs logprobs = true")
+        names = [tool.function.name for tool in self.tools or []]
+        chosen = self.chosen_tool
+        if chosen is not None and chosen not in names:
+            allowed = "Invalid tool_choice value; it names none of the tools"
+            raise checks.refuse("tool_choice", self.tool_choice, allowed)
+        if self.tool_choice == "required" and not names:
+            allowed = "Invalid tool_choice value; there are no tools to choose from"
+            raise checks.refuse("tool_choice", self.tool_choice, allowed)
+        return self
+
+    @property
+    def chosen_tool(self) -> str | None:
+        """The one function that must be called, where `tool_choice` names one."""
+        if isinstance(self.tool_choice, dict):
+            return _chosen_name(self.tool_choice)
+        named = self.tool_choice not in (None, "none", "auto", "required")
+        return self.tool_choice if named else None
+
+    @property
+    def usable_tools(self) -> list[ChatTool]:
+        """The tools the model is told about: none, all, or the chosen one."""
+        if self.tool_choice == "none":
+            return []
+        chosen = self.chosen_tool
+        return [one for one in self.tools or [] if chosen in (None, one.function.name)]
+
+    def generation_config(self) -> GenerationConfig:
+        """What this request sets; the model's defaults are merged under it by the engine."""
+        limit = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        return GenerationConfig(
+            **self._sampling(),
+            logprobs=self.logprobs or None,
+            top_logprobs=self.top_logprobs or None,
+            max_tokens=limit,
+            stop_strs=self.stop,
+        )
+
+
+class CompletionRequest(_SamplingFields):
+    """A request to continue a text (the older API)."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    """One or many texts, or one or many lists of token ids."""
+    best_of: Annotated[int, _rule("n")] | None = None
+    echo: Flag = False
+    logprobs: int | None = None
+    """How many likely tokens to report at each place, 0 to 5; None reports nothing."""
+    max_tokens: Annotated[int, _count(0)] | None = None
+    suffix: str | None = None
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompt_form(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return checks.string("prompt", value, MAX_PROMPT_CHARS)
+        if not isinstance(value, (list, tuple)):
+            raise checks.wrong_type("prompt", value, "should be a string or a list")
+        if not value:
+            raise checks.refuse("prompt", value, "should not be empty")
+        if isinstance(value[0], int):
+            return checks.token_ids("prompt", value, MAX_PROMPT_TOKENS)
+        items = checks.listing("prompt", value, MAX_PROMPTS)
+        return [_one_prompt(f"prompt[{i}]", one, value[0]) for i, one in enumerate(items)]
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _logprobs_range(cls, value: Any) -> int:
+        return checks.integer("logprobs", value, 0, COMPLETION_MAX_TOP_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _no_best_of(self) -> Self:
+        if self.best_of not in (None, 1, self.n):
+            raise checks.refuse("best_of", self.best_of, "best_of is not supported; leave it out")
+        return self
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Each prompt of the request, in order."""
+        value: Any = self.prompt
+        return [value] if isinstance(value, str) or isinstance(value[0], int) else list(value)
+
+    def generation_config(self) -> GenerationConfig:
+        """What this request sets; the model's defaults are merged under it by the engine."""
+        return GenerationConfig(
+            **self._sampling(),
+            logprobs=None if self.logprobs is None else True,
+            top_logprobs=self.logprobs or None,
+            max_tokens=self.max_tokens,
+            stop_strs=self.stop,
+        )
+
+
+def _one_prompt(field: str, value: object, first: object) -> str | list[int]:
+    """One of many prompts, of the same kind as the first."""
+    if isinstance(first, str):
+        return checks.string(field, value, MAX_PROMPT_CHARS)
+    return checks.token_ids(field, value, MAX_PROMPT_TOKENS)
+
+
+def _chosen_name(choice: dict[str, Any]) -> str:
+    """The name in {"type": "function", "function": {"name": ...}}."""
+    if choice.get("type") != "function":
+        raise checks.refuse("tool_choice.type", choice.get("type"), "should be function")
+    function = choice.get("function")
+    if not isinstance(function, dict) or "name" not in function:
+        raise MissingKey("tool_choice.function.name", "name")
+    return checks.string("tool_choice.function.name", function["name"], 256, min_chars=1)

@@ -1,0 +1,196 @@
+"""Answers of OpenAI's API: chunks, whole answers, usage, log-probabilities, the model list."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.openai_messages import ChatCompletionMessage
+
+FinishReason = Literal[
+    "stop", "length", "tool_calls", "content_filter", "abort", "error", "preempt"
+]
+"""OpenAI's four; the last three pass the JSON boundary only and never go out over HTTP."""
+
+LEAST_LOGPROB = -9999.0
+
+
+def finite_logprob(value: float) -> float:
+    """JSON has no infinity: minus infinity is written as -9999. NaN is a fault, not a number."""
+    if math.isnan(value) or value > 1e-3:
+        raise ValueError(f"{value} is not a log-probability")
+    return max(value, LEAST_LOGPROB)
+
+
+Logprob = Annotated[float, BeforeValidator(finite_logprob)]
+
+
+def _now() -> int:
+    return int(time.time())
+
+
+class TopLogProbs(OpenModel):
+    """A likely token; `bytes` is the truth where the token is no whole text."""
+
+    token: str
+    logprob: Logprob
+    bytes: list[int] | None
+
+
+class LogProbsContent(TopLogProbs):
+    """A token of the answer, with the likeliest ones at its place, most likely first."""
+
+    top_logprobs: list[TopLogProbs] = Field(default_factory=list)
+
+
+class LogProbs(OpenModel):
+    """One item for each token of the text beside it."""
+
+    content: list[LogProbsContent]
+
+
+class CompletionLogProbs(OpenModel):
+    """The older form: parallel lists; the first token of an echoed prompt has no probability."""
+
+    text_offset: list[int] = Field(default_factory=list)
+    token_logprobs: list[Logprob | None] = Field(default_factory=list)
+    tokens: list[str] = Field(default_factory=list)
+    top_logprobs: list[dict[str, Logprob] | None] = Field(default_factory=list)
+
+
+class PromptTokensDetails(OpenModel):
+    """Of the prompt's tokens, those that the prefix cache had."""
+
+    cached_tokens: int = 0
+
+
+class CompletionTokensDetails(OpenModel):
+    """Of the answer's tokens, those spent on reasoning."""
+
+    reasoning_tokens: int = 0
+
+
+class UsageInfo(OpenModel):
+    """What a request cost; exactly one for each request, and the last thing said about it."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+    extra: dict[str, Any] | None = None
+    """Our own measurements of the request."""
+
+
+class FunctionCallDelta(OpenModel):
+    """The next part of a call: the name once, the arguments in pieces."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(OpenModel):
+    """A piece of the tool call at `index` (dense from 0); `id` and `type` come once."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta | None = None
+
+
+class ChatCompletionDelta(OpenModel):
+    """What a chunk adds to a choice."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatCompletionStreamResponseChoice(OpenModel):
+    """One choice of a chunk."""
+
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    delta: ChatCompletionDelta
+    logprobs: LogProbs | None = None
+
+
+class ChatCompletionStreamResponse(OpenModel):
+    """A chunk of a streamed chat answer. The one with `usage` has no choices and is the last."""
+
+    id: str
+    choices: list[ChatCompletionStreamResponseChoice]
+    created: int = Field(default_factory=_now)
+    model: str = ""
+    system_fingerprint: str = ""
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    usage: UsageInfo | None = None
+
+
+class ChatCompletionResponseChoice(OpenModel):
+    """One finished answer."""
+
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    message: ChatCompletionMessage
+    logprobs: LogProbs | None = None
+
+
+class ChatCompletionResponse(OpenModel):
+    """A whole chat answer."""
+
+    id: str
+    choices: list[ChatCompletionResponseChoice]
+    created: int = Field(default_factory=_now)
+    model: str = ""
+    system_fingerprint: str = ""
+    object: Literal["chat.completion"] = "chat.completion"
+    usage: UsageInfo | None = None
+
+
+class CompletionResponseChoice(OpenModel):
+    """One continuation, or a piece of it."""
+
+    finish_reason: FinishReason | None = None
+    index: int = 0
+    text: str
+    logprobs: CompletionLogProbs | None = None
+
+
+class CompletionResponse(OpenModel):
+    """A whole answer of the older API, and each chunk of a streamed one."""
+
+    id: str
+    choices: list[CompletionResponseChoice]
+    created: int = Field(default_factory=_now)
+    model: str = ""
+    system_fingerprint: str = ""
+    object: Literal["text_completion"] = "text_completion"
+    usage: UsageInfo | None = None
+
+
+class ModelResponse(OpenModel):
+    """A served model; the four lengths say the same in the words of different clients."""
+
+    id: str
+    created: int = Field(default_factory=_now)
+    object: Literal["model"] = "model"
+    owned_by: str = "MLC-LLM"
+    max_model_len: int | None = None
+    context_length: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    root: str | None = None
+    parent: str | None = None
+
+
+class ListResponse(OpenModel):
+    """The list of models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelResponse]
