@@ -125,6 +125,14 @@ def _utilization(name: str, value: object) -> float:
     return share
 
 
+def _window(name: str, value: object) -> int:
+    allowed = f"should be -1 (off) or an integer in range [1, {MAX_INT32}]"
+    size = checks.integer(name, value, -1, MAX_INT32, allowed)
+    if size == 0:
+        raise InvalidField(name, value, allowed)
+    return size
+
+
 def _additional_models(name: str, value: object) -> list[str | tuple[str, str]]:
     items = checks.listing(name, value, 16)
     return [_additional_model(f"{name}[{i}]", one) for i, one in enumerate(items)]
@@ -166,8 +174,8 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "max_total_sequence_length": _integer(1),
     "max_single_sequence_length": _integer(1),
     "prefill_chunk_size": _integer(1),
-    "sliding_window_size": _integer(-1),
-    "attention_sink_size": _integer(-1),
+    "sliding_window_size": _window,
+    "attention_sink_size": _integer(0),
     "max_history_size": _integer(0),
     "kv_state_kind": _one_of(KV_STATE_KINDS),
     "speculative_mode": _one_of(SPECULATIVE_MODES),

@@ -1,0 +1,274 @@
+"""What is measured: of one request, of the engine, and both as text for Prometheus.
+
+Times are seconds of a monotonic clock that the caller reads; nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlc_llm.serve.prometheus import prometheus_text
+
+MAX_TRACKED_BATCH_SIZE = 64
+
+
+@dataclass
+class RequestMetrics:
+    """One request from arrival to end. Filled by the engine core, read for its usage item."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Of all branches together."""
+    prefill_tokens: int = 0
+    """Prompt tokens really computed: those from the prefix cache are not counted."""
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache had."""
+    decode_tokens: int = 0
+    jump_forward_tokens: int = 0
+    added_at: float = 0.0
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    def saw_token(self, now: float) -> None:
+        """Note the time of the first token; later calls change nothing."""
+        if self.first_token_at is None:
+            self.first_token_at = now
+
+    def finish(self, now: float) -> None:
+        """Note the end of the last branch."""
+        self.finished_at = now
+
+    @property
+    def ttft_s(self) -> float:
+        """Arrival to first token; to the end where there was none."""
+        first = self.first_token_at
+        return self.end_to_end_latency_s if first is None else first - self.added_at
+
+    @property
+    def end_to_end_latency_s(self) -> float:
+        """Arrival to end; 0 while the request runs."""
+        return 0.0 if self.finished_at is None else self.finished_at - self.added_at
+
+    @property
+    def inter_token_latency_s(self) -> float:
+        """Mean time from one token to the next, after the first; 0 with fewer than two."""
+        gaps = self.completion_tokens - 1
+        return self._decode_s / gaps if gaps > 0 else 0.0
+
+    @property
+    def _decode_s(self) -> float:
+        return max(self.end_to_end_latency_s - self.ttft_s, 0.0)
+
+    def asdict(self) -> dict[str, int | float]:
+        """The keys of `usage.extra`; a rate is left out where its time is zero."""
+        found: dict[str, int | float] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prefill_tokens": self.prefill_tokens,
+            "decode_tokens": self.decode_tokens,
+            "jump_forward_tokens": self.jump_forward_tokens,
+            "end_to_end_latency_s": self.end_to_end_latency_s,
+            "ttft_s": self.ttft_s,
+            "inter_token_latency_s": self.inter_token_latency_s,
+        }
+        if self.first_token_at is not None and self.ttft_s > 0:
+            found["prefill_tokens_per_s"] = self.prefill_tokens / self.ttft_s
+        if self._decode_s > 0:
+            found["decode_tokens_per_s"] = self.decode_tokens / self._decode_s
+        return found
+
+    def usage_json(self) -> str:
+        """The request's one usage item."""
+        usage = _usage(self.prompt_tokens, self.completion_tokens)
+        usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        usage["extra"] = self.asdict()
+        return json.dumps(usage)
+
+
+def zero_usage_json() -> str:
+    """The usage of a request that computed nothing."""
+    return json.dumps(_usage(0, 0))
+
+
+def special_usage_json(engine_metrics: dict[str, Any]) -> str:
+    """The usage that answers `query_engine_metrics`."""
+    return json.dumps({**_usage(0, 0), "extra": engine_metrics})
+
+
+def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    total = prompt_tokens + completion_tokens
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": total,
+    }
+
+
+class EngineMetrics:
+    """A thin wrapper of the engine's numbers: `metrics["prefill_tokens_sum"]`."""
+
+    def __init__(self, metrics: dict[str, Any]) -> None:
+        self.metrics = metrics
+
+    def __getitem__(self, key: str) -> Any:
+        return self.metrics[key]
+
+    def __repr__(self) -> str:
+        return f"EngineMetrics({self.metrics!r})"
+
+    def prometheus_text(self) -> str:
+        """All numbers in Prometheus' text format 0.0.4, under the same names."""
+        return prometheus_text(self.metrics)
+
+
+@dataclass
+class _TimeByBatchSize:
+    """Mean step time for each batch size. The first sample of a size is warm-up and dropped."""
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    _warm: set[int] = field(default_factory=set)
+
+    def record(self, batch_size: int, seconds: float) -> None:
+        if not 0 < batch_size <= MAX_TRACKED_BATCH_SIZE:
+            return
+        if batch_size not in self._warm:
+            self._warm.add(batch_size)
+            return
+        self.seconds[batch_size] = self.seconds.get(batch_size, 0.0) + seconds
+        self.counts[batch_size] = self.counts.get(batch_size, 0) + 1
+
+    def asdict(self) -> dict[str, int | float]:
+        sizes = sorted(self.counts)
+        means = {f"mean{{batch_size={b}}}": self.seconds[b] / self.counts[b] for b in sizes}
+        return {**means, **{f"count{{batch_size={b}}}": self.counts[b] for b in sizes}}
+
+
+@dataclass
+class _SpecDecode:
+    """How many drafted tokens there were at each place of a draft, and how many were accepted."""
+
+    draft_count: list[int] = field(default_factory=list)
+    accept_count: list[int] = field(default_factory=list)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        assert 0 <= accepted <= drafted
+        missing = drafted - len(self.draft_count)
+        self.draft_count += [0] * missing
+        self.accept_count += [0] * missing
+        for step in range(drafted):
+            self.draft_count[step] += 1
+            self.accept_count[step] += step < accepted
+
+    def asdict(self) -> dict[str, Any]:
+        steps = range(len(self.draft_count))
+        prob = [_ratio(self.accept_count[i], self.draft_count[i]) for i in steps]
+        rate = [_ratio(prob[i], prob[i - 1]) for i in steps[1:]]
+        return {
+            "draft_count": list(self.draft_count),
+            "accept_count": list(self.accept_count),
+            "accept_prob": _by_step("accept_prob", prob, 0),
+            "accept_rate": _by_step("accept_rate", rate, 1),
+            "accept_len": _by_step("accept_len", [sum(prob[: i + 1]) for i in steps], 0),
+        }
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _by_step(name: str, values: Sequence[float], first: int) -> dict[str, float]:
+    return {f"{name}{{step={i}}}": value for i, value in enumerate(values, first)}
+
+
+@dataclass
+class EngineMetricsRecorder:
+    """Adds up an engine's work. Filled by the engine core after each step and each request."""
+
+    engine_prefill_time_sum: float = 0.0
+    engine_decode_time_sum: float = 0.0
+    engine_jump_forward_time_sum: float = 0.0
+    prompt_tokens_sum: int = 0
+    completion_tokens_sum: int = 0
+    prefill_tokens_sum: int = 0
+    decode_tokens_sum: int = 0
+    jump_forward_tokens_sum: int = 0
+    last_finished_request: RequestMetrics | None = None
+    _spec: _SpecDecode = field(default_factory=_SpecDecode)
+    _decode_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
+    _draft_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
+    _verify_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
+
+    def record_step(self, seconds: float, *, prefill_tokens: int, decode_tokens: int) -> None:
+        """One run of the model. The time of a mixed step is shared by the number of tokens."""
+        tokens = prefill_tokens + decode_tokens
+        if tokens == 0:
+            return
+        self.engine_prefill_time_sum += seconds * prefill_tokens / tokens
+        self.engine_decode_time_sum += seconds * decode_tokens / tokens
+        self.prefill_tokens_sum += prefill_tokens
+        self.decode_tokens_sum += decode_tokens
+        if prefill_tokens == 0:
+            self._decode_time.record(decode_tokens, seconds)
+
+    def record_jump_forward(self, seconds: float, tokens: int) -> None:
+        """Text that a grammar forced, appended without running the model."""
+        self.engine_jump_forward_time_sum += seconds
+        self.jump_forward_tokens_sum += tokens
+
+    def record_draft(self, seconds: float, batch_size: int) -> None:
+        """One run of a draft model."""
+        self._draft_time.record(batch_size, seconds)
+
+    def record_verify(self, seconds: float, batch_size: int) -> None:
+        """One run of the model over drafted tokens."""
+        self._verify_time.record(batch_size, seconds)
+
+    def record_acceptance(self, drafted: int, accepted: int) -> None:
+        """Of `drafted` tokens of one branch, the first `accepted` were kept."""
+        self._spec.record(drafted, accepted)
+
+    def record_finished(self, request: RequestMetrics) -> None:
+        """A request came to its end."""
+        self.prompt_tokens_sum += request.prompt_tokens
+        self.completion_tokens_sum += request.completion_tokens
+        self.last_finished_request = request
+
+    def reset(self) -> None:
+        """Start again from zero."""
+        self.__init__()  # type: ignore[misc]
+
+    def asdict(self) -> dict[str, Any]:
+        """Every key of the engine's metrics; rates and parts without a sample are left out."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
+        if self.engine_prefill_time_sum > 0:
+            found["prefill_tokens_per_s"] = self.prefill_tokens_sum / self.engine_prefill_time_sum
+        if self.engine_decode_time_sum > 0:
+            found["decode_tokens_per_s"] = self.decode_tokens_sum / self.engine_decode_time_sum
+        last = self.last_finished_request
+        found["last_finished_request"] = last.asdict() if last else {}
+        if self._spec.draft_count:
+            found["spec_decode"] = self._spec.asdict()
+        found["decode_time_by_batch_size"] = self._decode_time.asdict()
+        found["draft_time_by_batch_size"] = self._draft_time.asdict()
+        found["verify_time_by_batch_size"] = self._verify_time.asdict()
+        return found
+
+    def metrics(self) -> EngineMetrics:
+        """The numbers as they stand now."""
+        return EngineMetrics(self.asdict())
+
+
+_SUMS = (
+    "engine_prefill_time_sum",
+    "engine_decode_time_sum",
+    "engine_jump_forward_time_sum",
+    "prompt_tokens_sum",
+    "completion_tokens_sum",
+    "prefill_tokens_sum",
+    "decode_tokens_sum",
+    "jump_forward_tokens_sum",
+)
