@@ -1,0 +1,167 @@
+"""Prepares a matrix's input: RMS normalisation or SiLU gating, then 16-bit quantisation.
+
+For integer kernels a row becomes, group by group (size `fmt.group`):
+* words int32 [m, k/group, group/2]  two planes of 16-bit values, laid out as `isa.py` says
+* scale float32 [m, k/group]         value = scale * integer
+* sum   int32 [m, k/group]           of the integers, for weights with an offset or a minimum
+For float kernels it stays float32 [m, k].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import tirx as T
+
+from .isa import VNNI, Isa
+from .vectors import LOG2E, SCHEDULED, exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
+
+SERIAL_ROWS = 2
+"""Up to here a thread-pool launch costs more than the rows."""
+
+LIMIT = 32512
+"""Largest 16-bit activation: its high byte, rounded, still fits a signed byte."""
+
+
+def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
+    """Plane of words from the four quarter-group vectors of integers (bytes 0 to 3)."""
+    q = [buffer[i, lane] for i in range(4)]
+
+    def put(value: Any, mask: int, shift: int) -> Any:
+        part = value & splat(T.int32(mask), lanes)
+        return part if shift == 0 else T.shift_left(part, splat(T.int32(shift), lanes))
+
+    if isa is not VNNI:
+        return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
+    if plane == 0:  # high bytes, rounded so that the low byte is signed
+        q = [T.shift_right(v + splat(T.int32(128), lanes), splat(T.int32(8), lanes)) for v in q]
+    return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
+
+
+def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
+    """kind "plain": x [m, k]; "norm": RMSNorm(x) * weight; "silu": x [m, 2k] = gate, up.
+
+    `weight` [k] is read by "norm" alone.
+    """
+    L, G, width = group // 4, k // group, _width(kind, k)
+    lane = lanes_at(0, L)
+
+    @T.prim_func(private=True, s_tir=True)
+    def quantize_rows(
+        x: T.handle,
+        weight: T.Buffer((k,), "float32"),
+        x_words: T.handle,
+        x_scale: T.handle,
+        x_sum: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, width), "float32")
+        XQ = T.match_buffer(x_words, (m, G, 2 * L), "int32")
+        XD = T.match_buffer(x_scale, (m, G), "float32")
+        XS = T.match_buffer(x_sum, (m, G), "int32")
+
+        @T.inline
+        def one_row(row):
+            inv = T.alloc_buffer((1,), "float32")
+            step = T.alloc_buffer((1,), "float32")
+            v = T.alloc_buffer((4, L), "float32")
+            q = T.alloc_buffer((4, L), "int32")
+            top = T.alloc_buffer((L,), "float32")
+            total = T.alloc_buffer((L,), "int32")
+            if kind == "norm":
+                _inverse_rms(X, row, k, eps, inv)
+            for g in T.serial(G):
+                for i in T.unroll(4):
+                    v[i, lane] = _load(kind, X, weight, row, g * group + i * L, k, inv, L)
+                top[lane] = T.max(
+                    T.max(T.abs(v[0, lane]), T.abs(v[1, lane])),
+                    T.max(T.abs(v[2, lane]), T.abs(v[3, lane])),
+                )
+                XD[row, g] = reduce_max(top, L) * T.float32(1.0 / LIMIT)
+                step[0] = T.if_then_else(
+                    XD[row, g] > T.float32(0), T.float32(1) / XD[row, g], T.float32(0)
+                )
+                for i in T.unroll(4):
+                    q[i, lane] = _rounded(v[i, lane] * splat(step[0], L), L)
+                total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
+                XS[row, g] = reduce_sum(total, L)
+                XQ[row, g, lane] = _pack(isa, q, lane, 0, L)
+                XQ[row, g, lanes_at(L, L)] = _pack(isa, q, lane, 1, L)
+
+        with T.sblock("root"):
+            if m <= SERIAL_ROWS:
+                for row in T.serial(m):
+                    one_row(row)
+            else:
+                for row in T.parallel(m):
+                    one_row(row)
+
+    return quantize_rows
+
+
+def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
+    """The same without quantisation: float32 [m, k]. k is a multiple of 8."""
+    L, width = 8, _width(kind, k)
+
+    @T.prim_func(private=True, s_tir=True)
+    def float_rows(x: T.handle, weight: T.Buffer((k,), "float32"), y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, width), "float32")
+        Y = T.match_buffer(y, (m, k), "float32")
+
+        @T.inline
+        def one_row(row):
+            inv = T.alloc_buffer((1,), "float32")
+            if kind == "norm":
+                _inverse_rms(X, row, k, eps, inv)
+            for i in T.serial(k // L):
+                Y[row, lanes_at(i * L, L)] = _load(kind, X, weight, row, i * L, k, inv, L)
+
+        with T.sblock("root"):
+            if m <= SERIAL_ROWS:
+                for row in T.serial(m):
+                    one_row(row)
+            else:
+                for row in T.parallel(m):
+                    one_row(row)
+
+    return float_rows
+
+
+@T.inline
+def _inverse_rms(X, row, k, eps, inv):
+    """inv[0] = 1 / sqrt(mean(x^2) + eps), summed in a fixed order."""
+    squares = T.alloc_buffer((8,), "float32")
+    squares[lanes_at(0, 8)] = fsplat(0.0, 8)
+    for i in T.serial(k // 8):
+        squares[lanes_at(0, 8)] = (
+            squares[lanes_at(0, 8)] + X[row, lanes_at(i * 8, 8)] * X[row, lanes_at(i * 8, 8)]
+        )
+    inv[0] = T.float32(1) / T.sqrt(reduce_sum(squares, 8) / T.float32(k) + T.float32(eps))
+
+
+def _load(kind: str, X: Any, weight: Any, row: Any, at: Any, k: int, inv: Any, lanes: int) -> Any:
+    """`lanes` elements of the normalised, gated or plain row."""
+    x = X[row, lanes_at(at, lanes)]
+    if kind == "norm":
+        return x * splat(inv[0], lanes) * weight[lanes_at(at, lanes)]
+    if kind == "silu":
+        return _silu(x, lanes) * X[row, lanes_at(at + k, lanes)]
+    return x
+
+
+def _silu(gate: Any, lanes: int) -> Any:
+    """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
+    bounded = T.min(fsplat(0.0, lanes) - gate, fsplat(87.0, lanes))
+    return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
+
+
+def _rounded(x: Any, lanes: int) -> Any:
+    return T.cast(T.nearbyint(x), f"int32x{lanes}")
+
+
+def _width(kind: str, k: int) -> int:
+    return 2 * k if kind == "silu" else k

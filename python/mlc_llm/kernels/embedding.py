@@ -1,0 +1,74 @@
+"""Rows of a packed embedding table as float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import tirx as T
+
+from .formats import WeightFormat
+from .isa import BLOCK
+from .vectors import SCHEDULED
+
+
+def embedding(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
+    """Arguments: tokens int32 [m], W words, [scale, minimum], Y float32 [m, k]; n rows, k columns."""
+    return _float_rows(n, k, fmt) if fmt.is_float else _packed_rows(n, k, fmt)
+
+
+def _packed_rows(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
+    NB, G, words, quads = n // BLOCK, k // fmt.group, fmt.words, fmt.group // 4
+    parts = 8 // fmt.bits
+    mask = (1 << fmt.bits) - 1
+
+    def value(word: Any, scale: Any, minimum: Any, part: Any, byte: Any) -> Any:
+        q = T.bitwise_and(T.shift_right(word, byte * 8 + part * 4), T.int32(mask))
+        if fmt.has_minimum:
+            return T.cast(q, "float32") * T.cast(scale, "float32") + T.cast(minimum, "float32")
+        return T.cast(q - T.int32(fmt.offset), "float32") * T.cast(scale, "float32")
+
+    @T.prim_func(private=True, s_tir=True)
+    def packed_rows(
+        tokens: T.handle,
+        W: T.Buffer((NB, G, words, BLOCK), "int32"),
+        S: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        Z: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        y: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        I = T.match_buffer(tokens, (m,), "int32")
+        Y = T.match_buffer(y, (m, k), "float32")
+        with T.sblock("root"):
+            for row in T.serial(m):
+                for g in T.serial(G):
+                    for j in T.serial(words):
+                        for part in T.unroll(parts):
+                            for byte in T.unroll(4):
+                                Y[row, g * fmt.group + quads * byte + part * words + j] = value(
+                                    W[I[row] // BLOCK, g, j, I[row] % BLOCK],
+                                    S[I[row] // BLOCK, g, I[row] % BLOCK],
+                                    Z[I[row] // BLOCK, g, I[row] % BLOCK],
+                                    part,
+                                    byte,
+                                )
+
+    return packed_rows
+
+
+def _float_rows(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
+    @T.prim_func(private=True, s_tir=True)
+    def float_rows(
+        tokens: T.handle, W: T.Buffer((n // BLOCK, k, BLOCK), f"float{fmt.bits}"), y: T.handle
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        I = T.match_buffer(tokens, (m,), "int32")
+        Y = T.match_buffer(y, (m, k), "float32")
+        with T.sblock("root"):
+            for row in T.serial(m):
+                for i in T.serial(k):
+                    Y[row, i] = T.cast(W[I[row] // BLOCK, i, I[row] % BLOCK], "float32")
+
+    return float_rows

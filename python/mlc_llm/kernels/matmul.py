@@ -1,0 +1,245 @@
+"""Y[m, n] (+)= X[m, k] W[n, k]^T over packed weights: matrix-vector and matrix-matrix in one kernel.
+
+The sums of a row run over the groups in the same order whatever the number of rows, so a row's
+result never depends on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import tirx as T
+
+from .formats import WeightFormat
+from .isa import BLOCK, Isa, dot, weight_values, word_parts
+from .vectors import SCHEDULED, fsplat, lanes_at, splat
+
+COLUMN_BLOCKS = 2
+"""Packed blocks of 16 weight rows that are computed together; matrices are padded to a multiple."""
+
+
+def matmul(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -> tvm.tirx.PrimFunc:
+    """Kernel for a weight matrix of n (a multiple of 32) rows and k columns.
+
+    Arguments: the activations (see `activation.py`), W words, [scale, minimum], Y float32 [m, n].
+    accumulate: add to Y in place (the residual stream) instead of overwriting it.
+    Symmetric formats have no minimum and get the scale twice.
+    """
+    if fmt.is_float:
+        return _float_weights(n, k, fmt, isa, accumulate)
+    build = _integer if isa.integer else _dequantised
+    return build(n, k, fmt, isa, accumulate)
+
+
+def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
+    """Activations are 16-bit integers with a scale a group; sums within a group are exact."""
+    L, MB, G, P = isa.lanes, isa.row_tile, k // fmt.group, isa.sums
+    VB, PER, NB, words = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK, fmt.words
+    f32, lane = f"float32x{L}", lanes_at(0, L)
+
+    def step(acc: Any, word: Any, x: Any, row: Any, g: Any, j: Any, p: Any) -> Any:
+        return dot(isa, fmt, acc, word, lambda i: x[row, g, i], j, p)
+
+    def total(acc: Any, r: Any, v: Any, xsum: Any) -> Any:
+        exact = acc[0, r, v, lane]
+        if P == 2:
+            exact = T.shift_left(exact, splat(T.int32(8), L)) + acc[1, r, v, lane]
+        if fmt.offset:
+            exact = exact - splat(xsum * T.int32(fmt.offset), L)
+        return T.cast(exact, f32)
+
+    def group_sum(f: Any, exact: Any, scale: Any, minimum: Any, xd: Any, xsum: Any) -> Any:
+        f = f + exact * (T.cast(scale, f32) * splat(xd, L))
+        if fmt.has_minimum:
+            f = f + T.cast(minimum, f32) * splat(T.cast(xsum, "float32") * xd, L)
+        return f
+
+    @T.prim_func(private=True, s_tir=True)
+    def integer_matmul(
+        x_words: T.handle,
+        x_scale: T.handle,
+        x_sum: T.handle,
+        W: T.Buffer((NB, G, words, BLOCK), "int32"),
+        S: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        Z: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        y: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        XQ = T.match_buffer(x_words, (m, G, fmt.group // 2), "int32")
+        XD = T.match_buffer(x_scale, (m, G), "float32")
+        XS = T.match_buffer(x_sum, (m, G), "int32")
+        Y = T.match_buffer(y, (m, n), "float32")
+
+        @T.inline
+        def tile(block, row, rows):
+            f = T.alloc_buffer((rows, VB, L), "float32")
+            acc = T.alloc_buffer((P, rows, VB, L), "int32")
+            w = T.alloc_buffer((VB, L), "int32")
+            for r in T.unroll(rows):
+                for v in T.unroll(VB):
+                    f[r, v, lane] = fsplat(0.0, L)
+            for g in T.serial(G):
+                for r in T.unroll(rows):
+                    for v in T.unroll(VB):
+                        for p in T.unroll(P):
+                            acc[p, r, v, lane] = splat(T.int32(0), L)
+                for j in T.unroll(words):
+                    for v in T.unroll(VB):
+                        w[v, lane] = W[
+                            block * COLUMN_BLOCKS + v // PER, g, j, lanes_at(v % PER * L, L)
+                        ]
+                    for r in T.unroll(rows):
+                        for v in T.unroll(VB):
+                            for p in T.unroll(P):
+                                acc[p, r, v, lane] = step(
+                                    acc[p, r, v, lane], w[v, lane], XQ, row + r, g, j, p
+                                )
+                for r in T.unroll(rows):
+                    for v in T.unroll(VB):
+                        f[r, v, lane] = group_sum(
+                            f[r, v, lane],
+                            total(acc, r, v, XS[row + r, g]),
+                            S[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
+                            Z[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
+                            XD[row + r, g],
+                            XS[row + r, g],
+                        )
+            for r in T.unroll(rows):
+                for v in T.unroll(VB):
+                    if accumulate:
+                        Y[row + r, lanes_at((block * VB + v) * L, L)] = (
+                            Y[row + r, lanes_at((block * VB + v) * L, L)] + f[r, v, lane]
+                        )
+                    else:
+                        Y[row + r, lanes_at((block * VB + v) * L, L)] = f[r, v, lane]
+
+        with T.sblock("root"):
+            for block in T.parallel(NB // COLUMN_BLOCKS):
+                for t in T.serial(m // MB):
+                    tile(block, t * MB, MB)
+                for t in T.serial(m % MB):
+                    tile(block, m - m % MB + t, 1)
+
+    return integer_matmul
+
+
+def _dequantised(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
+    """Weights become float32 exactly as the file's format says; plain float sums."""
+    L, MB, G = isa.lanes, isa.row_tile, k // fmt.group
+    VB, PER, NB, words = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK, fmt.words
+    quads, parts, f32, lane = fmt.group // 4, word_parts(fmt), f"float32x{L}", lanes_at(0, L)
+
+    def value(word: Any, scale: Any, minimum: Any, part: int, byte: int) -> Any:
+        q = weight_values(fmt, word, part, byte, L)
+        if fmt.has_minimum:
+            return T.cast(q, f32) * T.cast(scale, f32) + T.cast(minimum, f32)
+        return T.cast(q - splat(T.int32(fmt.offset), L), f32) * T.cast(scale, f32)
+
+    @T.prim_func(private=True, s_tir=True)
+    def dequantised_matmul(
+        x: T.handle,
+        W: T.Buffer((NB, G, words, BLOCK), "int32"),
+        S: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        Z: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        y: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, k), "float32")
+        Y = T.match_buffer(y, (m, n), "float32")
+
+        @T.inline
+        def tile(block, row, rows):
+            f = T.alloc_buffer((rows, VB, L), "float32")
+            w = T.alloc_buffer((VB, L), "float32")
+            for r in T.unroll(rows):
+                for v in T.unroll(VB):
+                    f[r, v, lane] = fsplat(0.0, L)
+            for g in T.serial(G):
+                for j in T.serial(words):
+                    for part in T.unroll(parts):
+                        for byte in T.unroll(4):
+                            for v in T.unroll(VB):
+                                w[v, lane] = value(
+                                    W[
+                                        block * COLUMN_BLOCKS + v // PER,
+                                        g,
+                                        j,
+                                        lanes_at(v % PER * L, L),
+                                    ],
+                                    S[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
+                                    Z[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
+                                    part,
+                                    byte,
+                                )
+                            for r in T.unroll(rows):
+                                for v in T.unroll(VB):
+                                    f[r, v, lane] = f[r, v, lane] + w[v, lane] * splat(
+                                        X[row + r, g * fmt.group + quads * byte + part * words + j],
+                                        L,
+                                    )
+            for r in T.unroll(rows):
+                for v in T.unroll(VB):
+                    if accumulate:
+                        Y[row + r, lanes_at((block * VB + v) * L, L)] = (
+                            Y[row + r, lanes_at((block * VB + v) * L, L)] + f[r, v, lane]
+                        )
+                    else:
+                        Y[row + r, lanes_at((block * VB + v) * L, L)] = f[r, v, lane]
+
+        with T.sblock("root"):
+            for block in T.parallel(NB // COLUMN_BLOCKS):
+                for t in T.serial(m // MB):
+                    tile(block, t * MB, MB)
+                for t in T.serial(m % MB):
+                    tile(block, m - m % MB + t, 1)
+
+    return dequantised_matmul
+
+
+def _float_weights(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+) -> tvm.tirx.PrimFunc:
+    """Weights are stored as float16 or float32, [n/16, k, 16]."""
+    L, MB = isa.lanes, isa.row_tile
+    VB, PER, NB = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK
+    f32, lane = f"float32x{L}", lanes_at(0, L)
+
+    @T.prim_func(private=True, s_tir=True)
+    def float_matmul(x: T.handle, W: T.Buffer((NB, k, BLOCK), f"float{fmt.bits}"), y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, k), "float32")
+        Y = T.match_buffer(y, (m, n), "float32")
+
+        @T.inline
+        def tile(block, row, rows):
+            f = T.alloc_buffer((rows, VB, L), "float32")
+            for r in T.unroll(rows):
+                for v in T.unroll(VB):
+                    f[r, v, lane] = fsplat(0.0, L)
+            for i in T.serial(k):
+                for r in T.unroll(rows):
+                    for v in T.unroll(VB):
+                        f[r, v, lane] = f[r, v, lane] + splat(X[row + r, i], L) * T.cast(
+                            W[block * COLUMN_BLOCKS + v // PER, i, lanes_at(v % PER * L, L)], f32
+                        )
+            for r in T.unroll(rows):
+                for v in T.unroll(VB):
+                    if accumulate:
+                        Y[row + r, lanes_at((block * VB + v) * L, L)] = (
+                            Y[row + r, lanes_at((block * VB + v) * L, L)] + f[r, v, lane]
+                        )
+                    else:
+                        Y[row + r, lanes_at((block * VB + v) * L, L)] = f[r, v, lane]
+
+        with T.sblock("root"):
+            for block in T.parallel(NB // COLUMN_BLOCKS):
+                for t in T.serial(m // MB):
+                    tile(block, t * MB, MB)
+                for t in T.serial(m % MB):
+                    tile(block, m - m % MB + t, 1)
+
+    return float_matmul
