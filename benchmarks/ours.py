@@ -1,0 +1,54 @@
+"""Our own engine as the benchmarks see it: one runner over one model file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
+
+GREEDY = Sampling(temperature=0.0)
+SEQUENCE = 0
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Options that every script about our engine has."""
+    parser.add_argument("--model", help="GGUF file (the default model if not given)")
+    parser.add_argument("--kernels", choices=("vnni", "avx2", "portable"), help="forced kernels")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def versions() -> dict[str, str]:
+    """Versions of ours and of what compiles for us."""
+    return {name: version(name) for name in ("mlc-llm", "apache-tvm")}
+
+
+def open_runner(model: Path, kernels: str | None, threads: int) -> Any:
+    """Compile (or load) the model and make its runner."""
+    os.environ["TVM_NUM_THREADS"] = str(threads)  # read once, when TVM makes its thread pool
+    raise NotImplementedError
+
+
+def advance(runner: Runner, ids: Sequence[int]) -> int:
+    """Append ids to the sequence, in steps as long as the runner allows; the next greedy id."""
+    most = runner.limits.max_batch_tokens
+    steps = [ids[start : start + most] for start in range(0, len(ids), most)]
+    for step in steps[:-1]:
+        runner.run(Batch([BatchRow(SEQUENCE, step, None)]))
+    (sample,) = runner.run(Batch([BatchRow(SEQUENCE, steps[-1], GREEDY)])).samples
+    assert sample is not None and sample.error is None, sample
+    return sample.token_id
+
+
+def greedy(runner: Runner, prompt: Sequence[int], count: int) -> list[int]:
+    """`count` most likely ids after a prompt, end tokens being no end."""
+    runner.reset()
+    runner.add_sequence(SEQUENCE)
+    answer = [advance(runner, prompt)]
+    while len(answer) < count:
+        answer.append(advance(runner, answer[-1:]))
+    return answer

@@ -1,0 +1,86 @@
+"""Speed of one sequence in a fresh process: decode and prefill, greedy sampling included.
+
+    python benchmarks/single_stream.py [--repeat N] [--json]
+
+`decode` is 128 tokens one after the other behind 128 tokens of context; `prefill N` is a prompt of
+N tokens up to its first sampled token. Tokens a second. Each is run once before it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+
+from common import Spread, model_path, print_configuration
+from ours import SEQUENCE, add_engine_options, advance, open_runner, versions
+
+from mlc_llm.runtime.batch import Runner
+
+DEPTH = 128
+"""Tokens of context before decode is measured."""
+DECODE = 128
+
+
+def prompt_ids(count: int, vocab_size: int) -> list[int]:
+    """Ids that differ: what they mean does not matter for speed."""
+    return [(7919 * i + 1000) % vocab_size for i in range(count)]
+
+
+def fresh(runner: Runner) -> None:
+    """One empty sequence."""
+    runner.reset()
+    runner.add_sequence(SEQUENCE)
+
+
+def prefill(runner: Runner, count: int) -> float:
+    """Tokens a second for a prompt."""
+    fresh(runner)
+    ids = prompt_ids(count, runner.limits.vocab_size)
+    start = time.perf_counter()
+    advance(runner, ids)
+    return count / (time.perf_counter() - start)
+
+
+def decode(runner: Runner) -> float:
+    """Tokens a second, each one being the one sampled before."""
+    fresh(runner)
+    token = advance(runner, prompt_ids(DEPTH, runner.limits.vocab_size))
+    start = time.perf_counter()
+    for _ in range(DECODE):
+        token = advance(runner, [token])
+    return DECODE / (time.perf_counter() - start)
+
+
+MEASURES: dict[str, Callable[[Runner], float]] = {
+    "prefill 128": lambda runner: prefill(runner, 128),
+    "prefill 512": lambda runner: prefill(runner, 512),
+    "decode": decode,
+}
+
+
+def measure(runner: Runner, repeat: int) -> dict[str, list[float]]:
+    """All measures, each `repeat` times after one that does not count."""
+    return {name: [one(runner) for _ in range(repeat + 1)][1:] for name, one in MEASURES.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add_engine_options(parser)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print the samples and nothing else")
+    arguments = parser.parse_args()
+    model = model_path(arguments.model)
+    samples = measure(open_runner(model, arguments.kernels, arguments.threads), arguments.repeat)
+    if arguments.json:
+        print(json.dumps(samples))
+        return
+    options = {"kernels": arguments.kernels or "default", "threads": arguments.threads}
+    print_configuration("single stream, tok/s", model=model.name, **options, **versions())
+    for name, values in samples.items():
+        print(f"{name:12s} {Spread.of(values)}")
+
+
+if __name__ == "__main__":
+    main()
