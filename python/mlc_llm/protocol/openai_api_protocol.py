@@ -18,7 +18,7 @@ from mlc_llm.protocol.base import OpenModel
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.error_protocol import MissingKey
-from mlc_llm.protocol.generation_config import MAX_TOP_LOGPROBS, RULES, GenerationConfig
+from mlc_llm.protocol.generation_config import MAX_N, MAX_TOP_LOGPROBS, RULES, GenerationConfig
 from mlc_llm.protocol.openai_messages import (
     ChatCompletionMessage,
     ChatFunction,
@@ -106,10 +106,10 @@ def _stop(value: object) -> list[str]:
     return stops
 
 
-def _count(low: int) -> BeforeValidator:
-    """A number of tokens; -1 is not one, "no limit" is said by leaving the field out."""
+def _count(low: int, high: int = MAX_INT32) -> BeforeValidator:
+    """A number of things; -1 is not one, "no limit" is said by leaving the field out."""
     return BeforeValidator(
-        lambda value, info: checks.integer(str(info.field_name), value, low, MAX_INT32)
+        lambda value, info: checks.integer(str(info.field_name), value, low, high)
     )
 
 
@@ -252,7 +252,7 @@ class CompletionRequest(_SamplingFields):
 
     prompt: str | list[str] | list[int] | list[list[int]]
     """One or many texts, or one or many lists of token ids."""
-    best_of: Annotated[int, _rule("n")] | None = None
+    best_of: Annotated[int, _count(1, MAX_N)] | None = None
     echo: Flag = False
     logprobs: int | None = None
     """How many likely tokens to report at each place, 0 to 5; None reports nothing."""

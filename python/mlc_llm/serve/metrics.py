@@ -153,20 +153,24 @@ class _SpecDecode:
 
     draft_count: list[int] = field(default_factory=list)
     accept_count: list[int] = field(default_factory=list)
+    _reached: list[int] = field(default_factory=list)
+    """Drafts that went this far with all before accepted."""
 
     def record(self, drafted: int, accepted: int) -> None:
         assert 0 <= accepted <= drafted
         missing = drafted - len(self.draft_count)
         self.draft_count += [0] * missing
         self.accept_count += [0] * missing
+        self._reached += [0] * missing
         for step in range(drafted):
             self.draft_count[step] += 1
+            self._reached[step] += step <= accepted
             self.accept_count[step] += step < accepted
 
     def asdict(self) -> dict[str, Any]:
         steps = range(len(self.draft_count))
         prob = [_ratio(self.accept_count[i], self.draft_count[i]) for i in steps]
-        rate = [_ratio(prob[i], prob[i - 1]) for i in steps[1:]]
+        rate = [_ratio(self.accept_count[i], self._reached[i]) for i in steps[1:]]
         return {
             "draft_count": list(self.draft_count),
             "accept_count": list(self.accept_count),

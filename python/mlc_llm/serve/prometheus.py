@@ -21,12 +21,13 @@ Sample = tuple[str, dict[str, str], float]
 
 def prometheus_text(metrics: Mapping[str, object]) -> str:
     """One TYPE line for each name, then its samples together; ends with a newline."""
-    families: dict[str, list[str]] = {}
+    families: dict[str, dict[str, str]] = {}
     for name, labels, value in _samples("", metrics):
-        families.setdefault(name, []).append(f"{name}{_label_text(labels)} {_number(value)}")
+        families.setdefault(name, {})[_label_text(labels)] = _number(value)
     lines: list[str] = []
     for name, samples in families.items():
-        lines += [f"# TYPE {name} {_kind(name)}", *samples]
+        lines.append(f"# TYPE {name} {_kind(name)}")
+        lines += [f"{name}{labels} {value}" for labels, value in samples.items()]
     return "".join(line + "\n" for line in lines)
 
 
@@ -35,7 +36,9 @@ def _samples(scope: str, value: object, labels: dict[str, str] | None = None) ->
     if isinstance(value, Mapping):
         for key, inner in value.items():
             name, found = _split(str(key))
-            yield from _samples(f"{scope}_{name}" if scope else name, inner, found)
+            yield from _samples(
+                f"{scope}_{name}" if scope else name, inner, {**(labels or {}), **found}
+            )
     elif isinstance(value, (list, tuple)):
         for i, inner in enumerate(value):
             yield from _samples(scope, inner, {**(labels or {}), "step": str(i)})
@@ -46,7 +49,8 @@ def _samples(scope: str, value: object, labels: dict[str, str] | None = None) ->
 def _split(key: str) -> tuple[str, dict[str, str]]:
     """`mean{batch_size=1}` as ("mean", {"batch_size": "1"})."""
     match = _KEY.match(key)
-    assert match is not None
+    if match is None:  # braces that open and never close are part of the name
+        return key, {}
     pairs = (pair.partition("=") for pair in (match["labels"] or "").split(",") if pair)
     return match["name"], {_label_name(name): value for name, _, value in pairs}
 
