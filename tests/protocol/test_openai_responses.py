@@ -110,7 +110,8 @@ def test_a_chat_config_file() -> None:
     ("field", "value"),
     [
         ("vocab_size", 2**31),
-        ("vocab_size", -2),
+        ("vocab_size", 0),
+        ("active_vocab_size", -1),
         ("context_window_size", 1.5),
         ("temperature", math.nan),
         ("repetition_penalty", 0),

@@ -23,6 +23,11 @@ def _rule(name: str) -> BeforeValidator:
     return BeforeValidator(lambda value: RULES[name](name, value))
 
 
+def _vocabulary(value: object, info: ValidationInfo) -> int:
+    return checks.integer(str(info.field_name), value, 1, MAX_INT32)
+
+
+Vocabulary = Annotated[int, BeforeValidator(_vocabulary)]
 Size = Annotated[int, BeforeValidator(_size)]
 """-1 switches the feature off."""
 
@@ -37,8 +42,8 @@ class MLCChatConfig(OpenModel):
     quantization: str
     model_config_: dict[str, Any] = Field(default_factory=dict, alias="model_config")
     """The architecture's own settings."""
-    vocab_size: Size
-    active_vocab_size: Size | None = None
+    vocab_size: Vocabulary
+    active_vocab_size: Vocabulary | None = None
     """Without padding; None: nothing is padded."""
     context_window_size: Size = -1
     sliding_window_size: Size = -1

@@ -76,8 +76,9 @@ class SingleRequestStreamOutput:
     extra_prefix_string: str
     """Text to show before the tokens' text."""
     cut_bytes: int = 0
-    """Bytes to leave off the end of the last delta token, because a stop string begins there.
-    Not 0 only together with a finish reason."""
+    """Bytes of UTF-8 to leave off the end of the branch's text, because a stop string begins inside
+    the last delta token. Counted in the text as decoded, where an unfinished character at the
+    token's end is U+FFFD (3 bytes). Not 0 only together with a finish reason."""
     error: str | None = None
     """Why, when the finish reason is `error`."""
 
