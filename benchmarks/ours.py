@@ -9,10 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
+from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 
 GREEDY = Sampling(temperature=0.0)
 SEQUENCE = 0
+CONTEXT = 2048
+"""Tokens of KV pages: more than any measurement here needs."""
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +32,21 @@ def versions() -> dict[str, str]:
 
 
 def open_runner(model: Path, kernels: str | None, threads: int) -> Any:
-    """Compile (or load) the model and make its runner."""
+    """Compile (or load) the model and make a runner that holds one sequence."""
     os.environ["TVM_NUM_THREADS"] = str(threads)  # read once, when TVM makes its thread pool
-    raise NotImplementedError
+    if kernels is not None:
+        os.environ["MLC_LLM_KERNELS"] = kernels
+    # Only now: importing it loads TVM.
+    from mlc_llm.runtime.model_runner import load_runner
+
+    return load_runner(
+        GGUFFile.open(model),
+        device="cpu",
+        max_num_sequence=1,
+        max_total_tokens=CONTEXT,
+        max_batch_tokens=DEFAULT_PREFILL_CHUNK,
+        context_window=CONTEXT,
+    )
 
 
 def advance(runner: Runner, ids: Sequence[int]) -> int:
