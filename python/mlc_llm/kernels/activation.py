@@ -7,8 +7,10 @@ For integer kernels a row becomes, group by group (size `fmt.group`):
 For float kernels it stays float32 [m, k].
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
@@ -39,10 +41,11 @@ def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
     return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
 
 
+@cache
 def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """kind "plain": x [m, k]; "norm": RMSNorm(x) * weight; "silu": x [m, 2k] = gate, up.
 
-    `weight` [k] is read by "norm" alone.
+    `weight` is [k] for "norm"; the others read none and get x again.
     """
     L, G, width = group // 4, k // group, _width(kind, k)
     lane = lanes_at(0, L)
@@ -50,7 +53,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
     @T.prim_func(private=True, s_tir=True)
     def quantize_rows(
         x: T.handle,
-        weight: T.Buffer((k,), "float32"),
+        weight: T.handle,
         x_words: T.handle,
         x_scale: T.handle,
         x_sum: T.handle,
@@ -58,6 +61,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
+        N = T.match_buffer(weight, _weight_shape(kind, k, m), "float32")
         XQ = T.match_buffer(x_words, (m, G, 2 * L), "int32")
         XD = T.match_buffer(x_scale, (m, G), "float32")
         XS = T.match_buffer(x_sum, (m, G), "int32")
@@ -74,7 +78,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
                 _inverse_rms(X, row, k, eps, inv)
             for g in T.serial(G):
                 for i in T.unroll(4):
-                    v[i, lane] = _load(kind, X, weight, row, g * group + i * L, k, inv, L)
+                    v[i, lane] = _load(kind, X, N, row, g * group + i * L, k, inv, L)
                 top[lane] = T.max(
                     T.max(T.abs(v[0, lane]), T.abs(v[1, lane])),
                     T.max(T.abs(v[2, lane]), T.abs(v[3, lane])),
@@ -101,15 +105,17 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
     return quantize_rows
 
 
+@cache
 def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """The same without quantisation: float32 [m, k]. k is a multiple of 8."""
     L, width = 8, _width(kind, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def float_rows(x: T.handle, weight: T.Buffer((k,), "float32"), y: T.handle):
+    def float_rows(x: T.handle, weight: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
+        N = T.match_buffer(weight, _weight_shape(kind, k, m), "float32")
         Y = T.match_buffer(y, (m, k), "float32")
 
         @T.inline
@@ -118,7 +124,7 @@ def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
             if kind == "norm":
                 _inverse_rms(X, row, k, eps, inv)
             for i in T.serial(k // L):
-                Y[row, lanes_at(i * L, L)] = _load(kind, X, weight, row, i * L, k, inv, L)
+                Y[row, lanes_at(i * L, L)] = _load(kind, X, N, row, i * L, k, inv, L)
 
         with T.sblock("root"):
             if m <= SERIAL_ROWS:
@@ -165,3 +171,7 @@ def _rounded(x: Any, lanes: int) -> Any:
 
 def _width(kind: str, k: int) -> int:
     return 2 * k if kind == "silu" else k
+
+
+def _weight_shape(kind: str, k: int, m: Any) -> tuple[Any, ...]:
+    return (k,) if kind == "norm" else (m, _width(kind, k))

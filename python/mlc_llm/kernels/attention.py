@@ -6,8 +6,10 @@ Gimelshein 2018; Dao et al. 2022), rows in registers. What a row computes does n
 tile it is in: masked tokens add exactly nothing.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
@@ -26,6 +28,7 @@ def query_tile(heads: int, kv_heads: int, isa: Isa) -> int:
     return max(1, rows // (heads // kv_heads))
 
 
+@cache
 def attention(
     heads: int, kv_heads: int, head_dim: int, isa: Isa, kv_dtype: str
 ) -> tvm.tirx.PrimFunc:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+BLOCK = 16
+"""Weight rows that are interleaved."""
+ROW_MULTIPLE = 32
+"""Packed matrices are padded to this many rows."""
+
 
 @dataclass(frozen=True)
 class WeightFormat:
@@ -38,3 +43,18 @@ class WeightFormat:
             return f"f{self.bits}"
         kind = "m" if self.has_minimum else f"o{self.offset}"
         return f"q{self.bits}g{self.group}{kind}{self.scale_dtype[5:]}"
+
+
+def padded_rows(rows: int) -> int:
+    """Rows of the packed matrix."""
+    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def tensor_shapes(fmt: WeightFormat, n: int, k: int) -> list[tuple[tuple[int, ...], str]]:
+    """(shape, dtype) of the tensors of a packed matrix with n (padded) rows and k columns."""
+    if fmt.is_float:
+        return [((n // BLOCK, k, BLOCK), f"float{fmt.bits}")]
+    groups = k // fmt.group
+    scale = ((n // BLOCK, groups, BLOCK), fmt.scale_dtype)
+    words = ((n // BLOCK, groups, fmt.words, BLOCK), "int32")
+    return [words, scale, scale] if fmt.has_minimum else [words, scale]

@@ -23,10 +23,6 @@ from tvm.target import codegen
 from .formats import WeightFormat
 from .vectors import splat
 
-BLOCK = 16
-"""Weight rows that are interleaved in a packed matrix."""
-
-
 @dataclass(frozen=True)
 class Isa:
     """How kernels are shaped for one family of machines."""

@@ -5,8 +5,10 @@ A layer's pages are one tensor [pages, 2, kv_heads, PAGE * head_dim]. Keys (inde
 Pages start as zeros: attention may read past a sequence's end but never uses what it finds there.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
@@ -19,6 +21,7 @@ PAGE = 16
 ROPE_LANES = 8
 
 
+@cache
 def rope_append(
     heads: int, kv_heads: int, head_dim: int, widths: tuple[int, int, int],
     offsets: tuple[int, int, int], kv_dtype: str,
@@ -88,9 +91,10 @@ def rope_append(
     return append
 
 
+@cache
 def copy_pages(kv_heads: int, head_dim: int, kv_dtype: str) -> tvm.tirx.PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices; changes `pages` in place."""
-    size = 2 * kv_heads * PAGE * head_dim
+    size = PAGE * head_dim
 
     @T.prim_func(private=True, s_tir=True)
     def copy(source: T.handle, target: T.handle, pages: T.handle):
@@ -99,10 +103,14 @@ def copy_pages(kv_heads: int, head_dim: int, kv_dtype: str) -> tvm.tirx.PrimFunc
         num_pages = T.int32()
         A = T.match_buffer(source, (n,), "int32")
         B = T.match_buffer(target, (n,), "int32")
-        P = T.match_buffer(pages, (num_pages, size), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, 2, kv_heads, size), kv_dtype)
         with T.sblock("root"):
             for i in T.serial(n):
-                for j in T.serial(size // 16):
-                    P[B[i], lanes_at(j * 16, 16)] = P[A[i], lanes_at(j * 16, 16)]
+                for kv in T.serial(2):
+                    for h in T.serial(kv_heads):
+                        for j in T.serial(size // 16):
+                            P[B[i], kv, h, lanes_at(j * 16, 16)] = P[
+                                A[i], kv, h, lanes_at(j * 16, 16)
+                            ]
 
     return copy

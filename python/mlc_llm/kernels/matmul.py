@@ -4,21 +4,24 @@ The sums of a row run over the groups in the same order whatever the number of r
 result never depends on what else is in the batch.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
 from tvm.script import tirx as T
 
-from .formats import WeightFormat
-from .isa import BLOCK, Isa, dot, weight_values, word_parts
+from .formats import BLOCK, WeightFormat
+from .isa import Isa, dot, weight_values, word_parts
 from .vectors import SCHEDULED, fsplat, lanes_at, splat
 
 COLUMN_BLOCKS = 2
 """Packed blocks of 16 weight rows that are computed together; matrices are padded to a multiple."""
 
 
+@cache
 def matmul(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -> tvm.tirx.PrimFunc:
     """Kernel for a weight matrix of n (a multiple of 32) rows and k columns.
 

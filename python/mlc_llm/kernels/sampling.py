@@ -8,6 +8,7 @@ runs in a fixed order, so equal rows with equal numbers give equal tokens. Ties 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import tvm
@@ -24,6 +25,7 @@ OK, NOT_FINITE = 0, 1
 LARGEST = 3.4e38
 
 
+@cache
 def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
     """Arguments, for s rows (padded: a multiple of CHUNK, at least vocab):
 

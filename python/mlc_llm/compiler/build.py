@@ -1,0 +1,122 @@
+"""From a model's shape to a model library's three files, through stock TVM and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.frontend import nn
+
+from ..errors import CompileError
+from ..kernels.attention import query_tile
+from ..kernels.isa import Isa
+from ..kernels.kv_pages import PAGE
+from ..model_lib import (
+    BYTECODE_FILE,
+    COPY_PAGES,
+    FORWARD,
+    KERNELS_FILE,
+    METADATA_FILE,
+    SAMPLE,
+    VERSION,
+    KVInfo,
+    Metadata,
+    ParamInfo,
+)
+from ..models.config import ModelConfig
+from ..models.registry import MODELS
+from .target import target_for
+
+
+def kv_dtype(isa: Isa) -> str:
+    """Element type of KV pages: float16 where the processor converts it, else float32."""
+    return "float16" if isa.half else "float32"
+
+
+def build_library(config: ModelConfig, isa: Isa, folder: Path) -> None:
+    """Compiles into `folder`, which exists. Raises CompileError with TVM's own message."""
+    model = MODELS[config.architecture](config, isa, kv_dtype(isa))
+    target = target_for(isa)
+    try:
+        module, params = model.export_tvm(_specs(config, isa))
+        executable = relax.build(module, target=target)
+        executable.mod.write_to_file(str(folder / BYTECODE_FILE))
+        (kernels,) = (m for m in executable.mod.imports if m.kind == "llvm")
+        kernels.write_to_file(str(folder / KERNELS_FILE))
+    except Exception as error:
+        raise CompileError(f"TVM could not build the model library: {_tail(error)}") from error
+    metadata = Metadata(
+        version=VERSION,
+        architecture=config.architecture,
+        isa=isa.name,
+        target=str(target),
+        tvm_version=tvm.__version__,
+        vocab_size=config.vocab,
+        padded_vocab=model.padded_vocab,
+        kv=_kv_info(config, isa),
+        params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
+        sha256={name: file_sha256(folder / name) for name in (BYTECODE_FILE, KERNELS_FILE)},
+    )
+    (folder / METADATA_FILE).write_text(metadata.to_json(), encoding="utf-8")
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file's bytes."""
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _kv_info(config: ModelConfig, isa: Isa) -> KVInfo:
+    return KVInfo(
+        num_layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        page_size=PAGE,
+        dtype=kv_dtype(isa),
+        query_tile=query_tile(config.heads, config.kv_heads, isa),
+    )
+
+
+def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
+    """Argument shapes of the library's functions, as `model_lib.py` documents them."""
+    ints, floats = _tensor_of("int32"), _tensor_of("float32")
+    half = config.head_dim // 2
+    page = nn.spec.Tensor(["p", 2, config.kv_heads, PAGE * config.head_dim], kv_dtype(isa))
+    pages = [page] * config.layers
+    padded = MODELS[config.architecture](config, isa, kv_dtype(isa)).padded_vocab
+    plain = {"param_mode": "none", "effect_mode": "none"}
+    return {
+        FORWARD: {
+            "tokens": ints("m"),
+            "rope": floats("m", 2, half),
+            "slot": ints("m"),
+            "position": ints("m"),
+            "tiles": ints("t", 3),
+            "page_ids": ints("n"),
+            "logit_rows": ints("s"),
+            "pages": pages,
+            "$": {"param_mode": "packed", "effect_mode": "none"},
+        },
+        SAMPLE: {
+            "logits": floats("s", padded),
+            "options": floats("s", 4),
+            "top_k": ints("s"),
+            "$": plain,
+        },
+        COPY_PAGES: {"source": ints("n"), "target": ints("n"), "pages": pages, "$": plain},
+    }
+
+
+def _tensor_of(dtype: str) -> Any:
+    return lambda *shape: nn.spec.Tensor(list(shape), dtype)
+
+
+def _tail(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " | ".join(lines[-3:])[-600:] or type(error).__name__

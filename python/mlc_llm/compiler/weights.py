@@ -1,0 +1,124 @@
+"""From a GGUF file to the packed parameters of a model library, kept in one file that is mapped.
+
+The folder holds `params.bin`, tensors one after the other at multiples of 64 bytes, and
+`params.json`: [{name, shape, dtype, offset}] in order, with the hash of nothing but its own list.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..kernels.formats import WeightFormat
+from ..kernels.isa import Isa
+from ..model_lib import INDEX_FILE, PARAMS_FILE, ROPE_PARAM
+from ..models.config import ModelConfig, RopeConfig
+from ..models.gguf_llama import Plan, Source
+from ..models.registry import read_gguf
+from ..quantization.ggml_blocks import Grouped, dequantize, unpack
+from ..quantization.packing import Packed, format_of_kind, pack, pack_floats
+
+ALIGNMENT = 64
+Array = npt.NDArray[Any]
+
+
+def plan_model(metadata: Mapping[str, Any], tensors: Mapping[str, Any], isa: Isa) -> Plan:
+    """The model's plan with the packed format of every matrix filled in."""
+    plan = read_gguf(metadata, tensors)
+    formats = {
+        prefix: format_of_kind(tensors[sources[0].tensor].kind, half=isa.half)
+        for prefix, sources in plan.matrices.items()
+    }
+    return replace(plan, config=replace(plan.config, formats=formats))
+
+
+def pack_weights(
+    plan: Plan, tensors: Mapping[str, Any], folder: Path, advance: Callable[[int], None]
+) -> None:
+    """Writes the parameters into `folder`, a matrix at a time. `advance(1)` after each tensor."""
+    index, offset = [], 0
+    with (folder / PARAMS_FILE).open("wb") as file:
+        for name, array in _parameters(plan, tensors):
+            file.write(b"\0" * (-offset % ALIGNMENT))
+            offset += -offset % ALIGNMENT
+            index.append(
+                {"name": name, "shape": array.shape, "dtype": str(array.dtype), "offset": offset}
+            )
+            array.tofile(file)
+            offset += array.nbytes
+            advance(1)
+    (folder / INDEX_FILE).write_text(json.dumps({"size": offset, "tensors": index}))
+
+
+def count_parameters(plan: Plan) -> int:
+    """Upper bound of the calls to `advance`."""
+    return 3 * len(plan.matrices) + len(plan.vectors) + 1
+
+
+def inverse_frequencies(rope: RopeConfig, factors: Array | None) -> Array:
+    """float32 [dim/2], computed as Transformers does: theta^(-2i/dim) in float32, then scaled."""
+    exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
+    inverse = np.float32(1.0) / np.power(np.float32(rope.theta), exponents, dtype=np.float32)
+    inverse = inverse / np.float32(rope.linear)
+    return inverse if factors is None else inverse / factors.astype(np.float32)
+
+
+def _parameters(plan: Plan, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    for name, tensor_name in plan.vectors.items():
+        yield name, _floats(tensors[tensor_name])
+    for prefix, sources in plan.matrices.items():
+        packed = _matrix(plan.config, plan.config.formats[prefix], sources, tensors)
+        for suffix, array in zip(("words", "scale", "minimum"), packed.tensors, strict=False):
+            yield f"{prefix}.{suffix}", array
+    factors = tensors.get("rope_freqs.weight")
+    inverse = inverse_frequencies(plan.config.rope, None if factors is None else _floats(factors))
+    yield ROPE_PARAM, inverse
+
+
+def _matrix(
+    config: ModelConfig, fmt: WeightFormat, sources: tuple[Source, ...], tensors: Mapping[str, Any]
+) -> Packed:
+    orders = [_row_order(s, tensors[s.tensor].shape[0]) for s in sources]
+    if fmt.is_float:
+        dtype = np.dtype(f"float{fmt.bits}")
+        rows = [_floats(tensors[s.tensor])[o] for s, o in zip(sources, orders, strict=True)]
+        return pack_floats(np.concatenate(rows).astype(dtype))
+    parts = []
+    for source, order in zip(sources, orders, strict=True):
+        tensor = tensors[source.tensor]
+        parts.append(_reordered(unpack(tensor.kind, tensor.data, tensor.shape), order))
+    return pack(parts[0] if len(parts) == 1 else _joined(parts), fmt)
+
+
+def _row_order(source: Source, rows: int) -> Array:
+    """Rows in the order the kernels want: pairs (2i, 2i+1) of a head become two halves."""
+    order = np.arange(rows)
+    if source.rope_heads:
+        order = order.reshape(source.rope_heads, -1, 2).transpose(0, 2, 1).reshape(-1)
+    return order
+
+
+def _reordered(grouped: Grouped, order: Array) -> Grouped:
+    minimum = None if grouped.minimum is None else grouped.minimum[order]
+    return replace(grouped, q=grouped.q[order], scale=grouped.scale[order], minimum=minimum)
+
+
+def _joined(parts: list[Grouped]) -> Grouped:
+    minima = [p.minimum for p in parts if p.minimum is not None]
+    return replace(
+        parts[0],
+        q=np.concatenate([p.q for p in parts]),
+        scale=np.concatenate([p.scale for p in parts]),
+        minimum=np.concatenate(minima) if minima else None,
+        half=all(p.half for p in parts),
+    )
+
+
+def _floats(tensor: Any) -> Array:
+    return np.ascontiguousarray(dequantize(tensor.kind, tensor.data, tensor.shape))

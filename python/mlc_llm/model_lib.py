@@ -1,0 +1,89 @@
+"""The contract of compiler and runtime: a model library's functions and its metadata.
+
+A library is a folder of three files: `kernels.o` (machine code), `vm.bin` (VM bytecode) and
+`metadata.json`, which records the hashes of the other two. Everything is int32 and float32 unless
+said otherwise.
+
+forward(tokens [m], rope [m, 2, head_dim/2], slot [m], position [m], tiles [t, 3], page_ids [n],
+        logit_rows [s], pages (one tensor a layer), params) -> logits [s, padded_vocab]
+sample(logits [s, padded_vocab], options [s, 4], top_k [s]) -> token [s], status [s], log_total [s]
+copy_pages(source [n], target [n], pages) -> the pages, changed in place
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+FORWARD = "forward"
+SAMPLE = "sample"
+COPY_PAGES = "copy_pages"
+
+KERNELS_FILE = "kernels.o"
+BYTECODE_FILE = "vm.bin"
+METADATA_FILE = "metadata.json"
+PARAMS_FILE = "params.bin"
+INDEX_FILE = "params.json"
+ROPE_PARAM = "rope_inverse_frequencies"
+"""float32 [head_dim/2] among the packed parameters; the runtime reads it, `forward` does not."""
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """One tensor of the packed parameters, in the order `forward` takes them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KVInfo:
+    """What a KV page tensor of one layer looks like: [pages, 2, kv_heads, page_size * head_dim]."""
+
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: str
+    query_tile: int
+    """Tokens of one sequence that a row of `tiles` may cover."""
+
+    @property
+    def bytes_per_page(self) -> int:
+        """Over all layers."""
+        width = {"float16": 2, "float32": 4}[self.dtype]
+        return self.num_layers * 2 * self.kv_heads * self.page_size * self.head_dim * width
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Written by the compiler, read by the runtime."""
+
+    version: int
+    architecture: str
+    isa: str
+    target: str
+    tvm_version: str
+    vocab_size: int
+    padded_vocab: int
+    kv: KVInfo
+    params: tuple[ParamInfo, ...]
+    sha256: dict[str, str]
+    """Of the other two files."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Metadata:
+        """Raises KeyError, TypeError or ValueError for anything but our own metadata."""
+        raw = json.loads(text)
+        if raw["version"] != VERSION:
+            raise ValueError(f"library version {raw['version']}, expected {VERSION}")
+        raw["kv"] = KVInfo(**raw["kv"])
+        raw["params"] = tuple(
+            ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]
+        )
+        return Metadata(**raw)

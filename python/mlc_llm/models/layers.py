@@ -1,0 +1,159 @@
+"""Building blocks of decoder models: each calls one kernel through Relax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from ..kernels.activation import floats, quantize
+from ..kernels.attention import attention
+from ..kernels.embedding import embedding
+from ..kernels.formats import WeightFormat, padded_rows, tensor_shapes
+from ..kernels.isa import Isa
+from ..kernels.kv_pages import rope_append
+from ..kernels.matmul import matmul
+from ..kernels.rows import take_rows
+from .config import ModelConfig
+
+
+def float_tensor(*shape: Any) -> Tensor:
+    """A placeholder that tells an operator the shape of its result."""
+    return Tensor.placeholder(list(shape), "float32")
+
+
+@dataclass(frozen=True)
+class Step:
+    """The inputs of one forward call that every layer reads (shapes in `model_lib.py`)."""
+
+    rope: Tensor
+    slot: Tensor
+    position: Tensor
+    tiles: Tensor
+    page_ids: Tensor
+
+
+class PackedMatrix(nn.Module):  # type: ignore[misc]
+    """Parameters of a packed matrix [n, k]; its packed rows are padded."""
+
+    def __init__(self, n: int, k: int, fmt: WeightFormat) -> None:
+        self.n, self.k, self.fmt = padded_rows(n), k, fmt
+        names = ("words", "scale", "minimum")
+        for name, (shape, dtype) in zip(names, tensor_shapes(fmt, self.n, k), strict=False):
+            setattr(self, name, nn.Parameter(shape, dtype))
+
+    def weights(self) -> list[Tensor]:
+        """As the kernels take them: symmetric formats pass the scale in the minimum's place."""
+        if self.fmt.is_float:
+            return [self.words]
+        return [self.words, self.scale, self.minimum if self.fmt.has_minimum else self.scale]
+
+
+class Linear(PackedMatrix):
+    """y (+)= x W^T."""
+
+    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa) -> None:
+        super().__init__(n, k, fmt)
+        self.isa = isa
+
+    def forward(self, x: list[Tensor], into: Tensor | None = None) -> Tensor:
+        """x: from `prepare`. into: float32 [m, n] to add to in place, or None for a new tensor."""
+        kernel = matmul(self.n, self.k, self.fmt, self.isa, accumulate=into is not None)
+        args = [*x, *self.weights()]
+        name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
+        if into is None:
+            return op.tensor_ir_op(kernel, name, args, float_tensor(x[0].shape[0], self.n))
+        return op.tensor_ir_inplace_op(
+            kernel, f"{name}_add", [*args, into], len(args), float_tensor(*into.shape)
+        )
+
+    def prepare(self, kind: str, x: Tensor, weight: Tensor | None = None, eps: float = 0.0) -> Any:
+        """The input as this matrix wants it; kind and shapes as in `kernels/activation.py`."""
+        other = x if weight is None else weight
+        m, k, group = x.shape[0], self.k, self.fmt.group
+        if not self.isa.integer or self.fmt.is_float:
+            kernel = floats(kind, k, self.isa, eps)
+            return [op.tensor_ir_op(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))]
+        kernel = quantize(kind, k, group, self.isa, eps)
+        outputs = [
+            Tensor.placeholder([m, k // group, group // 2], "int32"),
+            float_tensor(m, k // group),
+            Tensor.placeholder([m, k // group], "int32"),
+        ]
+        return list(op.tensor_ir_op(kernel, f"{kind}_{k}g{group}", [x, other], outputs))
+
+
+class Fused(nn.Module):  # type: ignore[misc]
+    """Matrices that share an input: one product where their formats agree, else one each."""
+
+    def __init__(self, parts: dict[str, int], k: int, prefix: str, config: ModelConfig, isa: Isa):
+        self.parts, joined = parts, "_".join(parts)
+        self.joined = f"{prefix}{joined}" in config.formats
+        if self.joined:
+            sizes = {joined: sum(parts.values())}
+        else:
+            sizes = parts
+        for name, n in sizes.items():
+            setattr(self, name, Linear(n, k, config.formats[prefix + name], isa))
+        self.linears = [getattr(self, name) for name in sizes]
+
+    def forward(
+        self, kind: str, x: Tensor, weight: Tensor | None = None, eps: float = 0.0
+    ) -> list[tuple[Tensor, int]]:
+        """One (tensor, first column) a part; the tensors are the same one if they are joined."""
+        prepared: dict[Any, Any] = {}
+        results = []
+        for linear in self.linears:
+            key = (linear.fmt.is_float, linear.fmt.group)
+            if key not in prepared:
+                prepared[key] = linear.prepare(kind, x, weight, eps)
+            results.append(linear(prepared[key]))
+        if not self.joined:
+            return [(result, 0) for result in results]
+        starts = [sum(list(self.parts.values())[:i]) for i in range(len(self.parts))]
+        return [(results[0], start) for start in starts]
+
+
+class Embedding(PackedMatrix):
+    """Rows of the table; tied models use the same packed matrix as their head."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return op.tensor_ir_op(
+            embedding(self.n, self.k, self.fmt),
+            "embedding",
+            [tokens, *self.weights()],
+            float_tensor(tokens.shape[0], self.k),
+        )
+
+
+def attend(
+    config: ModelConfig, isa: Isa, kv_dtype: str, qkv: list[tuple[Tensor, int]], step: Step,
+    pages: Tensor,
+) -> Tensor:
+    """Rotates, stores keys and values in `pages` (in place), attends: float32 [m, heads * dim]."""
+    (q, q0), (k, k0), (v, v0) = qkv
+    heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+    widths = (int(q.shape[1]), int(k.shape[1]), int(v.shape[1]))
+    append = rope_append(heads, kv_heads, dim, widths, (q0, k0, v0), kv_dtype)
+    out = float_tensor(q.shape[0], heads * dim)
+    pages, rotated = op.tensor_ir_inplace_op(
+        append,
+        "rope_append",
+        [q, k, v, step.rope, step.slot, pages],
+        [5, -1],
+        [Tensor.placeholder(pages.shape, kv_dtype), out],
+    )
+    return op.tensor_ir_op(
+        attention(heads, kv_heads, dim, isa, kv_dtype),
+        "attention",
+        [rotated, pages, step.position, step.tiles, step.page_ids],
+        out,
+    )
+
+
+def select_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], float32 [s, k]."""
+    k = int(x.shape[1])
+    return op.tensor_ir_op(take_rows(k), "take_rows", [x, rows], float_tensor(rows.shape[0], k))

@@ -1,0 +1,110 @@
+"""The Llama architecture (Touvron et al. 2023) over packed weights and KV pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from ..kernels.isa import Isa
+from ..kernels.kv_pages import copy_pages
+from ..kernels.sampling import CHUNK, sample
+from .config import ModelConfig
+from .layers import Embedding, Fused, Linear, Step, attend, float_tensor, select_rows
+
+
+class LlamaLayer(nn.Module):  # type: ignore[misc]
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, index: int, isa: Isa, kv_dtype: str) -> None:
+        self.config, self.isa, self.kv_dtype = config, isa, kv_dtype
+        hidden, prefix = config.hidden, f"layers.{index}."
+        query, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.attention_norm = nn.Parameter((hidden,), "float32")
+        self.qkv = Fused({"q": query, "k": kv, "v": kv}, hidden, prefix + "qkv.", config, isa)
+        self.o = Linear(hidden, query, config.formats[prefix + "o"], isa)
+        self.mlp_norm = nn.Parameter((hidden,), "float32")
+        width = config.intermediate
+        self.mlp = Fused({"gate": width, "up": width}, hidden, prefix + "mlp.", config, isa)
+        self.down = Linear(hidden, width, config.formats[prefix + "down"], isa)
+
+    def forward(self, x: Tensor, step: Step, pages: Tensor) -> Tensor:
+        eps = self.config.norm_eps
+        qkv = self.qkv("norm", x, self.attention_norm, eps)
+        heads = attend(self.config, self.isa, self.kv_dtype, qkv, step, pages)
+        x = self.o(self.o.prepare("plain", heads), into=x)
+        gate_up = self.mlp("norm", x, self.mlp_norm, eps)
+        return self.down(self.down.prepare("silu", join(gate_up)), into=x)
+
+
+def join(parts: list[tuple[Tensor, int]]) -> Tensor:
+    """Gate and up side by side in one tensor."""
+    first = parts[0][0]
+    return first if parts[1][0] is first else op.concat([t for t, _ in parts], dim=1)
+
+
+class Llama(nn.Module):  # type: ignore[misc]
+    """A decoder; `forward`, `sample` and `copy_pages` become the model library's functions."""
+
+    def __init__(self, config: ModelConfig, isa: Isa, kv_dtype: str) -> None:
+        self.config, self.isa, self.kv_dtype = config, isa, kv_dtype
+        self.embedding = Embedding(config.vocab, config.hidden, config.formats["embedding"])
+        self.layers = nn.ModuleList(
+            [LlamaLayer(config, i, isa, kv_dtype) for i in range(config.layers)]
+        )
+        self.norm = nn.Parameter((config.hidden,), "float32")
+        if not config.tied_head:
+            self.head = Linear(config.vocab, config.hidden, config.formats["head"], isa)
+        self.padded_vocab = self.embedding.n
+
+    def forward(
+        self,
+        tokens: Tensor,
+        rope: Tensor,
+        slot: Tensor,
+        position: Tensor,
+        tiles: Tensor,
+        page_ids: Tensor,
+        logit_rows: Tensor,
+        pages: list[Tensor],
+    ) -> Tensor:
+        step = Step(rope, slot, position, tiles, page_ids)
+        x = self.embedding(tokens)
+        for layer, layer_pages in zip(self.layers, pages, strict=True):
+            x = layer(x, step, layer_pages)
+        head = self._head()
+        last = select_rows(x, logit_rows)
+        return head.forward(head.prepare("norm", last, self.norm, self.config.norm_eps))
+
+    def _head(self) -> Linear:
+        if not self.config.tied_head:
+            return self.head
+        table = self.embedding
+        tied = Linear(self.config.vocab, table.k, table.fmt, self.isa)
+        for name in ("words", "scale", "minimum"):
+            if hasattr(table, name):
+                setattr(tied, name, getattr(table, name))
+        return tied
+
+    def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Any:
+        rows, padded = logits.shape[0], self.padded_vocab
+        ints = Tensor.placeholder([rows], "int32")
+        scratch = float_tensor(rows, padded + padded // CHUNK)
+        _, token, status, total = op.tensor_ir_op(
+            sample(self.config.vocab, padded),
+            "sample_rows",
+            [logits, options, top_k],
+            [scratch, ints, ints, float_tensor(rows)],
+        )
+        return token, status, total
+
+    def copy_pages(self, source: Tensor, target: Tensor, pages: list[Tensor]) -> Any:
+        kernel = copy_pages(self.config.kv_heads, self.config.head_dim, self.kv_dtype)
+        return [
+            op.tensor_ir_inplace_op(
+                kernel, "copy_pages_rows", [source, target, p], 2,
+                Tensor.placeholder(p.shape, self.kv_dtype),
+            )
+            for p in pages
+        ]

@@ -1,0 +1,52 @@
+"""Loads a model library: VM bytecode plus an object file, linked in memory without a compiler."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+import tvm_ffi_orcjit
+from tvm import relax
+
+from ..model_lib import BYTECODE_FILE, KERNELS_FILE, METADATA_FILE, Metadata
+
+
+class BrokenLibrary(Exception):
+    """The folder does not hold an intact library of ours; building it again mends that."""
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Metadata of the library in `folder`, its files checked against the recorded hashes.
+
+    Raises BrokenLibrary. Nothing is executed before the hashes agree.
+    """
+    try:
+        metadata = Metadata.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
+        for name in (BYTECODE_FILE, KERNELS_FILE):
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != metadata.sha256[name]:
+                raise BrokenLibrary(f"{folder / name} does not match its recorded hash")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenLibrary(f"{folder}: {error}") from error
+    return metadata
+
+
+class Executable:
+    """The functions of a model library by name (see `model_lib.py`)."""
+
+    def __init__(self, folder: Path, device: tvm.runtime.Device) -> None:
+        """Raises BrokenLibrary."""
+        self.metadata = read_metadata(folder)
+        try:
+            load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
+            executable = load(str(folder / BYTECODE_FILE))
+            self._session = tvm_ffi_orcjit.ExecutionSession()
+            executable.import_module(self._session.load_module(str(folder / KERNELS_FILE)))
+            self._vm = relax.VirtualMachine(executable, device)
+        except (RuntimeError, ValueError, OSError, tvm_ffi.core.Error) as error:
+            raise BrokenLibrary(f"{folder}: {error}") from error
+
+    def __getitem__(self, name: str) -> Any:
+        return self._vm[name]

@@ -1,0 +1,57 @@
+"""Edits a row's logits before sampling: only the entries that a request names are touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from .batch import Sampling
+
+Floats = npt.NDArray[np.float32]
+
+
+def edit_row(row: Floats, sampling: Sampling) -> None:
+    """Bias, then repetition, then presence and frequency penalties, in place; row [vocab]."""
+    if sampling.logit_bias:
+        ids, bias = _columns(sampling.logit_bias.items())
+        row[ids] += bias
+    if not _penalised(sampling):
+        return
+    ids, counts = _columns(sampling.token_counts.items())
+    values = row[ids]
+    values = np.where(
+        values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
+    )
+    row[ids] = values - sampling.presence_penalty - sampling.frequency_penalty * counts
+
+
+def needs_edit(sampling: Sampling) -> bool:
+    """Whether `edit_row` would change anything."""
+    return bool(sampling.logit_bias) or _penalised(sampling)
+
+
+def top_tokens(row: Floats, log_total: float, k: int) -> tuple[tuple[int, float], ...]:
+    """The k most likely (token id, log-probability), most likely first, ties by id."""
+    if k == 0:
+        return ()
+    candidates = np.argpartition(-row, k - 1)[:k] if k < len(row) else np.arange(len(row))
+    order = candidates[np.lexsort((candidates, -row[candidates]))]
+    return tuple((int(i), float(row[i]) - log_total) for i in order)
+
+
+def _penalised(sampling: Sampling) -> bool:
+    active = (
+        sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+        or sampling.repetition_penalty != 1
+    )
+    return active and bool(sampling.token_counts)
+
+
+def _columns(
+    items: Iterable[tuple[int, float]],
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    ids, values = zip(*items, strict=True)
+    return np.asarray(ids, np.int64), np.asarray(values, np.float32)

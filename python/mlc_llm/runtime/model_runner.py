@@ -1,0 +1,198 @@
+"""Runs batches on a compiled model: one call of `forward` a step, one of `sample`."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+import tvm_ffi
+
+from ..errors import RequestError
+from ..model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, SAMPLE, KVInfo
+from .batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+from .executable import Executable
+from .kv_cache import KVCache, Placement
+from .logit_processor import edit_row, needs_edit, top_tokens
+from .params import map_params, ordered_params
+from .rope import RopeTable
+from .threads import configure_threads
+
+Floats = npt.NDArray[np.float32]
+NOT_FINITE = "the model produced logits that are not finite"
+
+
+class ModelRunner:
+    """The `Runner` of a real model (see `batch.py`). One thread at a time."""
+
+    def __init__(
+        self,
+        library: Path,
+        weights: Path,
+        *,
+        num_pages: int,
+        max_num_sequence: int,
+        max_batch_tokens: int,
+        context_window: int,
+    ) -> None:
+        """library, weights: folders made by the compiler.
+
+        Raises BrokenLibrary or BrokenParams for what building again mends.
+        """
+        configure_threads()
+        self._executable = Executable(library, tvm.cpu())
+        self.metadata = self._executable.metadata
+        arrays = map_params(weights)
+        self._params = ordered_params(arrays, self.metadata.params)
+        self._rope = RopeTable(np.array(arrays[ROPE_PARAM]))
+        self._pages = allocate_pages(self.metadata.kv, num_pages)
+        self._forward = self._executable[FORWARD]
+        self._sample = self._executable[SAMPLE]
+        self._copy = self._executable[COPY_PAGES]
+        self._cache = KVCache(self.metadata.kv, num_pages, max_num_sequence, self._copy_pages)
+        self._limits = RunnerLimits(
+            num_pages=num_pages,
+            page_size=self.metadata.kv.page_size,
+            max_num_sequence=max_num_sequence,
+            max_batch_tokens=max_batch_tokens,
+            context_window=context_window,
+            vocab_size=self.metadata.vocab_size,
+        )
+
+    @property
+    def limits(self) -> RunnerLimits:
+        return self._limits
+
+    @property
+    def free_pages(self) -> int:
+        return self._cache.free_pages
+
+    def add_sequence(self, seq_id: int) -> None:
+        self._cache.add(seq_id)
+
+    def fork_sequence(self, parent: int, child: int, length: int) -> None:
+        self._cache.fork(parent, child, length)
+
+    def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+        self._cache.rollback(seq_id, num_tokens)
+
+    def remove_sequence(self, seq_id: int) -> None:
+        self._cache.remove(seq_id)
+
+    def reset(self) -> None:
+        self._cache.reset()
+
+    def check_integrity(self) -> None:
+        self._cache.check_integrity()
+
+    def run(self, batch: Batch) -> BatchOutput:
+        self._check(batch)
+        last, end = [], 0
+        for row in batch.rows:
+            end += len(row.token_ids)
+            if row.sampling is not None:
+                last.append(end - 1)
+        logits = self._logits(batch.rows, last)
+        wanted = [row.sampling for row in batch.rows if row.sampling is not None]
+        samples = iter(self._choose(logits, wanted)) if wanted else iter(())
+        return BatchOutput([None if r.sampling is None else next(samples) for r in batch.rows])
+
+    def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Floats:
+        """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
+
+        chunk: tokens a step; 1 goes through the decode path.
+        """
+        seq_id, parts = -1, []
+        self._cache.add(seq_id)
+        try:
+            for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
+                part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
+                rows = [BatchRow(seq_id, part, None)]
+                parts.append(_numpy(self._logits(rows, list(range(len(part))))).copy())
+        finally:
+            self._cache.remove(seq_id)
+        return np.concatenate(parts)[:, : self._limits.vocab_size]
+
+    def _logits(self, rows: Sequence[BatchRow], logit_rows: list[int]) -> Any:
+        placement = self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
+        tokens = np.asarray([t for row in rows for t in row.token_ids], np.int32)
+        return self._call(tokens, placement, logit_rows)
+
+    def _call(self, tokens: npt.NDArray[np.int32], place: Placement, logit_rows: list[int]) -> Any:
+        return self._forward(
+            _tensor(tokens),
+            _tensor(self._rope.rows(place.position)),
+            _tensor(place.slot),
+            _tensor(place.position),
+            _tensor(place.tiles),
+            _tensor(place.page_ids),
+            _tensor(np.asarray(logit_rows, np.int32)),
+            self._pages,
+            self._params,
+        )
+
+    def _choose(self, logits: Any, wanted: Sequence[Sampling]) -> list[Sampled]:
+        """Log-probabilities are those of the raw logits, so they are taken before any edit."""
+        rows = _numpy(logits)[:, : self._limits.vocab_size]
+        raw = {i: rows[i].copy() for i, s in enumerate(wanted) if s.top_logprobs >= 0}
+        for i, sampling in enumerate(wanted):
+            if needs_edit(sampling):
+                edit_row(rows[i], sampling)
+        options = [(s.temperature, s.top_p, s.min_p, s.uniform) for s in wanted]
+        token, status, _ = self._sample(
+            logits,
+            _tensor(np.asarray(options, np.float32)),
+            _tensor(np.asarray([s.top_k for s in wanted], np.int32)),
+        )
+        chosen = zip(_numpy(token).tolist(), _numpy(status).tolist(), strict=True)
+        return [
+            _sampled(token_id, bad, raw.get(i), wanted[i])
+            for i, (token_id, bad) in enumerate(chosen)
+        ]
+
+    def _copy_pages(self, source: list[int], target: list[int]) -> None:
+        indices = (_tensor(np.asarray(ids, np.int32)) for ids in (source, target))
+        self._copy(*indices, self._pages)
+
+    def _check(self, batch: Batch) -> None:
+        total = sum(len(row.token_ids) for row in batch.rows)
+        assert 0 < total <= self._limits.max_batch_tokens, f"batch of {total} tokens"
+        for row in batch.rows:
+            if not all(0 <= token < self._limits.vocab_size for token in row.token_ids):
+                raise RequestError(f"token id outside 0 to {self._limits.vocab_size - 1}")
+
+
+def allocate_pages(info: KVInfo, num_pages: int) -> Any:
+    """One zeroed tensor a layer. Memory is taken from the system when a page is first written."""
+    shape = (num_pages, 2, info.kv_heads, info.page_size * info.head_dim)
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
+    tensors = []
+    for _ in range(info.num_layers):
+        memory = mmap.mmap(-1, size)  # page aligned, as vector loads need
+        tensors.append(tvm_ffi.from_dlpack(np.frombuffer(memory, info.dtype).reshape(shape)))
+    return tvm_ffi.convert(tensors)
+
+
+def _sampled(token_id: int, bad: int, raw: Floats | None, sampling: Sampling) -> Sampled:
+    if bad:
+        return Sampled(token_id, error=NOT_FINITE)
+    if raw is None:
+        return Sampled(token_id)
+    best = float(raw.max())
+    log_total = best + float(np.log(np.exp(raw - best, dtype=np.float64).sum()))
+    top = top_tokens(raw, log_total, sampling.top_logprobs)
+    return Sampled(token_id, float(raw[token_id]) - log_total, top)
+
+
+def _tensor(array: npt.NDArray[Any]) -> Any:
+    return tvm.runtime.tensor(array)
+
+
+def _numpy(tensor: Any) -> npt.NDArray[Any]:
+    """A view of the tensor's memory, not a copy."""
+    view: npt.NDArray[Any] = np.from_dlpack(tensor)
+    return view

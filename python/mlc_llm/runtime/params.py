@@ -1,0 +1,53 @@
+"""Packed parameters, mapped from their file: pages are read when first used and shared by the OS."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm_ffi
+
+from ..model_lib import INDEX_FILE, PARAMS_FILE, ParamInfo
+
+Array = npt.NDArray[Any]
+
+
+class BrokenParams(Exception):
+    """The packed weights are missing, cut short or of another layout; packing again mends that."""
+
+
+def map_params(folder: Path) -> dict[str, Array]:
+    """Arrays by name, backed by a private mapping of the file. Raises BrokenParams."""
+    try:
+        index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
+        path = folder / PARAMS_FILE
+        if path.stat().st_size != index["size"]:
+            raise BrokenParams(f"{path} has {path.stat().st_size} bytes, not {index['size']}")
+        with path.open("rb") as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return {entry["name"]: _view(memory, entry) for entry in index["tensors"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BrokenParams(f"{folder}: {error}") from error
+
+
+def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo]) -> Any:
+    """The array of tensors that `forward` takes. Raises BrokenParams where they do not fit."""
+    tensors = []
+    for info in infos:
+        array = arrays.get(info.name)
+        if array is None or array.shape != info.shape or str(array.dtype) != info.dtype:
+            raise BrokenParams(f"packed tensor {info.name} is not {info.dtype} {info.shape}")
+        tensors.append(tvm_ffi.from_dlpack(array))
+    return tvm_ffi.convert(tensors)
+
+
+def _view(memory: mmap.mmap, entry: dict[str, Any]) -> Array:
+    shape = tuple(entry["shape"])
+    count = int(np.prod(shape, dtype=np.int64))
+    flat: Array = np.frombuffer(memory, entry["dtype"], count, entry["offset"])
+    return flat.reshape(shape)
