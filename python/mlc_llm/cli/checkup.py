@@ -1,0 +1,145 @@
+"""What `mlc_llm doctor` looks at. Each look adds facts, and words for what it does not like."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlc_llm import __version__
+from mlc_llm.cli.guard import one_line
+from mlc_llm.errors import CacheError
+from mlc_llm.support import machine
+from mlc_llm.support.files import cache_dir
+
+PACKAGES = (
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "apache-tvm-ffi-orcjit",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "pydantic",
+    "prompt-toolkit",
+    "rich",
+)
+
+LOADED = ("tvm", "tvm_ffi_orcjit")
+"""Native libraries that may be installed and still not load."""
+
+LEAST_FREE_MEMORY = 512 * 2**20
+LEAST_FREE_DISK = 512 * 2**20
+"""Bytes: the default model with its packed weights and library fit."""
+
+MOST_ENTRIES = 40
+"""Of the cache, in the report."""
+
+
+@dataclass
+class Report:
+    """Facts by section; `problems` keep a model from running, `remarks` only make it slow."""
+
+    sections: dict[str, dict[str, str]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def examine() -> Report:
+    """Look at everything. Changes nothing but, perhaps, creating the cache folder."""
+    report = Report()
+    for look in (_look_at_machine, _look_at_versions, _look_at_cache):
+        look(report)
+    return report
+
+
+def _look_at_machine(report: Report) -> None:
+    found = machine.describe()
+    features = "not known" if found.features is None else " ".join(found.features) or "none of use"
+    report.sections["machine"] = {
+        "system": found.system,
+        "processor": found.cpu,
+        "features": features,
+        "cores": f"{found.cores} usable",
+        "memory": f"{_size(found.memory_free)} free of {_size(found.memory_total)}",
+    }
+    if found.memory_free is not None and found.memory_free < LEAST_FREE_MEMORY:
+        report.problems.append(
+            f"only {_size(found.memory_free)} of memory is free and the default model needs "
+            f"{_size(LEAST_FREE_MEMORY)}; close other programs"
+        )
+
+
+def _look_at_versions(report: Report) -> None:
+    versions = {"python": platform.python_version(), "mlc_llm": __version__}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+            report.problems.append(f"the package {name} is missing; install mlc-llm again")
+    report.sections["versions"] = versions
+    for module in LOADED:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a library that does not load can raise anything
+            words = one_line(str(error))
+            report.problems.append(f"{module} does not load ({words}); install mlc-llm again")
+
+
+def _look_at_cache(report: Report) -> None:
+    try:
+        folder = cache_dir()
+    except (CacheError, OSError) as error:
+        report.sections["cache"] = {"folder": "not usable"}
+        report.problems.append(one_line(str(error)))
+        return
+    free = shutil.disk_usage(folder).free
+    report.sections["cache"] = {
+        "folder": str(folder),
+        "free disk": _size(free),
+        **_contents(folder),
+    }
+    if not os.access(folder, os.W_OK):
+        report.problems.append(
+            f"the cache folder {folder} cannot be written; make it writable or set MLC_LLM_HOME"
+        )
+    if free < LEAST_FREE_DISK:
+        report.problems.append(
+            f"only {_size(free)} of disk is free for the cache folder {folder}; "
+            "make room or set MLC_LLM_HOME to another disk"
+        )
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """Files and folders with their sizes, those one level down each by itself."""
+    entries: list[Path] = []
+    for top in sorted(folder.iterdir()):
+        entries += sorted(top.iterdir()) if top.is_dir() else [top]
+    shown = {str(one.relative_to(folder)): _size(_bytes_in(one)) for one in entries[:MOST_ENTRIES]}
+    if len(entries) > MOST_ENTRIES:
+        shown["..."] = f"and {len(entries) - MOST_ENTRIES} more"
+    return shown
+
+
+def _bytes_in(path: Path) -> int:
+    """Of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
+        try:
+            total += one.lstat().st_size if not one.is_dir() else 0
+        except OSError:
+            continue
+    return total
+
+
+def _size(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "an unknown amount"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

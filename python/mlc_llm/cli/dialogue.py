@@ -1,0 +1,82 @@
+"""The state of a chat: who said what, kept within the model's context window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlc_llm.cli.session import Answer, Session
+from mlc_llm.errors import ContextLengthExceeded
+from mlc_llm.protocol.generation_config import GenerationConfig
+
+Message = dict[str, Any]
+
+ANSWER_SHARE = 4
+"""A quarter of the context window is kept free for the answer."""
+
+LONGEST_RESERVE = 512
+"""... but not more tokens than this."""
+
+
+class Dialogue:
+    """Messages so far. A failed question leaves no trace; a stopped answer stays as it is."""
+
+    def __init__(self, session: Session, config: GenerationConfig, system: str | None) -> None:
+        self._session = session
+        self._config = config
+        self._system: list[Message] = []
+        if system is not None:
+            self._system = [{"role": "system", "content": system}]
+        self._turns: list[list[Message]] = []
+        self.last: Answer | None = None
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self._turns = []
+
+    def ask(
+        self, text: str, on_text: Callable[[str], None], on_dropped: Callable[[str], None]
+    ) -> Answer:
+        """Add `text`, answer it, remember both.
+
+        `on_dropped` is told, before the answer, if old turns had to go to make room. Raises
+        `ContextLengthExceeded` when `text` alone leaves no room, and what `Session.answer` raises.
+        """
+        question = {"role": "user", "content": text}
+        kept, ids = self._fit(question)
+        dropped = len(self._turns) - len(kept)
+        if dropped:
+            on_dropped(_dropped_words(self._turns[:dropped], self._session.window))
+        answer = self._session.answer(ids, self._config, on_text)
+        self._turns = [*kept, [question, {"role": "assistant", "content": answer.text}]]
+        self.last = answer
+        return answer
+
+    def stats(self) -> str:
+        """The last answer's figures and how full the context is."""
+        if self.last is None:
+            return "no answer yet"
+        used = self.last.prompt_tokens + self.last.completion_tokens
+        window = self._session.window
+        return f"{self.last.stats()}; context {used} of {window} tokens, {len(self._turns)} turns"
+
+    def _fit(self, question: Message) -> tuple[list[list[Message]], list[int]]:
+        """The latest turns that leave room for an answer, and the ids of the whole prompt."""
+        window = self._session.window
+        limit = window - min(window // ANSWER_SHARE, LONGEST_RESERVE)
+        for first in range(len(self._turns) + 1):
+            kept = self._turns[first:]
+            said = [message for turn in kept for message in turn]
+            ids = self._session.chat_ids([*self._system, *said, question])
+            if len(ids) <= limit:
+                return kept, ids
+        if len(ids) < window:
+            return [], ids
+        raise ContextLengthExceeded(len(ids), window)
+
+
+def _dropped_words(turns: list[list[Message]], window: int) -> str:
+    first = " ".join(str(turns[0][0]["content"]).split())
+    shown = first if len(first) <= 40 else first[:40] + "..."
+    what = "the oldest turn" if len(turns) == 1 else f"the {len(turns)} oldest turns"
+    return f"the context of {window} tokens is full: dropped {what}, from {shown!r}"

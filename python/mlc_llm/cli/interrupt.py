@@ -1,0 +1,42 @@
+"""Ctrl-C as a question asked between steps, so that no step is torn apart in the middle."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupt:
+    """True once Ctrl-C was pressed."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __bool__(self) -> bool:
+        return self.pressed
+
+
+@contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """Within, the first Ctrl-C only sets the flag; the second raises KeyboardInterrupt as usual.
+
+    Outside the main thread nothing is caught, because signals do not arrive there.
+    """
+    flag = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        if flag.pressed:
+            raise KeyboardInterrupt
+        flag.pressed = True
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield flag
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,65 @@
+"""docs/cli.md, written from the parsers: `python -m mlc_llm.cli.reference > docs/cli.md`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from mlc_llm.cli.commands import COMMANDS
+from mlc_llm.cli.guard import EXIT_CODES
+from mlc_llm.cli.parser import build_parser
+
+_HEAD = """\
+# The command line
+
+`mlc_llm COMMAND ...`; `python -m mlc_llm` is the same. Written by
+`python -m mlc_llm.cli.reference > docs/cli.md`, and a test compares it with the program.
+
+An error is one line on standard error that names the thing and what to do; `--debug` adds the
+traceback. Progress and notes go to standard error, answers to standard output.
+`MLC_LLM_HOME` moves the cache folder, `MLC_LLM_QUIET=1` switches progress off.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    parsers = subparsers(build_parser([command.name for command in COMMANDS]))
+    parts = [_HEAD, _exit_codes()]
+    for command in COMMANDS:
+        parts.append(_section(command.summary, parsers[command.name]))
+    return "\n".join(parts)
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Each command's own parser, by name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise AssertionError("the parser has no commands")
+
+
+def _exit_codes() -> str:
+    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    return "\n".join(["## Exit codes", "", "| code | meaning |", "|---|---|", *rows, ""])
+
+
+def _section(summary: str, parser: argparse.ArgumentParser) -> str:
+    rows = [_row(action) for action in parser._actions if "--help" not in action.option_strings]
+    head = [f"## `{parser.prog}`", "", summary[0].upper() + summary[1:] + ".", ""]
+    return "\n".join([*head, "| argument | meaning |", "|---|---|", *rows, ""])
+
+
+def _row(action: argparse.Action) -> str:
+    value = action.metavar or action.dest.upper()
+    if not action.option_strings:
+        name = f"`{value}`"
+    elif action.nargs == 0:
+        name = ", ".join(f"`{option}`" for option in action.option_strings)
+    else:
+        name = ", ".join(f"`{option} {value}`" for option in action.option_strings)
+    text = (action.help or "") % {"default": action.default}
+    return f"| {name} | {text.replace('|', chr(92) + '|')} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

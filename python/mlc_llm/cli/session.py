@@ -1,0 +1,257 @@
+"""One model, one request at a time: open, answer with a callback for text, stop on Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mlc_llm.cli.interrupt import catch_interrupt
+from mlc_llm.errors import ContextLengthExceeded, RequestError
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
+from mlc_llm.serve.openai.chat import chat_prompt
+from mlc_llm.serve.request import Request
+from mlc_llm.serve.stream import BranchText
+from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.model_args import ModelBundle
+    from mlc_llm.serve.sync_engine import SyncMLCEngine
+
+
+class Engine(Protocol):
+    """What a session needs of `SyncMLCEngine`."""
+
+    def create_request(
+        self, request_id: str, inputs: Data | list[Data], generation_config: GenerationConfig
+    ) -> Request: ...
+
+    def add_request(self, request: Request) -> None: ...
+
+    def abort_request(self, request_id: str) -> None: ...
+
+    def step(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds on the wall clock and tokens a second; None where nothing was measured."""
+
+    load_s: float
+    """Opening the model, with its download, packing and compilation if there was any."""
+    ttft_s: float | None
+    """From the request to the first token."""
+    total_s: float
+    prefill_tokens_per_s: float | None
+    decode_tokens_per_s: float | None
+    """Of the tokens after the first."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one request."""
+
+    model: str
+    text: str
+    finish_reason: FinishReason
+    """`abort`: Ctrl-C stopped it, and `text` is what there was by then."""
+    prompt_tokens: int
+    completion_tokens: int
+    timings: Timings
+
+    def asjson(self) -> str:
+        """One JSON object, ASCII only, so that it survives any pipe."""
+        usage = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        return json.dumps(
+            {
+                "model": self.model,
+                "text": self.text,
+                "finish_reason": self.finish_reason,
+                "usage": usage,
+                "timings": {name: _rounded(value) for name, value in asdict(self.timings).items()},
+            }
+        )
+
+    def stats(self) -> str:
+        """One line for a person."""
+        timings = self.timings
+        parts = [f"{self.prompt_tokens} prompt tokens", f"{self.completion_tokens} answer tokens"]
+        if timings.ttft_s is not None:
+            parts.append(f"first token after {timings.ttft_s:.2f} s")
+        if timings.decode_tokens_per_s is not None:
+            parts.append(f"{timings.decode_tokens_per_s:.1f} tokens/s")
+        return ", ".join([*parts, f"model opened in {timings.load_s:.2f} s"])
+
+
+class Session:
+    """An open model. `outputs` is the list to which the engine's stream callback appends,
+    `window` the most tokens that a prompt and its answer may have together.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: ModelBundle,
+        outputs: list[RequestStreamOutput],
+        *,
+        window: int,
+        load_s: float = 0.0,
+    ) -> None:
+        self.model = model
+        self.window = window
+        self._engine = engine
+        self._outputs = outputs
+        self._load_s = load_s
+        self._requests = 0
+
+    def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the model's next answer."""
+        return chat_prompt(
+            list(messages), tokenizer=self.model.tokenizer, template=self.model.chat_template
+        )
+
+    def raw_ids(self, text: str) -> list[int]:
+        """Token ids of `text` itself; the names of control tokens in it are control tokens."""
+        tokenizer = self.model.tokenizer
+        first = [tokenizer.bos_token_id] if tokenizer.add_bos else []
+        return [*(id for id in first if id is not None), *tokenizer.encode(text, special=True)]
+
+    def answer(
+        self,
+        prompt_ids: list[int],
+        config: GenerationConfig,
+        on_text: Callable[[str], None] = lambda text: None,
+    ) -> Answer:
+        """Run one request to its end; `on_text` gets each piece of text as it comes.
+
+        Ctrl-C ends it early, with `abort`. Raises `ContextLengthExceeded` before anything runs,
+        `RequestError` when the engine ends the request with an error, and whatever `on_text`
+        raises; the request is off the engine in every case.
+        """
+        if len(prompt_ids) >= self.window:
+            raise ContextLengthExceeded(len(prompt_ids), self.window)
+        self._requests += 1
+        request_id = f"cli-{self._requests}"
+        request = self._engine.create_request(request_id, [TokenData(prompt_ids)], config)
+        run = _Run(self.model.tokenizer, time.perf_counter())
+        try:
+            self._run(request, run, on_text)
+        except BaseException:
+            self._engine.abort_request(request_id)
+            self._outputs.clear()
+            raise
+        return self._answer(run)
+
+    def why_cut(self, answer: Answer) -> str:
+        """Which limit an answer with finish reason `length` ran into."""
+        if answer.prompt_tokens + answer.completion_tokens >= self.window:
+            return f"stopped: the context of {self.window} tokens is full"
+        return f"stopped at {answer.completion_tokens} tokens; --max-tokens sets this limit"
+
+    def _run(self, request: Request, run: _Run, on_text: Callable[[str], None]) -> None:
+        with catch_interrupt() as interrupt:
+            self._engine.add_request(request)
+            while not run.ended:
+                if interrupt and not run.aborting:
+                    run.aborting = True
+                    self._engine.abort_request(request.request_id)
+                else:
+                    self._engine.step()
+                for output in self._take():
+                    on_text(run.put(output))
+
+    def _take(self) -> list[RequestStreamOutput]:
+        taken = self._outputs[:]
+        self._outputs.clear()
+        return taken
+
+    def _answer(self, run: _Run) -> Answer:
+        if run.text.error is not None:
+            raise RequestError(run.text.error)
+        assert run.finish_reason is not None  # an engine says so before the usage
+        return Answer(
+            model=self.model.name,
+            text="".join(run.text.pieces),
+            finish_reason=run.finish_reason,
+            prompt_tokens=run.usage["prompt_tokens"],
+            completion_tokens=run.usage["completion_tokens"],
+            timings=run.timings(self._load_s),
+        )
+
+
+def open_session(model: str | None, device: str = "auto") -> Session:
+    """Open the model that was named (None: the default one) on an engine of its own."""
+    # The engine loads TVM, which takes a second that `--help` should not cost.
+    from mlc_llm.serve.sync_engine import SyncMLCEngine
+
+    started = time.perf_counter()
+    outputs: list[RequestStreamOutput] = []
+    engine = SyncMLCEngine(
+        model, device, mode="interactive", request_stream_callback=outputs.extend
+    )
+    load_s = time.perf_counter() - started
+    return Session(engine, engine.bundle, outputs, window=_window(engine), load_s=load_s)
+
+
+def _window(engine: SyncMLCEngine) -> int:
+    """One sequence's limit, or what memory leaves if that is less."""
+    config = engine.engine_config
+    limits = (config.max_single_sequence_length, config.max_total_sequence_length)
+    return min(limit for limit in (engine.bundle.context_window, *limits) if limit is not None)
+
+
+class _Run:
+    """What has come of a request so far."""
+
+    def __init__(self, tokenizer: Tokenizer, started: float) -> None:
+        self.text = BranchText(tokenizer)
+        self.usage: dict[str, Any] = {}
+        self.finish_reason: FinishReason | None = None
+        self.aborting = False
+        self._started = started
+        self._first: float | None = None
+        self._last = started
+
+    @property
+    def ended(self) -> bool:
+        """The usage is the last thing that comes."""
+        return bool(self.usage)
+
+    def put(self, output: RequestStreamOutput) -> str:
+        """Take one output; returns its text."""
+        _, (branch,) = output.unpack()
+        self._last = time.perf_counter()
+        if branch.request_final_usage_json_str is not None:
+            self.usage = json.loads(branch.request_final_usage_json_str)
+            return ""
+        if branch.delta_token_ids and self._first is None:
+            self._first = self._last
+        self.finish_reason = branch.finish_reason or self.finish_reason
+        return self.text.put(branch)
+
+    def timings(self, load_s: float) -> Timings:
+        """The clock's readings, once the request has ended."""
+        ttft = None if self._first is None else self._first - self._started
+        later = self._last - (self._first or self._started)
+        return Timings(
+            load_s=load_s,
+            ttft_s=ttft,
+            total_s=self._last - self._started,
+            prefill_tokens_per_s=_rate(self.usage["prompt_tokens"], ttft),
+            decode_tokens_per_s=_rate(self.usage["completion_tokens"] - 1, later),
+        )
+
+
+def _rate(count: int, seconds: float | None) -> float | None:
+    return count / seconds if seconds and count > 0 else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

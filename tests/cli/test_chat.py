@@ -1,0 +1,197 @@
+"""`mlc_llm chat` on a scripted engine: turns, commands, a full context, Ctrl-C, typing."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from mlc_llm.cli import chat_input
+from mlc_llm.cli.__main__ import main
+from mlc_llm.cli.chat import Chat
+from mlc_llm.cli.chat_input import plain_lines, saved_history, typed_messages
+from mlc_llm.cli.dialogue import Dialogue
+from mlc_llm.cli.terminal import Output
+from mlc_llm.errors import CacheError, ContextLengthExceeded, EngineDead, RequestError, UserError
+from mlc_llm.protocol.generation_config import GenerationConfig
+
+CONFIG = GenerationConfig(max_tokens=100)
+
+
+def make(session: Any, *, forgiving: bool = True, system: str | None = None) -> Chat:
+    return Chat(session, Dialogue(session, CONFIG, system), forgiving=forgiving, output=Output())
+
+
+def test_turns_are_remembered(engine: Any, session: Any) -> None:
+    assert make(session, system="Be brief.").run(["one", "two"]) == 0
+    assert engine.prompt() == "s:Be brief.\nu:one\na:Hello, wörld.\nu:two\n"
+
+
+def test_reset(engine: Any, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    make(session, system="Be brief.").run(["one", "/reset", "two"])
+    assert engine.prompt() == "s:Be brief.\nu:two\n"
+    assert "forgotten" in capsys.readouterr().out
+
+
+def test_commands(engine: Any, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    make(session).run(["/help", "/stats", "one", "/stats", "/fly", "/exit", "never"])
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("/help", "/stats", "/reset", "/exit"))
+    assert "no answer yet" in out
+    assert "14 answer tokens" in out and "of 200 tokens, 1 turns" in out
+    assert "/fly is no command" in out
+    assert len(engine.requests) == 1
+
+
+def test_a_full_context_drops_the_oldest_turns_and_says_so(
+    engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(session).run(["first " + "x" * 50, "second " + "y" * 50, "third " + "z" * 40])
+    assert engine.prompt().startswith("u:second")
+    assert engine.prompt().endswith("zz\n")
+    err = capsys.readouterr().err
+    assert "the context of 200 tokens is full: dropped the oldest turn, from 'first xxx" in err
+
+
+def test_a_message_that_never_fits(
+    engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(session).run(["one", "x" * 300, "two"]) == 0
+    assert "maximum context length is 200" in capsys.readouterr().err
+    assert engine.prompt() == "u:one\na:Hello, wörld.\nu:two\n"
+    with pytest.raises(ContextLengthExceeded):
+        make(session, forgiving=False).run(["x" * 300])
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    presses = iter([True])
+
+    def press(step: int) -> None:
+        if step == 4 and next(presses, False):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.on_step = press
+    assert make(session).run(["one", "two"]) == 0
+    assert capsys.readouterr() == ("Hello\nHello, wörld.\n", "[stopped]\n")
+    assert engine.prompt() == "u:one\na:Hello\nu:two\n"
+
+
+def test_ctrl_c_ends_a_script(engine: Any, session: Any) -> None:
+    engine.on_step = lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 4 else None
+    assert make(session, forgiving=False).run(["one", "two"]) == 130
+
+
+def test_an_error_leaves_no_trace(
+    engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talk() -> Iterator[str]:
+        engine.reason = "error"
+        yield "one"
+        engine.reason = "stop"
+        yield "two"
+
+    assert make(session).run(talk()) == 0
+    assert capsys.readouterr().err == "error: the logits are not numbers\n"
+    assert engine.prompt() == "u:two\n"
+    engine.reason = "error"
+    with pytest.raises(RequestError):
+        make(session, forgiving=False).run(["one"])
+
+
+def test_a_dead_engine_ends_the_chat(engine: Any, session: Any) -> None:
+    def die(step: int) -> None:
+        raise EngineDead("gone")
+
+    engine.on_step = die
+    with pytest.raises(EngineDead):
+        make(session).run(["one"])
+
+
+def test_a_cut_answer_says_why(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    dialogue = Dialogue(session, GenerationConfig(max_tokens=5), None)
+    Chat(session, dialogue, forgiving=True, output=Output()).run(["one"])
+    assert "[stopped at 5 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("opened")
+def test_without_a_terminal_lines_are_messages(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO("one\n\n zwölf \n".encode()))
+    monkeypatch.setattr("sys.stdin", stdin)
+    assert main(["chat"]) == 0
+    assert capsys.readouterr().out == "Hello, wörld.\nHello, wörld.\n"
+    assert engine.prompt() == "u:one\na:Hello, wörld.\nu:zwölf\n"
+
+
+def test_lines_that_are_not_utf8() -> None:
+    lines = plain_lines(io.BytesIO(b"good\nb\xffd\n"))
+    assert next(lines) == "good"
+    with pytest.raises(UserError, match="line 2 of standard input is not UTF-8: byte 0xff"):
+        next(lines)
+
+
+def typed(keys: str) -> list[str]:
+    with create_pipe_input() as source:
+        source.send_text(keys)
+        history = InMemoryHistory()
+        return list(typed_messages(history, source=source, screen=DummyOutput()))
+
+
+CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+
+
+def test_enter_sends_and_alt_enter_goes_on() -> None:
+    assert typed(f"one\rtwo\x1b\rlines\r{CTRL_D}") == ["one", "two\nlines"]
+
+
+def test_a_paste_keeps_its_lines() -> None:
+    assert typed(f"\x1b[200~a\nb\x1b[201~\r{CTRL_D}") == ["a\nb"]
+
+
+def test_history_comes_back() -> None:
+    history = InMemoryHistory(["zero", "one"])
+    with create_pipe_input() as source:
+        # The prompt reads its history in the background, so the keys come a little later.
+        later = threading.Timer(0.3, lambda: source.send_text(f"{UP}{UP}\r{CTRL_D}"))
+        later.start()
+        assert list(typed_messages(history, source=source, screen=DummyOutput())) == ["zero"]
+        later.join()
+
+
+def test_ctrl_c_empties_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed(f"oops{CTRL_C}one\r{CTRL_D}") == ["one"]
+    assert "Ctrl-D leaves" in capsys.readouterr().err
+
+
+def test_history_is_kept_for_its_owner_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_input, "cache_dir", lambda: tmp_path)
+    saved_history().append_string("one")
+    file = tmp_path / "chat_history"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(saved_history().load_history_strings()) == ["one"]
+
+
+def test_history_without_a_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unusable() -> Path:
+        raise CacheError("the cache folder is read-only")
+
+    monkeypatch.setattr(chat_input, "cache_dir", unusable)
+    assert isinstance(saved_history(), InMemoryHistory)
+    assert "is not saved: the cache folder is read-only" in capsys.readouterr().err

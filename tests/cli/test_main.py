@@ -1,0 +1,91 @@
+"""The table of commands: help, usage, the reference page; the program as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlc_llm import __version__
+from mlc_llm.cli.__main__ import main
+from mlc_llm.cli.commands import COMMANDS
+from mlc_llm.cli.parser import build_parser
+from mlc_llm.cli.reference import render, subparsers
+
+ROOT = Path(__file__).parent.parent.parent
+NAMES = [command.name for command in COMMANDS]
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"{command.name} " in out and command.summary in out for command in COMMANDS)
+    assert "130" in out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert "--debug" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_argument_is_explained(name: str) -> None:
+    parser = subparsers(build_parser(NAMES))[name]
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == render()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "COMMAND"),
+        (["nonsense"], "invalid choice"),
+        (["generate", "--max-tokens", "many", "x"], "invalid int value"),
+        (["generate", "--temp", "1", "x"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def run(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "mlc_llm", *args]
+    return subprocess.run(command, input=stdin, capture_output=True, check=False, timeout=60)
+
+
+def test_python_dash_m() -> None:
+    done = run("--version")
+    assert done.stdout.decode().split() == ["mlc_llm", __version__]
+
+
+def test_a_mistake_needs_no_model() -> None:
+    done = run("generate", stdin=b"\xff")
+    assert done.returncode == 2
+    assert b"not UTF-8" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    program = [sys.executable, "-m", "mlc_llm", "doctor"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

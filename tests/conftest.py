@@ -1,0 +1,28 @@
+"""Tiers of tests, and the default model for those that need it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="run the slow tests too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="slow; run with --slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The default model's file, downloaded if this is the first time. For tests marked `model`."""
+    from mlc_llm.support.model_source import default_model_path
+
+    return default_model_path()
