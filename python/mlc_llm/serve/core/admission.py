@@ -1,0 +1,106 @@
+"""What is decided about a request before it is queued: refused, or turned into token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.core.request_state import Branch, RequestState
+from mlc_llm.serve.data import Data, TextData, TokenData
+from mlc_llm.serve.metrics import RequestMetrics
+from mlc_llm.serve.request import Request
+from mlc_llm.tokenizers import StopStrHandler, Tokenizer
+
+
+class Admission:
+    """Makes the core's `RequestState` of a `Request`, or raises `UserError` that says why not."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_token_ids = stop_token_ids
+
+    def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
+        """Check the request and tokenise its prompt."""
+        config = request.generation_config
+        refuse_unsupported(config)
+        check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
+        prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
+        state = RequestState(
+            request.request_id,
+            prompt,
+            config,
+            arrival=arrival,
+            stop_token_ids=self._stop_ids(config),
+            metrics=RequestMetrics(prompt_tokens=len(prompt), added_at=now),
+        )
+        state.branches = [Branch(state, i, self._stops(config)) for i in range(config.n)]
+        return state
+
+    def _stop_ids(self, config: GenerationConfig) -> frozenset[int]:
+        if config.debug_config.ignore_eos:
+            return frozenset()
+        return self._stop_token_ids.union(config.stop_token_ids)
+
+    def _stops(self, config: GenerationConfig) -> StopStrHandler | None:
+        if config.debug_config.ignore_eos or not config.stop_strs:
+            return None
+        return StopStrHandler(config.stop_strs, self._tokenizer)
+
+
+def refuse_unsupported(config: GenerationConfig) -> None:
+    """Raise `InvalidField` for a known field that this version does not carry out."""
+    debug = config.debug_config
+    if config.response_format.needs_grammar:
+        raise InvalidField(
+            "response_format.type",
+            config.response_format.type,
+            "structured output is not supported yet; use 'text'",
+        )
+    if debug.pinned_system_prompt:
+        raise InvalidField(
+            "debug_config.pinned_system_prompt", True, "a prefix cache is not supported yet"
+        )
+    if debug.grammar_execution_mode != "jump_forward":
+        raise InvalidField(
+            "debug_config.grammar_execution_mode",
+            debug.grammar_execution_mode,
+            "structured output is not supported yet; leave it out",
+        )
+
+
+def prompt_tokens(inputs: Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """The token ids of all inputs in a row.
+
+    A text at the start gets the begin-of-text token where the model wants one; token ids are used
+    as they are. Raises `InvalidField` for an id outside the vocabulary or a prompt without tokens.
+    """
+    ids: list[int] = []
+    for item in inputs:
+        if isinstance(item, TextData):
+            ids += _start(tokenizer) if not ids else []
+            ids += tokenizer.encode(item.text)
+        elif isinstance(item, TokenData):
+            ids += item.token_ids
+        else:
+            raise InvalidField("inputs", type(item).__name__, "should be TextData or TokenData")
+    if not ids:
+        raise InvalidField("prompt", "", "it has no tokens; give at least one")
+    check_ids("prompt token id", ids, vocab_size)
+    return ids
+
+
+def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raise `InvalidField` naming the first id that is not in [0, vocab_size)."""
+    if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise InvalidField(field, wrong, f"this model's token ids are 0 to {vocab_size - 1}")
+
+
+def _start(tokenizer: Tokenizer) -> list[int]:
+    if tokenizer.add_bos and tokenizer.bos_token_id is not None:
+        return [tokenizer.bos_token_id]
+    return []

@@ -1,0 +1,266 @@
+"""The engine core: token ids in, token ids out. No TVM, no HTTP, no thread, no OpenAI.
+
+Whoever owns the core calls it from one thread. Every method that ends or advances requests returns
+the outputs, in order; the core calls nobody. Every accepted request gets exactly one usage output,
+last, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterable
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.runtime.batch import Batch, Runner, Sampled
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Admission
+from mlc_llm.serve.core.postprocess import Postprocessor, take_output
+from mlc_llm.serve.core.request_state import Branch, RequestState, Status
+from mlc_llm.serve.core.scheduler import Plan, Scheduler
+from mlc_llm.serve.data import FinishReason, RequestStreamOutput
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.metrics import (
+    EngineMetrics,
+    EngineMetricsRecorder,
+    special_usage_json,
+    zero_usage_json,
+)
+from mlc_llm.serve.request import Request
+from mlc_llm.tokenizers import Tokenizer
+
+Outputs = list[RequestStreamOutput]
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Continuous batching over one runner."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        *,
+        stop_token_ids: Iterable[int] = (),
+        trace: EventTraceRecorder | None = None,
+    ) -> None:
+        """`stop_token_ids`: the model's own; they end a request beside those it names itself.
+
+        A limit that `config` leaves open is the runner's.
+        """
+        limits = runner.limits
+        self._runner = runner
+        self._trace = trace
+        self._capacity = limits.num_pages * limits.page_size
+        self.max_single_sequence_length = min(
+            config.max_single_sequence_length or limits.context_window, limits.context_window
+        )
+        self._admission = Admission(tokenizer, limits.vocab_size, frozenset(stop_token_ids))
+        self._scheduler = Scheduler(
+            runner,
+            max_num_sequence=config.max_num_sequence or limits.max_num_sequence,
+            prefill_alone=config.prefill_mode == "chunked",
+        )
+        # The last token of a sequence is never computed, hence one more than the pages hold.
+        self._postprocessor = Postprocessor(
+            tokenizer, min(self.max_single_sequence_length, self._capacity + 1)
+        )
+        self._arrivals = itertools.count()
+        self._requests: dict[str, RequestState] = {}
+        self._recorder = EngineMetricsRecorder()
+
+    @property
+    def is_idle(self) -> bool:
+        """True when a step would do nothing."""
+        return not self._requests
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its pages back before it was done."""
+        return self._scheduler.num_preemptions
+
+    def has_request(self, request_id: str) -> bool:
+        """True from `add_request` until the usage output is given out."""
+        return request_id in self._requests
+
+    def metrics(self) -> EngineMetrics:
+        """The engine's numbers as they stand."""
+        return self._recorder.metrics()
+
+    def add_request(self, request: Request) -> Outputs:
+        """Queue a request, or answer at once the one that needs no model.
+
+        Raises `UserError` for what is refused: then the request is not accepted and has no output.
+        A prompt that leaves no room in the context ends with `length`, one that can never fit the
+        pages with `error`.
+        """
+        if self.has_request(request.request_id):
+            raise InvalidField("request_id", request.request_id, "it names a request that runs")
+        if request.is_special:
+            usage = special_usage_json(self._recorder.asdict())
+            return [RequestStreamOutput.usage(request.request_id, usage)]
+        state = self._admission.accept(request, arrival=next(self._arrivals), now=_now())
+        if len(state.prompt) >= self.max_single_sequence_length:
+            return _answer(state, "length", zero_usage_json())
+        if len(state.prompt) > self._capacity:
+            return _answer(state, "error", zero_usage_json(), self._too_long(state))
+        if state.config.max_tokens == 0:
+            return _answer(state, "length", self._close(state))
+        self._requests[state.request_id] = state
+        self._scheduler.add(state)
+        self._note(state, "start request")
+        return []
+
+    def abort_request(self, request_id: str) -> Outputs:
+        """End a request and free its pages. Nothing happens when the name is not known."""
+        state = self._requests.get(request_id)
+        return [] if state is None else self._abort(state)
+
+    def step(self) -> Outputs:
+        """Schedule, run, update: one call into the model. Does nothing when idle."""
+        try:
+            plan = self._scheduler.schedule()
+            samples = self._run(plan)
+            return self._update(plan, samples)
+        except Exception as error:
+            return self._collapse(error)
+
+    def reset(self) -> Outputs:
+        """Abort everything and forget all sums."""
+        outputs = [out for state in list(self._requests.values()) for out in self._abort(state)]
+        self._runner.reset()
+        self._scheduler.clear()
+        self._recorder.reset()
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless requests, queues and pages agree with each other."""
+        assert not any(state.is_finished for state in self._requests.values())
+        alive = sum(not b.status.is_end for s in self._requests.values() for b in s.branches)
+        assert alive == self._scheduler.num_running + self._scheduler.num_waiting
+        self._scheduler.check_integrity()
+        if self.is_idle:
+            assert self._runner.free_pages == self._runner.limits.num_pages
+
+    def _run(self, plan: Plan) -> list[Sampled | None]:
+        """The runner's answer to a plan, with the time it took written down."""
+        for branch in plan.preempted:
+            self._note(branch.request, "preempted")
+        if not plan.rows:
+            return []
+        start = _now()
+        samples = self._run_rows(plan)
+        decode = sum(branch.is_decoding for branch in plan.branches)
+        tokens = sum(len(row.token_ids) for row in plan.rows)
+        self._recorder.record_step(
+            _now() - start, prefill_tokens=tokens - decode, decode_tokens=decode
+        )
+        return samples
+
+    def _run_rows(self, plan: Plan) -> list[Sampled | None]:
+        """A fault becomes the error of the rows it belongs to.
+
+        A run that fails has changed no sequence, so each row can be tried again alone.
+        """
+        try:
+            samples = list(self._runner.run(Batch(plan.rows)).samples)
+            assert len(samples) == len(plan.rows), "the runner answered another batch"
+            return samples
+        except Exception as error:
+            if len(plan.rows) == 1:
+                request_id = plan.branches[0].request.request_id
+                _log.warning("request %s failed in the model: %s", request_id, error)
+                return [Sampled(-1, error=_reason(error))]
+        return [sample for one in plan.split() for sample in self._run_rows(one)]
+
+    def _update(self, plan: Plan, samples: list[Sampled | None]) -> Outputs:
+        """Take the answers in, then say what there is to say about each request of the plan."""
+        now = _now()
+        for row, branch, sampled in zip(plan.rows, plan.branches, samples, strict=True):
+            if branch.status.is_end:  # another branch's row failed the request
+                continue
+            if sampled is not None and sampled.error is not None:
+                self._end(branch.request, Status.FAILED, sampled.error)
+                continue
+            branch.account(len(row.token_ids))
+            if sampled is not None:
+                self._commit(branch, sampled, now)
+        touched = dict.fromkeys(branch.request for branch in plan.branches)
+        return [output for state in touched for output in self._report(state)]
+
+    def _commit(self, branch: Branch, sampled: Sampled, now: float) -> None:
+        branch.request.metrics.saw_token(now)
+        end = self._postprocessor.commit(branch, sampled)
+        if end is not None:
+            self._scheduler.finish(branch, end)
+
+    def _abort(self, state: RequestState) -> Outputs:
+        self._end(state, Status.ABORTED)
+        return self._report(state)
+
+    def _end(self, state: RequestState, status: Status, error: str | None = None) -> None:
+        """End every branch that is alive."""
+        state.error = error
+        for branch in state.alive:
+            self._scheduler.finish(branch, status)
+
+    def _report(self, state: RequestState) -> Outputs:
+        """What was not said yet about a request, and the usage when it is over."""
+        output = take_output(state)
+        outputs = [] if output is None else [output]
+        if state.is_finished:
+            del self._requests[state.request_id]
+            self._note(state, "finish request")
+            outputs.append(RequestStreamOutput.usage(state.request_id, self._close(state)))
+        return outputs
+
+    def _close(self, state: RequestState) -> str:
+        """Write a request's numbers down; returns its usage."""
+        state.metrics.completion_tokens = state.completion_tokens
+        state.metrics.finish(_now())
+        self._recorder.record_finished(state.metrics)
+        return state.metrics.usage_json()
+
+    def _collapse(self, error: Exception) -> Outputs:
+        """The bookkeeping itself failed: end everything with an error, go on from nothing."""
+        _log.exception("a step of the engine failed; %d requests end", len(self._requests))
+        self._runner.reset()
+        self._scheduler.clear()
+        states = list(self._requests.values())
+        for state in states:
+            state.error = _reason(error)
+            for branch in state.alive:
+                branch.status = Status.FAILED
+        return [output for state in states for output in self._report(state)]
+
+    def _too_long(self, state: RequestState) -> str:
+        return (
+            f"the prompt has {len(state.prompt)} tokens and the KV cache holds {self._capacity}; "
+            "raise max_total_sequence_length"
+        )
+
+    def _note(self, state: RequestState, event: str) -> None:
+        if self._trace is not None:
+            self._trace.add_event(state.request_id, event)
+
+
+def _answer(
+    state: RequestState, reason: FinishReason, usage: str, error: str | None = None
+) -> Outputs:
+    """The whole answer to a request that is never queued."""
+    request_id = state.request_id
+    return [
+        RequestStreamOutput.finished(request_id, state.config.n, reason, error),
+        RequestStreamOutput.usage(request_id, usage),
+    ]
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _now() -> float:
+    return time.perf_counter()

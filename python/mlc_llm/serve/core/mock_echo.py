@@ -1,0 +1,147 @@
+"""`mock://echo`: the real core over a runner that repeats the prompt. For tests without a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
+from mlc_llm.serve.core.postprocess import Postprocessor
+from mlc_llm.serve.core.request_state import Branch, RequestState
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.tokenizers import Tokenizer
+
+ECHO_LIMITS = {
+    "max_num_sequence": 32,
+    "max_single_sequence_length": 4096,
+    "prefill_chunk_size": 1024,
+}
+_PAGE_SIZE = 16
+
+
+class EchoCore(EngineCore):
+    """Streams each prompt token back, one a step, to every branch.
+
+    A branch ends with `stop` after the last one, with `length` where `max_tokens` comes first; stop
+    strings and the request's own stop tokens count too. The usage's `extra` is the complete
+    generation config, so that a test can see what arrived.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: EngineConfig, trace: EventTraceRecorder | None = None
+    ) -> None:
+        """`config` as from `echo_config`."""
+        # A chat prompt is full of the model's stop tokens: they do not count here.
+        runner = EchoRunner(config, tokenizer.vocab_size)
+        super().__init__(runner, tokenizer, config, trace=trace)
+        self._postprocessor = _EchoPostprocessor(tokenizer, self.max_single_sequence_length)
+
+    def _close(self, state: RequestState) -> str:
+        usage = json.loads(super()._close(state))
+        usage["extra"] = state.config.model_dump(mode="json", by_alias=True)
+        return json.dumps(usage)
+
+
+class EchoRunner:
+    """Implements `mlc_llm.runtime.batch.Runner`."""
+
+    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+        sequences, context = config.max_num_sequence, config.max_single_sequence_length
+        chunk = config.prefill_chunk_size
+        assert sequences and context and chunk
+        self.limits = RunnerLimits(
+            num_pages=sequences * -(-context // _PAGE_SIZE),
+            page_size=_PAGE_SIZE,
+            max_num_sequence=sequences,
+            max_batch_tokens=chunk,
+            context_window=context,
+            vocab_size=vocab_size,
+        )
+        self._sequences: dict[int, _EchoSequence] = {}
+
+    @property
+    def free_pages(self) -> int:
+        used = sum(-(-len(one.tokens) // _PAGE_SIZE) for one in self._sequences.values())
+        return self.limits.num_pages - used
+
+    def add_sequence(self, seq_id: int) -> None:
+        assert seq_id not in self._sequences
+        self._sequences[seq_id] = _EchoSequence()
+
+    def fork_sequence(self, parent: int, child: int, length: int) -> None:
+        self.add_sequence(child)
+        self._sequences[child].tokens = self._sequences[parent].tokens[:length]
+
+    def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+        tokens = self._sequences[seq_id].tokens
+        del tokens[len(tokens) - num_tokens :]
+
+    def remove_sequence(self, seq_id: int) -> None:
+        del self._sequences[seq_id]
+
+    def run(self, batch: Batch) -> BatchOutput:
+        return BatchOutput([self._run_row(row) for row in batch.rows])
+
+    def reset(self) -> None:
+        self._sequences.clear()
+
+    def check_integrity(self) -> None:
+        assert self.free_pages >= 0
+
+    def _run_row(self, row: BatchRow) -> Sampled | None:
+        sequence = self._sequences[row.seq_id]
+        sequence.tokens += row.token_ids
+        if row.sampling is None:
+            return None
+        return _sampled(sequence.next_token(), row.sampling, self.limits.vocab_size)
+
+
+@dataclass
+class _EchoSequence:
+    tokens: list[int] = field(default_factory=list)
+    prompt_length: int | None = None
+
+    def next_token(self) -> int:
+        """The first time it is asked for, all tokens so far are the prompt."""
+        if self.prompt_length is None:
+            self.prompt_length = len(self.tokens)
+        return self.tokens[len(self.tokens) - self.prompt_length]
+
+
+class _EchoPostprocessor(Postprocessor):
+    def _is_complete(self, branch: Branch) -> bool:
+        return len(branch.generated) >= len(branch.request.prompt)
+
+
+def _sampled(token_id: int, sampling: Sampling, vocab_size: int) -> Sampled:
+    if sampling.top_logprobs < 0:
+        return Sampled(token_id)
+    others = range(1, min(sampling.top_logprobs, vocab_size))
+    top = [(token_id, 0.0), *(((token_id + i) % vocab_size, LOWEST_LOGPROB) for i in others)]
+    return Sampled(token_id, 0.0, tuple(top[: sampling.top_logprobs]))
+
+
+def echo_config(config: EngineConfig) -> EngineConfig:
+    """The config with the echo engine's limits where it leaves them open.
+
+    Raises `InvalidField` for a limit that it cannot keep.
+    """
+    for name, limit in ECHO_LIMITS.items():
+        given = getattr(config, name)
+        if given is not None and given > limit:
+            raise InvalidField(name, given, f"the echo engine's limit is {limit}")
+    limits: dict[str, Any] = {n: getattr(config, n) or limit for n, limit in ECHO_LIMITS.items()}
+    total = limits["max_num_sequence"] * limits["max_single_sequence_length"]
+    if config.max_total_sequence_length not in (None, total):
+        raise InvalidField(
+            "max_total_sequence_length",
+            config.max_total_sequence_length,
+            f"the echo engine has room for all its sequences: leave it out or give {total}",
+        )
+    mode = config.mode or "local"
+    return replace(config, mode=mode, max_total_sequence_length=total, **limits)

@@ -1,0 +1,94 @@
+"""What one sampled token means for its branch: which tokens may be shown, and whether it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlc_llm.runtime.batch import Sampled
+from mlc_llm.serve.core.logprobs import logprob_json
+from mlc_llm.serve.core.request_state import Branch, RequestState, Status
+from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.tokenizers import Tokenizer
+
+
+class Postprocessor:
+    """The finish rules: stop token, stop string, `max_tokens`, sequence length.
+
+    A stop token is never shown. Of the token in which a stop string begins, the bytes from there on
+    are cut (`cut_bytes`); tokens that may still turn out to begin one are held back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_single_sequence_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_single_sequence_length = max_single_sequence_length
+
+    def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
+        """Take the token in. Returns the end that the branch has come to, if it has."""
+        token_id, request = sampled.token_id, branch.request
+        branch.commit(token_id)
+        if token_id in request.stop_token_ids:
+            self.release_all(branch)
+            return Status.STOPPED
+        if request.config.logprobs:
+            branch.held_logprobs.append(logprob_json(sampled, self._tokenizer.token_bytes))
+        if self._show(branch, token_id):
+            return Status.STOPPED
+        end = self._other_end(branch)
+        if end is not None:
+            self.release_all(branch)
+        return end
+
+    def release_all(self, branch: Branch) -> None:
+        """Show what was held back: no stop string can follow any more."""
+        if branch.stops is not None:
+            _release(branch, branch.stops.finish())
+
+    def _show(self, branch: Branch, token_id: int) -> bool:
+        """Show what can be shown by now; True when a stop string is complete."""
+        if branch.stops is None:
+            _release(branch, [token_id])
+            return False
+        _release(branch, branch.stops.put(token_id))
+        branch.cut_bytes = branch.stops.cut_bytes
+        return branch.stops.stop_triggered
+
+    def _is_complete(self, branch: Branch) -> bool:
+        """Whether the text is whole by a rule of its own (the echo; a grammar's end)."""
+        return False
+
+    def _other_end(self, branch: Branch) -> Status | None:
+        if self._is_complete(branch):
+            return Status.STOPPED
+        max_tokens = branch.request.config.max_tokens
+        if 0 <= max_tokens <= len(branch.generated):
+            return Status.LENGTH
+        is_full = branch.known >= self._max_single_sequence_length
+        return Status.LENGTH if is_full else None
+
+
+def take_output(request: RequestState) -> RequestStreamOutput | None:
+    """What the branches have to show since the last call; None when that is nothing."""
+    branches = request.branches
+    ended = [branch for branch in branches if branch.status.is_end and not branch.is_reported]
+    if not ended and not any(branch.delta_ids for branch in branches):
+        return None
+    output = RequestStreamOutput(
+        request.request_id,
+        group_delta_token_ids=[branch.delta_ids for branch in branches],
+        group_delta_logprob_json_strs=(
+            [branch.delta_logprobs for branch in branches] if request.config.logprobs else None
+        ),
+        group_finish_reason=[b.finish_reason if b in ended else None for b in branches],
+        group_cut_bytes=[branch.cut_bytes if branch in ended else 0 for branch in branches],
+        error=request.error,
+    )
+    for branch in branches:
+        branch.delta_ids, branch.delta_logprobs = [], []
+        branch.is_reported = branch.status.is_end
+    return output
+
+
+def _release(branch: Branch, token_ids: Sequence[int]) -> None:
+    branch.delta_ids.extend(token_ids)
+    if branch.request.config.logprobs:
+        branch.delta_logprobs.extend(branch.held_logprobs.popleft() for _ in token_ids)

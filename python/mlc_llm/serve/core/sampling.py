@@ -1,0 +1,24 @@
+"""From a request's `GenerationConfig` to the `Sampling` of one row."""
+
+from __future__ import annotations
+
+from mlc_llm.runtime.batch import Sampling
+from mlc_llm.serve.core.request_state import Branch
+
+
+def sampling_of(branch: Branch) -> Sampling:
+    """How the branch's next token is chosen; the same until that token is committed."""
+    config = branch.request.config
+    return Sampling(
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        min_p=config.min_p,
+        uniform=branch.uniform,
+        logit_bias=config.logit_bias,
+        presence_penalty=config.presence_penalty,
+        frequency_penalty=config.frequency_penalty,
+        repetition_penalty=config.repetition_penalty,
+        token_counts=branch.token_counts,
+        top_logprobs=config.top_logprobs if config.logprobs else -1,
+    )

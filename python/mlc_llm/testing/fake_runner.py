@@ -1,0 +1,214 @@
+"""A `Runner` without a model: honest page accounting and tokens that depend on the pages alone.
+
+The next token is a function of the tokens found in a sequence's pages and of the row's sampling, so
+whatever disturbs a page (a wrong fork, a lost chunk, a preemption) changes the text and is seen.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mlc_llm.errors import RequestError
+from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+
+Fault = Callable[[Batch], None]
+"""Called before a batch is run; raises to make the run fail."""
+
+
+class FakePages:
+    """Pages with reference counts; a page holds the tokens where a model holds keys and values."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.tokens: list[list[int]] = [[] for _ in range(num_pages)]
+        self.references = [0] * num_pages
+        self.free = list(range(num_pages))
+
+    def take(self) -> int:
+        """An empty page."""
+        page = self.free.pop()
+        self.references[page] = 1
+        self.tokens[page] = []
+        return page
+
+    def share(self, page: int) -> None:
+        self.references[page] += 1
+
+    def drop(self, page: int) -> None:
+        self.references[page] -= 1
+        if self.references[page] == 0:
+            self.free.append(page)
+
+
+@dataclass
+class FakeSequence:
+    """The pages of one sequence, all full but the last."""
+
+    pages: list[int] = field(default_factory=list)
+    length: int = 0
+
+
+class FakeRunner:
+    """Implements `mlc_llm.runtime.batch.Runner`; keeps every batch it ran in `batches`."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 16,
+        max_num_sequence: int = 4,
+        max_batch_tokens: int = 64,
+        context_window: int = 1024,
+        vocab_size: int = 300,
+    ) -> None:
+        self.limits = RunnerLimits(
+            num_pages=num_pages,
+            page_size=page_size,
+            max_num_sequence=max_num_sequence,
+            max_batch_tokens=max_batch_tokens,
+            context_window=context_window,
+            vocab_size=vocab_size,
+        )
+        self.sequences: dict[int, FakeSequence] = {}
+        self.batches: list[Batch] = []
+        self.faults: list[Fault] = []
+        """Run in order before each batch."""
+        self.bad_rows: Callable[[Sequence[int]], bool] = lambda tokens: False
+        """Given a sequence's tokens, whether its logits come out as NaN."""
+        self._pages = FakePages(num_pages, page_size)
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._pages.free)
+
+    def add_sequence(self, seq_id: int) -> None:
+        assert seq_id not in self.sequences, f"sequence {seq_id} exists"
+        if len(self.sequences) == self.limits.max_num_sequence:
+            raise RequestError("no free sequence")
+        self.sequences[seq_id] = FakeSequence()
+
+    def fork_sequence(self, parent: int, child: int, length: int) -> None:
+        source = self.sequences[parent]
+        assert 0 < length <= source.length
+        self.add_sequence(child)
+        full, rest = divmod(length, self.limits.page_size)
+        pages = source.pages[:full]
+        for page in pages:
+            self._pages.share(page)
+        if rest:
+            copy = self._pages.take()
+            self._pages.tokens[copy] = self._pages.tokens[source.pages[full]][:rest]
+            pages.append(copy)
+        self.sequences[child] = FakeSequence(pages, length)
+
+    def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+        sequence = self.sequences[seq_id]
+        assert 0 <= num_tokens <= sequence.length
+        sequence.length -= num_tokens
+        kept = self._pages_for(sequence.length)
+        for page in sequence.pages[kept:]:
+            self._pages.drop(page)
+        del sequence.pages[kept:]
+        self._own_last_page(sequence)
+
+    def remove_sequence(self, seq_id: int) -> None:
+        for page in self.sequences.pop(seq_id).pages:
+            self._pages.drop(page)
+
+    def run(self, batch: Batch) -> BatchOutput:
+        self._check(batch)
+        for fault in self.faults:
+            fault(batch)
+        self.batches.append(batch)
+        return BatchOutput([self._run_row(row) for row in batch.rows])
+
+    def reset(self) -> None:
+        for seq_id in list(self.sequences):
+            self.remove_sequence(seq_id)
+
+    def check_integrity(self) -> None:
+        counts = [0] * self.limits.num_pages
+        for sequence in self.sequences.values():
+            assert len(sequence.pages) == self._pages_for(sequence.length)
+            for page in sequence.pages:
+                counts[page] += 1
+        assert counts == self._pages.references
+        assert sorted(self._pages.free) == [i for i, count in enumerate(counts) if count == 0]
+
+    def tokens_of(self, seq_id: int) -> list[int]:
+        """The sequence's tokens, read back from its pages."""
+        sequence = self.sequences[seq_id]
+        found = [token for page in sequence.pages for token in self._pages.tokens[page]]
+        assert len(found) == sequence.length
+        return found
+
+    def _check(self, batch: Batch) -> None:
+        """A batch that breaks the contract is a bug of the core."""
+        ids = [row.seq_id for row in batch.rows]
+        assert ids and len(set(ids)) == len(ids), "a sequence may have one row"
+        assert all(row.token_ids for row in batch.rows), "a row needs a token"
+        assert sum(len(row.token_ids) for row in batch.rows) <= self.limits.max_batch_tokens
+        if sum(self._new_pages(row) for row in batch.rows) > self.free_pages:
+            raise RequestError("pages lack")
+
+    def _run_row(self, row: BatchRow) -> Sampled | None:
+        sequence = self.sequences[row.seq_id]
+        for token in row.token_ids:
+            if sequence.length % self.limits.page_size == 0:
+                sequence.pages.append(self._pages.take())
+            self._pages.tokens[sequence.pages[-1]].append(token)
+            sequence.length += 1
+        assert sequence.length <= self.limits.context_window
+        if row.sampling is None:
+            return None
+        tokens = self.tokens_of(row.seq_id)
+        if self.bad_rows(tokens):
+            return Sampled(-1, error="logits are not finite")
+        return sample(fake_logits(tokens, self.limits.vocab_size), row.sampling)
+
+    def _own_last_page(self, sequence: FakeSequence) -> None:
+        """Cut a partly kept page to size, as a copy when another sequence reads it too."""
+        rest = sequence.length % self.limits.page_size
+        if not rest:
+            return
+        last = sequence.pages[-1]
+        kept = self._pages.tokens[last][:rest]
+        if self._pages.references[last] > 1:
+            self._pages.drop(last)
+            last = sequence.pages[-1] = self._pages.take()
+        self._pages.tokens[last] = kept
+
+    def _new_pages(self, row: BatchRow) -> int:
+        sequence = self.sequences[row.seq_id]
+        return self._pages_for(sequence.length + len(row.token_ids)) - len(sequence.pages)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.limits.page_size)
+
+
+def fake_logits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+    """Pseudo-random logits float64 [vocab_size] that depend on the tokens alone."""
+    seed = zlib.crc32(np.asarray(tokens, dtype=np.int32).tobytes())
+    return np.random.default_rng(seed).standard_normal(vocab_size)
+
+
+def sample(logits: np.ndarray, sampling: Sampling) -> Sampled:
+    """Bias, temperature and draw; the other steps belong to the real sampler's own tests."""
+    scores = logits.copy()
+    for token, bias in sampling.logit_bias.items():
+        scores[token] += bias
+    if sampling.temperature <= 1e-5:
+        token_id = int(scores.argmax())
+    else:
+        mass = np.cumsum(np.exp((scores - scores.max()) / sampling.temperature))
+        token_id = int(np.searchsorted(mass, sampling.uniform * mass[-1], side="right"))
+    if sampling.top_logprobs < 0:
+        return Sampled(token_id)
+    logprobs = logits - np.log(np.exp(logits).sum())
+    best = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs]
+    top = tuple((int(i), float(logprobs[i])) for i in best)
+    return Sampled(token_id, float(logprobs[token_id]), top)

@@ -1,0 +1,149 @@
+"""A core over the fake runner, and a reader of everything it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.data import RequestStreamOutput, TokenData
+from mlc_llm.serve.request import Request
+from mlc_llm.testing.fake_runner import FakeRunner
+
+VOCAB = 300
+PIECES = {256: b"Hello", 257: b", wor", 258: b"ld!", 259: b"STOP", 260: b"xxSTOPyy", 261: b"STO"}
+
+
+class PieceTokenizer:
+    """Ids below 256 are bytes, a few above are longer pieces, the rest are single letters."""
+
+    vocab_size = VOCAB
+    add_bos = False
+    bos_token_id: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return PIECES.get(token_id, b"z")
+
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+@dataclass
+class Seen:
+    """All that was said about one request."""
+
+    tokens: list[list[int]]
+    reasons: list[str | None]
+    logprobs: list[list[str]]
+    cut: list[int]
+    usage: dict[str, Any] | None = None
+    error: str | None = None
+    last_step: int = -1
+
+
+@dataclass
+class Harness:
+    """Drives a core; every output is checked against the rules that hold for all of them."""
+
+    runner: FakeRunner = field(default_factory=FakeRunner)
+    config: EngineConfig = field(default_factory=EngineConfig)
+    stop_token_ids: Sequence[int] = ()
+    trace: Any = None
+    expected_error: str = "no error"
+
+    def __post_init__(self) -> None:
+        self.core = EngineCore(
+            self.runner,
+            PieceTokenizer(),  # type: ignore[arg-type]
+            self.config,
+            stop_token_ids=self.stop_token_ids,
+            trace=self.trace,
+        )
+        self.seen: dict[str, Seen] = {}
+        self.steps = 0
+
+    def add(self, request_id: str, prompt: Sequence[int], **config: Any) -> None:
+        values = {"temperature": 0.0, "max_tokens": 8, **config}
+        request = Request(request_id, [TokenData(prompt)], GenerationConfig(**values))
+        self.add_request(request)
+
+    def add_request(self, request: Request) -> None:
+        n = request.generation_config.n
+        outputs = self.core.add_request(request)
+        self.seen[request.request_id] = Seen(
+            [[] for _ in range(n)], [None] * n, [[] for _ in range(n)], [0] * n
+        )
+        self.take(outputs)
+
+    def abort(self, request_id: str) -> None:
+        self.take(self.core.abort_request(request_id))
+
+    def reset(self) -> None:
+        self.take(self.core.reset())
+
+    def step(self) -> list[RequestStreamOutput]:
+        outputs = self.core.step()
+        self.take(outputs)
+        self.steps += 1
+        return outputs
+
+    def run(self, limit: int = 2000) -> dict[str, Seen]:
+        """Step to the end; the engine must be clean then."""
+        while not self.core.is_idle:
+            assert self.steps < limit, "the engine spins"
+            self.step()
+            self.core.check_integrity()
+        self.core.check_integrity()
+        assert self.runner.free_pages == self.runner.limits.num_pages
+        assert all(seen.usage is not None for seen in self.seen.values())
+        return self.seen
+
+    def take(self, outputs: list[RequestStreamOutput]) -> None:
+        for output in outputs:
+            seen = self.seen[output.request_id]
+            assert seen.usage is None, "nothing follows the usage"
+            seen.last_step = self.steps
+            _, branches = output.unpack()
+            usage = branches[0].request_final_usage_json_str
+            if usage is not None:
+                assert all(seen.reasons), "the usage comes after every branch has ended"
+                seen.usage = json.loads(usage)
+                continue
+            for i, branch in enumerate(branches):
+                self._take_branch(seen, i, branch)
+
+    def _take_branch(self, seen: Seen, i: int, branch: Any) -> None:
+        if seen.reasons[i] is not None:
+            assert not branch.delta_token_ids and branch.finish_reason is None
+        seen.tokens[i] += branch.delta_token_ids
+        seen.logprobs[i] += branch.delta_logprob_json_strs or []
+        seen.reasons[i] = seen.reasons[i] or branch.finish_reason
+        seen.cut[i] = seen.cut[i] or branch.cut_bytes
+        assert branch.error is None or self.expected_error in branch.error
+        seen.error = seen.error or branch.error
+
+    def text(self, request_id: str, branch: int = 0) -> bytes:
+        seen = self.seen[request_id]
+        whole = b"".join(map(PieceTokenizer().token_bytes, seen.tokens[branch]))
+        return whole[: len(whole) - seen.cut[branch]]
+
+
+def alone(request_id: str, prompt: Sequence[int], **config: Any) -> list[list[int]]:
+    """The tokens of a request that has a large engine for itself."""
+    harness = Harness(FakeRunner(num_pages=256, max_num_sequence=16, max_batch_tokens=256))
+    harness.add(request_id, prompt, **config)
+    return harness.run()[request_id].tokens
+
+
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    return [(start + 7 * i) % 256 for i in range(length)]

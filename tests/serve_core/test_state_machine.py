@@ -1,0 +1,102 @@
+"""Random programs of add, step, abort and reset: integrity after each, one end for each request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core_harness import Harness, alone, prompt_of
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mlc_llm.errors import RequestError
+from mlc_llm.runtime.batch import Batch
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.testing.fake_runner import FakeRunner
+
+
+class CoreMachine(RuleBasedStateMachine):
+    @initialize(
+        num_pages=st.integers(6, 20),
+        sequences=st.integers(1, 5),
+        batch_tokens=st.integers(4, 40),
+        mode=st.sampled_from(["hybrid", "chunked"]),
+    )
+    def start(self, num_pages: int, sequences: int, batch_tokens: int, mode: Any) -> None:
+        runner = FakeRunner(
+            num_pages=num_pages,
+            page_size=4,
+            max_num_sequence=sequences,
+            max_batch_tokens=batch_tokens,
+            context_window=60,
+        )
+        self.harness = Harness(runner, EngineConfig(prefill_mode=mode), expected_error="injected")
+        self.added: dict[str, tuple[list[int], dict[str, Any]]] = {}
+        self.is_faulty = False
+        runner.faults.append(self._fault)
+
+    @rule(
+        length=st.integers(1, 24),
+        n=st.integers(1, 4),
+        max_tokens=st.integers(0, 20),
+        temperature=st.sampled_from([0.0, 1.0]),
+    )
+    def add(self, length: int, **config: Any) -> None:
+        name, prompt = str(len(self.added)), prompt_of(length, len(self.added))
+        self.added[name] = (prompt, {**config, "seed": len(self.added)})
+        self.harness.add(name, prompt, **self.added[name][1])
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+            self.harness.core.check_integrity()
+
+    @precondition(lambda self: self.added)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.harness.abort(data.draw(st.sampled_from(sorted(self.added))))
+
+    @rule()
+    def fail_once(self) -> None:
+        self.is_faulty = True
+        self.harness.step()
+        self.is_faulty = False
+
+    @rule()
+    def reset(self) -> None:
+        self.harness.reset()
+        assert self.harness.core.is_idle
+
+    @invariant()
+    def is_sound(self) -> None:
+        if hasattr(self, "harness"):
+            self.harness.core.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        self.harness.run()
+        capacity = self.harness.runner.limits.num_pages * 4
+        for name, seen in self.harness.seen.items():
+            prompt, config = self.added[name]
+            if len(prompt) + 20 <= min(capacity, 60):
+                self._compare(seen.tokens, seen.reasons, alone(name, prompt, **config))
+
+    def _fault(self, batch: Batch) -> None:
+        if self.is_faulty and batch.rows[-1].seq_id % 2 == 0:
+            raise RequestError("injected")
+
+    def _compare(self, tokens: Any, reasons: Any, expected: list[list[int]]) -> None:
+        """Whatever happened, what was said is the beginning of what would have been said."""
+        for said, reason, whole in zip(tokens, reasons, expected, strict=True):
+            assert said == whole if reason == "length" else said == whole[: len(said)]
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
+    max_examples=150,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
