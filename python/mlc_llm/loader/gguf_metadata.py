@@ -1,0 +1,163 @@
+"""Key-value metadata of a GGUF file: checked when opened, decoded when asked for.
+
+Format: the "Metadata" part of the GGUF specification, versions 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mlc_llm.loader.gguf_cursor import MAX_KEY_BYTES, Cursor, printable
+
+# value types by number; lists may hold any of them
+Value = int | float | bool | str | list[Any]
+
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
+_MIN_BYTES = {_BOOL: 1, _STRING: 8, _ARRAY: 12} | {
+    number: dtype.itemsize for number, dtype in _NUMBERS.items()
+}
+_MAX_NESTING = 4
+_NESTED_COST = 64  # an array in an array takes as long to check as so many strings
+MIN_ENTRY_BYTES = 8 + 1 + 4 + 1  # key length, key, type, value
+
+
+class Entry(NamedTuple):
+    """Where a checked value stands."""
+
+    type: int
+    pos: int
+
+
+class Metadata(Mapping[str, Value]):
+    """Read-only mapping. A value is decoded at its first use and kept; strings that are not
+    UTF-8 come with their odd bytes as lone surrogates ("surrogateescape")."""
+
+    def __init__(self, cursor: Cursor, entries: dict[str, Entry]) -> None:
+        self._cursor = cursor
+        self._entries = entries
+        self._decoded: dict[str, Value] = {}
+
+    def __getitem__(self, key: str) -> Value:
+        if key not in self._decoded:
+            entry = self._entries[key]
+            self._decoded[key] = _decode(self._cursor.at(entry.pos), entry.type)
+        return self._decoded[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def type_of(self, key: str) -> int | None:
+        """The file's type number of `key`; None when there is no such key."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.type
+
+
+def read_metadata(cursor: Cursor, count: int) -> Metadata:
+    """Check and index `count` entries; leaves the cursor behind the last one."""
+    entries: dict[str, Entry] = {}
+    for index in range(count):
+        key = _read_key(cursor, f"metadata key {index}")
+        if key in entries:
+            cursor.fail(f"metadata key {printable(key)} stands twice")
+        what = f"metadata value {printable(key)}"
+        entry = Entry(cursor.u32(f"type of {what}"), cursor.pos)
+        _skip(cursor, entry.type, what, depth=0)
+        entries[key] = entry
+    return Metadata(cursor, entries)
+
+
+def _read_key(cursor: Cursor, what: str) -> str:
+    raw = cursor.string(what, MAX_KEY_BYTES)
+    if not raw:
+        cursor.fail(f"{what} is empty")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        cursor.fail(f"{what} {printable(raw)} is not UTF-8")
+
+
+def _skip(cursor: Cursor, kind: int, what: str, depth: int) -> None:
+    """Check one value and step over it, allocating nothing."""
+    if kind in _NUMBERS:
+        cursor.take(_NUMBERS[kind].itemsize, what)
+    elif kind == _BOOL:
+        _skip_bools(cursor, 1, what)
+    elif kind == _STRING:
+        cursor.skip_string(what)
+    elif kind == _ARRAY:
+        _skip_array(cursor, what, depth + 1)
+    else:
+        cursor.fail(f"{what} has the unknown type {kind}")
+
+
+def _skip_array(cursor: Cursor, what: str, depth: int) -> None:
+    if depth > _MAX_NESTING:
+        cursor.fail(f"{what} nests arrays more than {_MAX_NESTING} deep")
+    kind = cursor.u32(f"item type of {what}")
+    if kind not in _MIN_BYTES:
+        cursor.fail(f"{what} has items of the unknown type {kind}")
+    cost = _NESTED_COST if kind == _ARRAY else 1
+    count = cursor.array_items(f"number of items of {what}", _MIN_BYTES[kind], cost)
+    if kind in _NUMBERS:
+        cursor.take(count * _NUMBERS[kind].itemsize, what)
+    elif kind == _BOOL:
+        _skip_bools(cursor, count, what)
+    elif kind == _STRING:
+        cursor.skip_strings(count, what)
+    else:
+        for _ in range(count):
+            _skip_array(cursor, what, depth + 1)
+
+
+def _skip_bools(cursor: Cursor, count: int, what: str) -> None:
+    start = cursor.take(count, what)
+    if cursor.buffer[start : start + count].strip(b"\0\1"):
+        cursor.fail(f"{what} is a truth value other than 0 and 1")
+
+
+def _decode(cursor: Cursor, kind: int) -> Value:
+    """The value at the cursor, which `_skip` has checked before."""
+    if kind == _STRING:
+        return cursor.strings(1)[0]
+    if kind == _ARRAY:
+        return _decode_array(cursor)
+    value: Value = _numbers(cursor, kind, 1)[0]
+    return value
+
+
+def _decode_array(cursor: Cursor) -> list[Any]:
+    kind = cursor.u32("item type")
+    count = cursor.u64("number of items")
+    if kind == _STRING:
+        return cursor.strings(count)
+    if kind == _ARRAY:
+        return [_decode_array(cursor) for _ in range(count)]
+    return _numbers(cursor, kind, count)
+
+
+def _numbers(cursor: Cursor, kind: int, count: int) -> list[Any]:
+    dtype: np.dtype[Any] = np.dtype("?") if kind == _BOOL else _NUMBERS[kind]
+    start = cursor.take(count * dtype.itemsize, "numbers")
+    values: list[Any] = np.frombuffer(cursor.buffer, dtype, count, start).tolist()
+    return values
