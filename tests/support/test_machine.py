@@ -25,6 +25,7 @@ def test_reads_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     found = machine.describe()
     assert found.cpu == "A Chip"
     assert found.features == ("avx2", "avx512_vnni")
+    assert machine.cpu_flags() == {"sse2", "avx2", "avx512_vnni"}
     assert found.memory_total == 2048 * 1024
     assert found.memory_free is None
 
@@ -34,4 +35,5 @@ def test_a_system_without_those_files(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")
     found = machine.describe()
     assert found.features is None
+    assert machine.cpu_flags() is None
     assert found.memory_total is None

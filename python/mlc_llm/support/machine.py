@@ -61,7 +61,7 @@ def describe() -> Machine:
     """Look at the machine as it is now."""
     cpuinfo = _fields(_CPUINFO)
     memory = _fields(_MEMINFO)
-    flags = cpuinfo.get("flags") or cpuinfo.get("Features")
+    flags = _flags(cpuinfo)
     return Machine(
         system=f"{platform.system()} {platform.release()} ({platform.machine()})",
         cpu=cpuinfo.get("model name") or platform.processor() or platform.machine(),
@@ -72,6 +72,11 @@ def describe() -> Machine:
     )
 
 
+def cpu_flags() -> frozenset[str] | None:
+    """Every feature of the processor in the kernel's spelling; None where it does not say."""
+    return _flags(_fields(_CPUINFO))
+
+
 def usable_cores() -> int:
     """Cores this process may run on (an affinity mask or a container may allow fewer than all)."""
     if hasattr(os, "sched_getaffinity"):
@@ -79,9 +84,13 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _telling(flags: str) -> tuple[str, ...]:
-    found = set(flags.split())
-    return tuple(feature for feature in TELLING_FEATURES if feature in found)
+def _flags(cpuinfo: dict[str, str]) -> frozenset[str] | None:
+    flags = cpuinfo.get("flags") or cpuinfo.get("Features")
+    return None if flags is None else frozenset(flags.split())
+
+
+def _telling(flags: frozenset[str]) -> tuple[str, ...]:
+    return tuple(feature for feature in TELLING_FEATURES if feature in flags)
 
 
 def _fields(path: Path) -> dict[str, str]:
