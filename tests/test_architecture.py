@@ -42,7 +42,10 @@ COMPILER = {
     "models",
     "loader",
 }
-SERVE = {*COMPILER, *CORE, "compiler", "runtime", "serve.core.create", "serve.openai", "serve", ""}
+OPENING = {*GROUND, "support", "loader", "protocol", "tokenizers", "conversation_template"}
+"""What opening a model takes, before anything is compiled."""
+SERVE = {*COMPILER, *CORE, "compiler", "runtime", "serve.core.create", "serve.model_args"}
+SERVE |= {"serve.openai", "serve", ""}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve"},
@@ -61,7 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.batch": GROUND,
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.core": CORE,
-    "serve.core.create": {*CORE, *COMPILER, "compiler", "runtime"},
+    "serve.core.create": {*CORE, *COMPILER, "compiler", "runtime", "serve.model_args"},
+    "serve.model_args": {*CONTRACTS, *OPENING},
     "serve.openai": {*GROUND, *CONTRACTS, "protocol", "tokenizers", "conversation_template"},
     "serve": SERVE,
     "serve.server": {*SERVE, "serve.server"},
@@ -74,7 +78,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 on both sides, so a line for `serve.core` is not covered by one for `serve`. "" is the root."""
 
 LAZY = {
+    ("mlc_llm.cli.checkup", "mlc_llm.compiler.target"),  # a doctor must say if TVM does not load
+    ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
+    ("mlc_llm.serve.core.create", "mlc_llm.runtime.model_runner"),  # mock://echo needs no TVM
+    ("mlc_llm.serve.engine_base", "tvm"),  # likewise
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
     ("mlc_llm.support.model_source", "huggingface_hub"),  # an extra

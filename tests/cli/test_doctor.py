@@ -23,6 +23,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models" / "a.gguf").write_bytes(b"x" * 2500)
     monkeypatch.setattr(checkup, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(checkup, "LOADED", ())
+    for name in ("TVM_NUM_THREADS", "TVM_BIND_THREADS"):  # the runtime sets what is not set
+        monkeypatch.setenv(name, "1")
     return tmp_path
 
 
@@ -79,6 +81,29 @@ def test_a_missing_package(
 ) -> None:
     monkeypatch.setattr(checkup, "PACKAGES", ("no-such-package-anywhere",))
     assert "the package no-such-package-anywhere is missing" in problems(capsys)
+
+
+def test_the_choice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("MLC_LLM_KERNELS", "portable")
+    assert main(["doctor"]) == 0
+    assert "portable (forced)" in capsys.readouterr().out
+
+
+def test_a_choice_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLC_LLM_KERNELS", "quick")
+    assert "MLC_LLM_KERNELS" in problems(capsys)
+
+
+def test_an_old_processor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mlc_llm.compiler.target.cpu_flags", lambda: frozenset({"sse2"}))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "portable (the best for this machine)" in out
+    assert "remark: the fastest kernels, vnni, need features missing here: avx512f" in out
 
 
 def test_a_library_that_does_not_load(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlc_llm import __version__
 from mlc_llm.cli.guard import one_line
-from mlc_llm.errors import CacheError
+from mlc_llm.errors import CacheError, MLCError
 from mlc_llm.support import machine
 from mlc_llm.support.files import cache_dir
 
@@ -27,6 +27,9 @@ PACKAGES = (
     "prompt-toolkit",
     "rich",
 )
+
+FASTEST = "vnni"
+"""The kernels a newer x86 processor gets."""
 
 LOADED = ("tvm", "tvm_ffi_orcjit")
 """Native libraries that may be installed and still not load."""
@@ -51,7 +54,7 @@ class Report:
 def examine() -> Report:
     """Look at everything. Changes nothing but, perhaps, creating the cache folder."""
     report = Report()
-    for look in (_look_at_machine, _look_at_versions, _look_at_cache):
+    for look in (_look_at_machine, _look_at_versions, _look_at_choice, _look_at_cache):
         look(report)
     return report
 
@@ -88,6 +91,33 @@ def _look_at_versions(report: Report) -> None:
         except Exception as error:  # a library that does not load can raise anything
             words = one_line(str(error))
             report.problems.append(f"{module} does not load ({words}); install mlc-llm again")
+
+
+def _look_at_choice(report: Report) -> None:
+    """Kernels and threads, as the compiler and the runtime choose them here."""
+    try:
+        # Only this look needs TVM: a doctor must be able to say that TVM does not load.
+        from mlc_llm.compiler.target import choose, missing_features
+        from mlc_llm.runtime.threads import configure_threads
+
+        chosen = choose()
+        threads = configure_threads()
+    except ImportError:
+        return  # said above, in plainer words
+    except MLCError as error:
+        report.problems.append(one_line(str(error)))
+        return
+    how = "forced" if chosen.forced else "the best for this machine"
+    report.sections["choice"] = {
+        "kernels": f"{chosen.isa.name} ({how})",
+        "target": str(chosen.target),
+        "threads": str(threads),
+    }
+    if chosen.isa.name != FASTEST and not chosen.forced:
+        lacking = " ".join(missing_features(FASTEST))
+        report.remarks.append(
+            f"the fastest kernels, {FASTEST}, need features missing here: {lacking}"
+        )
 
 
 def _look_at_cache(report: Report) -> None:
