@@ -9,9 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
+from mlc_llm.serve.model_args import open_model
 
 GREEDY = Sampling(temperature=0.0)
 SEQUENCE = 0
@@ -33,20 +35,16 @@ def versions() -> dict[str, str]:
 
 def open_runner(model: Path, kernels: str | None, threads: int) -> Any:
     """Compile (or load) the model and make a runner that holds one sequence."""
-    os.environ["TVM_NUM_THREADS"] = str(threads)  # read once, when TVM makes its thread pool
+    os.environ["MLC_NUM_THREADS"] = str(threads)
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
-    # Only now: importing it loads TVM.
-    from mlc_llm.runtime.model_runner import load_runner
-
-    return load_runner(
-        GGUFFile.open(model),
-        device="cpu",
+    config = EngineConfig(
         max_num_sequence=1,
-        max_total_tokens=CONTEXT,
-        max_batch_tokens=DEFAULT_PREFILL_CHUNK,
-        context_window=CONTEXT,
+        max_total_sequence_length=CONTEXT,
+        max_single_sequence_length=CONTEXT,
+        prefill_chunk_size=DEFAULT_PREFILL_CHUNK,
     )
+    return create_runner(open_model(str(model)), config, "cpu")
 
 
 def advance(runner: Runner, ids: Sequence[int]) -> int:
