@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from accuracy import Agreement, OracleAnswers, common_prefix, compare_forced, perplexity_ratio
+from agreement import Agreement, OracleAnswers, common_prefix, compare_forced, perplexity_ratio
 from common import model_path, oracle_folder, print_configuration, read_json
 from oracle import Oracle
 from torch import nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import accuracy
+import agreement
 import common
 import numpy as np
 import ours
@@ -30,7 +30,7 @@ class ByPosition:
         return (self.scale * waves).astype(np.float32)
 
 
-def make_oracle(runner: ByPosition) -> accuracy.OracleAnswers:
+def make_oracle(runner: ByPosition) -> agreement.OracleAnswers:
     rng = np.random.default_rng(1)
     cases = [
         {
@@ -45,7 +45,7 @@ def make_oracle(runner: ByPosition) -> accuracy.OracleAnswers:
     text = rng.integers(VOCAB, size=common.WINDOW + 40).tolist()
     pieces = common.windows(text)
     logprobs = [common.token_logprobs(runner.logits(p)[:-1], p[1:]) for p in pieces]
-    return accuracy.OracleAnswers(cases, np.concatenate(forced), text, np.concatenate(logprobs))
+    return agreement.OracleAnswers(cases, np.concatenate(forced), text, np.concatenate(logprobs))
 
 
 def test_log_softmax_survives_great_logits() -> None:
@@ -65,7 +65,7 @@ def test_kl_divergence_is_the_closed_form_in_the_stated_direction() -> None:
 def test_agreement_counts_tops_and_raw_differences() -> None:
     oracle = np.array([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]], dtype=np.float32)
     our = np.array([[1.5, 2.5, 0.5], [0.0, 1.0, 0.0]], dtype=np.float32)
-    found = accuracy.Agreement.of(oracle, our)
+    found = agreement.Agreement.of(oracle, our)
     assert found.same_top.tolist() == [True, False]
     np.testing.assert_allclose(found.delta, [0.5, 3.0])
     assert found.kl[0] == pytest.approx(0.0, abs=1e-12)
@@ -74,7 +74,7 @@ def test_agreement_counts_tops_and_raw_differences() -> None:
 
 def test_forced_positions_line_up_with_the_oracle() -> None:
     runner = ByPosition()
-    parts = accuracy.compare_forced(runner, make_oracle(ByPosition()), 16)
+    parts = agreement.compare_forced(runner, make_oracle(ByPosition()), 16)
     assert [len(part.kl) for part in parts] == [common.FORCED, common.FORCED]
     assert max(part.delta.max() for part in parts) == 0.0
     assert runner.chunks == {16}
@@ -82,7 +82,7 @@ def test_forced_positions_line_up_with_the_oracle() -> None:
 
 def test_a_blunter_model_shows_in_every_figure() -> None:
     oracle, blunt = make_oracle(ByPosition(8.0)), ByPosition(4.0)
-    total = accuracy.Agreement.joined(accuracy.compare_forced(blunt, oracle, None))
+    total = agreement.Agreement.joined(agreement.compare_forced(blunt, oracle, None))
     assert total.same_top.all()
     assert total.kl.mean() > 0.1
     assert total.delta.max() == pytest.approx(4.0, rel=0.01)
@@ -90,11 +90,11 @@ def test_a_blunter_model_shows_in_every_figure() -> None:
 
 def test_perplexity_ratio_is_one_for_the_oracle_and_exact_for_a_shift() -> None:
     oracle = make_oracle(ByPosition())
-    assert accuracy.perplexity_ratio(ByPosition(), oracle, None) == pytest.approx(1.0, abs=1e-12)
-    worse = accuracy.OracleAnswers(
+    assert agreement.perplexity_ratio(ByPosition(), oracle, None) == pytest.approx(1.0, abs=1e-12)
+    worse = agreement.OracleAnswers(
         oracle.cases, oracle.logits, oracle.text_ids, oracle.text_logprobs + math.log(1.25)
     )
-    assert accuracy.perplexity_ratio(ByPosition(), worse, None) == pytest.approx(1.25, rel=1e-9)
+    assert agreement.perplexity_ratio(ByPosition(), worse, None) == pytest.approx(1.25, rel=1e-9)
 
 
 def test_windows_lose_nothing_but_a_lone_last_id() -> None:
@@ -107,7 +107,7 @@ def test_windows_lose_nothing_but_a_lone_last_id() -> None:
     [([1, 2, 3], [1, 2, 3], 3), ([1, 2], [1, 2, 3], 2), ([1, 9, 3], [1, 2, 3], 1), ([], [1], 0)],
 )
 def test_common_prefix(left: list[int], right: list[int], same: int) -> None:
-    assert accuracy.common_prefix(left, right) == same
+    assert agreement.common_prefix(left, right) == same
 
 
 class Successor:
