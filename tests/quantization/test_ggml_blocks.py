@@ -1,0 +1,138 @@
+"""Block formats against the reference of the `gguf` package, bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.loader.gguf_tensors import KINDS
+from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, Grouped, dequantize, unpack
+
+SIZES = {kind: (block, size) for kind, block, size in KINDS.values()}
+# where the float16 numbers stand in a block
+HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F16": [0], "BF16": [0], "F32": [2],
+}  # fmt: skip
+
+
+def random_bytes(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np.uint8]:
+    """Any bytes at all, but for the exponent of infinities and NaNs in the scales."""
+    block, size = SIZES[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
+    for position in HALVES[kind]:
+        high = blocks[:, position + 1]
+        high[(high & 0x7C) == 0x7C] ^= 0x40
+    return blocks.reshape(-1)
+
+
+def reference(kind: str, data: npt.NDArray[np.uint8], shape: tuple[int, int]) -> np.ndarray:
+    gguf = pytest.importorskip("gguf")
+    rows = data.reshape(shape[0], -1)
+    values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    return np.ascontiguousarray(values, np.float32).reshape(shape)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def rebuild(grouped: Grouped) -> npt.NDArray[np.float32]:
+    """The formula of the module, written in the plainest way."""
+    scale = np.repeat(grouped.scale, grouped.group, axis=1)
+    if grouped.minimum is None:
+        return scale * (grouped.q.astype(np.int32) - grouped.offset).astype(np.float32)
+    assert grouped.offset == 0
+    return scale * grouped.q.astype(np.float32) + np.repeat(grouped.minimum, grouped.group, axis=1)
+
+
+# the second is more than two chunks of work and no whole number of them
+@pytest.mark.parametrize("shape", [(3, 512), (1030, 512)])
+@pytest.mark.parametrize("kind", SIZES)
+def test_dequantize_is_the_reference(kind: str, shape: tuple[int, int]) -> None:
+    data = random_bytes(kind, *shape, seed=1)
+    values = dequantize(kind, data, shape)
+    assert values.dtype == np.float32
+    assert same_bits(values, reference(kind, data, shape))
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_unpack_loses_nothing(kind: str) -> None:
+    shape = (1030, 512)
+    data = random_bytes(kind, *shape, seed=2)
+    grouped = unpack(kind, data, shape)
+    groups = (shape[0], shape[1] // grouped.group)
+    assert (grouped.q.shape, grouped.scale.shape) == (shape, groups)
+    assert grouped.minimum is None or grouped.minimum.shape == groups
+    assert int(grouped.q.max()) < 2**grouped.bits
+    assert same_bits(rebuild(grouped), dequantize(kind, data, shape))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "group", "offset", "half"),
+    [
+        ("Q4_0", 4, 32, 8, True),
+        ("Q4_1", 4, 32, 0, True),
+        ("Q5_0", 8, 32, 16, True),
+        ("Q5_1", 8, 32, 0, True),
+        ("Q8_0", 8, 32, 128, True),
+        ("Q4_K", 4, 32, 0, False),
+        ("Q5_K", 8, 32, 0, False),
+        ("Q6_K", 8, 16, 32, False),
+    ],
+)
+def test_what_unpack_says(kind: str, bits: int, group: int, offset: int, half: bool) -> None:
+    grouped = unpack(kind, random_bytes(kind, 16, 256, seed=3), (16, 256))
+    assert (grouped.bits, grouped.group, grouped.offset) == (bits, group, offset)
+    assert (grouped.minimum is None) == (offset > 0)
+    assert grouped.half is half
+
+
+def test_half_is_seen_in_the_values() -> None:
+    """A K format whose scales happen to be float16 numbers says so."""
+    data = random_bytes("Q6_K", 4, 256, seed=4).reshape(-1, 210)
+    data[:, 208:] = np.frombuffer(np.float16(0.5).tobytes(), np.uint8)
+    assert unpack("Q6_K", data.reshape(-1), (4, 256)).half
+
+
+def test_vector_and_three_dimensions() -> None:
+    data = random_bytes("Q4_0", 6, 64, seed=5)
+    flat = dequantize("Q4_0", data, (384,))
+    assert flat.shape == (384,)
+    assert same_bits(dequantize("Q4_0", data, (2, 3, 64)), flat.reshape(2, 3, 64))
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_infinite_scales_pass_without_a_warning(kind: str) -> None:
+    block, size = SIZES[kind]
+    data = random_bytes(kind, 1, block, seed=6)
+    position = HALVES[kind][0]
+    data[position : position + 2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+    assert not np.isfinite(dequantize(kind, data, (1, block))).all()
+    assert not np.isfinite(unpack(kind, data, (1, block)).scale).all()
+    assert len(data) == size
+
+
+def test_bad_arguments_are_named() -> None:
+    data = random_bytes("Q4_0", 1, 64, seed=7)
+    with pytest.raises(InvalidField, match="kind = 'Q3_K' is not allowed"):
+        dequantize("Q3_K", data, (1, 64))
+    with pytest.raises(InvalidField, match="kind = 'F16' is not allowed"):
+        unpack("F16", data, (1, 64))
+    with pytest.raises(InvalidField, match="rows of whole blocks of 32"):
+        dequantize("Q4_0", data, (4, 16))
+    with pytest.raises(InvalidField, match="72 bytes for"):
+        unpack("Q4_0", data, (2, 64))
+    with pytest.raises(InvalidField, match="8 bytes for"):
+        dequantize("F32", data, (2,))
+
+
+def test_the_reader_and_the_formats_agree_on_sizes() -> None:
+    from mlc_llm.quantization import ggml_blocks
+
+    for kind, form in ggml_blocks._FORMATS.items():
+        assert (form.block, form.layout.itemsize) == SIZES[kind]
+    assert set(SIZES) == set(BLOCK_KINDS) | {"F32", "F16", "BF16"}
