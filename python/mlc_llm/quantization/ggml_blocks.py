@@ -83,7 +83,8 @@ def _q4(blocks: Any) -> Bytes:
 
 def _q5(blocks: Any) -> Bytes:
     fifth = np.unpackbits(blocks["qh"], axis=-1, bitorder="little")
-    return _q4(blocks) | (fifth << np.uint8(4))
+    q: Bytes = _q4(blocks) | (fifth << np.uint8(4))
+    return q
 
 
 def _float32(column: Any) -> Floats:
