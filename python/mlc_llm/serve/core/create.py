@@ -19,6 +19,7 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Run
     # TVM takes a second to import: the core does without it.
     from mlc_llm.runtime.model_runner import load_runner
 
+    assert bundle.gguf is not None
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
     return load_runner(

@@ -105,7 +105,7 @@ class Scheduler:
         assert keys == sorted(set(keys)), "queues are not in the order of service"
         assert all(branch.status is Status.RUNNING for branch in self._running)
         assert all(branch.status is Status.WAITING for branch in self._waiting.values())
-        used = [branch.seq_id for branch in self._running]
+        used = [branch.seq_id for branch in self._running if branch.seq_id is not None]
         assert sorted([*used, *self._free_ids]) == list(range(self._max_running))
         assert all(branch.remaining >= 1 for branch in self._running)
         assert all(b.computed == 0 and b.seq_id is None for b in self._waiting.values())

@@ -1,0 +1,96 @@
+"""What all engines do with their arguments before a model is opened."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.metrics import EngineMetrics
+from mlc_llm.serve.model_args import ModelBundle, open_model
+
+if TYPE_CHECKING:
+    import tvm
+
+__all__ = [
+    "EngineConfig",
+    "EngineMetrics",
+    "ModelInfo",
+    "_check_engine_config",
+    "_parse_models",
+    "_process_model_args",
+    "_query_engine_metrics",
+    "detect_device",
+]
+
+MOCK_ECHO = "mock://echo"
+_ACCELERATORS = ("cuda", "rocm", "metal", "vulkan", "opencl")
+
+_log = logging.getLogger(__name__)
+
+
+class ModelInfo(NamedTuple):
+    """One model that an engine is made of. None: the default model; a library made when needed."""
+
+    model: str | None
+    model_lib: str | None = None
+
+
+def detect_device(device: str) -> tvm.runtime.Device:
+    """The TVM device of a name: `auto`, `cpu`, or that with an index.
+
+    Accelerators have no kernels here yet: their names are taken with a warning, and the model runs
+    on the CPU. Raises `InvalidField` for a name that is no device at all.
+    """
+    import tvm
+
+    kind, _, index = device.partition(":")
+    if kind in _ACCELERATORS and (not index or index.isdigit()):
+        _log.warning("device %s is not supported yet: the model runs on the CPU", device)
+    elif kind not in ("auto", "cpu") or index not in ("", "0"):
+        raise InvalidField("device", device, "should be 'auto' or 'cpu'")
+    return tvm.cpu(0)
+
+
+def _check_engine_config(
+    model: str | None, model_lib: str | None, mode: str, engine_config: EngineConfig
+) -> None:
+    """Raise `InvalidField` where the config contradicts the engine's own arguments."""
+    for name, argument in (("model", model), ("model_lib", model_lib), ("mode", mode)):
+        value = getattr(engine_config, name)
+        if value is not None and value != argument:
+            raise InvalidField(
+                f"engine_config.{name}", value, f"the engine's argument {name} is {argument!r}"
+            )
+
+
+def _parse_models(
+    model: str | None,
+    model_lib: str | None,
+    additional_models: list[str | tuple[str, str]],
+) -> list[ModelInfo]:
+    """The main model first, then the additional ones."""
+    more = [
+        ModelInfo(one) if isinstance(one, str) else ModelInfo(*one) for one in additional_models
+    ]
+    return [ModelInfo(model, model_lib), *more]
+
+
+def _process_model_args(models: list[ModelInfo]) -> list[ModelBundle]:
+    """Open every model. Raises `InvalidField` for a library that cannot be used."""
+    for one in models:
+        if one.model_lib not in (None, MOCK_ECHO):
+            raise InvalidField(
+                "model_lib",
+                one.model_lib,
+                "a library from elsewhere is not supported yet; leave it out, and the model is "
+                "compiled for this machine",
+            )
+    return [open_model(one.model) for one in models]
+
+
+def _query_engine_metrics(engine: Any) -> EngineMetrics:
+    """The metrics of any engine that has `metrics()`."""
+    found = engine.metrics()
+    return found if isinstance(found, EngineMetrics) else EngineMetrics(found)

@@ -1,0 +1,183 @@
+"""What an engine needs to know of a model before anything is compiled: files, tokens, defaults."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
+from mlc_llm.support.model_source import ModelSource, resolve_model
+from mlc_llm.tokenizers import Tokenizer
+
+MAX_CONFIG_BYTES = 16 * 2**20
+CHAT_CONFIG_FILE = "mlc-chat-config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that mean the same here."""
+
+
+@dataclass(frozen=True)
+class ModelBundle:
+    """A model's files, opened, and what they say. Nothing is computed or copied yet."""
+
+    source: ModelSource | None
+    gguf: GGUFFile | None
+    """None like `source`: there is no model behind the echo engine."""
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    """None: the model has none, so it cannot chat."""
+    name: str
+    context_window: int
+    """Tokens of prompt and answer together."""
+    stop_token_ids: frozenset[int]
+    """From all the places where the model states them."""
+    defaults: GenerationConfig
+    """Merged under every request's config."""
+
+
+def open_model(model: str | None = None) -> ModelBundle:
+    """Open a `.gguf` file, a folder with one, a model that has to be fetched, or the default one.
+
+    Beside the file, mlc-chat-config.json and generation_config.json are read where they exist; the
+    first comes before the second. Raises `UserError`: ModelNotFound, ModelFileError,
+    UnsupportedModel.
+    """
+    source = resolve_model(model)
+    path = _gguf_of(source)
+    gguf = GGUFFile.open(path)
+    chat = _chat_config(path.parent) if source.kind == "folder" else None
+    generation = _json_file(path.parent / GENERATION_CONFIG_FILE) if source.kind == "folder" else {}
+    tokenizer = open_tokenizer(gguf)
+    return ModelBundle(
+        source=source,
+        gguf=gguf,
+        tokenizer=tokenizer,
+        chat_template=_chat_template(gguf, tokenizer),
+        name=source.name,
+        context_window=_context_window(gguf, chat),
+        stop_token_ids=_stop_token_ids(tokenizer, chat, generation),
+        defaults=_defaults(chat, generation),
+    )
+
+
+def echo_bundle(context_window: int) -> ModelBundle:
+    """What stands for a model where there is none: a tokenizer whose tokens are the 256 bytes."""
+    return ModelBundle(
+        source=None,
+        gguf=None,
+        tokenizer=Tokenizer.from_gguf_metadata(_byte_vocabulary()),
+        chat_template=None,
+        name="mock://echo",
+        context_window=context_window,
+        stop_token_ids=frozenset(),
+        defaults=GenerationConfig(),
+    )
+
+
+def open_tokenizer(gguf: GGUFFile) -> Tokenizer:
+    """The tokenizer inside the file, or the one in tokenizer.json beside it."""
+    if "tokenizer.ggml.model" in gguf.metadata:
+        return Tokenizer.from_gguf_metadata(gguf.metadata)
+    if (gguf.path.parent / "tokenizer.json").is_file():
+        return Tokenizer(gguf.path.parent)
+    raise UnsupportedModel(f"{gguf.path}: no tokenizer in the file, no tokenizer.json beside it")
+
+
+def _gguf_of(source: ModelSource) -> Path:
+    """The one GGUF file of a model (the first part of a split one)."""
+    if source.kind == "gguf":
+        return source.path
+    found = sorted(source.path.glob("*.gguf"))
+    first = [path for path in found if "-of-" not in path.stem or "-00001-of-" in path.stem]
+    if not first:
+        raise UnsupportedModel(
+            f"{source.path}: no .gguf file in this folder; other weight formats are not supported "
+            "yet"
+        )
+    if len(first) > 1:
+        names = ", ".join(path.name for path in first[:5])
+        raise UnsupportedModel(f"{source.path}: several models in this folder ({names}); name one")
+    return first[0]
+
+
+def _chat_config(folder: Path) -> MLCChatConfig | None:
+    values = _json_file(folder / CHAT_CONFIG_FILE)
+    return MLCChatConfig(**values) if values else None
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file. Raises `ModelFileError`."""
+    try:
+        if not path.is_file():
+            return {}
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelFileError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{path}: should hold a JSON object")
+    return values
+
+
+def _chat_template(gguf: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    source = gguf.get_str("tokenizer.chat_template", None)
+    if source is None:
+        return None
+    bos = _text(tokenizer, tokenizer.bos_token_id)
+    eos = _text(tokenizer, gguf.get_int("tokenizer.ggml.eos_token_id", None))
+    return ChatTemplate(source, bos=bos, eos=eos)
+
+
+def _text(tokenizer: Tokenizer, token_id: int | None) -> str:
+    if token_id is None:
+        return ""
+    return next((text for text, one in tokenizer.special_tokens.items() if one == token_id), "")
+
+
+def _context_window(gguf: GGUFFile, chat: MLCChatConfig | None) -> int:
+    architecture = gguf.get_str("general.architecture")
+    window = gguf.get_int(f"{architecture}.context_length", low=1, high=2**31 - 1)
+    asked = -1 if chat is None else chat.context_window_size
+    return min(window, asked) if asked > 0 else window
+
+
+def _stop_token_ids(
+    tokenizer: Tokenizer, chat: MLCChatConfig | None, generation: dict[str, Any]
+) -> frozenset[int]:
+    ids = set(tokenizer.eos_token_ids)
+    if chat is not None:
+        ids |= chat.eos_token_ids()
+        if not isinstance(chat.conv_template, str):
+            ids |= set(chat.conv_template.stop_token_ids)
+    stated = generation.get("eos_token_id", [])
+    more = stated if isinstance(stated, list) else [stated]
+    ids |= {one for one in more if isinstance(one, int)}
+    return frozenset(one for one in ids if 0 <= one < tokenizer.vocab_size)
+
+
+def _defaults(chat: MLCChatConfig | None, generation: dict[str, Any]) -> GenerationConfig:
+    values = {name: generation[name] for name in _DEFAULTS if name in generation}
+    if generation.get("do_sample") is False:
+        values = {**values, "temperature": 0.0}
+    below = GenerationConfig(**values)
+    return below if chat is None else chat.default_generation_config().merged_over(below)
+
+
+def _byte_vocabulary() -> dict[str, Any]:
+    """GGUF metadata of a byte-level tokenizer without merges: token i is byte i."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = (chr(256 + i) for i in range(256 - len(shown)))
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [chr(i) if i in shown else next(hidden) for i in range(256)],
+        "tokenizer.ggml.token_type": [1] * 256,
+        "tokenizer.ggml.merges": [],
+    }

@@ -1,0 +1,83 @@
+"""From an `EngineConfig` to an engine core with its model."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from mlc_llm.compiler.build import kv_dtype
+from mlc_llm.compiler.target import choose
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.create import create_runner
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.engine_base import MOCK_ECHO, _parse_models, _process_model_args
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.limits import ModelSize, complete_config
+from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
+from mlc_llm.support.machine import describe
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenEngine:
+    """A core, the model behind it, and the config with every limit filled in."""
+
+    core: EngineCore
+    bundle: ModelBundle
+    config: EngineConfig
+
+
+def open_engine(
+    config: EngineConfig, device: str, trace: EventTraceRecorder | None = None
+) -> OpenEngine:
+    """Open the model, decide the limits, compile or load its library. Raises `UserError`."""
+    if MOCK_ECHO in (config.model, config.model_lib):
+        return _open_echo(config, trace)
+    (bundle,) = _process_model_args(
+        _parse_models(config.model, config.model_lib, config.additional_models)
+    )
+    complete, plan = complete_config(config, model_size(bundle), _free_memory())
+    if config.verbose:
+        _log.info("memory: %s", plan.describe())
+    runner = create_runner(bundle, complete, device)
+    core = EngineCore(
+        runner, bundle.tokenizer, complete, stop_token_ids=bundle.stop_token_ids, trace=trace
+    )
+    return OpenEngine(core, bundle, complete)
+
+
+def model_size(bundle: ModelBundle) -> ModelSize:
+    """The sizes that decide how much memory the model takes. Raises UnsupportedModel."""
+    assert bundle.gguf is not None
+    shape = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors).config
+    return ModelSize(
+        layers=shape.layers,
+        query_heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocab,
+        context_window=bundle.context_window,
+        weight_bytes=sum(tensor.data.nbytes for tensor in bundle.gguf.tensors.values()),
+        kv_element_bytes={"float16": 2, "float32": 4}[kv_dtype(choose().isa)],
+    )
+
+
+def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:
+    """The echo engine with the tokenizer of a model, or with one of bytes and no model at all."""
+    complete = echo_config(config)
+    context = complete.max_single_sequence_length
+    assert context is not None
+    bundle = echo_bundle(context) if config.model == MOCK_ECHO else open_model(config.model)
+    return OpenEngine(EchoCore(bundle.tokenizer, complete, trace), bundle, complete)
+
+
+def _free_memory() -> int:
+    free = describe().memory_free
+    if free is None:
+        _log.warning("this system does not say how much memory is free: 4 GB are assumed")
+    return 4 * 2**30 if free is None else free

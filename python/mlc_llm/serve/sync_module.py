@@ -1,0 +1,130 @@
+"""What stands behind the global function `mlc.serve.create_engine`: the sync engine's functions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import tvm_ffi
+
+from mlc_llm.errors import MLCError
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import refuse_unsupported
+from mlc_llm.serve.data import Data, RequestStreamOutput, TextData
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.ffi_table import function_table
+from mlc_llm.serve.model_args import ModelBundle
+from mlc_llm.serve.open_engine import OpenEngine, open_engine
+from mlc_llm.serve.request import Request
+
+StreamCallback = Callable[[list[RequestStreamOutput]], None]
+
+FUNCTIONS = (
+    "init",
+    "add_request",
+    "abort_request",
+    "has_request",
+    "step",
+    "reset",
+    "json_metrics",
+    "get_request_stream_callback",
+    "set_request_stream_callback",
+    "create_request",
+    "get_complete_engine_config",
+    "get_model_bundle",
+)
+
+
+class SyncEngineModule:
+    """One engine, stepped by its caller. Every function but `init` needs `init` first."""
+
+    def __init__(self) -> None:
+        self._opened: OpenEngine | None = None
+        self._callback: StreamCallback | None = None
+        self._undelivered: list[RequestStreamOutput] = []
+
+    def init(
+        self,
+        config_json: str,
+        device: Any,
+        callback: StreamCallback | None = None,
+        trace: EventTraceRecorder | None = None,
+    ) -> None:
+        """Open the model that the config names. `device`: a name or a TVM device."""
+        self._opened = open_engine(EngineConfig.from_json(config_json), str(device), trace)
+        self._callback = callback
+
+    def create_request(self, request_id: str, inputs: Any, config_json: str) -> Request:
+        """`inputs`: one `Data`, or an array of them; a string stands for a text.
+
+        The config is merged over the model's defaults. Raises `UserError` for what is refused.
+        """
+        defaults = self._engine.bundle.defaults
+        config = GenerationConfig.from_json(config_json).merged_over(defaults)
+        refuse_unsupported(config)
+        return Request(request_id, _inputs(inputs), config)
+
+    def add_request(self, request: Request) -> None:
+        self._deliver(self._engine.core.add_request(request))
+
+    def abort_request(self, request_id: str) -> None:
+        self._deliver(self._engine.core.abort_request(request_id))
+
+    def has_request(self, request_id: str) -> bool:
+        """False once the request's usage was given out."""
+        return self._engine.core.has_request(request_id)
+
+    def step(self) -> None:
+        """One step, with one call of the callback if there is anything to say."""
+        core = self._engine.core
+        if self._callback is None:
+            raise MLCError("the request stream callback is not set; set it before stepping")
+        self._deliver(core.step())
+
+    def reset(self) -> None:
+        self._deliver(self._engine.core.reset())
+
+    def json_metrics(self) -> str:
+        return json.dumps(self._engine.core.metrics().metrics)
+
+    def get_request_stream_callback(self) -> StreamCallback | None:
+        return self._callback
+
+    def set_request_stream_callback(self, callback: StreamCallback | None) -> None:
+        self._callback = callback
+
+    def get_complete_engine_config(self) -> str:
+        """The config with every inferred limit, as JSON."""
+        return self._engine.config.asjson()
+
+    def get_model_bundle(self) -> ModelBundle:
+        """Tokenizer, template and files of the model; of use in Python alone."""
+        return self._engine.bundle
+
+    @property
+    def _engine(self) -> OpenEngine:
+        if self._opened is None:
+            raise MLCError("the engine is not initialized; call init first")
+        return self._opened
+
+    def _deliver(self, outputs: list[RequestStreamOutput]) -> None:
+        """Give outputs to the callback; without one they wait for it."""
+        self._undelivered += outputs
+        if self._callback is not None and self._undelivered:
+            ready, self._undelivered = self._undelivered, []
+            self._callback(ready)
+
+
+def _inputs(inputs: Any) -> list[Data]:
+    items = [inputs] if isinstance(inputs, (str, Data)) else list(inputs)
+    return [TextData(item) if isinstance(item, str) else item for item in items]
+
+
+def create_engine() -> Any:
+    """A new engine's table of functions."""
+    return function_table(SyncEngineModule(), FUNCTIONS)
+
+
+tvm_ffi.register_global_func("mlc.serve.create_engine", create_engine, override=True)
