@@ -43,7 +43,9 @@ def three_parts(folder: Path) -> list[Path]:
 
 
 def test_joined(tmp_path: Path) -> None:
-    file = GGUFFile.open(three_parts(tmp_path)[0])
+    parts = three_parts(tmp_path)
+    file = GGUFFile.open(parts[0])
+    assert [tensor.path for tensor in file.tensors.values()] == [parts[1], parts[1], parts[2]]
     assert file.get_str("general.architecture") == "llama"
     assert list(file.tensors) == ["a", "b", "c"]
     assert [int(t.data[0]) for t in file.tensors.values()] == [1, 1, 2]

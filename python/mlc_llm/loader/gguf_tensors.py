@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -72,12 +73,13 @@ MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, dims, one size, t
 @dataclass(frozen=True)
 class GGUFTensor:
     """One tensor: `shape` in NumPy order (rows first, the contiguous axis last), `data` the
-    file's own bytes as a read-only memory-mapped uint8 vector."""
+    file's own bytes as a read-only memory-mapped uint8 vector, `path` that file."""
 
     name: str
     shape: tuple[int, ...]
     kind: str
     data: npt.NDArray[np.uint8]
+    path: Path
 
 
 @dataclass(frozen=True)
@@ -184,4 +186,4 @@ def _check_places(cursor: Cursor, infos: list[_Info], start: int) -> None:
 
 def _map_data(cursor: Cursor, info: _Info, start: int) -> GGUFTensor:
     data = np.frombuffer(cursor.buffer, np.uint8, info.size, start + info.offset)
-    return GGUFTensor(info.name, info.shape, info.kind, data)
+    return GGUFTensor(info.name, info.shape, info.kind, data, cursor.path)

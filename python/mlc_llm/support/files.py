@@ -1,0 +1,214 @@
+"""The cache folder, and writing into it so that nobody ever sees half a file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mlc_llm.errors import CacheError
+from mlc_llm.support.progress import progress
+
+_POLL_S = 0.05
+_TEMPORARY = ".new-"
+_LEFT_BEHIND_S = 24 * 3600
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "it is on a read-only file system",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOTDIR: "a part of this path is not a folder",
+    errno.EEXIST: "there is a file of this name",
+    errno.ENOLCK: "its file system has no file locks",
+}
+
+
+def cache_root() -> Path:
+    """Where the cache is, whether or not it exists yet.
+
+    $MLC_LLM_HOME; on Windows %LOCALAPPDATA%\\mlc_llm; $XDG_CACHE_HOME/mlc_llm;
+    ~/.cache/mlc_llm. Raises CacheError where there is no home folder either.
+    """
+    chosen = os.environ.get("MLC_LLM_HOME")
+    try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        return _system_cache() / "mlc_llm"
+    except RuntimeError as error:
+        raise CacheError("there is no home folder for the cache; set MLC_LLM_HOME") from error
+
+
+def _system_cache() -> Path:
+    local = os.environ.get("LOCALAPPDATA")
+    if sys.platform == "win32" and local:
+        return Path(local)
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # its standard says that relative paths there are to be ignored
+    return shared if shared.is_absolute() else Path.home() / ".cache"
+
+
+def cache_dir(*parts: str) -> Path:
+    """The cache folder, or the folder `parts` inside it, made where missing.
+
+    Raises CacheError: read-only, full, or a file is in the way.
+    """
+    folder = cache_root().joinpath(*parts)
+    with cache_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def cache_errors(path: Path) -> Iterator[None]:
+    """Turn the system's errors about `path` into a CacheError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+        raise CacheError(
+            f"cannot write {path}: {reason}; make room or set MLC_LLM_HOME to another folder"
+        ) from error
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A temporary file to fill that becomes `path`, all at once, when the block ends well.
+
+    Readers see the old file or the new one, also after a crash. Raises CacheError.
+    """
+    with cache_errors(path):
+        temporary = _temporary(path.parent)
+        temporary.touch(exist_ok=False)
+        try:
+            yield temporary
+            _sync(temporary)
+            temporary.replace(path)
+            _sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `path` whole or not at all. Raises CacheError."""
+    with new_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextlib.contextmanager
+def new_folder(parent: Path) -> Iterator[Path]:
+    """A temporary folder inside `parent`, to be filled and then put in its place by `publish`.
+
+    Whatever is left of it at the end of the block is removed. Raises CacheError.
+    """
+    with cache_errors(parent):
+        temporary = _temporary(parent)
+        temporary.mkdir()
+        try:
+            yield temporary
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(parent: Path) -> Path:
+    """A free name in `parent`. Unlike those of `tempfile`, what it names may be shared by users."""
+    parent.mkdir(parents=True, exist_ok=True)
+    _sweep(parent)
+    return parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what killed processes have left in `parent` a day ago or earlier."""
+    for path in parent.glob(f"{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):  # another process sweeps too
+            if time.time() - path.stat().st_mtime > _LEFT_BEHIND_S:
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+def publish(temporary: Path, folder: Path) -> None:
+    """Make a filled folder be `folder`, in place of an older one; its files are on the disk first.
+
+    Call it under a lock: between the removal and the renaming there is no folder.
+    """
+    with cache_errors(folder):
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                _sync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+        _sync_folder(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a renaming last through a crash. Windows does so by itself."""
+    if sys.platform == "win32":
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold `path` as a lock against other processes and threads; wait while another holds it.
+
+    The system lets go when the process dies, however it dies, so a lock cannot be left behind;
+    the empty file stays. `waiting` is called once if there is a wait. Raises CacheError.
+    """
+    with cache_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with cache_errors(path):
+            free = _try_lock(number)
+        if not free:
+            if waiting is not None:
+                waiting()
+            _wait_for(number, path)
+        yield
+    finally:
+        os.close(number)
+
+
+def _wait_for(number: int, path: Path) -> None:
+    with progress("waiting for another process that makes the same", None), cache_errors(path):
+        while not _try_lock(number):
+            time.sleep(_POLL_S)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(number: int) -> bool:
+        try:
+            msvcrt.locking(number, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EDEADLK):
+                raise
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(number: int) -> bool:
+        try:
+            # of the opened file, not of the process: it holds between threads as well
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
