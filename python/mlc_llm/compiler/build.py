@@ -10,11 +10,12 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from ..errors import CompileError
-from ..kernels.attention import query_tile
-from ..kernels.isa import Isa
-from ..kernels.kv_pages import PAGE
-from ..model_lib import (
+from mlc_llm.compiler.target import target_for
+from mlc_llm.errors import CompileError
+from mlc_llm.kernels.attention import query_tile
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.kv_pages import PAGE
+from mlc_llm.model_lib import (
     BYTECODE_FILE,
     COPY_PAGES,
     FORWARD,
@@ -26,9 +27,8 @@ from ..model_lib import (
     Metadata,
     ParamInfo,
 )
-from ..models.config import ModelConfig
-from ..models.registry import MODELS
-from .target import target_for
+from mlc_llm.models.config import ModelConfig
+from mlc_llm.models.registry import MODELS
 
 
 def kv_dtype(isa: Isa) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import tvm
 from tvm.target import codegen
 
-from ..errors import InvalidField
-from ..kernels.isa import AVX2, ISAS, PORTABLE, VNNI, Isa
-from ..support.machine import cpu_flags
+from mlc_llm.errors import InvalidField
+from mlc_llm.kernels.isa import AVX2, ISAS, PORTABLE, VNNI, Isa
+from mlc_llm.support.machine import cpu_flags
 
 KERNELS_VARIABLE = "MLC_LLM_KERNELS"
 """Environment variable that forces a set of kernels: auto, vnni, avx2 or portable."""

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.formats import WeightFormat
-from ..kernels.isa import Isa
-from ..model_lib import INDEX_FILE, PARAMS_FILE, ROPE_PARAM
-from ..models.config import ModelConfig, RopeConfig
-from ..models.gguf_llama import Plan, Source
-from ..models.registry import read_gguf
-from ..quantization.ggml_blocks import Grouped, dequantize, unpack
-from ..quantization.packing import Packed, format_of_kind, pack, pack_floats
+from mlc_llm.kernels.formats import WeightFormat
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE, ROPE_PARAM
+from mlc_llm.models.config import ModelConfig, RopeConfig
+from mlc_llm.models.gguf_llama import Plan, Source
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.quantization.ggml_blocks import Grouped, dequantize, unpack
+from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
 
 ALIGNMENT = 64
 Array = npt.NDArray[Any]
@@ -66,7 +66,10 @@ def inverse_frequencies(rope: RopeConfig, factors: Array | None) -> Array:
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     inverse = np.float32(1.0) / np.power(np.float32(rope.theta), exponents, dtype=np.float32)
     inverse = inverse / np.float32(rope.linear)
-    return inverse if factors is None else inverse / factors.astype(np.float32)
+    if factors is not None:
+        inverse = inverse / factors.astype(np.float32)
+    result: Array = inverse
+    return result
 
 
 def _parameters(plan: Plan, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:

@@ -7,7 +7,6 @@ For integer kernels a row becomes, group by group (size `fmt.group`):
 For float kernels it stays float32 [m, k].
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -16,8 +15,17 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from .isa import VNNI, Isa
-from .vectors import LOG2E, SCHEDULED, exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.isa import VNNI, Isa
+from mlc_llm.kernels.vectors import (
+    LOG2E,
+    SCHEDULED,
+    exp2,
+    fsplat,
+    lanes_at,
+    reduce_max,
+    reduce_sum,
+    splat,
+)
 
 SERIAL_ROWS = 2
 """Up to here a thread-pool launch costs more than the rows."""

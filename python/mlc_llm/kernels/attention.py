@@ -6,7 +6,6 @@ Gimelshein 2018; Dao et al. 2022), rows in registers. What a row computes does n
 tile it is in: masked tokens add exactly nothing.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -15,9 +14,9 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from .isa import Isa
-from .kv_pages import PAGE
-from .vectors import SCHEDULED, exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.kv_pages import PAGE
+from mlc_llm.kernels.vectors import SCHEDULED, exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
 
 MASKED = -1.0e30
 
@@ -43,7 +42,6 @@ def attention(
     """
     L, D, share = isa.lanes, head_dim, heads // kv_heads
     QT, VP, VD = query_tile(heads, kv_heads, isa), PAGE // L, D // L
-    kv = f"{kv_dtype}x{L}"
     f32 = f"float32x{L}"
     row_lane = lanes_at(0, L)
 
@@ -53,8 +51,12 @@ def attention(
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
-        rotated: T.handle, pages: T.handle, position: T.handle, tiles: T.handle,
-        page_ids: T.handle, out: T.handle,
+        rotated: T.handle,
+        pages: T.handle,
+        position: T.handle,
+        tiles: T.handle,
+        page_ids: T.handle,
+        out: T.handle,
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
@@ -137,9 +139,9 @@ def attention(
                     part[row_lane] = weight[r, row_lane]
                     top[0] = T.float32(1) / reduce_sum(part, L)
                     for d in T.unroll(VD):
-                        O[token[r // share], lanes_at((h * share + r % share) * D + d * L, L)] = (
-                            o[r, lanes_at(d * L, L)] * splat(top[0], L)
-                        )
+                        O[token[r // share], lanes_at((h * share + r % share) * D + d * L, L)] = o[
+                            r, lanes_at(d * L, L)
+                        ] * splat(top[0], L)
 
         with T.sblock("root"):
             for u in T.parallel(num_tiles * kv_heads):

@@ -1,6 +1,5 @@
 """Rows of a packed embedding table as float32."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -9,13 +8,13 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from .formats import BLOCK, WeightFormat
-from .vectors import SCHEDULED
+from mlc_llm.kernels.formats import BLOCK, WeightFormat
+from mlc_llm.kernels.vectors import SCHEDULED
 
 
 @cache
 def embedding(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
-    """Arguments: tokens int32 [m], W words, [scale, minimum], Y float32 [m, k]; n rows, k columns."""
+    """Arguments: tokens int32 [m], W words, [scale, minimum], Y float32 [m, k]; W is [n, k]."""
     return _float_rows(n, k, fmt) if fmt.is_float else _packed_rows(n, k, fmt)
 
 

@@ -1,4 +1,4 @@
-"""Instruction sets the kernels are written for, and the one primitive that differs: the dot product.
+"""Instruction sets the kernels are written for, and what differs between them: the dot product.
 
 An integer kernel multiplies packed unsigned weights by activations of 16 bits. In memory a weight
 word holds four bytes of one row (see `quantization/packing.py`); with `quads` = group / 4 words of
@@ -20,8 +20,9 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.target import codegen
 
-from .formats import WeightFormat
-from .vectors import splat
+from mlc_llm.kernels.formats import WeightFormat
+from mlc_llm.kernels.vectors import splat
+
 
 @dataclass(frozen=True)
 class Isa:

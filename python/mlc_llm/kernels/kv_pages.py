@@ -1,11 +1,11 @@
 """KV pages: what they look like, how new tokens get in, how a page is copied.
 
-A layer's pages are one tensor [pages, 2, kv_heads, PAGE * head_dim]. Keys (index 0) lie transposed,
-[head_dim, PAGE], so that the scores of a page's tokens fill vectors; values (1) lie [PAGE, head_dim].
+A layer's pages are one tensor [pages, 2, kv_heads, PAGE * head_dim]. Keys (index 0) lie
+transposed, [head_dim, PAGE], so that the scores of a page's tokens fill vectors; values (1) lie
+[PAGE, head_dim].
 Pages start as zeros: attention may read past a sequence's end but never uses what it finds there.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from .vectors import LOG2E, SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.vectors import LOG2E, SCHEDULED, lanes_at, splat
 
 PAGE = 16
 """Tokens a page."""
@@ -23,8 +23,12 @@ ROPE_LANES = 8
 
 @cache
 def rope_append(
-    heads: int, kv_heads: int, head_dim: int, widths: tuple[int, int, int],
-    offsets: tuple[int, int, int], kv_dtype: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    widths: tuple[int, int, int],
+    offsets: tuple[int, int, int],
+    kv_dtype: str,
 ) -> tvm.tirx.PrimFunc:
     """Rotates queries and keys (halves paired, as GPT-NeoX), stores keys and values in pages.
 
@@ -46,7 +50,12 @@ def rope_append(
 
     @T.prim_func(private=True, s_tir=True)
     def append(
-        q: T.handle, k: T.handle, v: T.handle, rope: T.handle, slot: T.handle, pages: T.handle,
+        q: T.handle,
+        k: T.handle,
+        v: T.handle,
+        rope: T.handle,
+        slot: T.handle,
+        pages: T.handle,
         rotated: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -80,9 +89,9 @@ def rope_append(
                 for d in T.serial(head_dim):
                     P[S[row] // PAGE, 0, h, d * PAGE + S[row] % PAGE] = T.cast(key[d], kv_dtype)
                 for i in T.serial(head_dim // L):
-                    P[
-                        S[row] // PAGE, 1, h, lanes_at(S[row] % PAGE * head_dim + i * L, L)
-                    ] = T.cast(V[row, lanes_at(v0 + h * head_dim + i * L, L)], f"{kv_dtype}x{L}")
+                    P[S[row] // PAGE, 1, h, lanes_at(S[row] % PAGE * head_dim + i * L, L)] = T.cast(
+                        V[row, lanes_at(v0 + h * head_dim + i * L, L)], f"{kv_dtype}x{L}"
+                    )
 
         with T.sblock("root"):
             for row in T.serial(m):

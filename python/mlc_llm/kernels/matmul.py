@@ -1,10 +1,9 @@
-"""Y[m, n] (+)= X[m, k] W[n, k]^T over packed weights: matrix-vector and matrix-matrix in one kernel.
+"""Y[m, n] (+)= X[m, k] W[n, k]^T over packed weights: one kernel for vectors and matrices.
 
 The sums of a row run over the groups in the same order whatever the number of rows, so a row's
 result never depends on what else is in the batch.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -13,9 +12,9 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from .formats import BLOCK, WeightFormat
-from .isa import Isa, dot, weight_values, word_parts
-from .vectors import SCHEDULED, fsplat, lanes_at, splat
+from mlc_llm.kernels.formats import BLOCK, WeightFormat
+from mlc_llm.kernels.isa import Isa, dot, weight_values, word_parts
+from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
 COLUMN_BLOCKS = 2
 """Packed blocks of 16 weight rows that are computed together; matrices are padded to a multiple."""
@@ -128,7 +127,9 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
     return integer_matmul
 
 
-def _dequantised(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
+def _dequantised(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+) -> tvm.tirx.PrimFunc:
     """Weights become float32 exactly as the file's format says; plain float sums."""
     L, MB, G = isa.lanes, isa.row_tile, k // fmt.group
     VB, PER, NB, words = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK, fmt.words
@@ -172,8 +173,16 @@ def _dequantised(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) 
                                         j,
                                         lanes_at(v % PER * L, L),
                                     ],
-                                    S[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
-                                    Z[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
+                                    S[
+                                        block * COLUMN_BLOCKS + v // PER,
+                                        g,
+                                        lanes_at(v % PER * L, L),
+                                    ],
+                                    Z[
+                                        block * COLUMN_BLOCKS + v // PER,
+                                        g,
+                                        lanes_at(v % PER * L, L),
+                                    ],
                                     part,
                                     byte,
                                 )

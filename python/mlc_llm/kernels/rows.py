@@ -1,6 +1,5 @@
 """Picks rows of a matrix."""
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -8,7 +7,7 @@ from functools import cache
 import tvm
 from tvm.script import tirx as T
 
-from .vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.vectors import SCHEDULED, lanes_at
 
 
 @cache

@@ -5,7 +5,6 @@ non-negative float, which order as integers do: 31 counting passes give the exac
 runs in a fixed order, so equal rows with equal numbers give equal tokens. Ties at a cut are kept.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 from __future__ import annotations
 
 from functools import cache
@@ -14,7 +13,16 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from .vectors import LOG2E, SCHEDULED, exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.vectors import (
+    LOG2E,
+    SCHEDULED,
+    exp2,
+    fsplat,
+    lanes_at,
+    reduce_max,
+    reduce_sum,
+    splat,
+)
 
 L = 16
 CHUNK = 32
@@ -73,7 +81,14 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
                     else:
                         if OPT[row, 0] != T.float32(1):
                             _weights(
-                                X, W, row, vocab, padded, best, T.float32(LOG2E) / OPT[row, 0], total
+                                X,
+                                W,
+                                row,
+                                vocab,
+                                padded,
+                                best,
+                                T.float32(LOG2E) / OPT[row, 0],
+                                total,
                             )
                         floor[0] = T.int32(0)
                         if T.And(K[row] > 0, K[row] < vocab):
@@ -82,9 +97,7 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
                             )
                             _mass(W, row, padded, floor[0], _its_weight, total)
                         if OPT[row, 1] < T.float32(1):
-                            _raise_floor(
-                                W, row, padded, floor, OPT[row, 1] * total[0], _its_weight
-                            )
+                            _raise_floor(W, row, padded, floor, OPT[row, 1] * total[0], _its_weight)
                         floor[0] = T.max(floor[0], T.reinterpret(OPT[row, 2], dtype="int32"))
                         # The most likely token (weight exactly 1) always stays.
                         floor[0] = T.min(floor[0], T.reinterpret(T.float32(1), dtype="int32"))

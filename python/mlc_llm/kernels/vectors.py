@@ -37,8 +37,9 @@ def exp2(x: Any, lanes: int) -> Any:
     p = fsplat(1.5353362e-4, lanes)
     for c in (1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022648e-1, 6.9314720e-1, 1.0):
         p = p * fraction + fsplat(c, lanes)
-    bits = T.shift_left(T.cast(whole, f"int32x{lanes}") + splat(T.int32(127), lanes),
-                        splat(T.int32(23), lanes))
+    bits = T.shift_left(
+        T.cast(whole, f"int32x{lanes}") + splat(T.int32(127), lanes), splat(T.int32(23), lanes)
+    )
     return p * T.reinterpret(bits, dtype=f"float32x{lanes}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..kernels.formats import WeightFormat
+from mlc_llm.kernels.formats import WeightFormat
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..errors import ModelFileError, UnsupportedModel
-from .config import ModelConfig, RopeConfig
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.config import ModelConfig, RopeConfig
 
 
 class TensorInfo(Protocol):

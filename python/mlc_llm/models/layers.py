@@ -8,15 +8,15 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from ..kernels.activation import floats, quantize
-from ..kernels.attention import attention
-from ..kernels.embedding import embedding
-from ..kernels.formats import WeightFormat, padded_rows, tensor_shapes
-from ..kernels.isa import Isa
-from ..kernels.kv_pages import rope_append
-from ..kernels.matmul import matmul
-from ..kernels.rows import take_rows
-from .config import ModelConfig
+from mlc_llm.kernels.activation import floats, quantize
+from mlc_llm.kernels.attention import attention
+from mlc_llm.kernels.embedding import embedding
+from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shapes
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.kv_pages import rope_append
+from mlc_llm.kernels.matmul import matmul
+from mlc_llm.kernels.rows import take_rows
+from mlc_llm.models.config import ModelConfig
 
 
 def float_tensor(*shape: Any) -> Tensor:
@@ -91,10 +91,7 @@ class Fused(nn.Module):  # type: ignore[misc]
     def __init__(self, parts: dict[str, int], k: int, prefix: str, config: ModelConfig, isa: Isa):
         self.parts, joined = parts, "_".join(parts)
         self.joined = f"{prefix}{joined}" in config.formats
-        if self.joined:
-            sizes = {joined: sum(parts.values())}
-        else:
-            sizes = parts
+        sizes = {joined: sum(parts.values())} if self.joined else parts
         for name, n in sizes.items():
             setattr(self, name, Linear(n, k, config.formats[prefix + name], isa))
         self.linears = [getattr(self, name) for name in sizes]
@@ -129,7 +126,11 @@ class Embedding(PackedMatrix):
 
 
 def attend(
-    config: ModelConfig, isa: Isa, kv_dtype: str, qkv: list[tuple[Tensor, int]], step: Step,
+    config: ModelConfig,
+    isa: Isa,
+    kv_dtype: str,
+    qkv: list[tuple[Tensor, int]],
+    step: Step,
     pages: Tensor,
 ) -> Tensor:
     """Rotates, stores keys and values in `pages` (in place), attends: float32 [m, heads * dim]."""

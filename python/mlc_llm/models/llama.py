@@ -7,11 +7,11 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from ..kernels.isa import Isa
-from ..kernels.kv_pages import copy_pages
-from ..kernels.sampling import CHUNK, sample
-from .config import ModelConfig
-from .layers import Embedding, Fused, Linear, Step, attend, float_tensor, select_rows
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.kv_pages import copy_pages
+from mlc_llm.kernels.sampling import CHUNK, sample
+from mlc_llm.models.config import ModelConfig
+from mlc_llm.models.layers import Embedding, Fused, Linear, Step, attend, float_tensor, select_rows
 
 
 class LlamaLayer(nn.Module):  # type: ignore[misc]
@@ -103,7 +103,10 @@ class Llama(nn.Module):  # type: ignore[misc]
         kernel = copy_pages(self.config.kv_heads, self.config.head_dim, self.kv_dtype)
         return [
             op.tensor_ir_inplace_op(
-                kernel, "copy_pages_rows", [source, target, p], 2,
+                kernel,
+                "copy_pages_rows",
+                [source, target, p],
+                2,
                 Tensor.placeholder(p.shape, self.kv_dtype),
             )
             for p in pages

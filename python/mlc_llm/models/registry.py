@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import UnsupportedModel
-from .gguf_llama import Plan, TensorInfo, read_llama
-from .llama import Llama
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.gguf_llama import Plan, TensorInfo, read_llama
+from mlc_llm.models.llama import Llama
 
 MODELS = {"llama": Llama}
 """Architecture name -> nn.Module class taking (ModelConfig, Isa, kv_dtype)."""

@@ -13,14 +13,15 @@ Rows are padded to a multiple of 32 with zero scales.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.formats import BLOCK, WeightFormat, padded_rows
-from .ggml_blocks import Grouped
+from mlc_llm.kernels.formats import BLOCK, WeightFormat, padded_rows
+from mlc_llm.quantization.ggml_blocks import Grouped
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,14 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
     fmt, k = packed.format, packed.columns
     if fmt.is_float:
         rows = packed.tensors[0].transpose(0, 2, 1).reshape(-1, k)
-        return rows[: packed.rows].astype(np.float32)
+        floats: npt.NDArray[np.float32] = rows[: packed.rows].astype(np.float32)
+        return floats
     words = packed.tensors[0].view(np.uint32)  # [blocks, groups, words, 16]
     shifts = np.arange(0, 32, 8, dtype=np.uint32).reshape(4, 1, 1, 1, 1)
     octets = (words[None] >> shifts) & np.uint32(0xFF)  # [byte, blocks, groups, words, 16]
     parts = [octets & 15, octets >> 4] if fmt.bits == 4 else [octets]
-    q = np.stack(parts, axis=1).transpose(2, 5, 3, 0, 1, 4)  # [blocks, 16, groups, byte, part, word]
+    order = (2, 5, 3, 0, 1, 4)  # [blocks, 16, groups, byte, part, word]
+    q = np.stack(parts, axis=1).transpose(order)
     q = q.reshape(-1, k // fmt.group, fmt.group).astype(np.float32)
     scale, *minimum = (_deinterleave(t) for t in packed.tensors[1:])
     value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))
@@ -101,11 +104,10 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
 def _words(q: Array, fmt: WeightFormat) -> Array:
     n, k = q.shape
     parts = 8 // fmt.bits
-    octets = q.reshape(n // BLOCK, BLOCK, k // fmt.group, 4, parts, fmt.words)
+    split = q.reshape(n // BLOCK, BLOCK, k // fmt.group, 4, parts, fmt.words)
+    octets = split[..., 0, :]
     if parts == 2:
-        octets = octets[..., 0, :] | (octets[..., 1, :] << 4)
-    else:
-        octets = octets[..., 0, :]
+        octets = octets | (split[..., 1, :] << 4)
     ordered = octets.transpose(0, 2, 4, 1, 3)  # [blocks, groups, words, 16, byte]
     return np.ascontiguousarray(ordered).view("<i4")[..., 0]
 
@@ -121,4 +123,6 @@ def _interleave(scale: Array) -> Array:
 
 def _deinterleave(scale: Array) -> npt.NDArray[np.float32]:
     blocks, groups, _ = scale.shape
-    return scale.transpose(0, 2, 1).reshape(blocks * BLOCK, groups, 1).astype(np.float32)
+    rows = scale.transpose(0, 2, 1).reshape(blocks * BLOCK, groups, 1)
+    result: npt.NDArray[np.float32] = rows.astype(np.float32)
+    return result

@@ -34,7 +34,7 @@ class Sampling:
     token_counts: dict[int, int] = field(default_factory=dict)
     """Tokens generated so far by this branch, with counts (read only when a penalty is set)."""
     top_logprobs: int = -1
-    """-1: no log-probability wanted; k >= 0: that of the token and of the k most likely (k <= 20)."""
+    """-1: no log-probability; k >= 0: that of the token and of the k most likely (k <= 20)."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Runner(Protocol):
         """Give the sequence's pages back."""
 
     def run(self, batch: Batch) -> BatchOutput:
-        """Compute all rows in one call. Raises `RequestError` before any change if pages lack."""
+        """Compute all rows in one call. Raises `RequestError`, before any change, if pages lack."""
 
     def reset(self) -> None:
         """Drop every sequence."""
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless free + used pages = all and every reference count is right."""
+        """AssertionError unless free + used pages = all and every reference count is right."""

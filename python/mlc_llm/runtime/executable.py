@@ -11,7 +11,7 @@ import tvm_ffi
 import tvm_ffi_orcjit
 from tvm import relax
 
-from ..model_lib import BYTECODE_FILE, KERNELS_FILE, METADATA_FILE, Metadata
+from mlc_llm.model_lib import BYTECODE_FILE, KERNELS_FILE, METADATA_FILE, Metadata
 
 
 class BrokenLibrary(Exception):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RequestError
-from ..model_lib import KVInfo
+from mlc_llm.errors import RequestError
+from mlc_llm.model_lib import KVInfo
 
 Ints = npt.NDArray[np.int32]
 CopyPages = Callable[[list[int], list[int]], None]
@@ -113,7 +113,9 @@ class KVCache:
         Raises RequestError before any change if there are too few.
         """
         self._reserve(rows)
-        slots, positions, tiles, page_ids, first_row = [], [], [], [], 0
+        slots, positions, tiles = [], [], []
+        page_ids: list[int] = []
+        first_row = 0
         for seq_id, n in rows:
             sequence = self._sequences[seq_id]
             new = np.arange(sequence.length, sequence.length + n, dtype=np.int32)
@@ -140,7 +142,9 @@ class KVCache:
             for page in sequence.pages:
                 counts[page] += 1
         assert counts == self._references, "reference counts"
-        assert sorted(self._free) == [p for p, count in enumerate(counts) if count == 0], "free list"
+        assert sorted(self._free) == [p for p, count in enumerate(counts) if count == 0], (
+            "free list"
+        )
 
     def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
         wanted = [

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from .batch import Sampling
+from mlc_llm.runtime.batch import Sampling
 
 Floats = npt.NDArray[np.float32]
 

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import tvm
 import tvm_ffi
 
-from ..errors import RequestError
-from ..model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, SAMPLE, KVInfo
-from .batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
-from .executable import Executable
-from .kv_cache import KVCache, Placement
-from .logit_processor import edit_row, needs_edit, top_tokens
-from .params import map_params, ordered_params
-from .rope import RopeTable
-from .threads import configure_threads
+from mlc_llm.errors import RequestError
+from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, SAMPLE, KVInfo
+from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+from mlc_llm.runtime.executable import Executable
+from mlc_llm.runtime.kv_cache import KVCache, Placement
+from mlc_llm.runtime.logit_processor import edit_row, needs_edit, top_tokens
+from mlc_llm.runtime.params import map_params, ordered_params
+from mlc_llm.runtime.rope import RopeTable
+from mlc_llm.runtime.threads import configure_threads
 
 Floats = npt.NDArray[np.float32]
 NOT_FINITE = "the model produced logits that are not finite"

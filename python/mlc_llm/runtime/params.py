@@ -1,4 +1,4 @@
-"""Packed parameters, mapped from their file: pages are read when first used and shared by the OS."""
+"""Packed parameters, mapped from their file: read when first used, shared between processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from ..model_lib import INDEX_FILE, PARAMS_FILE, ParamInfo
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE, ParamInfo
 
 Array = npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ import math
 import os
 from pathlib import Path
 
-from ..errors import InvalidField
+from mlc_llm.errors import InvalidField
 
 THREADS_VARIABLE = "MLC_NUM_THREADS"
 _CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def configure_threads() -> int:
-    """Sets TVM's number of threads and returns it. Raises InvalidField for a bad MLC_NUM_THREADS."""
+    """Sets TVM's number of threads, returns it. Raises InvalidField for a bad MLC_NUM_THREADS."""
     available = available_cores()
     wanted = os.environ.get(THREADS_VARIABLE)
     count = available if wanted is None else _parse(wanted)

@@ -2,31 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.runtime.batch import Runner
 from mlc_llm.serve.config import EngineConfig
 
 if TYPE_CHECKING:
     from mlc_llm.serve.model_args import ModelBundle
 
+_log = logging.getLogger(__name__)
+
 
 def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Runner:
     """The model of `bundle`, compiled for this machine, with pages as `config` says.
 
-    `config` is complete (every limit set).
+    `config` is complete (every limit set). A cached library or packed weights that turn out broken
+    are made again, once. Raises UserError, CompileError.
     """
     # TVM takes a second to import: the core does without it.
-    from mlc_llm.runtime.model_runner import load_runner
+    from mlc_llm.compiler.jit import prepare
+    from mlc_llm.runtime.executable import BrokenLibrary
+    from mlc_llm.runtime.params import BrokenParams
 
     assert bundle.gguf is not None
+    assert device == "cpu", device
+    if config.model_lib is not None:
+        weights = prepare(bundle.gguf).weights
+        try:
+            return _runner(Path(config.model_lib), weights, config)
+        except (BrokenLibrary, BrokenParams) as error:
+            raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
+    prepared = prepare(bundle.gguf)
+    try:
+        return _runner(prepared.library, prepared.weights, config)
+    except (BrokenLibrary, BrokenParams) as error:
+        _log.warning("the cached model is broken and is made again: %s", error)
+    prepared = prepare(bundle.gguf, rebuild=True)
+    try:
+        return _runner(prepared.library, prepared.weights, config)
+    except (BrokenLibrary, BrokenParams) as error:
+        raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
+
+
+def _runner(library: Path, weights: Path, config: EngineConfig) -> Any:
+    from mlc_llm.runtime.model_runner import ModelRunner
+
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
-    return load_runner(
-        bundle.gguf,
-        device=device,
+    return ModelRunner(
+        library,
+        weights,
+        num_pages=-(-config.max_total_sequence_length // config.kv_cache_page_size),
         max_num_sequence=config.max_num_sequence,
-        max_total_tokens=config.max_total_sequence_length,
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
     )
