@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mlc_llm.support.files import cache_dir
+from mlc_llm.support.files import cache_root
 from mlc_llm.support.machine import describe
 from mlc_llm.support.model_source import default_model_path
 
@@ -49,7 +49,7 @@ def digest(path: Path) -> str:
 
 def oracle_folder(model: Path, given: str | None = None) -> Path:
     """Where the oracle's answers for this very file lie: named by the file's content."""
-    return Path(given) if given is not None else cache_dir() / "oracle" / digest(model)[:16]
+    return Path(given) if given is not None else cache_root() / "oracle" / digest(model)[:16]
 
 
 # --- statistics -----------------------------------------------------------------------------

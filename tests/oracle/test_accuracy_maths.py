@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import accuracy
 import agreement
 import common
 import numpy as np
@@ -108,6 +109,15 @@ def test_windows_lose_nothing_but_a_lone_last_id() -> None:
 )
 def test_common_prefix(left: list[int], right: list[int], same: int) -> None:
     assert agreement.common_prefix(left, right) == same
+
+
+def test_each_figure_can_be_missed() -> None:
+    good = np.ones(200, dtype=bool)
+    exact = agreement.Agreement(good, np.full(200, 4e-4), np.full(200, 1e-3))
+    assert accuracy.missed(exact, True, 1.0009, "portable") == []
+    blunt = agreement.Agreement(np.arange(200) > 2, np.full(200, 6e-4), np.full(200, 3e-3))
+    assert len(accuracy.missed(blunt, False, 0.9989, None)) == 4
+    assert len(accuracy.missed(blunt, False, 0.9989, "portable")) == 5
 
 
 class Successor:
