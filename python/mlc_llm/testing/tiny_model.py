@@ -1,0 +1,127 @@
+"""A Llama with random weights, small enough to compile in a second: for tests, ours and yours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .byte_tokenizer import VOCABULARY_SIZE, byte_tokenizer_metadata
+from .gguf_writer import TensorData, write_gguf
+
+Floats = npt.NDArray[np.float32]
+
+DEFAULT_KINDS: Mapping[str, str] = {"token_embd": "Q8_0", "": "Q4_0"}
+"""Tensor types by the last part of a tensor's name; "" stands for all other matrices."""
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """Sizes of the model: hidden and intermediate are multiples of 32, head_dim of 16.
+
+    The vocabulary is the byte tokenizer's.
+    """
+
+    layers: int = 2
+    hidden: int = 64
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    intermediate: int = 96
+    context: int = 512
+    tied_head: bool = True
+    """Without a head of its own the model uses the embedding table."""
+    rope_theta: float = 10000.0
+    rope_linear: float = 1.0
+    """Positions are divided by this."""
+    rope_factors: tuple[float, ...] = ()
+    """Divisors of the frequencies, head_dim / 2 of them (Llama 3 scaling), or none."""
+
+
+def write_tiny_model(
+    path: Path,
+    *,
+    seed: int = 0,
+    kinds: Mapping[str, str] = DEFAULT_KINDS,
+    shape: TinyShape = TinyShape(),
+) -> Path:
+    """Writes a GGUF file with a byte tokenizer and a ChatML template; returns `path`.
+
+    The same arguments give the same bytes. kinds: tensor types by the last part of a tensor's
+    name ("attn_q", "output", ...), with "" for all others; what `block_quantizers` can make.
+    """
+    rng = np.random.default_rng(seed)
+    tensors = {
+        name: TensorData.quantized(_weights(rng, name, sizes), _kind(kinds, name))
+        for name, sizes in tensor_sizes(shape).items()
+    }
+    if shape.rope_factors:
+        factors = np.asarray(shape.rope_factors, np.float32)
+        tensors["rope_freqs.weight"] = TensorData.quantized(factors, "F32")
+    write_gguf(path, _metadata(shape, seed), tensors)
+    return path
+
+
+def tensor_sizes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
+    """Every weight's name and NumPy shape, in the order of the file."""
+    hidden, wide = shape.hidden, shape.intermediate
+    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    block = {
+        "attn_norm": (hidden,), "attn_q": (query, hidden), "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden), "attn_output": (hidden, query), "ffn_norm": (hidden,),
+        "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide),
+    }  # fmt: skip
+    sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY_SIZE, hidden)}
+    for i in range(shape.layers):
+        sizes |= {f"blk.{i}.{name}.weight": size for name, size in block.items()}
+    sizes["output_norm.weight"] = (hidden,)
+    if not shape.tied_head:
+        sizes["output.weight"] = (VOCABULARY_SIZE, hidden)
+    return sizes
+
+
+def _weights(rng: np.random.Generator, name: str, sizes: tuple[int, ...]) -> Floats:
+    """Scaled so that logits spread over a few units and layers outweigh the embedding.
+
+    Otherwise a tied head would have the model repeat its last token for ever.
+    """
+    values = rng.standard_normal(sizes)
+    if len(sizes) == 1:
+        values = 1 + 0.1 * values
+    elif name in ("token_embd.weight", "output.weight"):
+        values *= 0.3
+    else:
+        values *= 1.5 / np.sqrt(sizes[1])
+    return values.astype(np.float32)
+
+
+def _kind(kinds: Mapping[str, str], name: str) -> str:
+    part = name.removesuffix(".weight").split(".")[-1]
+    return "F32" if part.endswith("norm") else kinds.get(part, kinds[""])
+
+
+def _metadata(shape: TinyShape, seed: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.name": f"tiny random model {seed}",
+        "llama.block_count": shape.layers,
+        "llama.context_length": shape.context,
+        "llama.embedding_length": shape.hidden,
+        "llama.feed_forward_length": shape.intermediate,
+        "llama.attention.head_count": shape.heads,
+        "llama.attention.head_count_kv": shape.kv_heads,
+        "llama.attention.key_length": shape.head_dim,
+        "llama.attention.value_length": shape.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": shape.head_dim,
+        "llama.rope.freq_base": shape.rope_theta,
+        "llama.vocab_size": VOCABULARY_SIZE,
+    }
+    if shape.rope_linear != 1.0:
+        metadata["llama.rope.scaling.type"] = "linear"
+        metadata["llama.rope.scaling.factor"] = shape.rope_linear
+    return metadata | byte_tokenizer_metadata()
