@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tvm_ffi
 
-from mlc_llm.errors import InvalidField, MLCError, RequestError
+from mlc_llm.errors import InvalidField, MLCError, RequestError, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
@@ -202,7 +202,7 @@ def test_wrong_requests_are_refused_when_made(engine: SyncMLCEngine) -> None:
     ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(InvalidField, match=named):
+    with pytest.raises(UserError, match=named):
         model = "other" if "model_lib" in arguments else "mock://echo"
         SyncMLCEngine(model, **arguments)
 

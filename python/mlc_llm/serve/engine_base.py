@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, ModelNotFound
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle, open_model
@@ -78,14 +79,12 @@ def _parse_models(
 
 
 def _process_model_args(models: list[ModelInfo]) -> list[ModelBundle]:
-    """Open every model. Raises `InvalidField` for a library that cannot be used."""
+    """Open every model. Raises `UserError` for a model or a library that is not there."""
     for one in models:
-        if one.model_lib not in (None, MOCK_ECHO):
-            raise InvalidField(
-                "model_lib",
-                one.model_lib,
-                "a library from elsewhere is not supported yet; leave it out, and the model is "
-                "compiled for this machine",
+        if one.model_lib is not None and not Path(one.model_lib).is_dir():
+            raise ModelNotFound(
+                f"model_lib {one.model_lib!r}: no such folder; leave it out, and the model is "
+                "compiled for this machine"
             )
     return [open_model(one.model) for one in models]
 

@@ -44,15 +44,17 @@ class ModelBundle:
 def open_model(model: str | None = None) -> ModelBundle:
     """Open a `.gguf` file, a folder with one, a model that has to be fetched, or the default one.
 
-    Beside the file, mlc-chat-config.json and generation_config.json are read where they exist; the
-    first comes before the second. Raises `UserError`: ModelNotFound, ModelFileError,
+    In a folder or a fetched model, mlc-chat-config.json and generation_config.json are read where
+    they exist; the first comes before the second. Raises ModelNotFound, ModelFileError or
     UnsupportedModel.
     """
     source = resolve_model(model)
     path = _gguf_of(source)
     gguf = GGUFFile.open(path)
-    chat = _chat_config(path.parent) if source.kind == "folder" else None
-    generation = _json_file(path.parent / GENERATION_CONFIG_FILE) if source.kind == "folder" else {}
+    # Beside a file that was named itself may lie the files of another model.
+    folder = path.parent if model is not None and Path(model).expanduser() != path else None
+    chat = None if folder is None else _chat_config(folder)
+    generation = {} if folder is None else _json_file(folder / GENERATION_CONFIG_FILE)
     tokenizer = open_tokenizer(gguf)
     return ModelBundle(
         source=source,

@@ -12,7 +12,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
-from mlc_llm.serve.engine_base import MOCK_ECHO, _parse_models, _process_model_args
+from mlc_llm.serve.engine_base import MOCK_ECHO, _parse_models, _process_model_args, detect_device
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import ModelSize, complete_config
 from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
@@ -34,6 +34,7 @@ def open_engine(
     config: EngineConfig, device: str, trace: EventTraceRecorder | None = None
 ) -> OpenEngine:
     """Open the model, decide the limits, compile or load its library. Raises `UserError`."""
+    kind = str(detect_device(device)).partition(":")[0]
     if MOCK_ECHO in (config.model, config.model_lib):
         return _open_echo(config, trace)
     (bundle,) = _process_model_args(
@@ -42,7 +43,7 @@ def open_engine(
     complete, plan = complete_config(config, model_size(bundle), _free_memory())
     if config.verbose:
         _log.info("memory: %s", plan.describe())
-    runner = create_runner(bundle, complete, device)
+    runner = create_runner(bundle, complete, kind)
     core = EngineCore(
         runner, bundle.tokenizer, complete, stop_token_ids=bundle.stop_token_ids, trace=trace
     )

@@ -18,11 +18,18 @@ class BranchText:
         self.pieces: list[str] = []
         self.logprobs: list[str] = []
         self.error: str | None = None
+        self._ended = False
 
     def put(self, output: SingleRequestStreamOutput) -> str:
-        """Take one output in; returns the text that is certain by now."""
+        """Take one output in; returns the text that is certain by now.
+
+        After the branch's end there may be more outputs, for other branches; they are empty here.
+        """
+        if self._ended:
+            return ""
         text = output.extra_prefix_string + self._streamer.put(output.delta_token_ids)
         if output.finish_reason is not None:
+            self._ended = True
             text = without_end(text + self._streamer.finish(), output.cut_bytes)
         self.pieces.append(text)
         self.logprobs += output.delta_logprob_json_strs or []

@@ -16,7 +16,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.engine_base import _check_engine_config, detect_device
+from mlc_llm.serve.engine_base import _check_engine_config
 from mlc_llm.serve.engine_utils import convert_prompts_to_data
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
@@ -63,8 +63,7 @@ class SyncMLCEngine:
         config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self.trace_recorder = EventTraceRecorder() if enable_tracing else None
         self._ffi = _create_tvm_module("mlc.serve.create_engine", ffi_funcs=FUNCTIONS)
-        chosen = detect_device(device) if isinstance(device, str) else device
-        self._ffi["init"](config.asjson(), chosen, request_stream_callback, self.trace_recorder)
+        self._ffi["init"](config.asjson(), device, request_stream_callback, self.trace_recorder)
         self.bundle: ModelBundle = self._ffi["get_model_bundle"]()
         self.tokenizer = self.bundle.tokenizer
         self.engine_config = EngineConfig.from_json(self._ffi["get_complete_engine_config"]())
