@@ -77,7 +77,7 @@ class Stock(nn.Module):
 class Ours(nn.Module):
     """Attention over page tables that come as tensors."""
 
-    def step(
+    def step(  # noqa: PLR0917
         self, x: Tensor, rope: Tensor, slot: Tensor, position: Tensor, tiles: Tensor,
         page_ids: Tensor, pages: list[Tensor],
     ) -> Tensor:  # fmt: skip
