@@ -60,9 +60,11 @@ def advance(runner: Runner, ids: Sequence[int]) -> int:
 
 def greedy(runner: Runner, prompt: Sequence[int], count: int) -> list[int]:
     """`count` most likely ids after a prompt, end tokens being no end."""
-    runner.reset()
     runner.add_sequence(SEQUENCE)
-    answer = [advance(runner, prompt)]
-    while len(answer) < count:
-        answer.append(advance(runner, answer[-1:]))
-    return answer
+    try:
+        answer = [advance(runner, prompt)]
+        while len(answer) < count:
+            answer.append(advance(runner, answer[-1:]))
+        return answer
+    finally:
+        runner.remove_sequence(SEQUENCE)

@@ -126,12 +126,13 @@ class Successor:
     def __init__(self, max_batch_tokens: int) -> None:
         self.limits = RunnerLimits(8, 16, 1, max_batch_tokens, 128, VOCAB)
         self.steps: list[tuple[list[int], bool]] = []
-
-    def reset(self) -> None:
-        self.steps.clear()
+        self.sequences: list[int] = []
 
     def add_sequence(self, seq_id: int) -> None:
-        assert seq_id == ours.SEQUENCE
+        self.sequences.append(seq_id)
+
+    def remove_sequence(self, seq_id: int) -> None:
+        self.sequences.remove(seq_id)
 
     def run(self, batch: Batch) -> BatchOutput:
         (row,) = batch.rows
@@ -143,6 +144,7 @@ class Successor:
 def test_greedy_sends_long_prompts_in_steps_and_then_one_token_each() -> None:
     runner = Successor(max_batch_tokens=3)
     assert ours.greedy(runner, [1, 2, 3, 4, 5], 3) == [6, 7, 8]  # type: ignore[arg-type]
+    assert runner.sequences == []
     assert runner.steps == [([1, 2, 3], False), ([4, 5], True), ([6], True), ([7], True)]
 
 
