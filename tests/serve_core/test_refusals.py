@@ -155,6 +155,14 @@ def test_bad_logits_end_their_own_request_alone() -> None:
     assert seen["good"].tokens == alone("good", prompt_of(8), max_tokens=12)
 
 
+def test_a_token_without_a_text_fails_its_request() -> None:
+    harness = Harness(FakeRunner(vocab_size=310), expected_error="chose token 305")
+    harness.add("a", prompt_of(4), logit_bias={305: 100.0})
+    harness.add("b", prompt_of(4), logprobs=True, top_logprobs=20)
+    seen = harness.run()
+    assert seen["a"].reasons == ["error"] and seen["b"].reasons == ["length"]
+
+
 @pytest.mark.parametrize("kind", [RequestError, RuntimeError, ZeroDivisionError])
 def test_a_run_that_raises_ends_the_request_it_belongs_to(kind: type[Exception]) -> None:
     harness = Harness(expected_error="injected")

@@ -14,6 +14,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 from mlc_llm.support.model_source import ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
+from mlc_llm.tokenizers.byte_level import CHARACTERS
 
 MAX_CONFIG_BYTES = 16 * 2**20
 CHAT_CONFIG_FILE = "mlc-chat-config.json"
@@ -174,12 +175,10 @@ def _defaults(chat: MLCChatConfig | None, generation: dict[str, Any]) -> Generat
 
 def _byte_vocabulary() -> dict[str, Any]:
     """GGUF metadata of a byte-level tokenizer without merges: token i is byte i."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = (chr(256 + i) for i in range(256 - len(shown)))
     return {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": [chr(i) if i in shown else next(hidden) for i in range(256)],
-        "tokenizer.ggml.token_type": [1] * 256,
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": list(CHARACTERS),
+        "tokenizer.ggml.token_type": [1] * len(CHARACTERS),
         "tokenizer.ggml.merges": [],
     }

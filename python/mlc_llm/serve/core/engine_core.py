@@ -182,8 +182,9 @@ class EngineCore:
         for row, branch, sampled in zip(plan.rows, plan.branches, samples, strict=True):
             if branch.status.is_end:  # another branch's row failed the request
                 continue
-            if sampled is not None and sampled.error is not None:
-                self._end(branch.request, Status.FAILED, sampled.error)
+            fault = None if sampled is None else self._postprocessor.fault(sampled)
+            if fault is not None:
+                self._end(branch.request, Status.FAILED, fault)
                 continue
             branch.account(len(row.token_ids))
             if sampled is not None:

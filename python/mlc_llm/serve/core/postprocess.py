@@ -22,6 +22,15 @@ class Postprocessor:
         self._tokenizer = tokenizer
         self._max_single_sequence_length = max_single_sequence_length
 
+    def fault(self, sampled: Sampled) -> str | None:
+        """Why the request cannot go on with this, if it cannot.
+
+        Models often have more rows than their tokenizer has tokens; the rest means nothing.
+        """
+        if sampled.error is None and sampled.token_id >= self._tokenizer.vocab_size:
+            return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
+        return sampled.error
+
     def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
         """Take the token in. Returns the end that the branch has come to, if it has."""
         token_id, request = sampled.token_id, branch.request
@@ -30,7 +39,7 @@ class Postprocessor:
             self.release_all(branch)
             return Status.STOPPED
         if request.config.logprobs:
-            branch.held_logprobs.append(logprob_json(sampled, self._tokenizer.token_bytes))
+            branch.held_logprobs.append(logprob_json(sampled, self._tokenizer))
         if self._show(branch, token_id):
             return Status.STOPPED
         end = self._other_end(branch)
