@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.errors import ModelFileError
 from mlc_llm.kernels.formats import WeightFormat
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE, ROPE_PARAM
@@ -95,7 +96,11 @@ def _matrix(
     parts = []
     for source, order in zip(sources, orders, strict=True):
         tensor = tensors[source.tensor]
-        parts.append(_reordered(unpack(tensor.kind, tensor.data, tensor.shape), order))
+        grouped = unpack(tensor.kind, tensor.data, tensor.shape)
+        _check_finite(source.tensor, grouped.scale)
+        if grouped.minimum is not None:
+            _check_finite(source.tensor, grouped.minimum)
+        parts.append(_reordered(grouped, order))
     return pack(parts[0] if len(parts) == 1 else _joined(parts), fmt)
 
 
@@ -124,4 +129,12 @@ def _joined(parts: list[Grouped]) -> Grouped:
 
 
 def _floats(tensor: Any) -> Array:
-    return np.ascontiguousarray(dequantize(tensor.kind, tensor.data, tensor.shape))
+    values = np.ascontiguousarray(dequantize(tensor.kind, tensor.data, tensor.shape))
+    _check_finite(tensor.name, values)
+    return values
+
+
+def _check_finite(name: str, values: Array) -> None:
+    """A damaged file must not become a model that answers nonsense."""
+    if not np.isfinite(values).all():
+        raise ModelFileError(f"tensor {name} holds NaN or infinite values: the file is damaged")

@@ -50,13 +50,6 @@ class Machine:
     """Bytes that can be had without swapping."""
 
 
-def cpu_flags() -> frozenset[str] | None:
-    """Everything the processor says it can do, in the kernel's spelling; None where unknown."""
-    fields = _fields(_CPUINFO)
-    flags = fields.get("flags") or fields.get("Features")
-    return frozenset(flags.split()) if flags else None
-
-
 def describe() -> Machine:
     """Look at the machine as it is now."""
     cpuinfo = _fields(_CPUINFO)
