@@ -80,7 +80,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
             step = T.alloc_buffer((1,), "float32")
             v = T.alloc_buffer((4, L), "float32")
             q = T.alloc_buffer((4, L), "int32")
-            top = T.alloc_buffer((L,), "float32")
+            top = T.alloc_buffer((L,), "int32")
             total = T.alloc_buffer((L,), "int32")
             if kind == "norm":
                 _inverse_rms(X, row, k, eps, inv)
@@ -88,10 +88,12 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
                 for i in T.unroll(4):
                     v[i, lane] = _load(kind, X, N, row, g * group + i * L, k, inv, L)
                 top[lane] = T.max(
-                    T.max(T.abs(v[0, lane]), T.abs(v[1, lane])),
-                    T.max(T.abs(v[2, lane]), T.abs(v[3, lane])),
+                    T.max(_magnitude(v[0, lane], L), _magnitude(v[1, lane], L)),
+                    T.max(_magnitude(v[2, lane], L), _magnitude(v[3, lane], L)),
                 )
-                XD[row, g] = reduce_max(top, L) * T.float32(1.0 / LIMIT)
+                XD[row, g] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(
+                    1.0 / LIMIT
+                )
                 step[0] = T.if_then_else(
                     XD[row, g] > T.float32(0), T.float32(1) / XD[row, g], T.float32(0)
                 )
@@ -171,6 +173,11 @@ def _silu(gate: Any, lanes: int) -> Any:
     """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
     bounded = T.min(fsplat(0.0, lanes) - gate, fsplat(87.0, lanes))
     return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
+
+
+def _magnitude(x: Any, lanes: int) -> Any:
+    """Bits of |x|: they order as integers do, with NaN above all, so that no maximum loses one."""
+    return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
 
 
 def _rounded(x: Any, lanes: int) -> Any:

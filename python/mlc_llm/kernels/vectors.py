@@ -27,12 +27,13 @@ def fsplat(value: float, lanes: int) -> Any:
 
 
 def exp2(x: Any, lanes: int) -> Any:
-    """2**x for float32 lanes, x <= 127, relative error below 3e-7; exactly 1 at 0.
+    """2**x for float32 lanes, x <= 127, relative error below 2e-7; exactly 1 at 0.
 
-    Cephes-style: 2**floor(x) is put into the exponent bits, a polynomial does the fraction.
+    Cephes-style: 2**round(x) is put into the exponent bits, a polynomial that is right from
+    -1/2 to 1/2 does the rest. Below -126 the result is 2**-126; a NaN may be lost.
     """
     x = T.max(x, fsplat(-126.0, lanes))
-    whole = T.floor(x)
+    whole = T.nearbyint(x)
     fraction = x - whole
     p = fsplat(1.5353362e-4, lanes)
     for c in (1.3398874e-3, 9.6184373e-3, 5.5503324e-2, 2.4022648e-1, 6.9314720e-1, 1.0):

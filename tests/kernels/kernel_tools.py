@@ -1,0 +1,112 @@
+"""Builds kernels, calls them on NumPy arrays, and reads what integer kernels are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tvm
+
+from mlc_llm.compiler.target import missing_features, target_for
+from mlc_llm.kernels import activation
+from mlc_llm.kernels.formats import WeightFormat
+from mlc_llm.kernels.isa import ISAS, Isa
+
+Array = npt.NDArray[Any]
+HALF_ULP = 2.0**-24
+"""Largest relative error of one rounded float32 operation."""
+
+
+def each_isa() -> Callable[[Any], Any]:
+    """Parametrises `isa`; what this machine cannot run is skipped by name."""
+    lacking = {name: missing_features(name) for name in ISAS}
+    return pytest.mark.parametrize(
+        "isa",
+        [
+            pytest.param(
+                isa,
+                id=name,
+                marks=pytest.mark.skipif(
+                    bool(lacking[name]), reason=f"no {', '.join(lacking[name])} here"
+                ),
+            )
+            for name, isa in ISAS.items()
+        ],
+    )
+
+
+def accumulated(operations: int) -> float:
+    """Bound of the relative error of a chain of float32 operations (Higham's gamma)."""
+    return operations * HALF_ULP / (1 - operations * HALF_ULP)
+
+
+@cache
+def build(func: tvm.tirx.PrimFunc, isa: Isa) -> Callable[..., None]:
+    """The compiled kernel on NumPy arrays: arrays that it changed are changed in place."""
+    kernel = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))["k"]
+
+    def call(*arrays: Array) -> None:
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+        kernel(*tensors)
+        for array, tensor in zip(arrays, tensors, strict=True):
+            array[...] = tensor.numpy()
+
+    return call
+
+
+def prepare(
+    isa: Isa,
+    fmt: WeightFormat,
+    x: Array,
+    kind: str = "plain",
+    *,
+    weight: Array | None = None,
+    eps: float = 0.0,
+) -> list[Array]:
+    """Arguments of `matmul` made from x by the activation kernels."""
+    m, k = len(x), x.shape[1] // (2 if kind == "silu" else 1)
+    other = x if weight is None else weight
+    if not isa.integer or fmt.is_float:
+        y = np.full((m, k), np.nan, np.float32)
+        build(activation.floats(kind, k, isa, eps), isa)(x, other, y)
+        return [y]
+    words = np.full((m, k // fmt.group, fmt.group // 2), -1, np.int32)
+    scale = np.full((m, k // fmt.group), np.nan, np.float32)
+    total = np.full((m, k // fmt.group), -1, np.int32)
+    kernel = activation.quantize(kind, k, fmt.group, isa, eps)
+    build(kernel, isa)(x, other, words, scale, total)
+    return [words, scale, total]
+
+
+def integers(isa: Isa, words: Array) -> Array:
+    """The 16-bit values int64 [m, groups, group] of packed activations, as `isa.py` lays them."""
+    m, groups, count = words.shape
+    quads = count // 2  # words a plane: group / 4
+    if isa.name == "vnni":
+        octets = words.view(np.int8).reshape(m, groups, 2, quads, 4).astype(np.int64)
+        values = 256 * octets[:, :, 0] + octets[:, :, 1]  # [m, groups, quads, byte]
+        return values.transpose(0, 1, 3, 2).reshape(m, groups, -1)
+    pairs = words.view(np.int16).reshape(m, groups, 2, quads, 2).astype(np.int64)
+    # plane p holds bytes p and p + 2
+    return pairs.transpose(0, 1, 4, 2, 3).reshape(m, groups, -1)
+
+
+def dequantised(isa: Isa, prepared: list[Array]) -> Array:
+    """float64 [m, k]: the numbers that the product is really taken of."""
+    if len(prepared) == 1:
+        return prepared[0].astype(np.float64)
+    words, scale, _ = prepared
+    values = integers(isa, words) * scale.astype(np.float64)[..., None]
+    return values.reshape(len(words), -1)
+
+
+def rows_alone(run: Callable[[Array], list[Array]], x: Array) -> None:
+    """AssertionError unless each row of run(x) has the very bits of that row run by itself."""
+    together = run(x)
+    for i in range(len(x)):
+        for whole, single in zip(together, run(x[i : i + 1]), strict=True):
+            assert whole[i].tobytes() == single[0].tobytes(), f"row {i} of {len(x)} differs"

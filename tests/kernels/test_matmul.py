@@ -1,0 +1,172 @@
+"""Products with packed weights, in every format, against float64.
+
+The integer kernels are held to two bounds: rounding of float32 sums against the 16-bit activations
+that they were given, and half a step of those activations against the exact product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kernel_tools import Array, accumulated, build, dequantised, each_isa, prepare, rows_alone
+
+from mlc_llm.kernels.formats import WeightFormat, padded_rows
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.matmul import matmul
+from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
+
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
+ROWS, COLUMNS = 70, 160
+"""Padded to 96 rows: three column blocks; five groups of 32."""
+HALF_STEP = 0.51
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A packed matrix and, in float64 [padded rows, columns], what it means."""
+
+    packed: Packed
+    exact: Array
+    magnitude: Array
+    """|scale * q| + |minimum|: what rounding errors are relative to."""
+
+    @property
+    def format(self) -> WeightFormat:
+        return self.packed.format
+
+    def arguments(self) -> list[Array]:
+        """As the kernel takes them: symmetric formats have the scale twice."""
+        tensors = [np.asarray(t) for t in self.packed.tensors]
+        return tensors + tensors[-1:] if len(tensors) == 2 else tensors
+
+
+@cache
+def weights(kind: str, half: bool) -> Weights:
+    fmt = format_of_kind(kind, half=half)
+    return _floats(fmt) if fmt.is_float else _blocks(fmt)
+
+
+def _floats(fmt: WeightFormat) -> Weights:
+    w = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(f"float{fmt.bits}")
+    exact = _padded(w.astype(np.float64))
+    return Weights(pack_floats(w), exact, np.abs(exact))
+
+
+def _blocks(fmt: WeightFormat) -> Weights:
+    """Every stored number takes its extremes somewhere; scales have either sign."""
+    rng = np.random.default_rng(3)
+    q = rng.integers(0, 2**fmt.bits, (ROWS, COLUMNS), dtype=np.uint8)
+    q[0], q[1] = 0, 2**fmt.bits - 1
+    groups = (ROWS, COLUMNS // fmt.group)
+    scale = (rng.standard_normal(groups) * 0.1).astype(fmt.scale_dtype).astype(np.float32)
+    minimum = (-rng.random(groups)).astype(fmt.scale_dtype).astype(np.float32)
+    low = minimum if fmt.has_minimum else None
+    grouped = Grouped(q, fmt.bits, fmt.group, scale, low, fmt.offset, half=True)  # type: ignore[arg-type]
+    wide = np.repeat(scale.astype(np.float64), fmt.group, axis=1)
+    shift = np.repeat(minimum, fmt.group, axis=1) if fmt.has_minimum else -fmt.offset * wide
+    magnitude = np.abs(wide * q) + np.abs(shift)
+    return Weights(pack(grouped, fmt), _padded(wide * q + shift), _padded(magnitude))
+
+
+def _padded(matrix: Array) -> Array:
+    return np.pad(matrix, ((0, padded_rows(ROWS) - ROWS), (0, 0)))
+
+
+def activations(m: int) -> npt.NDArray[np.float32]:
+    """Columns of very different sizes, as in a real model."""
+    rng = np.random.default_rng(m)
+    spread = np.exp(rng.standard_normal((1, COLUMNS)))
+    return (rng.standard_normal((m, COLUMNS)) * spread).astype(np.float32)
+
+
+def product(isa: Isa, w: Weights, x: Array, *, into: Array | None = None) -> Array:
+    """The kernel's Y, from floats x."""
+    n = padded_rows(ROWS)
+    kernel = matmul(n, COLUMNS, w.format, isa, accumulate=into is not None)
+    y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
+    build(kernel, isa)(*prepare(isa, w.format, x), *w.arguments(), y)
+    return y
+
+
+def operations(isa: Isa, fmt: WeightFormat) -> int:
+    """Longest chain of float32 roundings behind one result, the last addition included."""
+    if isa.integer and not fmt.is_float:
+        return 2 * (COLUMNS // fmt.group) + 5
+    return COLUMNS + 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_product(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa.half)
+    for m in (1, 2, 3, 5, 9):
+        x = activations(m)
+        y = product(isa, w, x)
+        prepared = prepare(isa, w.format, x)
+        given = dequantised(isa, prepared)
+        rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
+        assert (np.abs(y - given @ w.exact.T) <= rounding).all(), f"{m} rows"
+        step = np.repeat(prepared[1], w.format.group, axis=1) if len(prepared) == 3 else 0 * x
+        bound = HALF_STEP * step.astype(np.float64) @ np.abs(w.exact.T) + rounding
+        assert (np.abs(y - x.astype(np.float64) @ w.exact.T) <= bound).all(), f"{m} rows"
+        assert (y[:, ROWS:] == 0).all(), "padding"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa.half)
+    for m in (1, 2, 3, 5, 9):
+        x = activations(m)
+        residual = np.random.default_rng(9).standard_normal((m, padded_rows(ROWS)))
+        residual = residual.astype(np.float32)
+        summed = product(isa, w, x, into=residual)
+        plain = product(isa, w, x)
+        assert np.abs(summed - (residual.astype(np.float64) + plain)).max() <= (
+            2 * accumulated(1) * (np.abs(residual) + np.abs(plain)).max()
+        )
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
+    w = weights(kind, isa.half)
+    ones = np.ones((9, padded_rows(ROWS)), np.float32)
+    rows_alone(lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)], activations(9))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K"])
+@each_isa()
+def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
+    """All weights and all activations at the end of their ranges, with the same sign."""
+    fmt = format_of_kind(kind, half=isa.half)
+    top = 2**fmt.bits - 1
+    q = np.full((ROWS, COLUMNS), top, np.uint8)
+    q[1] = 0
+    scale = np.ones((ROWS, COLUMNS // fmt.group), np.float32)
+    packed = pack(Grouped(q, fmt.bits, fmt.group, scale, None, fmt.offset, half=True), fmt)  # type: ignore[arg-type]
+    exact = _padded(q.astype(np.float64) - fmt.offset)
+    w = Weights(packed, exact, np.abs(exact))
+    x = np.full((3, COLUMNS), 3.0, np.float32)
+    x[1] = -3
+    y = product(isa, w, x)
+    assert np.abs(y / 3 - x / 3 @ exact.T).max() <= 1e-4 * COLUMNS * top
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
+@each_isa()
+def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa.half)
+    x = activations(5)
+    clean = product(isa, w, x)
+    x[2, 77] = np.nan
+    y = product(isa, w, x)
+    assert np.isnan(y[2, :ROWS]).all()
+    others = [0, 1, 3, 4]
+    assert y[others].tobytes() == clean[others].tobytes()
