@@ -1,0 +1,13 @@
+"""Text to token ids and back; the text of an answer while it grows; stop strings.
+
+`tokenizer` is the face; `vocabulary` checks what a GGUF file says, `byte_level` and `sentencepiece`
+build the two kinds of BPE from it, `folder` reads tokenizer.json.
+"""
+
+from __future__ import annotations
+
+from mlc_llm.tokenizers.stop_strings import StopStrHandler
+from mlc_llm.tokenizers.streamer import TextStreamer
+from mlc_llm.tokenizers.tokenizer import Tokenizer
+
+__all__ = ["StopStrHandler", "TextStreamer", "Tokenizer"]

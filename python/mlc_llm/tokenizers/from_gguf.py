@@ -1,0 +1,52 @@
+"""A tokenizer out of the metadata of a GGUF file, in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import tokenizers as hf
+from tokenizers import AddedToken, models
+
+from mlc_llm.tokenizers import byte_level, sentencepiece
+from mlc_llm.tokenizers.parts import Parts
+from mlc_llm.tokenizers.vocabulary import Vocabulary
+
+
+def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
+    """Raises `ModelFileError` for a broken vocabulary, `UnsupportedModel` for an unknown kind."""
+    vocabulary = Vocabulary.from_metadata(metadata)
+    kind = byte_level if vocabulary.model == "gpt2" else sentencepiece
+    model = kind.bpe(vocabulary)  # one table, shared by the three
+
+    def backend(*, plain: bool, continued: bool = False) -> hf.Tokenizer:
+        made = hf.Tokenizer(model)
+        kind.finish(made, vocabulary, continued=continued)
+        made.add_special_tokens(_added(model, vocabulary.control, special=True))
+        made.add_tokens(_added(model, vocabulary.user_defined, special=False))
+        made.encode_special_tokens = plain
+        return made
+
+    return Parts(
+        recognising=backend(plain=False),
+        plain=backend(plain=True),
+        continued=backend(plain=True, continued=True),
+        token_bytes=partial(kind.token_bytes, vocabulary),
+        vocab_size=len(vocabulary.tokens),
+        special_tokens=vocabulary.control,
+        bos_token_id=vocabulary.ids.get("bos_token_id"),
+        eos_token_ids=vocabulary.end_ids,
+        add_bos=vocabulary.add_bos,
+        strips_leading_space=vocabulary.model == "llama" and vocabulary.add_space_prefix,
+    )
+
+
+def _added(model: models.BPE, tokens: Mapping[str, int], *, special: bool) -> list[AddedToken]:
+    """Tokens that are matched before the merges.
+
+    Left out are those that the model spells in another way (it makes them by merges; as added
+    tokens they would get new ids), and an empty name, which would match between all characters.
+    """
+    known = [text for text in tokens if text and model.token_to_id(text) is not None]
+    return [AddedToken(text, normalized=False, special=special) for text in known]

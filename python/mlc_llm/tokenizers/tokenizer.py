@@ -1,0 +1,168 @@
+"""`Tokenizer`: the face of the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers as hf
+
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
+from mlc_llm.tokenizers.control import ControlFinder
+from mlc_llm.tokenizers.folder import parts_of_folder
+from mlc_llm.tokenizers.from_gguf import parts_of_metadata
+from mlc_llm.tokenizers.parts import Parts
+
+
+class Tokenizer:
+    """Text to token ids and back. Immutable, and safe to use from several threads.
+
+    No begin-of-text token is ever added: `add_bos` says whether the model wants one.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Open a folder with tokenizer.json (for a `.gguf` file: `from_gguf_metadata`).
+
+        Raises `ModelNotFound`, `ModelFileError`, `UnsupportedModel`.
+        """
+        path = Path(path)
+        if path.suffix == ".gguf":
+            raise UnsupportedModel(f"{path}: open the file and pass its metadata to Tokenizer")
+        self._set_up(parts_of_folder(path.parent if path.name == "tokenizer.json" else path))
+
+    @classmethod
+    def from_gguf_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build the tokenizer that the keys `tokenizer.ggml.*` describe.
+
+        Raises `ModelFileError` naming the key that is broken, `UnsupportedModel`.
+        """
+        made = cls.__new__(cls)
+        made._set_up(parts_of_metadata(metadata))
+        return made
+
+    def _set_up(self, parts: Parts) -> None:
+        self._parts = parts
+        self._bytes: dict[int, bytes] = {}
+        self._longest: int | None = None
+        self._control = ControlFinder(parts.special_tokens)
+        self.vocab_size = parts.vocab_size
+        self.special_tokens = parts.special_tokens
+        """Text of each control token to its id."""
+        self.bos_token_id = parts.bos_token_id
+        self.eos_token_ids = parts.eos_token_ids
+        """Every token that ends an answer."""
+        self.add_bos = parts.add_bos
+        self.strips_leading_space = parts.strips_leading_space
+        """Whether the first space of a decoded text is an artefact of the encoding."""
+
+    def encode(
+        self, text: str, *, special: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
+        """Token ids of a text; see `encode_batch`.
+
+        With `max_tokens`, a text too long to fit whatever it says is refused before any work
+        (`ContextLengthExceeded`, with the fewest tokens it could have). Encoding takes about a
+        second for two million characters.
+        """
+        if max_tokens is not None:
+            self.check_size([text], max_tokens)
+        return self.encode_batch([text], special=special)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Token ids of several texts.
+
+        The name of a control token in a text is ordinary text, unless `special`. Other threads
+        run meanwhile. Raises `InvalidField` for a text that is not Unicode (a lone surrogate).
+        """
+        return _ids(self._parts.recognising if special else self._parts.plain, texts)
+
+    def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
+        """Token ids of one text given in pieces: strings are ordinary text, integers the control
+        tokens between them. Equals `encode(whole text, special=True)` when no string holds the
+        name of a control token and no two strings are neighbours."""
+        pieces = [
+            self._stripped(segments, i) if isinstance(segment, str) else ""
+            for i, segment in enumerate(segments)
+        ]
+        coded = _ids(self._parts.plain, pieces[:1]) + _ids(self._parts.continued, pieces[1:])
+        ids: list[int] = []
+        for segment, piece in zip(segments, coded, strict=True):
+            ids += piece if isinstance(segment, str) else [segment]
+        return ids
+
+    def split_control(self, text: str) -> list[str | int]:
+        """Cut a text at the names of control tokens, into pieces for `encode_segments`."""
+        return self._control.split(text)
+
+    def control_spans(self, text: str) -> list[tuple[int, int]]:
+        """Where names of control tokens stand in a text: (start, end), in order."""
+        return [(start, end) for start, end, _ in self._control.find(text)]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of tokens, control tokens by their names; bytes that are no UTF-8 are U+FFFD."""
+        text = b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds to a text. Raises `InvalidField` outside the vocabulary."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidField("token id", token_id, f"it should be 0 to {self.vocab_size - 1}")
+            found = self._bytes[token_id] = self._parts.token_bytes(token_id)
+        return found
+
+    def check_size(self, texts: Iterable[str], max_tokens: int) -> None:
+        """Raise `ContextLengthExceeded` when texts cannot fit into so many tokens.
+
+        No token is longer than the longest of the vocabulary, so this needs no encoding.
+        """
+        characters = sum(map(len, texts))
+        if characters <= max_tokens:
+            return
+        fewest = characters // self._longest_token()
+        if fewest > max_tokens:
+            raise ContextLengthExceeded(fewest, max_tokens)
+
+    def _longest_token(self) -> int:
+        """Characters in the longest token (at least its bytes, when counted in bytes)."""
+        if self._longest is None:
+            self._longest = max(1, *(len(self.token_bytes(i)) for i in range(self.vocab_size)))
+        return self._longest
+
+    def _stripped(self, segments: Sequence[str | int], i: int) -> str:
+        """A string without the white space that control tokens beside it swallow."""
+        text = segments[i]
+        assert isinstance(text, str)
+        strips = self._parts.strips
+        before = strips.get(_control_id(segments, i - 1))
+        after = strips.get(_control_id(segments, i + 1))
+        text = text.lstrip() if before is not None and before.right else text
+        return text.rstrip() if after is not None and after.left else text
+
+
+def _control_id(segments: Sequence[str | int], i: int) -> int:
+    """The control token at a place; -1 where there is none."""
+    segment = segments[i] if 0 <= i < len(segments) else -1
+    return segment if isinstance(segment, int) else -1
+
+
+def _ids(backend: hf.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    # A batch lets other threads run; encode() would keep them waiting, a second a megabyte.
+    try:
+        found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    except TypeError:
+        raise _not_unicode(texts) from None
+    return [one.ids for one in found]
+
+
+def _not_unicode(texts: Sequence[str]) -> InvalidField:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return InvalidField(
+                "prompt", text, f"character {error.start} is a lone surrogate, not Unicode text"
+            )
+    raise AssertionError("the library refused a valid text")

@@ -1,0 +1,203 @@
+"""What a GGUF file says about its tokenizer, checked (keys `tokenizer.ggml.*` of the GGUF page)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+
+MAX_TOKENS = 4 * 2**20
+MAX_MERGES = 4 * MAX_TOKENS
+_PREFIX = "tokenizer.ggml."
+
+
+class TokenKind(IntEnum):
+    """Values of `tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+END_TEXTS = frozenset(
+    {
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|eot|>",
+        "<|eom|>",
+        "<|return|>",
+        "<|call|>",
+        "<end_of_turn>",
+        "<|end_of_turn|>",
+        "<end_of_utterance>",
+        "<|endofturn|>",
+        "<EOT>",
+        "_<EOT>",
+        "< EOT >",
+        "</s>",
+        "<eos>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+"""Control tokens that end an answer whatever the file calls its end: most files name only one."""
+
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokenizer of a model file. Every id is inside the vocabulary, the lists fit together."""
+
+    model: str
+    """`gpt2` (byte-level BPE) or `llama` (SentencePiece BPE)."""
+    pre: str
+    """Name of the rule that cuts text into words (byte-level only)."""
+    architecture: str
+    tokens: list[str]
+    kinds: list[int]
+    scores: list[float] | None
+    merges: list[tuple[str, str]] | None
+    ids: dict[str, int]
+    """`bos_token_id`, `eos_token_id`, ... as far as the file names them."""
+    add_bos: bool
+    add_space_prefix: bool
+
+    @cached_property
+    def control(self) -> dict[str, int]:
+        """Text of each control token, and of the named ones, to its id."""
+        found = {
+            token: i
+            for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind == TokenKind.CONTROL
+        }
+        for name in ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"):
+            i = self.ids.get(name)
+            if i is not None and self.kinds[i] != TokenKind.USER_DEFINED:
+                found.setdefault(self.tokens[i], i)
+        return found
+
+    @cached_property
+    def user_defined(self) -> dict[str, int]:
+        """Text of each token that is matched whole wherever it stands, to its id."""
+        return {
+            token: i
+            for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
+            if kind == TokenKind.USER_DEFINED
+        }
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Every token that ends an answer."""
+        named = {self.ids[name] for name in _END_IDS if name in self.ids}
+        return frozenset(named | {i for text, i in self.control.items() if text in END_TEXTS})
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
+        """Raises `ModelFileError` naming the broken key, `UnsupportedModel` for another kind."""
+        model = _string(metadata, "model", None)
+        if model not in ("gpt2", "llama"):
+            raise UnsupportedModel(
+                f"tokenizer.ggml.model = {model!r} is not supported; supported: gpt2, llama"
+            )
+        tokens = _tokens(metadata)
+        scores = _numbers(metadata, "scores", len(tokens), float)
+        kinds = _numbers(metadata, "token_type", len(tokens), int)
+        merges = _merges(metadata)
+        if merges is None and (model == "gpt2" or scores is None):
+            missing = "merges" if model == "gpt2" else "scores"
+            raise ModelFileError(f"{_PREFIX}{missing} is missing: the tokenizer needs it")
+        pre = _string(metadata, "pre", "default")
+        bos_by_default = model == "llama" or pre in ("llama-bpe", "llama3", "llama-v3")
+        return cls(
+            model=model,
+            pre=pre,
+            architecture=str(metadata.get("general.architecture", "")),
+            tokens=tokens,
+            kinds=kinds if kinds is not None else [int(TokenKind.NORMAL)] * len(tokens),
+            scores=scores,
+            merges=merges,
+            ids=_named_ids(metadata, len(tokens)),
+            add_bos=_flag(metadata, "add_bos_token", bos_by_default),
+            add_space_prefix=_flag(metadata, "add_space_prefix", model == "llama"),
+        )
+
+
+def _string(metadata: Mapping[str, Any], name: str, default: str | None) -> str:
+    value = metadata.get(_PREFIX + name, default)
+    if not isinstance(value, str):
+        what = "is missing" if value is None else f"should be text, not {type(value).__name__}"
+        raise ModelFileError(f"{_PREFIX}{name} {what}")
+    return value
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(_PREFIX + name, default)
+    if not isinstance(value, bool):
+        raise ModelFileError(f"{_PREFIX}{name} = {str(value)[:40]!r} should be true or false")
+    return value
+
+
+def _strings(metadata: Mapping[str, Any], name: str, most: int) -> list[str] | None:
+    value = metadata.get(_PREFIX + name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > most:
+        raise ModelFileError(f"{_PREFIX}{name} should be a list of at most {most} texts")
+    try:
+        "\n".join(value).encode()  # all texts, and all of them Unicode
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ModelFileError(f"{_PREFIX}{name}: {str(error)[:120]}") from None
+    return value
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    tokens = _strings(metadata, "tokens", MAX_TOKENS)
+    if not tokens:
+        raise ModelFileError(f"{_PREFIX}tokens is missing or empty: the file has no vocabulary")
+    return tokens
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, count: int, kind: type) -> list[Any] | None:
+    value = metadata.get(_PREFIX + name)
+    if value is None:
+        return None
+    numbers = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else []
+    if len(numbers) != count or not all(isinstance(one, kind) for one in numbers):
+        raise ModelFileError(f"{_PREFIX}{name} should hold {count} values of type {kind.__name__}")
+    return numbers
+
+
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+    lines = _strings(metadata, "merges", MAX_MERGES)
+    if lines is None:
+        return None
+    pairs = []
+    for i, line in enumerate(lines):
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise ModelFileError(f"{_PREFIX}merges[{i}] = {line[:40]!r} should be two tokens")
+        pairs.append((left, right))
+    return pairs
+
+
+def _named_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
+    ids = {}
+    for name in (*_END_IDS, "bos_token_id", "unknown_token_id", "padding_token_id"):
+        value = metadata.get(_PREFIX + name)
+        if value is None:
+            continue
+        if not isinstance(value, int) or not 0 <= value < count:
+            raise ModelFileError(f"{_PREFIX}{name} = {str(value)[:40]} should be 0 to {count - 1}")
+        ids[name] = value
+    return ids
