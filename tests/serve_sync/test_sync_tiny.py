@@ -1,0 +1,141 @@
+"""`SyncMLCEngine` on the tiny random model: the whole way through compiled code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlc_llm.errors import InvalidField, ModelFileError, ModelNotFound
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve import data
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END
+from mlc_llm.testing.tiny_model import write_tiny_model
+
+PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> SyncMLCEngine:
+    return SyncMLCEngine(str(tiny), "cpu")
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Path) -> SyncMLCEngine:
+    """Few pages and short chunks, so that prompts are cut and sequences preempted."""
+    limits = EngineConfig(max_total_sequence_length=256, prefill_chunk_size=32, max_num_sequence=4)
+    return SyncMLCEngine(str(tiny), "cpu", engine_config=limits, enable_tracing=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GenerationConfig(temperature=0, max_tokens=60),
+        GenerationConfig(temperature=1.0, seed=3, max_tokens=60, n=3),
+        GenerationConfig(temperature=0.8, top_p=0.9, seed=3, max_tokens=60, presence_penalty=0.5),
+    ],
+)
+def test_text_does_not_depend_on_the_company(
+    engine: SyncMLCEngine, narrow: SyncMLCEngine, config: GenerationConfig
+) -> None:
+    alone = [engine.generate(prompt, config)[0][0] for prompt in PROMPTS]
+    assert len({tuple(texts) for texts in alone}) == len(PROMPTS)
+    assert engine.generate(PROMPTS, config)[0] == alone
+    assert narrow.generate(PROMPTS, config)[0] == alone
+    assert narrow.trace_recorder is not None
+    assert "preempted" in narrow.trace_recorder.dump_json()
+
+
+def test_logprobs_go_with_the_text(engine: SyncMLCEngine) -> None:
+    config = GenerationConfig(temperature=0, max_tokens=12, n=2, logprobs=True, top_logprobs=4)
+    texts, logprobs = engine.generate("The cat", config)
+    assert logprobs[0] is not None
+    for text, branch in zip(texts[0], logprobs[0], strict=True):
+        entries = [json.loads(one) for one in branch]
+        said = b"".join(bytes(entry["bytes"]) for entry in entries)
+        assert said.decode(errors="replace") == text
+        for entry in entries:
+            top = [one["logprob"] for one in entry["top_logprobs"]]
+            assert len(top) == 4 and top == sorted(top, reverse=True)
+            assert entry["logprob"] == pytest.approx(top[0], abs=1e-4)
+
+
+def test_stop_string_ends_the_text_before_it(engine: SyncMLCEngine) -> None:
+    config = GenerationConfig(temperature=0, max_tokens=40)
+    (text,) = engine.generate("The cat", config)[0][0]
+    stop = next(text[i : i + 3] for i in range(5, 35) if text[i : i + 3].isascii())
+    short = GenerationConfig(temperature=0, max_tokens=40, stop_strs=[stop])
+    assert engine.generate("The cat", short)[0][0] == [text[: text.index(stop)]]
+
+
+def test_pages_are_all_free_afterwards(engine: SyncMLCEngine, narrow: SyncMLCEngine) -> None:
+    for one in (engine, narrow):
+        one.reset()
+        with pytest.raises(InvalidField, match="prompt token id"):
+            one.generate([[1], [10**6]], GenerationConfig())
+        texts, _ = one.generate([[1, 2, 3]], GenerationConfig(max_tokens=5))
+        assert len(texts) == 1
+        assert one.metrics()["completion_tokens_sum"] == 5
+
+
+def test_what_a_model_folder_says(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.gguf").symlink_to(tiny)
+    generation = {"eos_token_id": [3, 5], "temperature": 0.25, "top_k": 7, "unknown": 1}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    bundle = open_model(str(folder))
+    assert bundle.stop_token_ids == {3, 5, IM_END, END_OF_TEXT}
+    assert bundle.defaults.given == {"temperature": 0.25, "top_k": 7}
+    assert bundle.chat_template is not None and bundle.context_window > 0
+    file_alone = open_model(str(folder / "model.gguf"))
+    assert file_alone.stop_token_ids == {IM_END, END_OF_TEXT}
+    assert file_alone.defaults.given == {}
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ModelFileError, match=r"generation_config\.json"):
+        open_model(str(folder))
+
+
+def test_mlc_chat_config_comes_first(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(tiny)
+    chat = {
+        "model_type": "llama",
+        "quantization": "q4f16_1",
+        "vocab_size": 300,
+        "context_window_size": 64,
+        "temperature": 0.5,
+        "eos_token_id": 9,
+        "conv_template": "chatml",
+    }
+    (tmp_path / "mlc-chat-config.json").write_text(json.dumps(chat))
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.1, "top_p": 0.5}')
+    bundle = open_model(str(tmp_path))
+    assert bundle.context_window == 64 and 9 in bundle.stop_token_ids
+    assert bundle.defaults.given == {"temperature": 0.5, "top_p": 0.5}
+    engine = SyncMLCEngine(str(tmp_path))
+    request = engine.create_request("a", data.TextData("x"), GenerationConfig(top_p=0.75))
+    assert request.generation_config.given == {"temperature": 0.5, "top_p": 0.75}
+
+
+def test_models_that_are_not_there(tiny: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no_such_model"):
+        SyncMLCEngine("no_such_model")
+    with pytest.raises(ModelNotFound, match="model_lib"):
+        SyncMLCEngine(str(tiny), model_lib="no_such_library")
