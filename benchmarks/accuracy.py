@@ -79,7 +79,7 @@ def main() -> None:
     model, kernels, chunk = model_path(arguments.model), arguments.kernels, arguments.chunk
     oracle = OracleAnswers.read(oracle_folder(model, arguments.oracle))
     runner = open_runner(model, kernels, arguments.threads)
-    options = {"kernels": kernels or "default", "chunk": chunk or "default"}
+    options = {"kernels": runner.metadata.isa, "chunk": chunk or runner.limits.max_batch_tokens}
     print_configuration("accuracy against float32", model=model.name, **options, **versions())
     total = report_forced(runner, oracle, chunk)
     equal = report_greedy(runner, model)

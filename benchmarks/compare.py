@@ -14,21 +14,26 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import peer
 from common import HERE, Spread, model_path, print_configuration
 from ours import add_engine_options, versions
 
 
-def measure_ours(
-    model: Path, kernels: str | None, threads: int, repeat: int
-) -> dict[str, list[float]]:
-    """One fresh process of `single_stream.py`."""
+def run_ours(model: Path, kernels: str | None, threads: int, repeat: int) -> dict[str, Any]:
+    """One fresh process of `single_stream.py`: its kernels and samples."""
     options = ["--model", str(model), "--threads", str(threads), "--repeat", str(repeat)]
     options += ["--kernels", kernels] if kernels else []
     command = [sys.executable, str(HERE / "single_stream.py"), "--json", *options]
     answer = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(answer.stdout)
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+def medians(samples: dict[str, list[float]]) -> dict[str, int]:
+    """Rounded, for the line that tells of a round."""
+    return {name: round(Spread.of(values).median) for name, values in samples.items()}
 
 
 def merge(rounds: list[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -56,22 +61,22 @@ def main() -> None:
     theirs_model = arguments.peer_model or model
     made = peer.programs(arguments.peer_dir)
     threads, repeat = arguments.threads, arguments.repeat
+    kernels = run_ours(model, arguments.kernels, threads, 0)["kernels"]  # compiles if need be
     print_configuration(
         "single stream, interleaved",
         model=f"{model.name} (peer: {theirs_model.name})",
         threads=threads,
         rounds=f"{arguments.rounds}, {repeat} measurements each",
-        kernels=arguments.kernels or "default",
+        kernels=kernels,
         peer=peer.describe(made, theirs_model),
         **versions(),
     )
     ours, theirs = [], []
     for number in range(arguments.rounds):
         theirs.append(peer.measure(made, theirs_model, threads, repeat))
-        ours.append(measure_ours(model, arguments.kernels, threads, repeat))
-        medians = {name: round(Spread.of(values).median) for name, values in ours[-1].items()}
-        peers = {name: round(Spread.of(values).median) for name, values in theirs[-1].items()}
-        print(f"round {number + 1}: ours {medians}, llama.cpp {peers}", flush=True)
+        ours.append(run_ours(model, kernels, threads, repeat)["samples"])
+        print(f"round {number + 1}: ours {medians(ours[-1])}", end=", ")
+        print(f"llama.cpp {medians(theirs[-1])}", flush=True)
     print_table(merge(ours), merge(theirs))
 
 

@@ -69,14 +69,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_engine_options(parser)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="print the samples and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     model = model_path(arguments.model)
-    samples = measure(open_runner(model, arguments.kernels, arguments.threads), arguments.repeat)
+    runner = open_runner(model, arguments.kernels, arguments.threads)
+    samples = measure(runner, arguments.repeat)
+    options = {"kernels": runner.metadata.isa, "threads": arguments.threads}
     if arguments.json:
-        print(json.dumps(samples))
+        print(json.dumps(options | {"samples": samples}))
         return
-    options = {"kernels": arguments.kernels or "default", "threads": arguments.threads}
     print_configuration("single stream, tok/s", model=model.name, **options, **versions())
     for name, values in samples.items():
         print(f"{name:12s} {Spread.of(values)}")
