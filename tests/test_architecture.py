@@ -81,8 +81,7 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.compiler.target"),  # a doctor must say if TVM does not load
     ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
-    ("mlc_llm.serve.core.create", "mlc_llm.runtime.model_runner"),  # mock://echo needs no TVM
-    ("mlc_llm.serve.engine_base", "tvm"),  # likewise
+    ("mlc_llm.serve.engine_base", "tvm"),  # checking arguments needs no TVM
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
     ("mlc_llm.support.model_source", "huggingface_hub"),  # an extra

@@ -19,6 +19,7 @@ BUILT = {
         "_check_engine_config",
         "_parse_models",
         "_process_model_args",
+        "_query_engine_metrics",
         "detect_device",
     ],
     "mlc_llm.serve.event_trace_recorder": ["EventTraceRecorder"],
@@ -37,7 +38,6 @@ BUILT = {
 TO_COME = {
     "mlc_llm": ["MLCEngine", "AsyncMLCEngine"],
     "mlc_llm.serve": ["MLCEngine", "AsyncMLCEngine", "PopenServer", "PagedRadixTree"],
-    "mlc_llm.serve.engine_base": ["_query_engine_metrics"],
     "mlc_llm.serve.threaded_engine": ["ThreadedEngine", "InstructionKind"],
     "mlc_llm.json_ffi": ["JSONFFIEngine"],
     "mlc_llm.json_ffi.engine": [

@@ -1,13 +1,17 @@
-"""The only file of the core that knows a real runner."""
+"""The only file of the core that knows a real runner, and with it TVM."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.runtime.batch import Runner
+from mlc_llm.runtime.executable import BrokenLibrary
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.runtime.params import BrokenParams
 from mlc_llm.serve.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -22,11 +26,6 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Run
     `config` is complete (every limit set). A cached library or packed weights that turn out broken
     are made again, once. Raises UserError, CompileError.
     """
-    # TVM takes a second to import: the core does without it.
-    from mlc_llm.compiler.jit import prepare
-    from mlc_llm.runtime.executable import BrokenLibrary
-    from mlc_llm.runtime.params import BrokenParams
-
     assert bundle.gguf is not None
     assert device == "cpu", device
     if config.model_lib is not None:
@@ -47,9 +46,7 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Run
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
 
 
-def _runner(library: Path, weights: Path, config: EngineConfig) -> Any:
-    from mlc_llm.runtime.model_runner import ModelRunner
-
+def _runner(library: Path, weights: Path, config: EngineConfig) -> Runner:
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
     return ModelRunner(
