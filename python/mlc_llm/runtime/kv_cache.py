@@ -88,7 +88,8 @@ class KVCache:
         length = sequence.length - num_tokens
         kept = self._pages_for(length)
         cut = length % self._page_size and self._references[sequence.pages[kept - 1]] > 1
-        if cut and not self._free and kept == len(sequence.pages):
+        freed = any(self._references[page] == 1 for page in sequence.pages[kept:])
+        if cut and not self._free and not freed:
             raise RequestError("no free KV page to roll a sequence back")
         self._drop(sequence.pages[kept:])
         del sequence.pages[kept:]

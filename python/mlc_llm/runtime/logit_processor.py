@@ -36,8 +36,9 @@ def top_tokens(row: Floats, log_total: float, k: int) -> tuple[tuple[int, float]
     """The k most likely (token id, log-probability), most likely first, ties by id."""
     if k == 0:
         return ()
-    candidates = np.argpartition(-row, k - 1)[:k] if k < len(row) else np.arange(len(row))
-    order = candidates[np.lexsort((candidates, -row[candidates]))]
+    cut = np.partition(row, -k)[-k] if k < len(row) else -np.inf
+    candidates = np.flatnonzero(row >= cut)
+    order = candidates[np.lexsort((candidates, -row[candidates]))][:k]
     return tuple((int(i), float(row[i]) - log_total) for i in order)
 
 

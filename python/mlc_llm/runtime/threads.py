@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 def configure_threads() -> int:
-    """Sets TVM's number of threads, returns it. Raises InvalidField for a bad MLC_NUM_THREADS."""
+    """Sets TVM's number of threads, returns it. Raises InvalidField for a bad number."""
     available = available_cores()
     wanted = os.environ.get(THREADS_VARIABLE)
-    count = available if wanted is None else _parse(wanted)
+    count = available if wanted is None else _parse(THREADS_VARIABLE, wanted)
     if count > available:
         logger.warning(
             "%s=%d, but only %d cores are available: expect it to be slower",
@@ -30,7 +30,7 @@ def configure_threads() -> int:
     os.environ.setdefault("TVM_NUM_THREADS", str(count))
     # Pinning the caller to one core would starve a server's other threads on it.
     os.environ.setdefault("TVM_BIND_THREADS", "0")
-    return int(os.environ["TVM_NUM_THREADS"])
+    return _parse("TVM_NUM_THREADS", os.environ["TVM_NUM_THREADS"])
 
 
 def available_cores() -> int:
@@ -53,12 +53,12 @@ def _quota() -> float | None:
             period = (_CGROUP_V1 / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
-    if limit in ("max", "-1") or not limit.isdigit() or not period.isdigit():
-        return None
+    if not limit.isdigit() or not period.isdigit() or int(period) == 0:
+        return None  # "max", "-1", or nothing that we know
     return int(limit) / int(period)
 
 
-def _parse(text: str) -> int:
-    if not text.isdigit() or not 1 <= int(text) <= 1024:
-        raise InvalidField(THREADS_VARIABLE, text, "a whole number from 1 to 1024")
+def _parse(variable: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
+        raise InvalidField(variable, text, "a whole number from 1 to 1024")
     return int(text)

@@ -1,0 +1,240 @@
+"""KV pages under random use: what a sequence holds is always what was put into it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mlc_llm.errors import RequestError
+from mlc_llm.model_lib import KVInfo
+from mlc_llm.runtime.kv_cache import KVCache
+
+PAGE, TILE, NUM_PAGES, MAX_SEQUENCES = 4, 3, 6, 4
+INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE)
+
+
+class Memory:
+    """Pages of plain numbers behind a KVCache, written only where the cache says."""
+
+    def __init__(self, num_pages: int = NUM_PAGES) -> None:
+        self.slots = np.full(num_pages * PAGE, -1)
+        self.cache = KVCache(INFO, num_pages, MAX_SEQUENCES, self.copy_pages)
+        self.next_token = 0
+
+    def copy_pages(self, source: list[int], target: list[int]) -> None:
+        pages = self.slots.reshape(-1, PAGE)
+        pages[target] = pages[source]
+
+    def run(self, rows: list[tuple[int, int]], held: dict[int, list[int]]) -> None:
+        """Places new tokens, checks the placement, writes them, and brings `held` up to date."""
+        before = {s: list(tokens) for s, tokens in held.items()}
+        place = self.cache.place(rows)
+        assert len(set(place.slot.tolist())) == len(place.slot) == sum(n for _, n in rows)
+        first, listed = 0, 0
+        for seq_id, n in rows:
+            new = list(range(self.next_token, self.next_token + n))
+            self.next_token += n
+            self.slots[place.slot[first : first + n]] = new
+            held[seq_id] = before[seq_id] + new
+            length = len(held[seq_id])
+            assert place.position[first : first + n].tolist() == list(range(length - n, length))
+            count = -(-length // PAGE)
+            pages = place.page_ids[listed : listed + count]
+            assert self.slots.reshape(-1, PAGE)[pages].reshape(-1)[:length].tolist() == held[seq_id]
+            self.check_tiles(place.tiles, first, n, listed)
+            first, listed = first + n, listed + count
+        assert listed == len(place.page_ids)
+
+    def check_tiles(self, tiles: np.ndarray, first: int, n: int, start: int) -> None:
+        """The tiles of these rows cover each of them once, none longer than TILE."""
+        own = [t for t in tiles.tolist() if first <= t[0] < first + n]
+        covered = [row for t in own for row in range(t[0], t[0] + t[1])]
+        assert covered == list(range(first, first + n))
+        assert all(1 <= count <= TILE and at == start for _, count, at in own)
+
+    def held(self, seq_id: int) -> list[int]:
+        """The tokens in the sequence's pages."""
+        sequence = self.cache._sequences[seq_id]
+        return self.slots.reshape(-1, PAGE)[sequence.pages].reshape(-1)[: sequence.length].tolist()
+
+
+class CacheMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = Memory()
+        self.model: dict[int, list[int]] = {}
+        self.next_id = 0
+
+    @property
+    def cache(self) -> KVCache:
+        return self.memory.cache
+
+    def pick(self, data: st.DataObject, *, filled: bool = False) -> int | None:
+        ids = [s for s, tokens in self.model.items() if tokens or not filled]
+        return data.draw(st.sampled_from(ids)) if ids else None
+
+    @rule()
+    def add(self) -> None:
+        self.next_id += 1
+        if len(self.model) == MAX_SEQUENCES:
+            with pytest.raises(RequestError, match="sequences"):
+                self.cache.add(self.next_id)
+            return
+        self.cache.add(self.next_id)
+        self.model[self.next_id] = []
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def place(self, data: st.DataObject) -> None:
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=1, unique=True))
+        rows = [(s, data.draw(st.integers(1, 2 * PAGE + 1))) for s in chosen]
+        pages = {s: -(-len(self.model[s]) // PAGE) for s in chosen}
+        needed = sum(-(-(len(self.model[s]) + n) // PAGE) - pages[s] for s, n in rows)
+        if needed <= self.cache.free_pages:
+            self.memory.run(rows, self.model)
+            return
+        free = self.cache.free_pages
+        with pytest.raises(RequestError, match="KV pages"):
+            self.cache.place(rows)
+        assert self.cache.free_pages == free
+
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = self.pick(data, filled=True)
+        if parent is None:
+            return
+        self.next_id += 1
+        length = data.draw(st.integers(1, len(self.model[parent])))
+        free = self.cache.free_pages
+        room = len(self.model) < MAX_SEQUENCES and (length % PAGE == 0 or free)
+        try:
+            self.cache.fork(parent, self.next_id, length)
+        except RequestError:
+            assert not room
+            assert self.cache.free_pages == free
+            return
+        assert room
+        self.model[self.next_id] = self.model[parent][:length]
+
+    @rule(data=st.data())
+    def rollback(self, data: st.DataObject) -> None:
+        seq_id = self.pick(data)
+        if seq_id is None:
+            return
+        count = data.draw(st.integers(0, len(self.model[seq_id])))
+        free = self.cache.free_pages
+        try:
+            self.cache.rollback(seq_id, count)
+        except RequestError:
+            assert free == 0
+            assert (len(self.model[seq_id]) - count) % PAGE
+            return
+        del self.model[seq_id][len(self.model[seq_id]) - count :]
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        seq_id = self.pick(data)
+        if seq_id is not None:
+            self.cache.remove(seq_id)
+            del self.model[seq_id]
+
+    @rule()
+    def reset(self) -> None:
+        self.cache.reset()
+        self.model.clear()
+        assert self.cache.free_pages == NUM_PAGES
+
+    @invariant()
+    def all_is_as_it_was_put(self) -> None:
+        """A write to a shared page would change another sequence's tokens."""
+        self.cache.check_integrity()
+        for seq_id, tokens in self.model.items():
+            assert self.cache.length(seq_id) == len(tokens)
+            assert self.memory.held(seq_id) == tokens
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def filled(length: int, num_pages: int = NUM_PAGES) -> tuple[Memory, dict[int, list[int]]]:
+    """A cache with one sequence, 1, of that many tokens."""
+    memory, model = Memory(num_pages), {1: []}
+    memory.cache.add(1)
+    memory.run([(1, length)], model)
+    return memory, model
+
+
+def test_full_pages_are_shared_and_the_rest_copied() -> None:
+    memory, _ = filled(2 * PAGE + 1)
+    memory.cache.fork(1, 2, 2 * PAGE + 1)
+    assert memory.cache.free_pages == NUM_PAGES - 4
+    memory.cache.fork(1, 3, PAGE)
+    assert memory.cache.free_pages == NUM_PAGES - 4
+
+
+def test_rollback_into_a_shared_page_leaves_the_other_alone() -> None:
+    memory, model = filled(2 * PAGE)
+    memory.cache.fork(1, 2, 2 * PAGE)
+    model[2] = list(model[1])
+    memory.cache.rollback(2, 1)
+    del model[2][-1:]
+    memory.run([(2, 3)], model)
+    assert memory.held(1) == model[1]
+    memory.cache.check_integrity()
+
+
+def test_rollback_without_a_page_to_copy_to_changes_nothing() -> None:
+    """Also when whole pages go that are shared, and so do not become free."""
+    memory, model = filled(3 * PAGE, num_pages=3)
+    memory.cache.fork(1, 2, 3 * PAGE)
+    for count in (1, PAGE + 1):
+        with pytest.raises(RequestError, match="roll a sequence back"):
+            memory.cache.rollback(2, count)
+        memory.cache.check_integrity()
+        assert memory.held(2) == memory.held(1) == model[1]
+    memory.cache.rollback(2, PAGE)  # needs no page
+    assert memory.cache.length(2) == 2 * PAGE
+
+
+def test_rollback_may_use_a_page_that_it_frees() -> None:
+    memory, model = filled(PAGE, num_pages=2)
+    memory.cache.fork(1, 2, PAGE)
+    model[2] = list(model[1])
+    memory.run([(2, 1)], model)
+    assert memory.cache.free_pages == 0
+    memory.cache.rollback(2, 2)
+    assert memory.held(2) == model[1][: PAGE - 1]
+    memory.cache.check_integrity()
+
+
+def test_misuse_is_noticed() -> None:
+    memory, _ = filled(PAGE)
+    with pytest.raises(AssertionError, match="exists"):
+        memory.cache.add(1)
+    with pytest.raises(AssertionError, match="past the parent's end"):
+        memory.cache.fork(1, 2, PAGE + 1)
+    with pytest.raises(AssertionError, match="past the beginning"):
+        memory.cache.rollback(1, PAGE + 1)
+
+
+@pytest.mark.parametrize("damage", ["leak", "double", "count"])
+def test_check_integrity_sees_damage(damage: str) -> None:
+    memory, _ = filled(PAGE)
+    if damage == "leak":
+        memory.cache._free.pop()
+    elif damage == "double":
+        memory.cache._free.append(memory.cache._free[0])
+    else:
+        memory.cache._sequences[1].length += 1
+    with pytest.raises(AssertionError):
+        memory.cache.check_integrity()
