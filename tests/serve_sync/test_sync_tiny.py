@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
-from mlc_llm.errors import InvalidField, ModelFileError, ModelNotFound
+from mlc_llm.errors import InvalidField, ModelFileError, ModelNotFound, UnsupportedModel
+from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.model_args import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
-from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END
+from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END, byte_tokenizer_metadata
+from mlc_llm.testing.gguf_writer import write_gguf
 from mlc_llm.testing.tiny_model import write_tiny_model
 
+SIZES = {"general.architecture": "llama", "llama.context_length": 64}
 PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
 
 
@@ -132,6 +135,21 @@ def test_mlc_chat_config_comes_first(tiny: Path, tmp_path: Path) -> None:
     engine = SyncMLCEngine(str(tmp_path))
     request = engine.create_request("a", data.TextData("x"), GenerationConfig(top_p=0.75))
     assert request.generation_config.given == {"temperature": 0.5, "top_p": 0.75}
+
+
+def test_a_named_template_serves_where_the_file_has_none(tmp_path: Path) -> None:
+    metadata = {k: v for k, v in byte_tokenizer_metadata().items() if "chat_template" not in k}
+    write_gguf(tmp_path / "a.gguf", {**metadata, **SIZES}, {})
+    chat = {"model_type": "llama", "quantization": "q0f32", "vocab_size": 300}
+    for name in ("chatml", "no_such_template"):
+        text = json.dumps({**chat, "conv_template": name})
+        (tmp_path / "mlc-chat-config.json").write_text(text)
+        if name == "chatml":
+            bundle = open_model(str(tmp_path))
+    assert isinstance(bundle.chat_template, Conversation)
+    assert bundle.defaults.given == {"stop_strs": ["<|im_end|>"]} and 2 in bundle.stop_token_ids
+    with pytest.raises(UnsupportedModel, match="no_such_template"):
+        open_model(str(tmp_path))
 
 
 def test_models_that_are_not_there(tiny: Path) -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.conversation_template import ChatTemplate, ConvTemplateRegistry
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 from mlc_llm.support.model_source import ModelSource, resolve_model
@@ -31,8 +32,8 @@ class ModelBundle:
     gguf: GGUFFile | None
     """None like `source`: there is no model behind the echo engine."""
     tokenizer: Tokenizer
-    chat_template: ChatTemplate | None
-    """None: the model has none, so it cannot chat."""
+    chat_template: ChatTemplate | Conversation | None
+    """The file's own, else the one that mlc-chat-config.json names; None: it cannot chat."""
     name: str
     context_window: int
     """Tokens of prompt and answer together."""
@@ -56,16 +57,18 @@ def open_model(model: str | None = None) -> ModelBundle:
     folder = path.parent if model is not None and Path(model).expanduser() != path else None
     chat = None if folder is None else _chat_config(folder)
     generation = {} if folder is None else _json_file(folder / GENERATION_CONFIG_FILE)
+    named = _conversation(chat)
     tokenizer = open_tokenizer(gguf)
+    template = _chat_template(gguf, tokenizer) or named
     return ModelBundle(
         source=source,
         gguf=gguf,
         tokenizer=tokenizer,
-        chat_template=_chat_template(gguf, tokenizer),
+        chat_template=template,
         name=source.name,
         context_window=_context_window(gguf, chat),
-        stop_token_ids=_stop_token_ids(tokenizer, chat, generation),
-        defaults=_defaults(chat, generation),
+        stop_token_ids=_stop_token_ids(tokenizer, chat, named, generation),
+        defaults=_with_stop_strs(_defaults(chat, generation), template),
     )
 
 
@@ -151,14 +154,29 @@ def _context_window(gguf: GGUFFile, chat: MLCChatConfig | None) -> int:
     return min(window, asked) if asked > 0 else window
 
 
+def _conversation(chat: MLCChatConfig | None) -> Conversation | None:
+    if chat is None:
+        return None
+    if isinstance(chat.conv_template, Conversation):
+        return chat.conv_template
+    named = ConvTemplateRegistry.get(chat.conv_template)
+    if named is None:
+        known = ", ".join(ConvTemplateRegistry.names())
+        raise UnsupportedModel(f"conv_template {chat.conv_template!r} is not known; known: {known}")
+    return named
+
+
 def _stop_token_ids(
-    tokenizer: Tokenizer, chat: MLCChatConfig | None, generation: dict[str, Any]
+    tokenizer: Tokenizer,
+    chat: MLCChatConfig | None,
+    named: Conversation | None,
+    generation: dict[str, Any],
 ) -> frozenset[int]:
     ids = set(tokenizer.eos_token_ids)
     if chat is not None:
         ids |= chat.eos_token_ids()
-        if not isinstance(chat.conv_template, str):
-            ids |= set(chat.conv_template.stop_token_ids)
+    if named is not None:
+        ids |= set(named.stop_token_ids)
     stated = generation.get("eos_token_id", [])
     more = stated if isinstance(stated, list) else [stated]
     ids |= {one for one in more if isinstance(one, int)}
@@ -171,6 +189,15 @@ def _defaults(chat: MLCChatConfig | None, generation: dict[str, Any]) -> Generat
         values = {**values, "temperature": 0.0}
     below = GenerationConfig(**values)
     return below if chat is None else chat.default_generation_config().merged_over(below)
+
+
+def _with_stop_strs(
+    defaults: GenerationConfig, template: ChatTemplate | Conversation | None
+) -> GenerationConfig:
+    """A named template says by which texts an answer ends."""
+    if not isinstance(template, Conversation) or not template.stop_str:
+        return defaults
+    return GenerationConfig(stop_strs=template.stop_str).merged_over(defaults)
 
 
 def _byte_vocabulary() -> dict[str, Any]:
