@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 
 class ControlFinder:
@@ -22,6 +23,7 @@ class ControlFinder:
                 lengths.append(len(name))
         for lengths in self._lengths.values():
             lengths.sort(reverse=True)
+        self._longest = max(map(len, control), default=0)
         firsts = "".join(map(re.escape, self._lengths))
         self._first = re.compile(f"[{firsts}]") if firsts else None
 
@@ -50,6 +52,23 @@ class ControlFinder:
         if place < len(text):
             pieces.append(text[place:])
         return pieces
+
+    def begins_inside(self, text: str) -> bool:
+        """Whether the text begins with the end of a name, so that text before it may make one."""
+        tails = self._ends[1]
+        return any(text[:n] in tails for n in range(1, min(len(text), self._longest) + 1))
+
+    def ends_inside(self, text: str) -> bool:
+        """Whether the text ends with the beginning of a name."""
+        heads = self._ends[0]
+        return any(text[-n:] in heads for n in range(1, min(len(text), self._longest) + 1))
+
+    @cached_property
+    def _ends(self) -> tuple[set[str], set[str]]:
+        """All proper beginnings and all proper ends of the names."""
+        heads = {name[:cut] for name in self._control for cut in range(1, len(name))}
+        tails = {name[cut:] for name in self._control for cut in range(1, len(name))}
+        return heads, tails
 
     def _end(self, text: str, start: int) -> int:
         """Where the name at `start` ends; 0 when there is none."""

@@ -99,6 +99,14 @@ class Tokenizer:
         """Where names of control tokens stand in a text: (start, end), in order."""
         return [(start, end) for start, end, _ in self._control.find(text)]
 
+    def begins_inside_control(self, text: str) -> bool:
+        """Whether some text before this one could complete the name of a control token."""
+        return self._control.begins_inside(text)
+
+    def ends_inside_control(self, text: str) -> bool:
+        """Whether some text after this one could complete the name of a control token."""
+        return self._control.ends_inside(text)
+
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of tokens, control tokens by their names; bytes that are no UTF-8 are U+FFFD."""
         text = b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")

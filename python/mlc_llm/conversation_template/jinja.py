@@ -1,0 +1,144 @@
+"""`ChatTemplate`: the chat template of a model file, rendered within limits."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from mlc_llm.conversation_template import sandbox
+from mlc_llm.conversation_template.worker import TimeIsUp, Worker, WorkerDied
+from mlc_llm.errors import InvalidField, ModelFileError
+
+MAX_SOURCE = 256 * 2**10
+"""Characters of a template; the longest known are some 30,000."""
+MAX_INPUT = 8 * 2**20
+"""Characters of all texts in the messages and tools together."""
+MAX_DEPTH = 64
+MAX_INT_BITS = 1024
+TIME_LIMIT = 5.0
+
+KNOWN = frozenset(
+    {
+        # SmolLM2 Instruct: one loop over the messages, strings put together, no filter, no call.
+        "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
+    }
+)
+"""SHA-256 of templates that were read and found to take time and memory in proportion to the
+messages alone. They are rendered in this process, which saves the start of another one."""
+
+
+class ChatTemplate:
+    """A chat template in Jinja, as Transformers understands it. Safe to use from several threads.
+
+    `bos` and `eos` are the texts of those tokens, known in the template as `bos_token` and
+    `eos_token`. The template is not trusted: it is rendered in a process of its own, which is
+    killed after `time_limit` seconds and started again when needed.
+    """
+
+    def __init__(
+        self, source: str, *, bos: str = "", eos: str = "", time_limit: float = TIME_LIMIT
+    ) -> None:
+        """Raises `ModelFileError` for a template that is too long; nothing is run yet."""
+        if len(source) > MAX_SOURCE:
+            raise ModelFileError(
+                f"chat template: {len(source)} characters, more than the {MAX_SOURCE} allowed"
+            )
+        self.source = source
+        self.bos = bos
+        self.eos = eos
+        self.time_limit = time_limit
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+        digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
+        self._known = sandbox.compile_template(source) if digest in KNOWN else None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt as text.
+
+        Raises `InvalidField` when the messages are too long or the template refuses them,
+        `ModelFileError` when the template is broken or goes past a limit.
+        """
+        values = {
+            "messages": list(messages),
+            "tools": None if tools is None else list(tools),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            "bos_token": self.bos,
+            "eos_token": self.eos,
+        }
+        check_values(values)
+        if self._known is not None:
+            answer = self._here(self._known, values)
+        else:
+            with self._lock:
+                answer = self._elsewhere(values)
+        if "text" in answer:
+            return str(answer["text"])
+        raise _error(answer)
+
+    def close(self) -> None:
+        """End the process, if there is one; the next rendering starts another."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = None
+
+    def _here(self, template: jinja2.Template, values: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"text": sandbox.render(template, values)}
+        except Exception as error:  # a template's expressions may raise anything
+            return sandbox.describe(error)
+
+    def _elsewhere(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            if self._worker is None or not self._worker.is_alive:
+                self._worker = Worker(self.source)
+            return self._worker.render(values, self.time_limit)
+        except TimeIsUp:
+            raise ModelFileError(
+                f"chat template: stopped, rendering took more than {self.time_limit:g} s"
+            ) from None
+        except WorkerDied:
+            raise ModelFileError("chat template: rendering ended for want of memory") from None
+
+
+def _error(answer: Mapping[str, Any]) -> InvalidField | ModelFileError:
+    if answer["by_template"]:
+        return InvalidField("messages", "...", f"the model's chat template says: {answer['error']}")
+    return ModelFileError(f"chat template: {answer['error']}")
+
+
+def check_values(values: Any) -> None:
+    """Raise `InvalidField` for values that are no plain data, nested too deep, or too long."""
+    length = 0
+    level = [values]
+    for _ in range(MAX_DEPTH):
+        length += sum(len(value) for value in level if isinstance(value, str))
+        if length > MAX_INPUT:
+            raise InvalidField("messages", "...", f"more than {MAX_INPUT} characters of text")
+        level = [inner for value in level for inner in _inner_values(value)]
+        if not level:
+            return
+    raise InvalidField("messages", "...", f"nested more than {MAX_DEPTH} deep")
+
+
+def _inner_values(value: Any) -> list[Any]:
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return [*value.keys(), *value.values()]
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
+        raise InvalidField("messages", "...", f"a number of more than {MAX_INT_BITS} bits")
+    if value is None or isinstance(value, str | int | float):
+        return []
+    raise InvalidField("messages", type(value).__name__, "only plain data (JSON) can be rendered")

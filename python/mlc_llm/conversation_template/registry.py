@@ -1,0 +1,38 @@
+"""Conversation templates by name."""
+
+from __future__ import annotations
+
+from mlc_llm.conversation_template.families import FAMILIES
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.conversation_protocol import Conversation
+
+
+class ConvTemplateRegistry:
+    """Named templates; those of `families.py` are there from the start."""
+
+    _templates: dict[str, Conversation] = {}  # noqa: RUF012 - the registry itself
+
+    @classmethod
+    def register(cls, template: Conversation, *, override: bool = False) -> None:
+        """Add a template under its name. Raises `InvalidField` for a name that is missing, or
+        taken and not to be overridden."""
+        if not template.name:
+            raise InvalidField("name", template.name, "a registered template needs a name")
+        if template.name in cls._templates and not override:
+            raise InvalidField("name", template.name, "a template of this name is registered")
+        cls._templates[template.name] = template
+
+    @classmethod
+    def get(cls, name: str) -> Conversation | None:
+        """A copy of the template, free to be changed; None when there is no such name."""
+        found = cls._templates.get(name)
+        return None if found is None else found.model_copy(deep=True)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """All names, in alphabetical order."""
+        return sorted(cls._templates)
+
+
+for _template in FAMILIES:
+    ConvTemplateRegistry.register(_template)

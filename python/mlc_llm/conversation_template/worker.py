@@ -1,0 +1,114 @@
+"""The process in which a template of unknown origin is rendered, seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlc_llm.conversation_template import sandbox
+from mlc_llm.errors import MLCError
+
+START_SECONDS = 30.0
+_START = """
+import importlib.util, sys
+sys.path += sys.argv[2:]
+spec = importlib.util.spec_from_file_location("sandbox", sys.argv[1])
+sandbox = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sandbox)
+sandbox.serve(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+class TimeIsUp(Exception):
+    """The worker was killed because it took too long."""
+
+
+class WorkerDied(Exception):
+    """The worker ended without an answer (out of memory, killed from outside)."""
+
+
+class Worker:
+    """One template in one process. Not for several threads at once."""
+
+    def __init__(self, source: str) -> None:
+        """Start the process. Raises `TimeIsUp`, `WorkerDied`, `MLCError`."""
+        self._process = subprocess.Popen(
+            [_python(), "-I", "-S", "-c", _START, sandbox.__file__, *_library_folders()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self.close = weakref.finalize(self, _end, self._process)
+        self._ask(source, START_SECONDS)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.close.alive and self._process.poll() is None
+
+    def render(self, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """The worker's answer. After `TimeIsUp` or `WorkerDied` it is gone."""
+        # The worker's own alarm is later than ours, so that it never answers in our place.
+        answer: dict[str, Any] = self._ask({"values": values, "seconds": seconds + 1}, seconds)
+        return answer
+
+    def _ask(self, message: Any, seconds: float) -> Any:
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = threading.Timer(seconds, kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            answer = self._exchange(message)
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.close()
+            raise TimeIsUp if late.is_set() else WorkerDied
+        return answer
+
+    def _exchange(self, message: Any) -> Any:
+        """One message out and one in; None when the process ended meanwhile."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            sandbox.write_message(self._process.stdin, message)
+        except OSError:
+            return None
+        return sandbox.read_message(self._process.stdout)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # what was not sent cannot be sent any more
+                pipe.close()
+
+
+def _python() -> str:
+    if not sys.executable:
+        raise MLCError(
+            "chat templates need a Python program to run in, and sys.executable is empty"
+        )
+    return sys.executable
+
+
+def _library_folders() -> list[str]:
+    """Where the libraries of the worker lie; it looks at no other place."""
+    folders = []
+    for name in ("jinja2", "markupsafe"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None  # imported by the sandbox
+        folders.append(str(Path(spec.origin).parent.parent))
+    return list(dict.fromkeys(folders))
