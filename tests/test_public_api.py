@@ -11,7 +11,14 @@ import pytest
 
 BUILT = {
     "mlc_llm": ["__version__"],
-    "mlc_llm.serve": ["data", "Request", "RequestStreamOutput", "EngineConfig", "engine_utils"],
+    "mlc_llm.serve": [
+        "data",
+        "Request",
+        "RequestStreamOutput",
+        "EngineConfig",
+        "engine_utils",
+        "PagedRadixTree",
+    ],
     "mlc_llm.serve.sync_engine": ["SyncMLCEngine", "EngineConfig", "_create_tvm_module"],
     "mlc_llm.serve.engine_base": [
         "EngineConfig",
@@ -37,7 +44,7 @@ BUILT = {
 
 TO_COME = {
     "mlc_llm": ["MLCEngine", "AsyncMLCEngine"],
-    "mlc_llm.serve": ["MLCEngine", "AsyncMLCEngine", "PopenServer", "PagedRadixTree"],
+    "mlc_llm.serve": ["MLCEngine", "AsyncMLCEngine", "PopenServer"],
     "mlc_llm.serve.threaded_engine": ["ThreadedEngine", "InstructionKind"],
     "mlc_llm.json_ffi": ["JSONFFIEngine"],
     "mlc_llm.json_ffi.engine": [
