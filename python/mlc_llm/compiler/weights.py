@@ -58,8 +58,8 @@ def pack_weights(
 
 
 def count_parameters(plan: Plan) -> int:
-    """Upper bound of the calls to `advance`."""
-    return 3 * len(plan.matrices) + len(plan.vectors) + 1
+    """Calls to `advance`."""
+    return len(plan.matrices) + len(plan.vectors) + 1
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Array | None) -> Array:
@@ -78,8 +78,7 @@ def _parameters(plan: Plan, tensors: Mapping[str, Any]) -> Iterator[tuple[str, A
         yield name, _floats(tensors[tensor_name])
     for prefix, sources in plan.matrices.items():
         packed = _matrix(plan.config, plan.config.formats[prefix], sources, tensors)
-        for suffix, array in zip(("words", "scale", "minimum"), packed.tensors, strict=False):
-            yield f"{prefix}.{suffix}", array
+        yield f"{prefix}.packed", packed.tensor
     factors = tensors.get("rope_freqs.weight")
     inverse = inverse_frequencies(plan.config.rope, None if factors is None else _floats(factors))
     yield ROPE_PARAM, inverse

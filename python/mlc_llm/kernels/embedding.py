@@ -9,12 +9,13 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
+from mlc_llm.kernels.scales import minimum_of, scale_of
 from mlc_llm.kernels.vectors import SCHEDULED
 
 
 @cache
 def embedding(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
-    """Arguments: tokens int32 [m], W words, [scale, minimum], Y float32 [m, k]; W is [n, k]."""
+    """Arguments: tokens int32 [m], W (see `formats.py`, n rows), Y float32 [m, k]."""
     return _float_rows(n, k, fmt) if fmt.is_float else _packed_rows(n, k, fmt)
 
 
@@ -26,15 +27,13 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
     def value(word: Any, scale: Any, minimum: Any, part: Any, byte: Any) -> Any:
         q = T.bitwise_and(T.shift_right(word, byte * 8 + part * 4), T.int32(mask))
         if fmt.has_minimum:
-            return T.cast(q, "float32") * T.cast(scale, "float32") + T.cast(minimum, "float32")
-        return T.cast(q - T.int32(fmt.offset), "float32") * T.cast(scale, "float32")
+            return T.cast(q, "float32") * scale + minimum
+        return T.cast(q - T.int32(fmt.offset), "float32") * scale
 
     @T.prim_func(private=True, s_tir=True)
     def packed_rows(
         tokens: T.handle,
-        W: T.Buffer((NB, G, words, BLOCK), "int32"),
-        S: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
-        Z: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        W: T.Buffer((NB, G, fmt.stride), "int32"),
         y: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -48,9 +47,9 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
                         for part in T.unroll(parts):
                             for byte in T.unroll(4):
                                 Y[row, g * fmt.group + quads * byte + part * words + j] = value(
-                                    W[I[row] // BLOCK, g, j, I[row] % BLOCK],
-                                    S[I[row] // BLOCK, g, I[row] % BLOCK],
-                                    Z[I[row] // BLOCK, g, I[row] % BLOCK],
+                                    W[I[row] // BLOCK, g, j * BLOCK + I[row] % BLOCK],
+                                    scale_of(fmt, W, I[row] // BLOCK, g, I[row] % BLOCK),
+                                    minimum_of(fmt, W, I[row] // BLOCK, g, I[row] % BLOCK),
                                     part,
                                     byte,
                                 )

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BLOCK = 16
-"""Weight rows that are interleaved."""
-ROW_MULTIPLE = 32
-"""Packed matrices are padded to this many rows."""
+BLOCK = 32
+"""Weight rows that are interleaved; matrices are padded to a multiple."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """A matrix of `n` rows and `k` columns; rows interleaved by 16, columns in groups.
+    """A matrix of `n` rows and `k` columns as one tensor that is read from end to end.
 
-    * words  int32 [n/16, k/group, group*bits/32, 16]
-    * scale  scale_dtype [n/16, k/group, 16]
-    * minimum (only if has_minimum), like scale
+    int32 [n/32, k/group, stride]: for a block of 32 rows and a group of columns `words` words of
+    each row (word by word, the 32 rows side by side), then the rows' scales, then (has_minimum)
+    their minima, in scale_dtype.
 
     value = scale * (q - offset), or scale * q + minimum.
-    `bits` 16 and 32 mean plain floats in `words` [n/16, k, 16] and no scale.
+    `bits` 16 and 32 mean plain floats [n/32, k, 32] and no scale.
     """
 
     bits: int
@@ -34,27 +32,34 @@ class WeightFormat:
 
     @property
     def words(self) -> int:
-        """32-bit words a row and group."""
+        """32-bit words of values, a row and group."""
         return self.group * self.bits // 32
+
+    @property
+    def scale_words(self) -> int:
+        """32-bit words of the scales (or the minima) of a block and group."""
+        return BLOCK // 2 if self.scale_dtype == "float16" else BLOCK
+
+    @property
+    def stride(self) -> int:
+        """32-bit words of a block and group."""
+        return self.words * BLOCK + self.scale_words * (2 if self.has_minimum else 1)
 
     @property
     def name(self) -> str:
         if self.is_float:
             return f"f{self.bits}"
         kind = "m" if self.has_minimum else f"o{self.offset}"
-        return f"q{self.bits}g{self.group}{kind}{self.scale_dtype[5:]}"
+        return f"q{self.bits}g{self.group}{kind}s{self.scale_dtype[5:]}"
 
 
 def padded_rows(rows: int) -> int:
     """Rows of the packed matrix."""
-    return -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE
+    return -(-rows // BLOCK) * BLOCK
 
 
-def tensor_shapes(fmt: WeightFormat, n: int, k: int) -> list[tuple[tuple[int, ...], str]]:
-    """(shape, dtype) of the tensors of a packed matrix with n (padded) rows and k columns."""
+def tensor_shape(fmt: WeightFormat, n: int, k: int) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of a packed matrix with n (padded) rows and k columns."""
     if fmt.is_float:
-        return [((n // BLOCK, k, BLOCK), f"float{fmt.bits}")]
-    groups = k // fmt.group
-    scale = ((n // BLOCK, groups, BLOCK), fmt.scale_dtype)
-    words = ((n // BLOCK, groups, fmt.words, BLOCK), "int32")
-    return [words, scale, scale] if fmt.has_minimum else [words, scale]
+        return (n // BLOCK, k, BLOCK), f"float{fmt.bits}"
+    return (n // BLOCK, k // fmt.group, fmt.stride), "int32"

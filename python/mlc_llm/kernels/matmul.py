@@ -14,19 +14,23 @@ from tvm.script import tirx as T
 
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa, dot, weight_values, word_parts
+from mlc_llm.kernels.scales import minimum_at, scale_at
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
-COLUMN_BLOCKS = 2
-"""Packed blocks of 16 weight rows that are computed together; matrices are padded to a multiple."""
+PREFETCH_BYTES = 10240
+"""How far ahead weights are asked for: the hardware alone reached 70 % of the bandwidth.
+
+A single row asks as it goes; many rows use a block so long that the next is asked for at once."""
+LINE = 16
+"""32-bit words of a cache line."""
 
 
 @cache
 def matmul(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -> tvm.tirx.PrimFunc:
     """Kernel for a weight matrix of n (a multiple of 32) rows and k columns.
 
-    Arguments: the activations (see `activation.py`), W words, [scale, minimum], Y float32 [m, n].
+    Arguments: the activations (see `activation.py`), W (see `formats.py`), Y float32 [m, n].
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
-    Symmetric formats have no minimum and get the scale twice.
     """
     if fmt.is_float:
         return _float_weights(n, k, fmt, isa, accumulate)
@@ -37,8 +41,8 @@ def matmul(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -> 
 def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
     """Activations are 16-bit integers with a scale a group; sums within a group are exact."""
     L, MB, G, P = isa.lanes, isa.row_tile, k // fmt.group, isa.sums
-    VB, PER, NB, words = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK, fmt.words
-    f32, lane = f"float32x{L}", lanes_at(0, L)
+    V, NB, words, stride = BLOCK // L, n // BLOCK, fmt.words, fmt.stride
+    f32, lane, ahead = f"float32x{L}", lanes_at(0, L), max(1, PREFETCH_BYTES // (4 * stride))
 
     def step(acc: Any, word: Any, x: Any, row: Any, g: Any, j: Any, p: Any) -> Any:
         return dot(isa, fmt, acc, word, lambda i: x[row, g, i], j, p)
@@ -52,9 +56,9 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
         return T.cast(exact, f32)
 
     def group_sum(f: Any, exact: Any, scale: Any, minimum: Any, xd: Any, xsum: Any) -> Any:
-        f = f + exact * (T.cast(scale, f32) * splat(xd, L))
+        f = f + exact * (scale * splat(xd, L))
         if fmt.has_minimum:
-            f = f + T.cast(minimum, f32) * splat(T.cast(xsum, "float32") * xd, L)
+            f = f + minimum * splat(T.cast(xsum, "float32") * xd, L)
         return f
 
     @T.prim_func(private=True, s_tir=True)
@@ -62,9 +66,7 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
         x_words: T.handle,
         x_scale: T.handle,
         x_sum: T.handle,
-        W: T.Buffer((NB, G, words, BLOCK), "int32"),
-        S: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
-        Z: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        W: T.Buffer((NB, G, stride), "int32"),
         y: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -76,49 +78,52 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
 
         @T.inline
         def tile(block, row, rows):
-            f = T.alloc_buffer((rows, VB, L), "float32")
-            acc = T.alloc_buffer((P, rows, VB, L), "int32")
-            w = T.alloc_buffer((VB, L), "int32")
+            f = T.alloc_buffer((rows, V, L), "float32")
+            acc = T.alloc_buffer((P, rows, V, L), "int32")
+            w = T.alloc_buffer((V, L), "int32")
             for r in T.unroll(rows):
-                for v in T.unroll(VB):
+                for v in T.unroll(V):
                     f[r, v, lane] = fsplat(0.0, L)
             for g in T.serial(G):
+                if rows == 1:
+                    _prefetch(W, block, g + ahead, stride // LINE)
                 for r in T.unroll(rows):
-                    for v in T.unroll(VB):
+                    for v in T.unroll(V):
                         for p in T.unroll(P):
                             acc[p, r, v, lane] = splat(T.int32(0), L)
                 for j in T.unroll(words):
-                    for v in T.unroll(VB):
-                        w[v, lane] = W[
-                            block * COLUMN_BLOCKS + v // PER, g, j, lanes_at(v % PER * L, L)
-                        ]
+                    for v in T.unroll(V):
+                        w[v, lane] = W[block, g, lanes_at(j * BLOCK + v * L, L)]
                     for r in T.unroll(rows):
-                        for v in T.unroll(VB):
+                        for v in T.unroll(V):
                             for p in T.unroll(P):
                                 acc[p, r, v, lane] = step(
                                     acc[p, r, v, lane], w[v, lane], XQ, row + r, g, j, p
                                 )
                 for r in T.unroll(rows):
-                    for v in T.unroll(VB):
+                    for v in T.unroll(V):
                         f[r, v, lane] = group_sum(
                             f[r, v, lane],
                             total(acc, r, v, XS[row + r, g]),
-                            S[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
-                            Z[block * COLUMN_BLOCKS + v // PER, g, lanes_at(v % PER * L, L)],
+                            scale_at(fmt, W, block, g, v, L),
+                            minimum_at(fmt, W, block, g, v, L),
                             XD[row + r, g],
                             XS[row + r, g],
                         )
             for r in T.unroll(rows):
-                for v in T.unroll(VB):
+                for v in T.unroll(V):
                     if accumulate:
-                        Y[row + r, lanes_at((block * VB + v) * L, L)] = (
-                            Y[row + r, lanes_at((block * VB + v) * L, L)] + f[r, v, lane]
+                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = (
+                            Y[row + r, lanes_at(block * BLOCK + v * L, L)] + f[r, v, lane]
                         )
                     else:
-                        Y[row + r, lanes_at((block * VB + v) * L, L)] = f[r, v, lane]
+                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = f[r, v, lane]
 
         with T.sblock("root"):
-            for block in T.parallel(NB // COLUMN_BLOCKS):
+            for block in T.parallel(NB):
+                if m >= MB:
+                    for g in T.serial(G):
+                        _prefetch(W, block + 1, g, stride // LINE)
                 for t in T.serial(m // MB):
                     tile(block, t * MB, MB)
                 for t in T.serial(m % MB):
@@ -132,21 +137,20 @@ def _dequantised(
 ) -> tvm.tirx.PrimFunc:
     """Weights become float32 exactly as the file's format says; plain float sums."""
     L, MB, G = isa.lanes, isa.row_tile, k // fmt.group
-    VB, PER, NB, words = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK, fmt.words
+    V, NB, words, stride = BLOCK // L, n // BLOCK, fmt.words, fmt.stride
     quads, parts, f32, lane = fmt.group // 4, word_parts(fmt), f"float32x{L}", lanes_at(0, L)
+    ahead = max(1, PREFETCH_BYTES // (4 * stride))
 
     def value(word: Any, scale: Any, minimum: Any, part: int, byte: int) -> Any:
         q = weight_values(fmt, word, part, byte, L)
         if fmt.has_minimum:
-            return T.cast(q, f32) * T.cast(scale, f32) + T.cast(minimum, f32)
-        return T.cast(q - splat(T.int32(fmt.offset), L), f32) * T.cast(scale, f32)
+            return T.cast(q, f32) * scale + minimum
+        return T.cast(q - splat(T.int32(fmt.offset), L), f32) * scale
 
     @T.prim_func(private=True, s_tir=True)
     def dequantised_matmul(
         x: T.handle,
-        W: T.Buffer((NB, G, words, BLOCK), "int32"),
-        S: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
-        Z: T.Buffer((NB, G, BLOCK), fmt.scale_dtype),
+        W: T.Buffer((NB, G, stride), "int32"),
         y: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -156,53 +160,45 @@ def _dequantised(
 
         @T.inline
         def tile(block, row, rows):
-            f = T.alloc_buffer((rows, VB, L), "float32")
-            w = T.alloc_buffer((VB, L), "float32")
+            f = T.alloc_buffer((rows, V, L), "float32")
+            w = T.alloc_buffer((V, L), "float32")
             for r in T.unroll(rows):
-                for v in T.unroll(VB):
+                for v in T.unroll(V):
                     f[r, v, lane] = fsplat(0.0, L)
             for g in T.serial(G):
+                if rows == 1:
+                    _prefetch(W, block, g + ahead, stride // LINE)
                 for j in T.serial(words):
                     for part in T.unroll(parts):
                         for byte in T.unroll(4):
-                            for v in T.unroll(VB):
+                            for v in T.unroll(V):
                                 w[v, lane] = value(
-                                    W[
-                                        block * COLUMN_BLOCKS + v // PER,
-                                        g,
-                                        j,
-                                        lanes_at(v % PER * L, L),
-                                    ],
-                                    S[
-                                        block * COLUMN_BLOCKS + v // PER,
-                                        g,
-                                        lanes_at(v % PER * L, L),
-                                    ],
-                                    Z[
-                                        block * COLUMN_BLOCKS + v // PER,
-                                        g,
-                                        lanes_at(v % PER * L, L),
-                                    ],
+                                    W[block, g, lanes_at(j * BLOCK + v * L, L)],
+                                    scale_at(fmt, W, block, g, v, L),
+                                    minimum_at(fmt, W, block, g, v, L),
                                     part,
                                     byte,
                                 )
                             for r in T.unroll(rows):
-                                for v in T.unroll(VB):
+                                for v in T.unroll(V):
                                     f[r, v, lane] = f[r, v, lane] + w[v, lane] * splat(
                                         X[row + r, g * fmt.group + quads * byte + part * words + j],
                                         L,
                                     )
             for r in T.unroll(rows):
-                for v in T.unroll(VB):
+                for v in T.unroll(V):
                     if accumulate:
-                        Y[row + r, lanes_at((block * VB + v) * L, L)] = (
-                            Y[row + r, lanes_at((block * VB + v) * L, L)] + f[r, v, lane]
+                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = (
+                            Y[row + r, lanes_at(block * BLOCK + v * L, L)] + f[r, v, lane]
                         )
                     else:
-                        Y[row + r, lanes_at((block * VB + v) * L, L)] = f[r, v, lane]
+                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = f[r, v, lane]
 
         with T.sblock("root"):
-            for block in T.parallel(NB // COLUMN_BLOCKS):
+            for block in T.parallel(NB):
+                if m >= MB:
+                    for g in T.serial(G):
+                        _prefetch(W, block + 1, g, stride // LINE)
                 for t in T.serial(m // MB):
                     tile(block, t * MB, MB)
                 for t in T.serial(m % MB):
@@ -216,7 +212,7 @@ def _float_weights(
 ) -> tvm.tirx.PrimFunc:
     """Weights are stored as float16 or float32, [n/16, k, 16]."""
     L, MB = isa.lanes, isa.row_tile
-    VB, PER, NB = COLUMN_BLOCKS * BLOCK // L, BLOCK // L, n // BLOCK
+    V, NB = BLOCK // L, n // BLOCK
     f32, lane = f"float32x{L}", lanes_at(0, L)
 
     @T.prim_func(private=True, s_tir=True)
@@ -228,30 +224,46 @@ def _float_weights(
 
         @T.inline
         def tile(block, row, rows):
-            f = T.alloc_buffer((rows, VB, L), "float32")
+            f = T.alloc_buffer((rows, V, L), "float32")
             for r in T.unroll(rows):
-                for v in T.unroll(VB):
+                for v in T.unroll(V):
                     f[r, v, lane] = fsplat(0.0, L)
             for i in T.serial(k):
                 for r in T.unroll(rows):
-                    for v in T.unroll(VB):
+                    for v in T.unroll(V):
                         f[r, v, lane] = f[r, v, lane] + splat(X[row + r, i], L) * T.cast(
-                            W[block * COLUMN_BLOCKS + v // PER, i, lanes_at(v % PER * L, L)], f32
+                            W[block, i, lanes_at(v * L, L)], f32
                         )
             for r in T.unroll(rows):
-                for v in T.unroll(VB):
+                for v in T.unroll(V):
                     if accumulate:
-                        Y[row + r, lanes_at((block * VB + v) * L, L)] = (
-                            Y[row + r, lanes_at((block * VB + v) * L, L)] + f[r, v, lane]
+                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = (
+                            Y[row + r, lanes_at(block * BLOCK + v * L, L)] + f[r, v, lane]
                         )
                     else:
-                        Y[row + r, lanes_at((block * VB + v) * L, L)] = f[r, v, lane]
+                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = f[r, v, lane]
 
         with T.sblock("root"):
-            for block in T.parallel(NB // COLUMN_BLOCKS):
+            for block in T.parallel(NB):
                 for t in T.serial(m // MB):
                     tile(block, t * MB, MB)
                 for t in T.serial(m % MB):
                     tile(block, m - m % MB + t, 1)
 
     return float_matmul
+
+
+@T.inline
+def _prefetch(W, block, g, lines):
+    """Asks for a group that is needed soon; past the end it is ignored."""
+    for i in T.unroll(lines):
+        T.evaluate(
+            T.call_llvm_intrin(
+                "void",
+                "llvm.prefetch",
+                T.address_of(W[block, g, i * LINE]),
+                T.int32(0),
+                T.int32(3),
+                T.int32(1),
+            )
+        )

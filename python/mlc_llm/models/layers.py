@@ -11,7 +11,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.kernels.activation import floats, quantize
 from mlc_llm.kernels.attention import attention
 from mlc_llm.kernels.embedding import embedding
-from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shapes
+from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import rope_append
 from mlc_llm.kernels.matmul import matmul
@@ -36,19 +36,11 @@ class Step:
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
-    """Parameters of a packed matrix [n, k]; its packed rows are padded."""
+    """The parameter of a packed matrix [n, k]; its packed rows are padded."""
 
     def __init__(self, n: int, k: int, fmt: WeightFormat) -> None:
         self.n, self.k, self.fmt = padded_rows(n), k, fmt
-        names = ("words", "scale", "minimum")
-        for name, (shape, dtype) in zip(names, tensor_shapes(fmt, self.n, k), strict=False):
-            setattr(self, name, nn.Parameter(shape, dtype))
-
-    def weights(self) -> list[Tensor]:
-        """As the kernels take them: symmetric formats pass the scale in the minimum's place."""
-        if self.fmt.is_float:
-            return [self.words]
-        return [self.words, self.scale, self.minimum if self.fmt.has_minimum else self.scale]
+        self.packed = nn.Parameter(*tensor_shape(fmt, self.n, k))
 
 
 class Linear(PackedMatrix):
@@ -61,7 +53,7 @@ class Linear(PackedMatrix):
     def forward(self, x: list[Tensor], into: Tensor | None = None) -> Tensor:
         """x: from `prepare`. into: float32 [m, n] to add to in place, or None for a new tensor."""
         kernel = matmul(self.n, self.k, self.fmt, self.isa, accumulate=into is not None)
-        args = [*x, *self.weights()]
+        args = [*x, self.packed]
         name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
         if into is None:
             return op.tensor_ir_op(kernel, name, args, float_tensor(x[0].shape[0], self.n))
@@ -120,7 +112,7 @@ class Embedding(PackedMatrix):
         return op.tensor_ir_op(
             embedding(self.n, self.k, self.fmt),
             "embedding",
-            [tokens, *self.weights()],
+            [tokens, self.packed],
             float_tensor(tokens.shape[0], self.k),
         )
 

@@ -82,9 +82,7 @@ class Llama(nn.Module):  # type: ignore[misc]
             return self.head
         table = self.embedding
         tied = Linear(self.config.vocab, table.k, table.fmt, self.isa)
-        for name in ("words", "scale", "minimum"):
-            if hasattr(table, name):
-                setattr(tied, name, getattr(table, name))
+        tied.packed = table.packed
         return tied
 
     def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Any:

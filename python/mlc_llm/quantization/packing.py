@@ -1,7 +1,8 @@
 """Packed weight matrices: the bytes the kernels read, made without losing a bit.
 
-A matrix [n, k] is cut into blocks of 16 rows; the rows of a block lie interleaved, so that a vector
-holds one word of each row. Within a group of columns, with quads = group / 4:
+A matrix [n, k] is cut into blocks of 32 rows and groups of columns. Of each block and group come
+first the words, the 32 rows side by side, then the scales, then the minima if there are any. With
+quads = group / 4:
 
     8-bit  word j (of quads):      byte i holds element  quads * i + j
     4-bit  word j (of quads / 2):  byte i holds element  quads * i + j  in its low nibble
@@ -26,12 +27,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Packed:
-    """A matrix ready for the kernels: `tensors` are words, then scale, then minimum if there."""
+    """A matrix ready for the kernels; `tensor` as `kernels/formats.py` describes it."""
 
     format: WeightFormat
     rows: int
     columns: int
-    tensors: tuple[Array, ...]
+    tensor: Array
 
 
 _HALF = {
@@ -66,11 +67,10 @@ def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
     n, k = grouped.q.shape
     assert (fmt.bits, fmt.group) == (grouped.bits, grouped.group), "format of another kind"
     assert fmt.scale_dtype == "float32" or grouped.half, "scales do not fit float16"
-    tensors = [_words(_pad(grouped.q), fmt)]
+    parts = [_words(_pad(grouped.q), fmt)]
     scales = [grouped.scale] + ([grouped.minimum] if grouped.minimum is not None else [])
-    for scale in scales:
-        tensors.append(_interleave(_pad(scale)).astype(fmt.scale_dtype))
-    return Packed(fmt, n, k, tuple(tensors))
+    parts += [_interleaved(_pad(scale).astype(fmt.scale_dtype)) for scale in scales]
+    return Packed(fmt, n, k, np.concatenate(parts, axis=2))
 
 
 def pack_floats(weights: Array) -> Packed:
@@ -78,38 +78,49 @@ def pack_floats(weights: Array) -> Packed:
     n, k = weights.shape
     fmt = WeightFormat(bits=weights.dtype.itemsize * 8)
     blocks = _pad(weights).reshape(-1, BLOCK, k)
-    return Packed(fmt, n, k, (np.ascontiguousarray(blocks.transpose(0, 2, 1)),))
+    return Packed(fmt, n, k, np.ascontiguousarray(blocks.transpose(0, 2, 1)))
 
 
 def unpack(packed: Packed) -> npt.NDArray[np.float32]:
     """The matrix as float32 [rows, columns]: the reference the kernels and tests are held to."""
     fmt, k = packed.format, packed.columns
     if fmt.is_float:
-        rows = packed.tensors[0].transpose(0, 2, 1).reshape(-1, k)
+        rows = packed.tensor.transpose(0, 2, 1).reshape(-1, k)
         floats: npt.NDArray[np.float32] = rows[: packed.rows].astype(np.float32)
         return floats
-    words = packed.tensors[0].view(np.uint32)  # [blocks, groups, words, 16]
-    shifts = np.arange(0, 32, 8, dtype=np.uint32).reshape(4, 1, 1, 1, 1)
-    octets = (words[None] >> shifts) & np.uint32(0xFF)  # [byte, blocks, groups, words, 16]
-    parts = [octets & 15, octets >> 4] if fmt.bits == 4 else [octets]
-    order = (2, 5, 3, 0, 1, 4)  # [blocks, 16, groups, byte, part, word]
-    q = np.stack(parts, axis=1).transpose(order)
-    q = q.reshape(-1, k // fmt.group, fmt.group).astype(np.float32)
-    scale, *minimum = (_deinterleave(t) for t in packed.tensors[1:])
+    end = fmt.words * BLOCK
+    q = _values(packed.tensor[..., :end], fmt)
+    scale, *minimum = (
+        _floats(packed.tensor[..., start : start + fmt.scale_words], fmt)
+        for start in range(end, fmt.stride, fmt.scale_words)
+    )
     value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))
     result: npt.NDArray[np.float32] = value.reshape(-1, k)[: packed.rows]
     return result
 
 
 def _words(q: Array, fmt: WeightFormat) -> Array:
+    """int32 [blocks, groups, words * 32] of the values [n, k]."""
     n, k = q.shape
     parts = 8 // fmt.bits
     split = q.reshape(n // BLOCK, BLOCK, k // fmt.group, 4, parts, fmt.words)
     octets = split[..., 0, :]
     if parts == 2:
         octets = octets | (split[..., 1, :] << 4)
-    ordered = octets.transpose(0, 2, 4, 1, 3)  # [blocks, groups, words, 16, byte]
-    return np.ascontiguousarray(ordered).view("<i4")[..., 0]
+    ordered = octets.transpose(0, 2, 4, 1, 3)  # [blocks, groups, words, 32, byte]
+    return np.ascontiguousarray(ordered).view("<i4").reshape(n // BLOCK, k // fmt.group, -1)
+
+
+def _values(words: Array, fmt: WeightFormat) -> Array:
+    """float32 [rows, groups, group] of the values in the words."""
+    blocks, groups, _ = words.shape
+    split = np.ascontiguousarray(words).view(np.uint8)
+    octets = split.reshape(blocks, groups, fmt.words, BLOCK, 4)
+    parts = [octets & 15, octets >> 4] if fmt.bits == 4 else [octets]
+    order = (1, 4, 2, 5, 0, 3)  # [blocks, 32, groups, byte, part, word]
+    q = np.stack(parts).transpose(order)
+    values: Array = q.reshape(blocks * BLOCK, groups, fmt.group).astype(np.float32)
+    return values
 
 
 def _pad(rows: Array) -> Array:
@@ -117,12 +128,16 @@ def _pad(rows: Array) -> Array:
     return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 
 
-def _interleave(scale: Array) -> Array:
-    return np.ascontiguousarray(scale.reshape(-1, BLOCK, scale.shape[1]).transpose(0, 2, 1))
+def _interleaved(scale: Array) -> Array:
+    """int32 [blocks, groups, scale words] of the scales [n, groups]."""
+    blocks = scale.reshape(-1, BLOCK, scale.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(blocks).view("<i4")
 
 
-def _deinterleave(scale: Array) -> npt.NDArray[np.float32]:
+def _floats(words: Array, fmt: WeightFormat) -> Array:
+    """float32 [rows, groups, 1] of the scales in their words."""
+    scale = np.ascontiguousarray(words).view(fmt.scale_dtype)  # [blocks, groups, 32]
     blocks, groups, _ = scale.shape
     rows = scale.transpose(0, 2, 1).reshape(blocks * BLOCK, groups, 1)
-    result: npt.NDArray[np.float32] = rows.astype(np.float32)
+    result: Array = rows.astype(np.float32)
     return result

@@ -109,7 +109,10 @@ class Runner(Protocol):
         """Give the sequence's pages back."""
 
     def run(self, batch: Batch) -> BatchOutput:
-        """Compute all rows in one call. Raises `RequestError`, before any change, if pages lack."""
+        """Compute all rows in one call. Raises `RequestError` if pages lack.
+
+        Whatever it raises, no sequence has changed.
+        """
 
     def reset(self) -> None:
         """Drop every sequence."""

@@ -91,6 +91,16 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> BatchOutput:
         self._check(batch)
+        before = {row.seq_id: self._cache.length(row.seq_id) for row in batch.rows}
+        try:
+            return self._run(batch)
+        except BaseException:
+            # Nothing has happened: the core may run the rows again, one by one.
+            for seq_id, length in before.items():
+                self._cache.rollback(seq_id, self._cache.length(seq_id) - length)
+            raise
+
+    def _run(self, batch: Batch) -> BatchOutput:
         last, end = [], 0
         for row in batch.rows:
             end += len(row.token_ids)
