@@ -1,8 +1,8 @@
 """The contract of compiler and runtime: a model library's functions and its metadata.
 
 A library is a folder of three files: `kernels.o` (machine code), `vm.bin` (VM bytecode) and
-`metadata.json`, which records the hashes of the other two. Everything is int32 and float32 unless
-said otherwise.
+`metadata.json`, which records the hashes of the other two and of itself. Everything is int32 and
+float32 unless said otherwise.
 
 forward(tokens [m], rope [m, 2, head_dim/2], slot [m], position [m], tiles [t, 3], page_ids [n],
         logit_rows [s], pages (one tensor a layer), params) -> logits [s, padded_vocab]
@@ -12,8 +12,10 @@ copy_pages(source [n], target [n], pages) -> the pages, changed in place
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 FORWARD = "forward"
 SAMPLE = "sample"
@@ -26,6 +28,8 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 ROPE_PARAM = "rope_inverse_frequencies"
 """float32 [head_dim/2] among the packed parameters; the runtime reads it, `forward` does not."""
+PARAMS_ALIGNMENT = 64
+"""Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
 VERSION = 1
 
 
@@ -74,7 +78,8 @@ class Metadata:
     """Of the other two files."""
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+        raw = asdict(self)
+        return json.dumps({**raw, "own_sha256": _digest(raw)}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Metadata:
@@ -82,8 +87,14 @@ class Metadata:
         raw = json.loads(text)
         if raw["version"] != VERSION:
             raise ValueError(f"library version {raw['version']}, expected {VERSION}")
+        if raw.pop("own_sha256") != _digest(raw):
+            raise ValueError("the metadata does not match its own hash")
         raw["kv"] = KVInfo(**raw["kv"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]
         )
         return Metadata(**raw)
+
+
+def _digest(raw: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE, ParamInfo
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM, ParamInfo
 
 Array = npt.NDArray[Any]
 
@@ -30,8 +30,8 @@ def map_params(folder: Path) -> dict[str, Array]:
             raise BrokenParams(f"{path} has {path.stat().st_size} bytes, not {index['size']}")
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return {entry["name"]: _view(memory, entry) for entry in index["tensors"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _views(memory, index["tensors"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise BrokenParams(f"{folder}: {error}") from error
 
 
@@ -46,8 +46,25 @@ def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo]) -> Any:
     return tvm_ffi.convert(tensors)
 
 
+def _views(memory: mmap.mmap, entries: Sequence[dict[str, Any]]) -> dict[str, Array]:
+    """Raises ValueError unless the tensors fill the file one after the other, each name once."""
+    arrays: dict[str, Array] = {}
+    end = 0
+    for entry in entries:
+        array = _view(memory, entry)
+        if entry["name"] in arrays or entry["offset"] != end + -end % PARAMS_ALIGNMENT:
+            raise ValueError(f"tensor {entry['name']} stands twice or in the wrong place")
+        arrays[entry["name"]] = array
+        end = entry["offset"] + array.nbytes
+    if end != len(memory) or ROPE_PARAM not in arrays:
+        raise ValueError(f"the tensors do not fill {PARAMS_FILE}, or {ROPE_PARAM} is not there")
+    return arrays
+
+
 def _view(memory: mmap.mmap, entry: dict[str, Any]) -> Array:
     shape = tuple(entry["shape"])
     count = int(np.prod(shape, dtype=np.int64))
+    if count < 0:
+        raise ValueError(f"shape {shape}")
     flat: Array = np.frombuffer(memory, entry["dtype"], count, entry["offset"])
     return flat.reshape(shape)

@@ -1,0 +1,231 @@
+"""Cached libraries and weights that are cut short, flipped or foreign: named, never crashed on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+from tiny_models import TinyModels
+
+from mlc_llm.model_lib import (
+    BYTECODE_FILE,
+    INDEX_FILE,
+    KERNELS_FILE,
+    METADATA_FILE,
+    PARAMS_FILE,
+    ROPE_PARAM,
+    Metadata,
+)
+from mlc_llm.runtime.executable import BrokenLibrary, Executable, read_metadata
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.runtime.params import BrokenParams, map_params, ordered_params
+
+LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
+Change = Callable[[Path], None]
+
+
+@pytest.fixture
+def library(tiny_models: TinyModels, tmp_path: Path) -> Path:
+    """A copy of a good library."""
+    source = tiny_models.library("floats", "portable")
+    return Path(shutil.copytree(source, tmp_path / "library"))
+
+
+@pytest.fixture
+def weights(tiny_models: TinyModels, tmp_path: Path) -> Path:
+    """A copy of good weights."""
+    source = tiny_models.weights("floats", "portable")
+    return Path(shutil.copytree(source, tmp_path / "weights"))
+
+
+@pytest.fixture(scope="module")
+def metadata_text(tiny_models: TinyModels) -> str:
+    return (tiny_models.library("floats", "portable") / METADATA_FILE).read_text()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def lengthen(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGE = [truncate, empty, lengthen, Path.unlink, replace_by_folder]
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, flip], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", LIBRARY_FILES[:2])
+def test_damaged_code_is_never_loaded(library: Path, name: str, damage: Change) -> None:
+    damage(library / name)
+    with pytest.raises(BrokenLibrary, match=str(library)):
+        Executable(library, tvm.cpu())
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
+def test_damaged_metadata(library: Path, damage: Change) -> None:
+    damage(library / METADATA_FILE)
+    with pytest.raises(BrokenLibrary, match=str(library)):
+        read_metadata(library)
+
+
+FOREIGN_METADATA: dict[str, Any] = {
+    "a list": [],
+    "a number": 3,
+    "nothing": None,
+    "empty": {},
+    "another version": {"version": 99},
+    "no types": {"version": 1, "kv": 3, "params": 4},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN_METADATA)
+def test_foreign_metadata(library: Path, name: str) -> None:
+    (library / METADATA_FILE).write_text(json.dumps(FOREIGN_METADATA[name]))
+    with pytest.raises(BrokenLibrary, match=str(library)):
+        read_metadata(library)
+
+
+@pytest.mark.parametrize("key", ["kv", "params", "sha256", "vocab_size", "version"])
+@pytest.mark.parametrize("value", [None, "text", -1, [1], {"a": 1}], ids=str)
+def test_metadata_with_a_changed_field(library: Path, key: str, value: Any) -> None:
+    text = (library / METADATA_FILE).read_text()
+    (library / METADATA_FILE).write_text(json.dumps({**json.loads(text), key: value}))
+    with pytest.raises(BrokenLibrary, match=str(library)):
+        read_metadata(library)
+
+
+def test_metadata_with_any_byte_flipped(metadata_text: str) -> None:
+    """Nothing is built on what is not to the letter what the compiler wrote, but for spaces."""
+    raw, good = metadata_text.encode(), Metadata.from_json(metadata_text)
+    for at in range(0, len(raw), 7):
+        changed = raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+        try:
+            read = Metadata.from_json(changed.decode())
+        except (ValueError, KeyError, TypeError):
+            continue
+        assert read == good, f"byte {at}"
+
+
+def test_code_that_is_no_library_though_its_hash_is_right(library: Path) -> None:
+    """As with a TVM that reads another format."""
+    (library / BYTECODE_FILE).write_bytes(b"not bytecode at all")
+    metadata = Metadata.from_json((library / METADATA_FILE).read_text())
+    hashes = {**metadata.sha256, BYTECODE_FILE: sha256(b"not bytecode at all").hexdigest()}
+    (library / METADATA_FILE).write_text(replace(metadata, sha256=hashes).to_json())
+    with pytest.raises(BrokenLibrary, match=str(library)):
+        Executable(library, tvm.cpu())
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", [PARAMS_FILE, INDEX_FILE])
+def test_damaged_weights(weights: Path, name: str, damage: Change) -> None:
+    damage(weights / name)
+    with pytest.raises(BrokenParams, match=str(weights)):
+        map_params(weights)
+
+
+def edit_index(weights: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
+    index = json.loads((weights / INDEX_FILE).read_text())
+    changed = edit(index)
+    (weights / INDEX_FILE).write_text(json.dumps(index if changed is None else changed))
+
+
+def second(index: dict[str, Any], **fields: Any) -> None:
+    index["tensors"][1].update(fields)
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a list": lambda index: [index],
+    "no tensors": lambda index: {"size": index["size"]},
+    "tensors of no kind": lambda index: {**index, "tensors": [1, 2]},
+    "offset past the end": lambda index: second(index, offset=10**9),
+    "huge offset": lambda index: second(index, offset=10**30),
+    "negative offset": lambda index: second(index, offset=-64),
+    "offset of another tensor": lambda index: second(index, offset=0),
+    "offset moved on": lambda index: second(
+        index, offset=index["tensors"][1]["offset"] + 64
+    ),
+    "offset in text": lambda index: second(index, offset="64"),
+    "negative shape": lambda index: second(index, shape=[-1]),
+    "huge shape": lambda index: second(index, shape=[10**30]),
+    "smaller shape": lambda index: second(index, shape=[32]),
+    "unknown type": lambda index: second(index, dtype="float99"),
+    "type of objects": lambda index: second(index, dtype="object"),
+    "no name": lambda index: second(index, name=[]),
+    "name twice": lambda index: second(index, name=index["tensors"][0]["name"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_index_that_does_not_fit_the_file(weights: Path, name: str) -> None:
+    edit_index(weights, EDITS[name])
+    with pytest.raises(BrokenParams, match=str(weights)):
+        map_params(weights)
+
+
+def runner(library: Path, weights: Path) -> ModelRunner:
+    return ModelRunner(
+        library, weights, num_pages=4, max_num_sequence=1, max_batch_tokens=8, context_window=64
+    )
+
+
+def test_weights_of_another_model(tiny_models: TinyModels, library: Path) -> None:
+    for name in ("plain", "float32"):
+        foreign = tiny_models.weights(name, "portable")
+        with pytest.raises(BrokenParams, match="packed tensor"):
+            runner(library, foreign)
+
+
+def test_weights_without_the_rotary_frequencies(library: Path, weights: Path) -> None:
+    def rename(index: dict[str, Any]) -> None:
+        (entry,) = (e for e in index["tensors"] if e["name"] == ROPE_PARAM)
+        entry["name"] = "something else"
+
+    edit_index(weights, rename)
+    with pytest.raises(BrokenParams, match=ROPE_PARAM):
+        runner(library, weights)
+
+
+def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, weights: Path) -> None:
+    """A model runs on the right weights or not at all."""
+    raw = (weights / INDEX_FILE).read_bytes()
+    good = map_params(weights)
+    infos = read_metadata(library).params
+    for at in range(0, len(raw), 5):
+        (weights / INDEX_FILE).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
+        try:
+            arrays = map_params(weights)
+            ordered_params(arrays, infos)
+        except BrokenParams:
+            continue
+        for name in [info.name for info in infos] + [ROPE_PARAM]:
+            assert arrays[name].dtype == good[name].dtype
+            assert arrays[name].tobytes() == good[name].tobytes(), f"byte {at}"
+
+
+def test_good_files_are_good(library: Path, weights: Path) -> None:
+    assert runner(library, weights).logits([1, 2, 3]).shape == (3, 300)

@@ -1,0 +1,121 @@
+"""The runner's own duties: sampling, refusals, and one row's failure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_models import TinyModels
+
+from mlc_llm.errors import RequestError
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.model_runner import ModelRunner
+
+PROMPT = list(range(40, 60))
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture
+def runner(tiny_models: TinyModels) -> ModelRunner:
+    runner = tiny_models.runner("floats", "portable", num_pages=8)
+    runner.add_sequence(0)
+    return runner
+
+
+def sampled(runner: ModelRunner, *wanted: Sampling) -> list[Sampled]:
+    """PROMPT in as many sequences, each with its own sampling."""
+    runner.reset()
+    for seq_id in range(len(wanted)):
+        runner.add_sequence(seq_id)
+    batch = Batch([BatchRow(i, PROMPT, sampling) for i, sampling in enumerate(wanted)])
+    return [s for s in runner.run(batch).samples if s is not None]
+
+
+def last_logits(runner: ModelRunner) -> np.ndarray:
+    return runner.logits(PROMPT)[-1].astype(np.float64)
+
+
+def test_greedy_is_the_largest_logit(runner: ModelRunner) -> None:
+    assert sampled(runner, GREEDY)[0] == Sampled(int(last_logits(runner).argmax()))
+
+
+def test_rows_that_want_no_token_get_none(runner: ModelRunner) -> None:
+    runner.add_sequence(1)
+    output = runner.run(Batch([BatchRow(0, [1, 2], None), BatchRow(1, [3], GREEDY)]))
+    assert output.samples[0] is None
+    assert output.samples[1] is not None
+    assert runner.run(Batch([BatchRow(0, [4], None)])).samples == [None]
+
+
+def test_log_probabilities_are_of_the_raw_logits(runner: ModelRunner) -> None:
+    logits = last_logits(runner)
+    exact = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    bias = {7: 50.0}
+    plain, biased, unasked = sampled(
+        runner,
+        Sampling(temperature=0, top_logprobs=3),
+        Sampling(temperature=0.5, logit_bias=bias, top_logprobs=0),
+        GREEDY,
+    )
+    assert biased.token_id == 7
+    assert (unasked.logprob, unasked.top, biased.top) == (None, (), ())
+    for sample in (plain, biased):
+        assert sample.logprob == pytest.approx(exact[sample.token_id], abs=1e-4)
+    assert [i for i, _ in plain.top] == np.argsort(-exact)[:3].tolist()
+    assert [p for _, p in plain.top] == pytest.approx(np.sort(exact)[::-1][:3].tolist(), abs=1e-4)
+
+
+def test_edits_reach_the_choice(runner: ModelRunner) -> None:
+    best, second = np.argsort(-last_logits(runner))[:2].tolist()
+    banned = Sampling(temperature=0, logit_bias={best: -100.0})
+    repeated = Sampling(temperature=0, frequency_penalty=2.0, token_counts={best: 50})
+    assert [s.token_id for s in sampled(runner, banned, repeated, GREEDY)] == [second, second, best]
+
+
+def test_same_numbers_same_token_in_any_row(runner: ModelRunner) -> None:
+    wanted = Sampling(temperature=1.2, top_p=0.9, top_k=100, min_p=0.001, uniform=0.73)
+    (alone,) = sampled(runner, wanted)
+    others = Sampling(temperature=0.8, uniform=0.2)
+    assert sampled(runner, others, wanted, GREEDY)[1] == alone
+
+
+def test_too_few_pages_is_refused_before_any_change(tiny_models: TinyModels) -> None:
+    runner = tiny_models.runner("floats", "portable", num_pages=3)
+    for seq_id in (0, 1):
+        runner.add_sequence(seq_id)
+    rows = [BatchRow(0, PROMPT, GREEDY), BatchRow(1, PROMPT, GREEDY)]
+    with pytest.raises(RequestError, match="4 KV pages needed, 3 are free"):
+        runner.run(Batch(rows))
+    assert runner.free_pages == 3
+    runner.check_integrity()
+    (sample,) = runner.run(Batch(rows[1:])).samples
+    assert sample == Sampled(int(last_logits(tiny_models.runner("floats", "portable")).argmax()))
+
+
+@pytest.mark.parametrize("token", [-1, 300, 319, 2**31 - 1])
+def test_ids_outside_the_vocabulary_are_refused(runner: ModelRunner, token: int) -> None:
+    """300 to 319 lie in the padding of the table."""
+    with pytest.raises(RequestError, match="0 to 299"):
+        runner.run(Batch([BatchRow(0, [1, token], GREEDY)]))
+    assert runner.free_pages == 8
+
+
+def test_too_many_sequences_is_refused(runner: ModelRunner) -> None:
+    for seq_id in range(1, 4):
+        runner.add_sequence(seq_id)
+    with pytest.raises(RequestError, match="all 4 sequences"):
+        runner.add_sequence(4)
+
+
+def test_a_row_with_broken_logits_fails_alone(runner: ModelRunner) -> None:
+    """The page of one sequence is spoilt; its neighbour must not notice."""
+    (clean,) = sampled(runner, GREEDY)
+    runner.reset()
+    for seq_id in (0, 1):
+        runner.add_sequence(seq_id)
+        runner.run(Batch([BatchRow(seq_id, PROMPT[:-1], None)]))
+    spoilt = runner._cache._sequences[1].pages[0]
+    np.from_dlpack(runner._pages[0])[spoilt] = np.nan
+    output = runner.run(Batch([BatchRow(i, PROMPT[-1:], GREEDY) for i in (0, 1)]))
+    assert output.samples[0] == clean
+    assert output.samples[1] is not None
+    assert output.samples[1].error == "the model produced logits that are not finite"
