@@ -1,4 +1,4 @@
-"""What shape an answer must have: free text, any JSON, or JSON that fits a schema."""
+"""What shape an answer must have: free text, JSON, or whatever a grammar says."""
 
 from __future__ import annotations
 
@@ -6,28 +6,97 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.error_protocol import MissingKey
 from mlc_llm.protocol.json_text import parse_json
 
-RESPONSE_FORMAT_TYPES = ("text", "json_object", "json_schema", "function")
+RESPONSE_FORMAT_TYPES = (
+    "text",
+    "json_object",
+    "json_schema",
+    "grammar",
+    "structural_tag",
+    "function",
+)
+GRAMMAR_SYNTAXES = ("lark", "gbnf", "ebnf", "regex")
 MAX_SCHEMA_CHARS = 256 * 1024
+MAX_TAGS = 128
+MAX_TAG_CHARS = 1024
+
+
+class WrittenGrammar(BaseModel):
+    """A grammar in a language of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    syntax: Literal["lark", "gbnf", "ebnf", "regex"]
+    """`ebnf` is another word for `gbnf`."""
+    definition: str
+
+    @field_validator("syntax", mode="before")
+    @classmethod
+    def _syntax(cls, value: Any) -> Any:
+        if value not in GRAMMAR_SYNTAXES:
+            raise checks.refuse("syntax", value, f"known: {', '.join(GRAMMAR_SYNTAXES)}")
+        return value
+
+    @field_validator("definition", mode="before")
+    @classmethod
+    def _definition(cls, value: Any) -> str:
+        return checks.string("definition", value, MAX_SCHEMA_CHARS)
+
+
+class StructuralTag(BaseModel):
+    """A part of the answer that begins and ends with fixed texts, with JSON between them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    begin: str
+    json_schema: str = Field(alias="schema")
+    end: str = ""
+
+    @field_validator("begin", "end", mode="before")
+    @classmethod
+    def _text(cls, value: Any, info: ValidationInfo) -> str:
+        least = 1 if info.field_name == "begin" else 0
+        return checks.string(str(info.field_name), value, MAX_TAG_CHARS, min_chars=least)
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema(cls, value: Any) -> str:
+        return _schema_text("schema", value)
 
 
 class RequestResponseFormat(BaseModel):
     """As the engine reads it: `schema` is the text of a JSON schema and needs `json_object`.
 
     OpenAI's `{"type": "json_schema", "json_schema": {"schema": {...}}}` is taken too and becomes
-    `json_object` with that schema. `function` marks an answer that is read as a tool call; no
-    grammar belongs to it. Whether a schema makes sense is found out by the grammar compiler.
+    `json_object` with that schema. `grammar` is
+    `{"type": "grammar", "grammar": {"syntax": ..., "definition": ...}}`. `structural_tag` is
+    `{"type": "structural_tag", "structures": [{"begin", "schema", "end"}], "triggers": [...]}`:
+    free text in which each of the triggers starts one of the structures. `function` marks an answer
+    that is read as a tool call; no grammar belongs to it. Whether a schema or a grammar makes sense
+    is found out by the grammar compiler.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    type: Literal["text", "json_object", "function"] = "text"
+    type: Literal["text", "json_object", "grammar", "structural_tag", "function"] = "text"
     json_schema: str | None = Field(default=None, alias="schema")
+    grammar: WrittenGrammar | None = None
+    structures: tuple[StructuralTag, ...] | None = None
+    triggers: tuple[str, ...] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -43,17 +112,69 @@ class RequestResponseFormat(BaseModel):
             raise checks.refuse("type", kind, allowed)
         if kind == "json_schema":
             return {"type": "json_object", "schema": _openai_schema(fields)}
+        _refuse_strangers(kind, fields)
         schema = fields.pop("schema", fields.pop("json_schema", None))
         if schema is not None:
-            if kind != "json_object":
-                raise checks.refuse("schema", schema, f"type {kind} takes no schema")
             fields["schema"] = _schema_text("schema", schema)
         return fields
+
+    @model_validator(mode="after")
+    def _triggers_fit(self) -> RequestResponseFormat:
+        for i, tag in enumerate(self.structures or ()):
+            if not tag.begin.startswith(self.triggers or ()):
+                raise checks.refuse(
+                    f"structures[{i}].begin", tag.begin, "it should start with one of the triggers"
+                )
+        return self
+
+    @field_validator("structures", mode="before")
+    @classmethod
+    def _structures(cls, value: Any) -> Any:
+        items = checks.listing("structures", value, MAX_TAGS)
+        if not items:
+            raise checks.refuse("structures", items, "give at least one")
+        return tuple(items)
+
+    @field_validator("triggers", mode="before")
+    @classmethod
+    def _triggers(cls, value: Any) -> tuple[str, ...]:
+        items = checks.listing("triggers", value, MAX_TAGS)
+        return tuple(
+            checks.string(f"triggers[{i}]", item, MAX_TAG_CHARS, min_chars=1)
+            for i, item in enumerate(items)
+        )
+
+    @model_serializer(mode="wrap")
+    def _own_fields_only(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        absent = [name for name in OTHER_FIELDS if getattr(self, name) is None]
+        return {name: value for name, value in whole(self).items() if name not in absent}
 
     @property
     def needs_grammar(self) -> bool:
         """True when not every text will do."""
-        return self.type == "json_object"
+        return self.type in OWN_FIELDS
+
+
+OWN_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "json_object": ((), ("schema", "json_schema")),
+    "grammar": (("grammar",), ()),
+    "structural_tag": (("structures", "triggers"), ()),
+}
+"""Type -> the fields that it must have, and those that it may have."""
+OTHER_FIELDS = ("grammar", "structures", "triggers")
+"""Written out only where they are set."""
+
+
+def _refuse_strangers(kind: str, fields: Mapping[str, Any]) -> None:
+    """Raise for a field that belongs to another type, and for one that is missing."""
+    needed, allowed = OWN_FIELDS.get(kind, ((), ()))
+    for name in ("schema", "json_schema", *OTHER_FIELDS):
+        if name in fields and name not in (*needed, *allowed):
+            shown = "schema" if name == "json_schema" else name
+            raise checks.refuse(shown, fields[name], f"type {kind} takes no {shown}")
+    for name in needed:
+        if name not in fields:
+            raise MissingKey(name, name)
 
 
 def _openai_schema(fields: Mapping[str, Any]) -> str:
