@@ -12,26 +12,10 @@ import pytest
 from mlc_llm.cli.session import Session
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
+from mlc_llm.serve.model_args import echo_bundle
 from mlc_llm.serve.request import Request
 
 WINDOW = 200
-
-
-class ByteTokenizer:
-    """A byte is a token."""
-
-    vocab_size = 256
-    bos_token_id = 1
-    add_bos = True
-
-    def encode(self, text: str, *, special: bool = False) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(ids).decode(errors="replace")
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([token])
 
 
 class ScriptedEngine:
@@ -106,7 +90,7 @@ def engine() -> ScriptedEngine:
 
 @pytest.fixture
 def session(engine: ScriptedEngine) -> Session:
-    model = SimpleNamespace(tokenizer=ByteTokenizer(), name="scripted", defaults={})
+    model = SimpleNamespace(tokenizer=echo_bundle(WINDOW).tokenizer, name="scripted", defaults={})
     return ScriptedSession(engine, model, engine.outputs, window=WINDOW, load_s=0.25)
 
 

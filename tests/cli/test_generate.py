@@ -65,7 +65,7 @@ def test_system_and_model(engine: Any, opened: Any) -> None:
 
 def test_raw(engine: Any) -> None:
     assert main(["generate", "--raw", "Once"]) == 0
-    assert engine.prompt() == "\x01Once"
+    assert engine.prompt() == "Once"
 
 
 def test_sampling_flags_reach_the_engine(engine: Any) -> None:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from mlc_llm.cli.interrupt import catch_interrupt
-from mlc_llm.errors import ContextLengthExceeded, RequestError
+from mlc_llm.cli.session import Session
+from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.testing.byte_tokenizer import IM_END, IM_START, byte_tokenizer_metadata
+from mlc_llm.tokenizers import Tokenizer
 
 CONFIG = GenerationConfig(max_tokens=100)
 
@@ -91,5 +94,16 @@ def test_which_limit_was_met(session: Any) -> None:
     assert "context of 200" in session.why_cut(session.answer([1] * 190, CONFIG))
 
 
+def test_a_model_that_cannot_chat(session: Any) -> None:
+    session.model.chat_template = None
+    with pytest.raises(UnsupportedModel, match=r"scripted has no chat template.*--raw"):
+        Session.chat_ids(session, [{"role": "user", "content": "Hi"}])
+
+
 def test_raw_ids_start_as_the_model_wants(session: Any) -> None:
-    assert session.raw_ids("ab") == [1, 97, 98]
+    assert session.raw_ids("ab") == [97, 98]
+    metadata = byte_tokenizer_metadata() | {"tokenizer.ggml.add_bos_token": True}
+    session.model.tokenizer = Tokenizer.from_gguf_metadata(metadata)
+    assert session.raw_ids("ab<|im_end|>") == [IM_START, 97, 98, IM_END]
+    with pytest.raises(ContextLengthExceeded):
+        session.raw_ids("x" * 10_000_000)

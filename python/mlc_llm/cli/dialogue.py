@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -64,15 +65,20 @@ class Dialogue:
         """The latest turns that leave room for an answer, and the ids of the whole prompt."""
         window = self._session.window
         limit = window - min(window // ANSWER_SHARE, LONGEST_RESERVE)
-        for first in range(len(self._turns) + 1):
+        for first in range(len(self._turns)):
             kept = self._turns[first:]
-            said = [message for turn in kept for message in turn]
-            ids = self._session.chat_ids([*self._system, *said, question])
-            if len(ids) <= limit:
-                return kept, ids
-        if len(ids) < window:
-            return [], ids
-        raise ContextLengthExceeded(len(ids), window)
+            with contextlib.suppress(ContextLengthExceeded):  # too long even to be tokenised
+                ids = self._ids(kept, question)
+                if len(ids) <= limit:
+                    return kept, ids
+        ids = self._ids([], question)
+        if len(ids) >= window:
+            raise ContextLengthExceeded(len(ids), window)
+        return [], ids
+
+    def _ids(self, turns: list[list[Message]], question: Message) -> list[int]:
+        said = [message for turn in turns for message in turn]
+        return self._session.chat_ids([*self._system, *said, question])
 
 
 def _dropped_words(turns: list[list[Message]], window: int) -> str:

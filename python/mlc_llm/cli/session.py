@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlc_llm.cli.interrupt import catch_interrupt
-from mlc_llm.errors import ContextLengthExceeded, RequestError
+from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
 from mlc_llm.serve.openai.chat import chat_prompt
@@ -112,14 +112,28 @@ class Session:
         self._requests = 0
 
     def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation, ready for the model's next answer."""
+        """Token ids of a conversation, ready for the model's next answer.
+
+        Raises `UnsupportedModel` for a model that cannot chat, `InvalidField` for messages that
+        its template refuses, `ContextLengthExceeded` for what can be seen to be too long.
+        """
+        template = self.model.chat_template
+        if template is None:
+            raise UnsupportedModel(
+                f"{self.model.name} has no chat template and can only continue a text: "
+                "mlc_llm generate --raw"
+            )
         return chat_prompt(
-            list(messages), tokenizer=self.model.tokenizer, template=self.model.chat_template
+            list(messages),
+            tokenizer=self.model.tokenizer,
+            template=template,
+            max_tokens=self.window,
         )
 
     def raw_ids(self, text: str) -> list[int]:
         """Token ids of `text` itself; the names of control tokens in it are control tokens."""
         tokenizer = self.model.tokenizer
+        tokenizer.check_size([text], self.window)
         first = [tokenizer.bos_token_id] if tokenizer.add_bos else []
         return [*(id for id in first if id is not None), *tokenizer.encode(text, special=True)]
 
