@@ -127,6 +127,10 @@ class PagedRadixTree:
         blocks = max(1, -(-self._num_pages // BLOCK_PAGES))
         return (blocks * BLOCK_PAGES - self._num_pages) * PAGE_TOKENS
 
+    @property
+    def num_sequences(self) -> int:
+        return len(self._ends)
+
     def check_integrity(self) -> None:
         """AssertionError unless pages, names and lengths agree and nothing is left to merge."""
         through: dict[int, int] = {}

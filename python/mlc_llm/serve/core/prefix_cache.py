@@ -1,0 +1,235 @@
+"""Which finished sequences stay, and how a new one begins with the tokens of one that is there.
+
+The cache decides on ids alone. Whoever owns it keeps the runner's sequences in step: it carries out
+the `Origin` it is given, and frees a sequence when `on_remove` says so. In a sequence's tokens here
+stand only those that its owner vouches for, so nothing can be taken over from a faulty one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mlc_llm.serve.core.radix_tree import PagedRadixTree
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where a prompt leaves the cached sequence that it begins like."""
+
+    position: int
+    """Tokens in common."""
+    seq_id: int
+    cached_token: int
+    prompt_token: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How a sequence begins. Filled by `PrefixCache.lookup`, carried out by the scheduler."""
+
+    kind: Literal["new", "fork", "reuse"] = "new"
+    """`reuse`: the source itself goes on, under its own id, without its last `rollback` tokens."""
+    length: int = 0
+    """Tokens that are there already; fewer than the prompt has."""
+    source: int | None = None
+    rollback: int = 0
+    divergence: Divergence | None = None
+    """None where nothing is in common, or everything up to the end of one of the two."""
+
+
+class PrefixCache:
+    """Every sequence of the runner is in it: active (it runs), recycling or pinned.
+
+    Active and pinned ones can only be forked. A recycling one may also be reused, and is removed
+    when its place or its pages are needed, the one that finished first before all others.
+    """
+
+    def __init__(
+        self,
+        on_remove: Callable[[int], None],
+        *,
+        max_num_sequence: int,
+        max_recycling: int | None = None,
+        exact_only: bool = False,
+        enabled: bool = True,
+    ) -> None:
+        """on_remove: gives the sequence's pages and its id back.
+        max_recycling: 0 keeps none; None and -1 have no limit but `max_num_sequence`, against
+        which kept sequences count.
+        exact_only: with a sliding window a sequence is taken over whole or not at all.
+        enabled: False keeps nothing and finds nothing.
+        """
+        self._on_remove = on_remove
+        self._max_num_sequence = max_num_sequence
+        limit = -1 if max_recycling is None else max_recycling
+        self._max_recycling = 0 if not enabled else max_num_sequence if limit < 0 else limit
+        self._exact_only = exact_only
+        self.is_enabled = enabled
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, pinned sequences too. `on_remove` is not called."""
+        self._tree = PagedRadixTree()
+        self._active: set[int] = set()
+        self._recycling: dict[int, str] = {}  # id -> owner, the one that finished first in front
+        self._pinned: dict[int, str] = {}
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the runner holds; `max_num_sequence` at most."""
+        return len(self._active) + len(self._recycling) + len(self._pinned)
+
+    @property
+    def recycling(self) -> list[int]:
+        """Ids, the next one to be evicted first."""
+        return list(self._recycling)
+
+    @property
+    def pinned(self) -> list[int]:
+        """Ids, the oldest first."""
+        return list(self._pinned)
+
+    def length(self, seq_id: int) -> int:
+        """Tokens of a sequence that others can take over."""
+        return self._tree.get_length(seq_id)
+
+    def tokens(self, seq_id: int) -> list[int]:
+        """Those tokens."""
+        return self._tree.get(seq_id)
+
+    def lookup(self, tokens: Sequence[int], *, may_fork: bool = True) -> Origin:
+        """The best way to begin a sequence that will hold `tokens`. Changes nothing.
+
+        The last token is not looked for: one at least is left to compute. The shortest recycling
+        sequence that matches is reused if more than 90 % of it match (if any matches, with
+        `may_fork` False); else one that matches is forked.
+        """
+        if not self.is_enabled:
+            return Origin()
+        length, ids = self._tree.match(tokens[:-1])
+        divergence = self._divergence(tokens, length, ids)
+        shortest = self._shortest_recycling(ids)
+        if shortest is not None:
+            whole = self._tree.get_length(shortest)
+            is_close = whole == length if self._exact_only else 10 * length > 9 * whole
+            if is_close or not (may_fork or self._exact_only):
+                return Origin("reuse", length, shortest, whole - length, divergence)
+        if not ids or not may_fork or self._exact_only:
+            return Origin(divergence=divergence)
+        return Origin("fork", length, self._fork_source(ids), divergence=divergence)
+
+    def begin(self, seq_id: int, origin: Origin) -> None:
+        """A sequence of this id runs from now on, and begins as `origin` says."""
+        if origin.kind == "reuse":
+            assert seq_id == origin.source
+            del self._recycling[seq_id]
+            self._tree.rollback(seq_id, origin.rollback)
+        elif origin.source is not None:
+            self._tree.fork(seq_id, origin.source, origin.length)
+        else:
+            self._tree.add(seq_id)
+        self._active.add(seq_id)
+
+    def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """The sequence holds these tokens behind those it has here, and they are sound."""
+        assert seq_id in self._active
+        if self.is_enabled:
+            self._tree.extend(seq_id, tokens)
+
+    def finish(self, seq_id: int, owner: str = "", *, pinned_length: int = 0) -> None:
+        """An active sequence ran to its end: keep it as long as its place is not needed.
+
+        owner: for `forget`. pinned_length: if not 0, it is pinned unless a pinned one begins with
+        its first so many tokens already; the last place that is not pinned stays so.
+        """
+        assert seq_id in self._active
+        if pinned_length and self._should_pin(seq_id, pinned_length):
+            self._active.remove(seq_id)
+            self._pinned[seq_id] = owner
+        elif self._max_recycling == 0:
+            self.remove(seq_id)
+        else:
+            if len(self._recycling) == self._max_recycling:
+                self.evict()
+            self._active.remove(seq_id)
+            self._recycling[seq_id] = owner
+
+    def remove(self, seq_id: int) -> None:
+        """Forget a sequence at once, whatever its state (abort, preemption, failure)."""
+        self._active.discard(seq_id)
+        self._recycling.pop(seq_id, None)
+        self._pinned.pop(seq_id, None)
+        self._tree.remove(seq_id)
+        self._on_remove(seq_id)
+
+    def forget(self, owner: str) -> None:
+        """Remove what an owner's finished sequences left here (it failed after all)."""
+        kept = [*self._recycling.items(), *self._pinned.items()]
+        for seq_id in [seq_id for seq_id, name in kept if name == owner]:
+            self.remove(seq_id)
+
+    def evict(self, keep: int | None = None, *, even_pinned: bool = False) -> bool:
+        """Remove the recycling sequence that finished first; False when there is none.
+
+        keep: an id that stays. even_pinned: when there is none, let the oldest pinned one go.
+        """
+        victim = next((seq_id for seq_id in self._recycling if seq_id != keep), None)
+        if victim is None and even_pinned:
+            victim = next((seq_id for seq_id in self._pinned if seq_id != keep), None)
+            if victim is not None:
+                _log.warning("a pinned prompt leaves the prefix cache: its pages are needed")
+        if victim is None:
+            return False
+        self.remove(victim)
+        return True
+
+    def check_integrity(self) -> None:
+        """AssertionError unless each sequence has one state and the limits are kept."""
+        ids = [*self._active, *self._recycling, *self._pinned]
+        assert len(set(ids)) == len(ids) <= self._max_num_sequence, "states"
+        assert all(map(self._tree.has, ids)), "a sequence is not in the tree"
+        assert self._tree.num_sequences == len(ids), "the tree has more"
+        assert len(self._recycling) <= self._max_recycling, "too many are kept"
+        assert self.is_enabled or len(ids) == len(self._active), "the cache is off"
+        self._tree.check_integrity()
+
+    def _shortest_recycling(self, ids: Sequence[int]) -> int | None:
+        idle = (seq_id for seq_id in ids if seq_id in self._recycling)
+        return min(idle, key=self._tree.get_length, default=None)
+
+    def _fork_source(self, ids: Sequence[int]) -> int:
+        """One that stays anyway, else the one that would be evicted last."""
+        stays = next((seq_id for seq_id in ids if seq_id not in self._recycling), None)
+        if stays is not None:
+            return stays
+        return next(seq_id for seq_id in reversed(self._recycling) if seq_id in ids)
+
+    def _divergence(
+        self, tokens: Sequence[int], length: int, ids: Sequence[int]
+    ) -> Divergence | None:
+        if length >= len(tokens) - 1:
+            return None
+        other = next((seq_id for seq_id in ids if self._tree.get_length(seq_id) > length), None)
+        if other is None:
+            return None
+        return Divergence(length, other, self._tree.get_token(other, length), tokens[length])
+
+    def _should_pin(self, seq_id: int, length: int) -> bool:
+        if not self.is_enabled:
+            return False
+        _, ids = self._tree.match(self._tree.get(seq_id)[:length])
+        if any(one in self._pinned for one in ids):
+            return False
+        if len(self._pinned) + 1 < self._max_num_sequence:
+            return True
+        _log.warning(
+            "a prompt is not pinned: %d are, and one of max_num_sequence = %d has to stay free",
+            len(self._pinned),
+            self._max_num_sequence,
+        )
+        return False
