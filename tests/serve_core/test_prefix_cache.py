@@ -252,11 +252,7 @@ def test_random_requests_hold_the_right_tokens(
         tokens = [*start[: rng.randint(0, len(start))], *rng.choices(range(3), k=rng.randint(1, 9))]
         tokens = tokens[:36]
         seq_id, _ = driver.start(tokens)
-        held = driver.runner.tokens_of(seq_id)
-        assert held == tokens
-        assert sample(fake_logits(held, VOCAB), GREEDY) == sample(
-            fake_logits(tokens, VOCAB), GREEDY
-        )
+        assert driver.runner.tokens_of(seq_id) == tokens
         driver.check()
         if rng.random() < 0.2:
             driver.cache.remove(seq_id)
