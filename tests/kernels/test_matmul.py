@@ -40,9 +40,8 @@ class Weights:
         return self.packed.format
 
     def arguments(self) -> list[Array]:
-        """As the kernel takes them: symmetric formats have the scale twice."""
-        tensors = [np.asarray(t) for t in self.packed.tensors]
-        return tensors + tensors[-1:] if len(tensors) == 2 else tensors
+        """As the kernel takes them."""
+        return [np.asarray(self.packed.tensor)]
 
 
 @cache

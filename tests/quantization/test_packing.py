@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mlc_llm.kernels.formats import BLOCK, padded_rows, tensor_shapes
+from mlc_llm.kernels.formats import BLOCK, padded_rows, tensor_shape
 from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, Grouped, dequantize, unpack
 from mlc_llm.quantization.packing import format_of_kind, pack, pack_floats
 from mlc_llm.quantization.packing import unpack as unpack_packed
@@ -52,9 +52,9 @@ def test_packed_is_dequantised(kind: str, half: bool, rows: int) -> None:
     fmt = format_of_kind(kind, half=half)
     packed = pack(unpack(kind, data, shape), fmt)
     assert same_bits(unpack_packed(packed), dequantize(kind, data, shape))
-    given = [(t.shape, str(t.dtype)) for t in packed.tensors]
-    assert given == tensor_shapes(fmt, padded_rows(rows), shape[1])
-    assert all(t.flags.c_contiguous for t in packed.tensors)
+    given = (packed.tensor.shape, str(packed.tensor.dtype))
+    assert given == tensor_shape(fmt, padded_rows(rows), shape[1])
+    assert packed.tensor.flags.c_contiguous
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
@@ -70,19 +70,20 @@ def test_floats_come_back(dtype: str, rows: int) -> None:
     weights = np.random.default_rng(0).standard_normal((rows, 40)).astype(dtype)
     packed = pack_floats(weights)
     assert same_bits(unpack_packed(packed), weights.astype(np.float32))
-    given = [(t.shape, str(t.dtype)) for t in packed.tensors]
-    assert given == tensor_shapes(packed.format, padded_rows(rows), 40)
+    given = (packed.tensor.shape, str(packed.tensor.dtype))
+    assert given == tensor_shape(packed.format, padded_rows(rows), 40)
 
 
 def test_padding_is_zero() -> None:
     """Rows that were not there must add nothing, whatever is multiplied with them."""
     data = random_blocks("Q4_1", 5, 64)
-    packed = pack(unpack("Q4_1", data, (5, 64)), format_of_kind("Q4_1", half=True))
-    words, scale, minimum = packed.tensors
-    for tensor in (scale, minimum):
-        rows = tensor.transpose(0, 2, 1).reshape(-1, tensor.shape[1])
-        assert (rows[5:] == 0).all()
-    assert len(words) * BLOCK == 32
+    fmt = format_of_kind("Q4_1", half=True)
+    packed = pack(unpack("Q4_1", data, (5, 64)), fmt)
+    assert packed.tensor.shape == (1, 2, fmt.stride)
+    scales = np.ascontiguousarray(packed.tensor[..., fmt.words * BLOCK :]).view(np.float16)
+    assert scales.shape == (1, 2, 2 * BLOCK)  # 32 scales, then 32 minima
+    assert (scales.reshape(2, 2, BLOCK)[..., 5:] == 0).all()
+    assert (scales.reshape(2, 2, BLOCK)[..., :5] != 0).any()
 
 
 def test_scales_that_are_not_half_are_not_rounded() -> None:
