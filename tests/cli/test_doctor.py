@@ -20,6 +20,7 @@ DiskUsage = namedtuple("DiskUsage", "total used free")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "a.lock").touch()
     (tmp_path / "models" / "a.gguf").write_bytes(b"x" * 2500)
     monkeypatch.setattr(checkup, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(checkup, "LOADED", ())
@@ -34,6 +35,7 @@ def test_text(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("machine:", "versions:", "apache-tvm ", "cache:", str(cache), "no problems"):
         assert words in out
     assert "models/a.gguf  2.5 kB" in out
+    assert "a.lock" not in out
 
 
 def test_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

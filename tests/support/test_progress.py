@@ -74,17 +74,27 @@ def test_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert capsys.readouterr() == ("", "")
 
 
+def terminal_shows(monkeypatch: pytest.MonkeyPatch, total: float | None, unit: module.Unit) -> str:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("Packing", total, unit=unit) as shown:
+        shown.advance(4)
+    return terminal.getvalue()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-@pytest.mark.parametrize("unit", ["items", "bytes"])
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, unit: module.Unit) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    with progress("Packing", 4, unit=unit) as shown:
-        shown.advance(4)
-    assert "Packing" in terminal.getvalue()
-    assert "started" not in terminal.getvalue()
+@pytest.mark.parametrize(
+    ("total", "unit", "words"),
+    [(4, "items", "4/4"), (4, "bytes", "4/4 bytes"), (None, "items", "0:00:00")],
+)
+def test_a_terminal_gets_a_bar(
+    monkeypatch: pytest.MonkeyPatch, total: float | None, unit: module.Unit, words: str
+) -> None:
+    shown = terminal_shows(monkeypatch, total, unit)
+    assert "Packing" in shown and words in shown
+    assert "started" not in shown and "?" not in shown.replace("\x1b[?25", "")

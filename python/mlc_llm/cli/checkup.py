@@ -149,6 +149,7 @@ def _contents(folder: Path) -> dict[str, str]:
     entries: list[Path] = []
     for top in sorted(folder.iterdir()):
         entries += sorted(top.iterdir()) if top.is_dir() else [top]
+    entries = [one for one in entries if one.suffix != ".lock"]
     shown = {str(one.relative_to(folder)): _size(_bytes_in(one)) for one in entries[:MOST_ENTRIES]}
     if len(entries) > MOST_ENTRIES:
         shown["..."] = f"and {len(entries) - MOST_ENTRIES} more"

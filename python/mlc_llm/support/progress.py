@@ -131,10 +131,13 @@ def _bar(label: str, total: float | None, unit: Unit) -> Iterator[Progress]:
     from rich import progress as bars
     from rich.console import Console
 
-    amount = bars.DownloadColumn() if unit == "bytes" else bars.MofNCompleteColumn()
-    columns = (bars.TextColumn("{task.description}"), bars.BarColumn(), amount)
-    console = Console(stderr=True)
-    with bars.Progress(*columns, bars.TimeElapsedColumn(), console=console) as display:
+    columns = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    if unit == "bytes":
+        columns.append(bars.DownloadColumn())
+    elif total is not None:
+        columns.append(bars.MofNCompleteColumn())
+    columns.append(bars.TimeElapsedColumn())
+    with bars.Progress(*columns, console=Console(stderr=True)) as display:
         task = display.add_task(label, total=total)
         yield _Bar(lambda n: display.advance(task, n))
 
