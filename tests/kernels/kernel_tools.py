@@ -74,12 +74,17 @@ def prepare(
         y = np.full((m, k), np.nan, np.float32)
         build(activation.floats(kind, k, isa, eps), isa)(x, other, y)
         return [y]
-    words = np.full((m, k // fmt.group, fmt.group // 2), -1, np.int32)
-    scale = np.full((m, k // fmt.group), np.nan, np.float32)
-    total = np.full((m, k // fmt.group), -1, np.int32)
+    y = np.full((m, k // fmt.group, activation.quantized_width(fmt.group)), -1, np.int32)
     kernel = activation.quantize(kind, k, fmt.group, isa, eps)
-    build(kernel, isa)(x, other, words, scale, total)
-    return [words, scale, total]
+    build(kernel, isa)(x, other, y)
+    return [y]
+
+
+def parts(quantised: Array) -> tuple[Array, Array, Array]:
+    """Words [m, groups, group/2], scales float32 [m, groups] and sums of quantised rows."""
+    words, scale, total = np.split(quantised, [-2, -1], axis=2)
+    floats = np.ascontiguousarray(scale[..., 0]).view(np.float32)
+    return np.ascontiguousarray(words), floats, total[..., 0]
 
 
 def integers(isa: Isa, words: Array) -> Array:
@@ -97,9 +102,9 @@ def integers(isa: Isa, words: Array) -> Array:
 
 def dequantised(isa: Isa, prepared: list[Array]) -> Array:
     """float64 [m, k]: the numbers that the product is really taken of."""
-    if len(prepared) == 1:
+    if prepared[0].ndim == 2:
         return prepared[0].astype(np.float64)
-    words, scale, _ = prepared
+    words, scale, _ = parts(prepared[0])
     values = integers(isa, words) * scale.astype(np.float64)[..., None]
     return values.reshape(len(words), -1)
 

@@ -1,9 +1,9 @@
 """Prepares a matrix's input: RMS normalisation or SiLU gating, then 16-bit quantisation.
 
-For integer kernels a row becomes, group by group (size `fmt.group`):
-* words int32 [m, k/group, group/2]  two planes of 16-bit values, laid out as `isa.py` says
-* scale float32 [m, k/group]         value = scale * integer
-* sum   int32 [m, k/group]           of the integers, for weights with an offset or a minimum
+For integer kernels it becomes int32 [m, k/group, group/2 + 2]; of each group (of `fmt.group`):
+* group/2 words, two planes of 16-bit values, laid out as `isa.py` says
+* the bits of the float32 scale: value = scale * integer
+* the sum of the integers, for weights with an offset or a minimum
 For float kernels it stays float32 [m, k].
 """
 
@@ -49,6 +49,11 @@ def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
     return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
 
 
+def quantized_width(group: int) -> int:
+    """32-bit words of a quantised group: its values, its scale, its sum."""
+    return group // 2 + 2
+
+
 @cache
 def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """kind "plain": x [m, k]; "norm": RMSNorm(x) * weight; "silu": x [m, 2k] = gate, up.
@@ -59,24 +64,17 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
     lane = lanes_at(0, L)
 
     @T.prim_func(private=True, s_tir=True)
-    def quantize_rows(
-        x: T.handle,
-        weight: T.handle,
-        x_words: T.handle,
-        x_scale: T.handle,
-        x_sum: T.handle,
-    ):
+    def quantize_rows(x: T.handle, weight: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, _weight_shape(kind, k, m), "float32")
-        XQ = T.match_buffer(x_words, (m, G, 2 * L), "int32")
-        XD = T.match_buffer(x_scale, (m, G), "float32")
-        XS = T.match_buffer(x_sum, (m, G), "int32")
+        Y = T.match_buffer(y, (m, G, quantized_width(group)), "int32")
 
         @T.inline
         def one_row(row):
             inv = T.alloc_buffer((1,), "float32")
+            scale = T.alloc_buffer((1,), "float32")
             step = T.alloc_buffer((1,), "float32")
             v = T.alloc_buffer((4, L), "float32")
             q = T.alloc_buffer((4, L), "int32")
@@ -91,18 +89,19 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
                     T.max(_magnitude(v[0, lane], L), _magnitude(v[1, lane], L)),
                     T.max(_magnitude(v[2, lane], L), _magnitude(v[3, lane], L)),
                 )
-                XD[row, g] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(
+                scale[0] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(
                     1.0 / LIMIT
                 )
                 step[0] = T.if_then_else(
-                    XD[row, g] > T.float32(0), T.float32(1) / XD[row, g], T.float32(0)
+                    scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0)
                 )
                 for i in T.unroll(4):
                     q[i, lane] = _rounded(v[i, lane] * splat(step[0], L), L)
                 total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
-                XS[row, g] = reduce_sum(total, L)
-                XQ[row, g, lane] = _pack(isa, q, lane, 0, L)
-                XQ[row, g, lanes_at(L, L)] = _pack(isa, q, lane, 1, L)
+                Y[row, g, lane] = _pack(isa, q, lane, 0, L)
+                Y[row, g, lanes_at(L, L)] = _pack(isa, q, lane, 1, L)
+                Y[row, g, 2 * L] = T.reinterpret(scale[0], dtype="int32")
+                Y[row, g, 2 * L + 1] = reduce_sum(total, L)
 
         with T.sblock("root"):
             if m <= SERIAL_ROWS:

@@ -12,6 +12,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
+from mlc_llm.kernels.activation import quantized_width
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa, dot, weight_values, word_parts
 from mlc_llm.kernels.scales import minimum_at, scale_at
@@ -43,37 +44,30 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
     L, MB, G, P = isa.lanes, isa.row_tile, k // fmt.group, isa.sums
     V, NB, words, stride = BLOCK // L, n // BLOCK, fmt.words, fmt.stride
     f32, lane, ahead = f"float32x{L}", lanes_at(0, L), max(1, PREFETCH_BYTES // (4 * stride))
+    xscale, xsum = fmt.group // 2, fmt.group // 2 + 1
 
     def step(acc: Any, word: Any, x: Any, row: Any, g: Any, j: Any, p: Any) -> Any:
         return dot(isa, fmt, acc, word, lambda i: x[row, g, i], j, p)
 
-    def total(acc: Any, r: Any, v: Any, xsum: Any) -> Any:
+    def total(acc: Any, r: Any, v: Any, added: Any) -> Any:
         exact = acc[0, r, v, lane]
         if P == 2:
             exact = T.shift_left(exact, splat(T.int32(8), L)) + acc[1, r, v, lane]
         if fmt.offset:
-            exact = exact - splat(xsum * T.int32(fmt.offset), L)
+            exact = exact - splat(added * T.int32(fmt.offset), L)
         return T.cast(exact, f32)
 
-    def group_sum(f: Any, exact: Any, scale: Any, minimum: Any, xd: Any, xsum: Any) -> Any:
+    def group_sum(f: Any, exact: Any, scale: Any, minimum: Any, xd: Any, added: Any) -> Any:
         f = f + exact * (scale * splat(xd, L))
         if fmt.has_minimum:
-            f = f + minimum * splat(T.cast(xsum, "float32") * xd, L)
+            f = f + minimum * splat(T.cast(added, "float32") * xd, L)
         return f
 
     @T.prim_func(private=True, s_tir=True)
-    def integer_matmul(
-        x_words: T.handle,
-        x_scale: T.handle,
-        x_sum: T.handle,
-        W: T.Buffer((NB, G, stride), "int32"),
-        y: T.handle,
-    ):
+    def integer_matmul(x: T.handle, W: T.Buffer((NB, G, stride), "int32"), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
-        XQ = T.match_buffer(x_words, (m, G, fmt.group // 2), "int32")
-        XD = T.match_buffer(x_scale, (m, G), "float32")
-        XS = T.match_buffer(x_sum, (m, G), "int32")
+        X = T.match_buffer(x, (m, G, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
 
         @T.inline
@@ -98,17 +92,17 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
                         for v in T.unroll(V):
                             for p in T.unroll(P):
                                 acc[p, r, v, lane] = step(
-                                    acc[p, r, v, lane], w[v, lane], XQ, row + r, g, j, p
+                                    acc[p, r, v, lane], w[v, lane], X, row + r, g, j, p
                                 )
                 for r in T.unroll(rows):
                     for v in T.unroll(V):
                         f[r, v, lane] = group_sum(
                             f[r, v, lane],
-                            total(acc, r, v, XS[row + r, g]),
+                            total(acc, r, v, X[row + r, g, xsum]),
                             scale_at(fmt, W, block, g, v, L),
                             minimum_at(fmt, W, block, g, v, L),
-                            XD[row + r, g],
-                            XS[row + r, g],
+                            T.reinterpret(X[row + r, g, xscale], dtype="float32"),
+                            X[row + r, g, xsum],
                         )
             for r in T.unroll(rows):
                 for v in T.unroll(V):

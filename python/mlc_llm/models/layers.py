@@ -8,7 +8,7 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.kernels.activation import floats, quantize
+from mlc_llm.kernels.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.attention import attention
 from mlc_llm.kernels.embedding import embedding
 from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shape
@@ -50,31 +50,29 @@ class Linear(PackedMatrix):
         super().__init__(n, k, fmt)
         self.isa = isa
 
-    def forward(self, x: list[Tensor], into: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, into: Tensor | None = None) -> Tensor:
         """x: from `prepare`. into: float32 [m, n] to add to in place, or None for a new tensor."""
         kernel = matmul(self.n, self.k, self.fmt, self.isa, accumulate=into is not None)
-        args = [*x, self.packed]
+        args = [x, self.packed]
         name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
         if into is None:
-            return op.tensor_ir_op(kernel, name, args, float_tensor(x[0].shape[0], self.n))
+            return op.tensor_ir_op(kernel, name, args, float_tensor(x.shape[0], self.n))
         return op.tensor_ir_inplace_op(
             kernel, f"{name}_add", [*args, into], len(args), float_tensor(*into.shape)
         )
 
-    def prepare(self, kind: str, x: Tensor, weight: Tensor | None = None, eps: float = 0.0) -> Any:
+    def prepare(
+        self, kind: str, x: Tensor, weight: Tensor | None = None, eps: float = 0.0
+    ) -> Tensor:
         """The input as this matrix wants it; kind and shapes as in `kernels/activation.py`."""
         other = x if weight is None else weight
         m, k, group = x.shape[0], self.k, self.fmt.group
         if not self.isa.integer or self.fmt.is_float:
             kernel = floats(kind, k, self.isa, eps)
-            return [op.tensor_ir_op(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))]
+            return op.tensor_ir_op(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))
         kernel = quantize(kind, k, group, self.isa, eps)
-        outputs = [
-            Tensor.placeholder([m, k // group, group // 2], "int32"),
-            float_tensor(m, k // group),
-            Tensor.placeholder([m, k // group], "int32"),
-        ]
-        return list(op.tensor_ir_op(kernel, f"{kind}_{k}g{group}", [x, other], outputs))
+        out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
+        return op.tensor_ir_op(kernel, f"{kind}_{k}g{group}", [x, other], out)
 
 
 class Fused(nn.Module):  # type: ignore[misc]
