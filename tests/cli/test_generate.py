@@ -90,6 +90,12 @@ def test_the_models_defaults_count_below_the_flags(engine: Any, session: Any) ->
     assert (config.temperature, config.top_p, config.max_tokens) == (0.3, 0.5, 1024)
 
 
+def test_a_model_without_defaults_is_not_asked_to_talk_nonsense(engine: Any) -> None:
+    assert main(["generate", "Hi"]) == 0
+    config = engine.requests[0].generation_config
+    assert (config.temperature, config.top_p, config.max_tokens) == (0.2, 0.9, 1024)
+
+
 def test_a_cut_answer_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Hi", "--max-tokens", "5"]) == 0
     out, err = capsys.readouterr()

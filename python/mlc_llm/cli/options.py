@@ -7,8 +7,9 @@ from typing import Any
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 
-DEFAULT_MAX_TOKENS = 1024
-"""A small model may never stop by itself; the engine alone would let it fill the context."""
+FALLBACK: dict[str, Any] = {"max_tokens": 1024, "temperature": 0.2, "top_p": 0.9}
+"""Where neither a flag nor the model says anything. A small model may never stop by itself; the
+other two are what the makers of the default model advise (at 1.0 it talks nonsense)."""
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 
@@ -32,10 +33,20 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=int,
         metavar="N",
-        help=f"most tokens to answer, -1 for no limit (default: {DEFAULT_MAX_TOKENS})",
+        help=f"most tokens to answer, -1 for no limit ({_default('max_tokens')})",
     )
-    group.add_argument("--temperature", type=float, metavar="T", help="0 takes the likeliest token")
-    group.add_argument("--top-p", type=float, metavar="P", help="keep this much probability")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help=f"0 takes the likeliest token ({_default('temperature')})",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help=f"keep the likeliest tokens with this much probability ({_default('top_p')})",
+    )
     group.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens; 0 all")
     group.add_argument("--min-p", type=float, metavar="P", help="drop tokens much less likely")
     group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1: less of it")
@@ -52,5 +63,9 @@ def generation_config(args: argparse.Namespace) -> GenerationConfig:
 
 
 def completed(config: GenerationConfig, defaults: GenerationConfig) -> GenerationConfig:
-    """`config` with the model's defaults under it and, under both, a limit of tokens."""
-    return config.merged_over(defaults).merged_over({"max_tokens": DEFAULT_MAX_TOKENS})
+    """`config` with the model's defaults under it and, under both, `FALLBACK`."""
+    return config.merged_over(defaults).merged_over(FALLBACK)
+
+
+def _default(name: str) -> str:
+    return f"default: the model's own, else {FALLBACK[name]}"
