@@ -1,7 +1,7 @@
 """From a GGUF file to the packed parameters of a model library, kept in one file that is mapped.
 
-The folder holds `params.bin`, tensors one after the other at multiples of 64 bytes, and
-`params.json`: [{name, shape, dtype, offset}] in order, with the hash of nothing but its own list.
+The folder holds `params.bin`, tensors one after the other at multiples of PARAMS_ALIGNMENT, and
+`params.json`: {size, tensors: [{name, shape, dtype, offset}]} in the same order.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import numpy.typing as npt
 from mlc_llm.errors import ModelFileError
 from mlc_llm.kernels.formats import WeightFormat
 from mlc_llm.kernels.isa import Isa
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE, ROPE_PARAM
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM
 from mlc_llm.models.config import ModelConfig, RopeConfig
 from mlc_llm.models.gguf_llama import Plan, Source
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.quantization.ggml_blocks import Grouped, dequantize, unpack
 from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
 
-ALIGNMENT = 64
 Array = npt.NDArray[Any]
 
 
@@ -46,8 +45,8 @@ def pack_weights(
     index, offset = [], 0
     with (folder / PARAMS_FILE).open("wb") as file:
         for name, array in _parameters(plan, tensors):
-            file.write(b"\0" * (-offset % ALIGNMENT))
-            offset += -offset % ALIGNMENT
+            file.write(b"\0" * (-offset % PARAMS_ALIGNMENT))
+            offset += -offset % PARAMS_ALIGNMENT
             index.append(
                 {"name": name, "shape": array.shape, "dtype": str(array.dtype), "offset": offset}
             )
