@@ -59,11 +59,11 @@ class Worker:
         return answer
 
     def _ask(self, message: Any, seconds: float) -> Any:
-        late = threading.Event()
+        late, process = threading.Event(), self._process
 
         def kill() -> None:
             late.set()
-            self._process.kill()
+            process.kill()
 
         timer = threading.Timer(seconds, kill)
         timer.daemon = True
