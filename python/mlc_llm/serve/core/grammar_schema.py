@@ -1,0 +1,99 @@
+"""A look at a JSON schema before the grammar library sees it: bounds that keep its work small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.json_text import parse_json
+
+MAX_BYTES = 256 * 1024
+MAX_DEPTH = 64
+"""Arrays and objects inside each other."""
+MAX_PROPERTIES = 1000
+"""In all objects of the schema together."""
+MAX_ENUM = 10_000
+"""In all lists of values together."""
+
+_SCHEMA, _NAMES, _DATA = range(3)
+"""What an array or object is: (a list of) schemas, a map from names to schemas, or values."""
+_KIND_OF = {
+    **dict.fromkeys(("const", "default", "enum", "example", "examples"), _DATA),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"), _NAMES
+    ),
+}
+"""What stands under a keyword of a schema, where that is no schema."""
+
+
+def check_schema(text: str, field: str) -> dict[str, Any]:
+    """The schema as an object. `field` stands in errors.
+
+    Raises `InvalidField` for one beyond the bounds, or with a reference to another document.
+    """
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_BYTES:
+        raise InvalidField(field, f"<{size} bytes>", f"a schema has at most {MAX_BYTES} bytes")
+    schema = parse_json(text, field)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise InvalidField(field, schema, "a JSON schema is an object, true or false")
+    _check_counts(schema, field)
+    return schema
+
+
+def _check_counts(schema: Any, field: str) -> None:
+    properties = values = 0
+    for node, depth, kind in _walk(schema):
+        if depth > MAX_DEPTH:
+            raise _too_much(field, "nested more than", MAX_DEPTH, "levels")
+        if kind is not _SCHEMA or not isinstance(node, dict):
+            continue
+        properties += _size(node, "properties", dict)
+        values += _size(node, "enum", list)
+        if properties > MAX_PROPERTIES:
+            raise _too_much(field, "more than", MAX_PROPERTIES, "properties")
+        if values > MAX_ENUM:
+            raise _too_much(field, "more than", MAX_ENUM, "values in enum")
+        _check_references(node, field)
+
+
+def _check_references(node: dict[str, Any], field: str) -> None:
+    for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+        target = node.get(key)
+        if isinstance(target, str) and not target.startswith("#"):
+            raise InvalidField(
+                f"{field} {key}", target, "a reference stays in the schema: it starts with #"
+            )
+
+
+def _walk(schema: Any) -> Iterator[tuple[Any, int, int]]:
+    """Every array and object, how deep it lies, and what it is."""
+    waiting: list[tuple[Any, int, int]] = [(schema, 1, _SCHEMA)]
+    while waiting:
+        node, depth, kind = waiting.pop()
+        yield node, depth, kind
+        items = node.items() if isinstance(node, dict) else ((None, child) for child in node)
+        waiting += [
+            (child, depth + 1, _kind(kind, key))
+            for key, child in items
+            if isinstance(child, (dict, list))
+        ]
+
+
+def _kind(parent: int, key: str | None) -> int:
+    """What stands under a key of something; None for the items of an array."""
+    if key is None or parent is _DATA:
+        return parent
+    return _SCHEMA if parent is _NAMES else _KIND_OF.get(key, _SCHEMA)
+
+
+def _size(node: dict[str, Any], key: str, kind: type[dict[Any, Any]] | type[list[Any]]) -> int:
+    value = node.get(key)
+    return len(value) if isinstance(value, kind) else 0
+
+
+def _too_much(field: str, how: str, limit: int, what: str) -> InvalidField:
+    return InvalidField(field, "<schema>", f"{how} {limit} {what}; make the schema smaller")

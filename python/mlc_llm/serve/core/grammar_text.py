@@ -1,0 +1,139 @@
+"""From a response format to the one language that the grammar library compiles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.response_format import RequestResponseFormat, StructuralTag, WrittenGrammar
+from mlc_llm.serve.core.grammar_schema import check_schema
+
+FIELD = "response_format"
+MAX_GBNF_CHARS = 16 * 1024
+"""The conversion to Lark takes time by the square of the number of rules."""
+
+LAYOUT: dict[str, object] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+"""JSON stands on one line: then most of what lies between values is forced, and a model cannot
+write white space for ever. A schema's own `x-guidance` may ask for another layout."""
+
+
+Split = Callable[[str], Sequence[str | int]]
+"""Cuts a text at the names of control tokens: strings, and the ids of the tokens between them."""
+
+
+def library_text(wanted: RequestResponseFormat, split: Split) -> str:
+    """The grammar of a format that needs one, as the library takes it.
+
+    Raises `InvalidField` naming the part of the format that is refused before the library sees it.
+    """
+    if wanted.grammar is not None:
+        return _of_lark(_written(wanted.grammar))
+    if wanted.structures is not None:
+        return _of_lark(_tags(wanted.structures, wanted.triggers or (), split))
+    return _of_schema(wanted.json_schema)
+
+
+def _of_schema(schema: str | None) -> str:
+    found = {"type": "object"} if schema is None else check_schema(schema, f"{FIELD}.schema")
+    options = {**LAYOUT, **_options(found)}
+    return json.dumps({"grammars": [{"json_schema": {**found, "x-guidance": options}}]})
+
+
+def _options(schema: dict[str, Any]) -> dict[str, Any]:
+    given = schema.get("x-guidance", {})
+    if not isinstance(given, dict):
+        raise InvalidField(f"{FIELD}.schema x-guidance", given, "it should be an object")
+    return given
+
+
+def _of_lark(lark: str) -> str:
+    # The library would read a bare text that starts with { as its own JSON.
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
+
+
+def _written(grammar: WrittenGrammar) -> str:
+    if grammar.syntax == "lark":
+        return grammar.definition
+    if grammar.syntax == "regex":
+        return f"start: /{regex_to_lark(grammar.definition or '(?:)', '')}/"
+    return _converted(grammar.definition)
+
+
+def _converted(gbnf: str) -> str:
+    field = f"{FIELD}.grammar.definition"
+    if len(gbnf) > MAX_GBNF_CHARS:
+        allowed = f"gbnf has at most {MAX_GBNF_CHARS} characters; larger grammars as lark"
+        raise InvalidField(field, f"<{len(gbnf)} characters>", allowed)
+    try:
+        return gbnf_to_lark(gbnf)
+    except RecursionError:
+        raise InvalidField(field, gbnf, "nested too deeply") from None
+    except Exception as error:  # the library raises bare Exception for mistakes in the text
+        raise InvalidField(field, gbnf, one_line(error)) from None
+
+
+def _tags(structures: Sequence[StructuralTag], triggers: Sequence[str], split: Split) -> str:
+    """Any text, in which a trigger is followed by the rest of a structure that it starts."""
+    lines = ["tag_end: TEXT", "TEXT: /(.|\\n)*/"]
+    names = []
+    for i, trigger in enumerate(triggers):
+        bodies = [
+            _body(tag, trigger, split)
+            for tag in structures
+            if trigger == min((t for t in triggers if tag.begin.startswith(t)), key=len)
+        ]
+        if bodies:
+            names.append(f"tag_{i}")
+            lines += _tag_rules(f"tag_{i}", trigger, " | ".join(bodies), split)
+    return "\n".join([f"start: ({' | '.join(names)})* tag_end", *lines])
+
+
+def _tag_rules(name: str, trigger: str, bodies: str, split: Split) -> list[str]:
+    pieces = split(trigger)
+    if len(pieces) > 1:
+        allowed = "a control token is a trigger of its own"
+        raise InvalidField(f"{FIELD}.triggers", trigger, allowed)
+    if isinstance(pieces[0], int):
+        return [f"{name}: TEXT {_literal(pieces)} ({bodies})"]
+    # A lazy lexeme ends as soon as the trigger stands there.
+    return [f"{name}_start[lazy]: TEXT {_literal(pieces)}", f"{name}: {name}_start ({bodies})"]
+
+
+def _body(tag: StructuralTag, trigger: str, split: Split) -> str:
+    schema = check_schema(tag.json_schema, f"{FIELD}.structures schema")
+    options = {**LAYOUT, **_options(schema)}
+    inner = json.dumps({**schema, "x-guidance": options})
+    begin, end = split(tag.begin[len(trigger) :]), split(tag.end)
+    return f"{_literal(begin)} %json {inner} {_literal(end)}".strip()
+
+
+def _literal(pieces: Sequence[str | int]) -> str:
+    """Strings and control tokens as Lark writes them."""
+    return " ".join(
+        f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
+        for piece in pieces
+        if piece != ""
+    )
+
+
+def field_and_text(wanted: RequestResponseFormat) -> tuple[str, str]:
+    """What to name in an error about the whole grammar: the field, and what stands there."""
+    if wanted.grammar is not None:
+        return f"{FIELD}.grammar.definition", wanted.grammar.definition
+    if wanted.structures is not None:
+        return f"{FIELD}.structures", "<tags>"
+    return f"{FIELD}.schema", wanted.json_schema or ""
+
+
+def one_line(error: object) -> str:
+    """The first lines of a message of the library, bounded, as one."""
+    return " ".join(str(error).replace("<non-verbose/>", "").split())[:300]

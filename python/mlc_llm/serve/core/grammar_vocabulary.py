@@ -1,0 +1,64 @@
+"""A model's tokens as the grammar library wants them, and its masks as the runner wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from mlc_llm.tokenizers import Tokenizer
+
+
+class Vocabulary:
+    """The tokens of one tokenizer, with the tokens that end an answer."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_ids: Iterable[int]) -> None:
+        """vocab_size: rows of the model's output, often more than the tokenizer has tokens.
+
+        Takes about a second for 400,000 tokens.
+        """
+        known = tokenizer.vocab_size
+        self.vocab_size = vocab_size
+        self.end_ids = frozenset(i for i in end_ids if 0 <= i < known)
+        special = sorted(set(tokenizer.special_tokens.values()) | self.end_ids)
+        source = _Source(tokenizer, special)
+        # The library needs a token that ends an answer; one that is never sampled will do.
+        ends = sorted(self.end_ids) or [source.add(b"<end of answer>")]
+        source.eos_token_id = ends[0]
+        self.library = LLTokenizer(TokenizerWrapper(source), eos_token=ends, slices=None)
+        self._num_bytes = 4 * (-(-vocab_size // 32))
+        self._known = _first_bits(min(known, vocab_size), self._num_bytes)
+
+    def packed(self, mask: bytes) -> bytes:
+        """A mask of the library cut and filled to `vocab_size`: all but known tokens forbidden."""
+        mask = mask[: self._num_bytes].ljust(self._num_bytes, b"\0")
+        allowed = int.from_bytes(mask, "little") & self._known
+        return allowed.to_bytes(self._num_bytes, "little")
+
+
+class _Source:
+    """What the library's wrapper reads: the bytes of all tokens, and how a text is encoded."""
+
+    def __init__(self, tokenizer: Tokenizer, special: list[int]) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
+        self.special_token_ids = special
+        self.bos_token_id = tokenizer.bos_token_id
+        self.eos_token_id = 0
+
+    def add(self, name: bytes) -> int:
+        """A control token behind all others; returns its id."""
+        self.tokens.append(name)
+        self.special_token_ids.append(len(self.tokens) - 1)
+        return len(self.tokens) - 1
+
+    def __call__(self, text: str) -> list[int]:
+        """Token ids of a text that goes on behind another."""
+        if not isinstance(text, str):
+            raise TypeError("text wanted")  # the wrapper tries bytes once, to see
+        return self._tokenizer.encode_segments(["", text])
+
+
+def _first_bits(count: int, num_bytes: int) -> int:
+    assert count <= 8 * num_bytes
+    return (1 << count) - 1
