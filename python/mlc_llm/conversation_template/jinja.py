@@ -109,7 +109,9 @@ class ChatTemplate:
                 f"chat template: stopped, rendering took more than {self.time_limit:g} s"
             ) from None
         except WorkerDied:
-            raise ModelFileError("chat template: rendering ended for want of memory") from None
+            raise ModelFileError(
+                "chat template: the process that renders it ended (out of memory or stack)"
+            ) from None
 
 
 def _error(answer: Mapping[str, Any]) -> InvalidField | ModelFileError:

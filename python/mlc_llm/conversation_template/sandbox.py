@@ -139,6 +139,7 @@ def write_message(pipe: IO[bytes], message: Any) -> None:
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The worker's life: until the pipe ends."""
     _limit_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
     source = read_message(requests)
     write_message(answers, {"ready": True})
     template: jinja2.Template | None = None

@@ -70,6 +70,9 @@ class Worker:
         timer.start()
         try:
             answer = self._exchange(message)
+        except BaseException:  # Ctrl-C, say: an answer nobody read must not be the next one's
+            self.close()
+            raise
         finally:
             timer.cancel()
         if answer is None:
