@@ -20,6 +20,8 @@ from mlc_llm.tokenizers.byte_level import CHARACTERS
 MAX_CONFIG_BYTES = 16 * 2**20
 CHAT_CONFIG_FILE = "mlc-chat-config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
+DEFAULT_MODEL_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""What the default model's card recommends; its file says nothing, and it wanders at 1.0."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that mean the same here."""
 
@@ -56,7 +58,9 @@ def open_model(model: str | None = None) -> ModelBundle:
     # Beside a file that was named itself may lie the files of another model.
     folder = path.parent if model is not None and Path(model).expanduser() != path else None
     chat = None if folder is None else _chat_config(folder)
-    generation = {} if folder is None else _json_file(folder / GENERATION_CONFIG_FILE)
+    generation = DEFAULT_MODEL_SAMPLING if model is None else {}
+    if folder is not None:
+        generation = _json_file(folder / GENERATION_CONFIG_FILE)
     named = _conversation(chat)
     tokenizer = open_tokenizer(gguf)
     template = _chat_template(gguf, tokenizer) or named
