@@ -50,6 +50,36 @@ def test_masked_tokens_stay_masked() -> None:
     assert edited([-np.inf, 1], sampling) == [-np.inf, 1]
 
 
+def packed(allowed: set[int], vocab: int) -> bytes:
+    """A mask, written out bit by bit."""
+    words = bytearray(4 * -(-vocab // 32))
+    for i in allowed:
+        words[i // 8] |= 1 << i % 8
+    return bytes(words)
+
+
+def test_a_mask_leaves_allowed_logits_as_they_are_and_forbids_the_rest() -> None:
+    row = np.arange(49, dtype=np.float32)
+    for allowed in ({0, 7, 8, 31, 32, 48}, set(range(49)), set()):
+        found = edited(row.tolist(), Sampling(allowed=packed(allowed, 49)))
+        assert found == [v if i in allowed else -np.inf for i, v in enumerate(row.tolist())]
+
+
+def test_a_mask_comes_after_bias_and_penalties() -> None:
+    sampling = Sampling(
+        logit_bias={0: 100.0, 1: 2.0},
+        repetition_penalty=2.0,
+        token_counts={1: 1},
+        allowed=packed({1}, 2),
+    )
+    assert edited([1, 2], sampling) == [-np.inf, 2]
+
+
+def test_a_mask_does_not_hide_logits_that_are_not_finite() -> None:
+    found = edited([np.nan, np.inf, 1, np.nan], Sampling(allowed=packed({2, 3}, 4)))
+    assert np.isnan(found[:2]).all() and found[2] == 1 and np.isnan(found[3])
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -14,9 +14,9 @@ from typing import Protocol
 class Sampling:
     """How one row's next token is chosen. Filled by the core, read by the runner.
 
-    Order: bias, repetition penalty, presence and frequency penalty, temperature, top-k, top-p,
-    min-p, draw. `uniform` is the one random number of the draw, so the same numbers give the same
-    token whatever else is in the batch.
+    Order: bias, repetition penalty, presence and frequency penalty, mask, temperature, top-k,
+    top-p, min-p, draw. `uniform` is the one random number of the draw, so the same numbers give
+    the same token whatever else is in the batch.
     """
 
     temperature: float = 1.0
@@ -33,6 +33,9 @@ class Sampling:
     repetition_penalty: float = 1.0
     token_counts: dict[int, int] = field(default_factory=dict)
     """Tokens generated so far by this branch, with counts (read only when a penalty is set)."""
+    allowed: bytes | None = None
+    """A grammar's mask, a bit a token, the lowest bit first: 4 * ceil(vocab_size / 32) bytes. A
+    token whose bit is 0 cannot be chosen. None allows all."""
     top_logprobs: int = -1
     """-1: no log-probability; k >= 0: that of the token and of the k most likely (k <= 20)."""
 

@@ -12,8 +12,28 @@ from mlc_llm.runtime.batch import Sampling
 Floats = npt.NDArray[np.float32]
 
 
+_BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1
+_ADDED = np.where(_BITS == 1, np.float32(0), np.float32(-np.inf))
+"""[256, 8]: what eight bits of a mask add to their logits."""
+
+
 def edit_row(row: Floats, sampling: Sampling) -> None:
-    """Bias, then repetition, then presence and frequency penalties, in place; row [vocab]."""
+    """Bias, then penalties (repetition; presence and frequency), then the mask, in place.
+
+    row [vocab]. What is not finite stays so, or becomes NaN, whatever the mask says of it.
+    """
+    _bias_and_penalties(row, sampling)
+    if sampling.allowed is not None:
+        _mask(row, sampling.allowed)
+
+
+def _mask(row: Floats, allowed: bytes) -> None:
+    # Adding keeps NaN and makes +inf NaN: a mask must not hide that the model failed.
+    with np.errstate(invalid="ignore"):
+        row += _ADDED.take(np.frombuffer(allowed, np.uint8), axis=0).reshape(-1)[: len(row)]
+
+
+def _bias_and_penalties(row: Floats, sampling: Sampling) -> None:
     if sampling.logit_bias:
         ids, bias = _columns(sampling.logit_bias.items())
         row[ids] += bias
@@ -29,7 +49,7 @@ def edit_row(row: Floats, sampling: Sampling) -> None:
 
 def needs_edit(sampling: Sampling) -> bool:
     """Whether `edit_row` would change anything."""
-    return bool(sampling.logit_bias) or _penalised(sampling)
+    return bool(sampling.logit_bias) or sampling.allowed is not None or _penalised(sampling)
 
 
 def top_tokens(row: Floats, log_total: float, k: int) -> tuple[tuple[int, float], ...]:

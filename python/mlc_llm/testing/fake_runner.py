@@ -197,10 +197,14 @@ def fake_logits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
 
 
 def sample(logits: np.ndarray, sampling: Sampling) -> Sampled:
-    """Bias, temperature and draw; the other steps belong to the real sampler's own tests."""
+    """Bias, mask, temperature and draw; the other steps belong to the real sampler's own tests."""
     scores = logits.copy()
     for token, bias in sampling.logit_bias.items():
         scores[token] += bias
+    if sampling.allowed is not None:
+        scores[~_allowed(sampling.allowed, len(scores))] = -np.inf
+    if scores.max() == -np.inf:
+        return Sampled(-1, error="no token is allowed")
     if sampling.temperature <= 1e-5:
         token_id = int(scores.argmax())
     else:
@@ -212,3 +216,9 @@ def sample(logits: np.ndarray, sampling: Sampling) -> Sampled:
     best = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs]
     top = tuple((int(i), float(logprobs[i])) for i in best)
     return Sampled(token_id, float(logprobs[token_id]), top)
+
+
+def _allowed(mask: bytes, vocab_size: int) -> np.ndarray:
+    assert len(mask) == 4 * -(-vocab_size // 32), "a mask covers the whole vocabulary"
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    return bits[:vocab_size].astype(bool)
