@@ -4,13 +4,15 @@
 
 The peer is downloaded and built in FOLDER if it is not there (a C++ compiler is needed for that).
 Machines are shared and drift, so the two take turns, each round in fresh processes, and what
-counts is the ratio of the medians. See `single_stream.py` and `peer.py` for what is measured.
+counts is the ratio of the medians. A load well above the number of threads means that others
+computed too: such a run proves nothing. See `single_stream.py` and `peer.py` for what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +78,7 @@ def main() -> None:
         theirs.append(peer.measure(made, theirs_model, threads, repeat))
         ours.append(run_ours(model, kernels, threads, repeat)["samples"])
         print(f"round {number + 1}: ours {medians(ours[-1])}", end=", ")
-        print(f"llama.cpp {medians(theirs[-1])}", flush=True)
+        print(f"llama.cpp {medians(theirs[-1])}, load {os.getloadavg()[0]:.1f}", flush=True)
     print_table(merge(ours), merge(theirs))
 
 
