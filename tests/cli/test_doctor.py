@@ -81,8 +81,16 @@ def test_little_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 def test_a_missing_package(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checkup, "PACKAGES", ("no-such-package-anywhere",))
-    assert "the package no-such-package-anywhere is missing" in problems(capsys)
+    wanted = ["no-such-package-anywhere>=2,<3", 'of-an-extra; extra == "test"']
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: wanted)
+    words = problems(capsys)
+    assert "the package no-such-package-anywhere is missing" in words
+    assert "of-an-extra" not in words
+
+
+def test_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(checkup, "DISTRIBUTION", "no-such-package-anywhere")
+    assert "no-such-package-anywhere is not installed" in problems(capsys)
 
 
 def test_the_choice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,23 +17,16 @@ from mlc_llm.errors import CacheError, MLCError
 from mlc_llm.support import machine
 from mlc_llm.support.files import cache_dir
 
-PACKAGES = (
-    "apache-tvm",
-    "apache-tvm-ffi",
-    "apache-tvm-ffi-orcjit",
-    "numpy",
-    "tokenizers",
-    "jinja2",
-    "pydantic",
-    "prompt-toolkit",
-    "rich",
-)
+DISTRIBUTION = "mlc-llm"
 
 FASTEST = "vnni"
 """The kernels a newer x86 processor gets."""
 
 LOADED = ("tvm", "tvm_ffi_orcjit")
 """Native libraries that may be installed and still not load."""
+
+_PACKAGE_NAME = re.compile(r"[^A-Za-z0-9._-]")
+"""What ends a package's name in a requirement."""
 
 LEAST_FREE_MEMORY = 512 * 2**20
 LEAST_FREE_DISK = 512 * 2**20
@@ -78,7 +72,7 @@ def _look_at_machine(report: Report) -> None:
 
 def _look_at_versions(report: Report) -> None:
     versions = {"python": platform.python_version(), "mlc_llm": __version__}
-    for name in PACKAGES:
+    for name in _required(report):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -91,6 +85,16 @@ def _look_at_versions(report: Report) -> None:
         except Exception as error:  # a library that does not load can raise anything
             words = one_line(str(error))
             report.problems.append(f"{module} does not load ({words}); install mlc-llm again")
+
+
+def _required(report: Report) -> list[str]:
+    """The packages this one needs, by its own metadata; those of extras are left out."""
+    try:
+        wanted = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        report.problems.append(f"{DISTRIBUTION} is not installed; run pip install")
+        return []
+    return [_PACKAGE_NAME.split(one, maxsplit=1)[0] for one in wanted if "extra ==" not in one]
 
 
 def _look_at_choice(report: Report) -> None:
