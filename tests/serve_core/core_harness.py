@@ -98,15 +98,23 @@ class Harness:
         return outputs
 
     def run(self, limit: int = 2000) -> dict[str, Seen]:
-        """Step to the end; the engine must be clean then."""
+        """Step to the end; only what the prefix cache knows may be left then."""
         while not self.core.is_idle:
             assert self.steps < limit, "the engine spins"
             self.step()
             self.core.check_integrity()
         self.core.check_integrity()
-        assert self.runner.free_pages == self.runner.limits.num_pages
+        self.check_cache()
         assert all(seen.usage is not None for seen in self.seen.values())
         return self.seen
+
+    def check_cache(self) -> None:
+        """What the prefix cache keeps is what the pages hold, token by token."""
+        cache = self.core.prefix_cache
+        for seq_id in (*cache.recycling, *cache.pinned):
+            assert self.runner.tokens_of(seq_id) == cache.tokens(seq_id)
+        if self.core.is_idle:
+            assert len(self.runner.sequences) == cache.num_sequences
 
     def take(self, outputs: list[RequestStreamOutput]) -> None:
         for output in outputs:
@@ -139,8 +147,11 @@ class Harness:
 
 
 def alone(request_id: str, prompt: Sequence[int], **config: Any) -> list[list[int]]:
-    """The tokens of a request that has a large engine for itself."""
-    harness = Harness(FakeRunner(num_pages=256, max_num_sequence=16, max_batch_tokens=256))
+    """The tokens of a request that has a large engine for itself, and no prefix cache."""
+    harness = Harness(
+        FakeRunner(num_pages=256, max_num_sequence=16, max_batch_tokens=256),
+        EngineConfig(prefix_cache_mode="disable"),
+    )
     harness.add(request_id, prompt, **config)
     return harness.run()[request_id].tokens
 

@@ -196,15 +196,15 @@ def test_a_sliding_window_takes_whole_sequences_only() -> None:
 
 def test_what_a_failed_request_left_is_forgotten() -> None:
     driver = Driver()
-    driver.serve([1] * 5, owner="bad")
-    driver.serve([2] * 5, owner="good")
-    driver.serve([3] * 5, owner="bad", pinned_length=5)
-    driver.cache.forget("bad")
+    driver.serve([1] * 5, owner=7)
+    driver.serve([2] * 5, owner=8)
+    driver.serve([3] * 5, owner=7, pinned_length=5)
+    driver.cache.forget(7)
     driver.check()
     assert driver.cache.lookup([1] * 5) == driver.cache.lookup([3] * 5) == Origin()
     assert driver.cache.lookup([2] * 5).length == 4
-    assert driver.serve([2] * 6, owner="other").kind == "reuse"
-    driver.cache.forget("good")  # it belongs to another by now
+    assert driver.serve([2] * 6, owner=9).kind == "reuse"
+    driver.cache.forget(8)  # it belongs to another by now
     assert driver.cache.lookup([2] * 5).length == 4
 
 
@@ -212,6 +212,8 @@ def test_tokens_that_nobody_vouched_for_are_not_found() -> None:
     driver = Driver()
     driver.cache.begin(0, Origin())
     assert driver.cache.lookup([1, 2, 3]) == Origin() and driver.cache.length(0) == 0
+    driver.cache.begin(1, Origin("fork", 2, 0))
+    assert driver.cache.length(1) == 0
 
 
 def test_switched_off() -> None:

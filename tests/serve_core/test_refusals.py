@@ -124,11 +124,6 @@ def test_a_second_request_of_the_same_name_is_refused() -> None:
         ([TextData("x")], {"response_format": {"type": "json_object"}}, "response_format"),
         (
             [TextData("x")],
-            {"debug_config": {"pinned_system_prompt": True}},
-            "debug_config.pinned_system_prompt",
-        ),
-        (
-            [TextData("x")],
             {"debug_config": {"grammar_execution_mode": "constraint"}},
             "debug_config.grammar_execution_mode",
         ),
@@ -142,6 +137,12 @@ def test_refused_requests_leave_no_trace(
         harness.core.add_request(Request("a", inputs, GenerationConfig(**config)))
     assert named in str(caught.value)
     assert harness.core.is_idle and not harness.core.has_request("a")
+
+
+def test_a_pin_needs_the_prefix_cache() -> None:
+    harness = Harness(config=EngineConfig(prefix_cache_mode="disable"))
+    with pytest.raises(InvalidField, match="pinned_system_prompt"):
+        harness.add("a", prompt_of(5), debug_config={"pinned_system_prompt": True})
 
 
 def test_bad_logits_end_their_own_request_alone() -> None:

@@ -1,4 +1,7 @@
-"""Random programs of add, step, abort and reset: integrity after each, one end for each request."""
+"""Random programs of add, step, abort and reset: integrity after each, one end for each request.
+
+Prompts often begin alike, so that the prefix cache has something to do.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,11 @@ class CoreMachine(RuleBasedStateMachine):
         sequences=st.integers(1, 5),
         batch_tokens=st.integers(4, 40),
         mode=st.sampled_from(["hybrid", "chunked"]),
+        cache=st.sampled_from([("radix", None), ("radix", 1), ("radix", 0), ("disable", None)]),
     )
-    def start(self, num_pages: int, sequences: int, batch_tokens: int, mode: Any) -> None:
+    def start(
+        self, num_pages: int, sequences: int, batch_tokens: int, mode: Any, cache: Any
+    ) -> None:
         runner = FakeRunner(
             num_pages=num_pages,
             page_size=4,
@@ -30,21 +36,31 @@ class CoreMachine(RuleBasedStateMachine):
             max_batch_tokens=batch_tokens,
             context_window=60,
         )
-        self.harness = Harness(runner, EngineConfig(prefill_mode=mode), expected_error="injected")
+        config = EngineConfig(
+            prefill_mode=mode,
+            prefix_cache_mode=cache[0],
+            prefix_cache_max_num_recycling_seqs=cache[1],
+        )
+        self.harness = Harness(runner, config, expected_error="injected")
+        self.can_pin = cache[0] == "radix"
         self.added: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.is_faulty = False
         runner.faults.append(self._fault)
 
     @rule(
-        length=st.integers(1, 24),
+        start=st.integers(0, 2),
+        length=st.integers(1, 21),
+        tail=st.integers(0, 3),
+        pinned=st.booleans(),
         n=st.integers(1, 4),
         max_tokens=st.integers(0, 20),
         temperature=st.sampled_from([0.0, 1.0]),
     )
-    def add(self, length: int, **config: Any) -> None:
-        name, prompt = str(len(self.added)), prompt_of(length, len(self.added))
+    def add(self, start: int, length: int, tail: int, pinned: bool, **config: Any) -> None:
+        name, prompt = str(len(self.added)), [*prompt_of(length, start), *([tail] * tail)]
         self.added[name] = (prompt, {**config, "seed": len(self.added)})
-        self.harness.add(name, prompt, **self.added[name][1])
+        debug = {"pinned_system_prompt": pinned and self.can_pin}
+        self.harness.add(name, prompt, debug_config=debug, **self.added[name][1])
 
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
@@ -72,6 +88,7 @@ class CoreMachine(RuleBasedStateMachine):
     def is_sound(self) -> None:
         if hasattr(self, "harness"):
             self.harness.core.check_integrity()
+            self.harness.check_cache()
 
     def teardown(self) -> None:
         if not hasattr(self, "harness"):

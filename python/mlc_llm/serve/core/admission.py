@@ -17,16 +17,24 @@ class Admission:
     """Makes the core's `RequestState` of a `Request`, or raises `UserError` that says why not."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: frozenset[int]
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        stop_token_ids: frozenset[int],
+        *,
+        can_pin: bool,
     ) -> None:
+        """can_pin: there is a prefix cache."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_token_ids = stop_token_ids
+        self._can_pin = can_pin
 
     def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
         """Check the request and tokenise its prompt."""
         config = request.generation_config
         refuse_unsupported(config)
+        self._refuse_pin(config)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
         state = RequestState(
@@ -39,6 +47,14 @@ class Admission:
         )
         state.branches = [Branch(state, i, self._stops(config)) for i in range(config.n)]
         return state
+
+    def _refuse_pin(self, config: GenerationConfig) -> None:
+        if config.debug_config.pinned_system_prompt and not self._can_pin:
+            raise InvalidField(
+                "debug_config.pinned_system_prompt",
+                True,
+                "the prefix cache is off; set prefix_cache_mode to 'radix'",
+            )
 
     def _stop_ids(self, config: GenerationConfig) -> frozenset[int]:
         if config.debug_config.ignore_eos:
@@ -59,10 +75,6 @@ def refuse_unsupported(config: GenerationConfig) -> None:
             "response_format.type",
             config.response_format.type,
             "structured output is not supported yet; use 'text'",
-        )
-    if debug.pinned_system_prompt:
-        raise InvalidField(
-            "debug_config.pinned_system_prompt", True, "a prefix cache is not supported yet"
         )
     if debug.grammar_execution_mode != "jump_forward":
         raise InvalidField(

@@ -17,6 +17,7 @@ from mlc_llm.runtime.batch import Batch, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.core.postprocess import Postprocessor, take_output
+from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.scheduler import Plan, Scheduler
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
@@ -58,11 +59,16 @@ class EngineCore:
         self.max_single_sequence_length = min(
             config.max_single_sequence_length or limits.context_window, limits.context_window
         )
-        self._admission = Admission(tokenizer, limits.vocab_size, frozenset(stop_token_ids))
+        has_cache = config.prefix_cache_mode == "radix"
+        self._admission = Admission(
+            tokenizer, limits.vocab_size, frozenset(stop_token_ids), can_pin=has_cache
+        )
         self._scheduler = Scheduler(
             runner,
             max_num_sequence=config.max_num_sequence or limits.max_num_sequence,
             prefill_alone=config.prefill_mode == "chunked",
+            prefix_cache=has_cache,
+            max_recycling=config.prefix_cache_max_num_recycling_seqs,
         )
         # The last token of a sequence is never computed, hence one more than the pages hold.
         self._postprocessor = Postprocessor(
@@ -81,6 +87,11 @@ class EngineCore:
     def num_preemptions(self) -> int:
         """How often a sequence had to give its pages back before it was done."""
         return self._scheduler.num_preemptions
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """What finished sequences stay; to be looked at only."""
+        return self._scheduler.cache
 
     def has_request(self, request_id: str) -> bool:
         """True from `add_request` until the usage output is given out."""
@@ -129,7 +140,7 @@ class EngineCore:
             return self._collapse(error)
 
     def reset(self) -> Outputs:
-        """Abort everything and forget all sums."""
+        """Abort everything; forget all sums and all that the prefix cache keeps."""
         outputs = [out for state in list(self._requests.values()) for out in self._abort(state)]
         self._runner.reset()
         self._scheduler.clear()
@@ -142,13 +153,15 @@ class EngineCore:
         alive = sum(not b.status.is_end for s in self._requests.values() for b in s.branches)
         assert alive == self._scheduler.num_running + self._scheduler.num_waiting
         self._scheduler.check_integrity()
-        if self.is_idle:
+        if not self.prefix_cache.num_sequences:
             assert self._runner.free_pages == self._runner.limits.num_pages
 
     def _run(self, plan: Plan) -> list[Sampled | None]:
         """The runner's answer to a plan, with the time it took written down."""
         for branch in plan.preempted:
             self._note(branch.request, "preempted")
+        for branch, origin in plan.lookups:
+            self._note_lookup(branch.request, origin)
         if not plan.rows:
             return []
         start = _now()
@@ -184,11 +197,15 @@ class EngineCore:
                 continue
             fault = None if sampled is None else self._postprocessor.fault(sampled)
             if fault is not None:
-                self._end(branch.request, Status.FAILED, fault)
+                self._fail(branch.request, fault)
                 continue
+            is_first = not branch.is_decoding
             branch.account(len(row.token_ids))
-            if sampled is not None:
-                self._commit(branch, sampled, now)
+            if sampled is None:
+                continue
+            if is_first:
+                self._scheduler.publish(branch)
+            self._commit(branch, sampled, now)
         touched = dict.fromkeys(branch.request for branch in plan.branches)
         return [output for state in touched for output in self._report(state)]
 
@@ -202,9 +219,13 @@ class EngineCore:
         self._end(state, Status.ABORTED)
         return self._report(state)
 
-    def _end(self, state: RequestState, status: Status, error: str | None = None) -> None:
-        """End every branch that is alive."""
+    def _fail(self, state: RequestState, error: str) -> None:
         state.error = error
+        self._end(state, Status.FAILED)
+        self._scheduler.forget(state)
+
+    def _end(self, state: RequestState, status: Status) -> None:
+        """End every branch that is alive."""
         for branch in state.alive:
             self._scheduler.finish(branch, status)
 
@@ -242,6 +263,15 @@ class EngineCore:
             f"the prompt has {len(state.prompt)} tokens and the KV cache holds {self._capacity}; "
             "raise max_total_sequence_length"
         )
+
+    def _note_lookup(self, state: RequestState, origin: Origin) -> None:
+        """Only what is had before the first token is computed counts as cached for the user."""
+        if state.metrics.prefill_tokens == 0:
+            state.metrics.cached_tokens = origin.length
+        if origin.length:
+            self._note(state, f"prefix cache: {origin.length} of {len(state.prompt)} tokens")
+        if origin.divergence is not None:
+            self._note(state, str(origin.divergence))
 
     def _note(self, state: RequestState, event: str) -> None:
         if self._trace is not None:

@@ -78,8 +78,9 @@ class EchoRunner:
         self._sequences[child].tokens = self._sequences[parent].tokens[:length]
 
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
-        tokens = self._sequences[seq_id].tokens
-        del tokens[len(tokens) - num_tokens :]
+        sequence = self._sequences[seq_id]
+        del sequence.tokens[len(sequence.tokens) - num_tokens :]
+        sequence.prompt_length = None  # only the prefix cache rolls back, for the next prompt
 
     def remove_sequence(self, seq_id: int) -> None:
         del self._sequences[seq_id]

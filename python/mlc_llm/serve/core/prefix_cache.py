@@ -27,6 +27,12 @@ class Divergence:
     cached_token: int
     prompt_token: int
 
+    def __str__(self) -> str:
+        return (
+            f"prefix cache: sequence {self.seq_id} has token {self.cached_token} at "
+            f"{self.position}, the prompt {self.prompt_token}"
+        )
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -76,8 +82,9 @@ class PrefixCache:
         """Forget everything, pinned sequences too. `on_remove` is not called."""
         self._tree = PagedRadixTree()
         self._active: set[int] = set()
-        self._recycling: dict[int, str] = {}  # id -> owner, the one that finished first in front
-        self._pinned: dict[int, str] = {}
+        self._recycling: dict[int, int] = {}  # id -> owner, the one that finished first in front
+        self._pinned: dict[int, int] = {}
+        self._has_warned = False
 
     @property
     def num_sequences(self) -> int:
@@ -124,12 +131,15 @@ class PrefixCache:
         return Origin("fork", length, self._fork_source(ids), divergence=divergence)
 
     def begin(self, seq_id: int, origin: Origin) -> None:
-        """A sequence of this id runs from now on, and begins as `origin` says."""
+        """A sequence of this id runs from now on, and begins as `origin` says.
+
+        A fork of tokens that nobody has vouched for yet begins without tokens here.
+        """
         if origin.kind == "reuse":
             assert seq_id == origin.source
             del self._recycling[seq_id]
             self._tree.rollback(seq_id, origin.rollback)
-        elif origin.source is not None:
+        elif origin.source is not None and origin.length <= self.length(origin.source):
             self._tree.fork(seq_id, origin.source, origin.length)
         else:
             self._tree.add(seq_id)
@@ -141,7 +151,7 @@ class PrefixCache:
         if self.is_enabled:
             self._tree.extend(seq_id, tokens)
 
-    def finish(self, seq_id: int, owner: str = "", *, pinned_length: int = 0) -> None:
+    def finish(self, seq_id: int, owner: int = -1, *, pinned_length: int = 0) -> None:
         """An active sequence ran to its end: keep it as long as its place is not needed.
 
         owner: for `forget`. pinned_length: if not 0, it is pinned unless a pinned one begins with
@@ -167,7 +177,7 @@ class PrefixCache:
         self._tree.remove(seq_id)
         self._on_remove(seq_id)
 
-    def forget(self, owner: str) -> None:
+    def forget(self, owner: int) -> None:
         """Remove what an owner's finished sequences left here (it failed after all)."""
         kept = [*self._recycling.items(), *self._pinned.items()]
         for seq_id in [seq_id for seq_id, name in kept if name == owner]:
@@ -227,9 +237,16 @@ class PrefixCache:
             return False
         if len(self._pinned) + 1 < self._max_num_sequence:
             return True
+        self._warn_no_pin()
+        return False
+
+    def _warn_no_pin(self) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
         _log.warning(
-            "a prompt is not pinned: %d are, and one of max_num_sequence = %d has to stay free",
+            "prompts are not pinned any more: %d are, and one of max_num_sequence = %d has to "
+            "stay free",
             len(self._pinned),
             self._max_num_sequence,
         )
-        return False

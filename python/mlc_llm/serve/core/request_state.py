@@ -113,13 +113,17 @@ class Branch:
     def finish_reason(self) -> FinishReason | None:
         return FINISH_REASON.get(self.status)
 
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
+        """Known tokens from one place to another."""
+        prompt = self.request.prompt
+        first, last = start - len(prompt), max(stop - len(prompt), 0)
+        if first >= 0:
+            return self.generated[first:last]
+        return prompt[start:stop] + self.generated[:last]
+
     def next_tokens(self, count: int) -> Sequence[int]:
         """The next `count` known tokens that are not computed."""
-        prompt, start = self.request.prompt, self.computed - len(self.request.prompt)
-        if start >= 0:
-            return self.generated[start : start + count]
-        head = prompt[self.computed : self.computed + count]
-        return head + self.generated[: count - len(head)]
+        return self.tokens(self.computed, self.computed + count)
 
     @property
     def uniform(self) -> float:

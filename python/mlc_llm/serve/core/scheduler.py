@@ -3,8 +3,8 @@
 The scheduler owns the waiting and the running branches, their status and their sequence ids. Both
 queues together are always in the order of service: running branches are the front part. A plan
 goes down that order, so decoding branches come first, then the one prompt that is under way, then
-new ones; when pages lack, the last running branch gives its pages back and is computed again later.
-A step costs O(running), never O(waiting).
+new ones. When pages lack, what the prefix cache keeps goes first, then the last running branch: it
+gives its pages back and is computed again later. A step costs O(running), never O(waiting).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlc_llm.runtime.batch import BatchRow, Runner
+from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.sampling import sampling_of
 
@@ -32,6 +33,8 @@ class Plan:
     is_open: bool = True
     """Whether a new branch may still start: False once something did not fit whole."""
     preempted: list[Branch] = field(default_factory=list)
+    lookups: list[tuple[Branch, Origin]] = field(default_factory=list)
+    """Branches that were started, with what the prefix cache had for them."""
 
     def split(self) -> Iterator[Plan]:
         """The same rows, one a plan."""
@@ -42,18 +45,31 @@ class Plan:
 class Scheduler:
     """First come first served; nothing that was added is ever passed by a later one."""
 
-    def __init__(self, runner: Runner, *, max_num_sequence: int, prefill_alone: bool) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        max_num_sequence: int,
+        prefill_alone: bool,
+        prefix_cache: bool,
+        max_recycling: int | None,
+    ) -> None:
         limits = runner.limits
+        places = min(max_num_sequence, limits.max_num_sequence)
         self._runner = runner
         self._page_size = limits.page_size
         self._max_batch_tokens = limits.max_batch_tokens
         # A running branch must get one token in every step.
-        self._max_running = min(max_num_sequence, limits.max_num_sequence, limits.max_batch_tokens)
+        self._max_running = min(places, limits.max_batch_tokens)
         self._prefill_alone = prefill_alone
         self._waiting: OrderedDict[tuple[int, int], Branch] = OrderedDict()
         self._running: list[Branch] = []
-        self._free_ids = list(range(self._max_running))  # a heap: the lowest free id is used first
+        self._places = places
+        self._free_ids = list(range(places))  # a heap: the lowest free id is used first
         self.num_preemptions = 0
+        self.cache = PrefixCache(
+            self._free, max_num_sequence=places, max_recycling=max_recycling, enabled=prefix_cache
+        )
 
     @property
     def num_running(self) -> int:
@@ -69,20 +85,38 @@ class Scheduler:
             self._waiting[branch.key] = branch
 
     def finish(self, branch: Branch, status: Status) -> None:
-        """End a branch, wherever it stands; its pages are free afterwards."""
+        """End a branch, wherever it stands.
+
+        Its pages are free afterwards, or kept by the prefix cache if it ended well.
+        """
         assert status.is_end and not branch.status.is_end
         if branch.status is Status.RUNNING:
             self._running.remove(branch)
-            self._release(branch)
+            if status in _ENDED_WELL:
+                self._keep(branch)
+            else:
+                self._release(branch)
         else:
             del self._waiting[branch.key]
         branch.status = status
 
+    def publish(self, branch: Branch) -> None:
+        """What the branch has computed is sound: its logits were finite. Others may share it."""
+        assert branch.seq_id is not None
+        if self.cache.is_enabled:
+            done = self.cache.length(branch.seq_id)
+            self.cache.extend(branch.seq_id, branch.tokens(done, branch.computed))
+
+    def forget(self, request: RequestState) -> None:
+        """The request failed: nothing of it stays in the prefix cache."""
+        self.cache.forget(request.arrival)
+
     def clear(self) -> None:
-        """Forget every branch without a word to the runner (which is reset as well)."""
+        """Forget every sequence without a word to the runner (which is reset as well)."""
         self._waiting.clear()
         self._running.clear()
-        self._free_ids = list(range(self._max_running))
+        self.cache.reset()
+        self._free_ids = list(range(self._places))
 
     def schedule(self) -> Plan:
         """Plan a step. Empty only when nothing is running or waiting."""
@@ -106,7 +140,10 @@ class Scheduler:
         assert all(branch.status is Status.RUNNING for branch in self._running)
         assert all(branch.status is Status.WAITING for branch in self._waiting.values())
         used = [branch.seq_id for branch in self._running if branch.seq_id is not None]
-        assert sorted([*used, *self._free_ids]) == list(range(self._max_running))
+        used += [*self.cache.recycling, *self.cache.pinned]
+        assert sorted([*used, *self._free_ids]) == list(range(self._places))
+        assert len(used) == self.cache.num_sequences, "sequences that nobody owns"
+        self.cache.check_integrity()
         assert all(branch.remaining >= 1 for branch in self._running)
         assert all(b.computed == 0 and b.seq_id is None for b in self._waiting.values())
         self._runner.check_integrity()
@@ -126,18 +163,18 @@ class Scheduler:
     def _plan_waiting(self, plan: Plan) -> None:
         while self._waiting and plan.is_open and plan.budget > 0:
             branch = next(iter(self._waiting.values()))
-            donor = _donor(branch)
-            if not self._may_start(plan, branch, donor):
+            origin = self._find_origin(plan, branch)
+            if origin is None:
                 plan.is_open = False
                 return
-            self._start(branch, donor)
+            self._start(branch, origin)
             self._extend(plan, branch)
 
     def _extend(self, plan: Plan, branch: Branch) -> None:
         """Add a row for what fits of the branch's remaining tokens, if anything does."""
-        if branch.remaining == 1 and plan.budget > 0:
-            self._make_room(plan, branch)
-        count = min(branch.remaining, plan.budget, self._room(plan, branch))
+        wanted = min(branch.remaining, plan.budget)
+        self._make_room(plan, branch, wanted)
+        count = min(wanted, self._room(plan, branch))
         if branch.status is not Status.RUNNING or count <= 0:
             plan.is_open = False
             return
@@ -148,10 +185,22 @@ class Scheduler:
         plan.branches.append(branch)
         plan.rows.append(_row(branch, count, is_whole))
 
-    def _make_room(self, plan: Plan, branch: Branch) -> None:
-        """Preempt from the end until one more token of the branch fits, or it is gone itself."""
-        while branch.status is Status.RUNNING and self._room(plan, branch) == 0:
-            self._preempt(plan)
+    def _make_room(self, plan: Plan, branch: Branch, wanted: int) -> None:
+        """Evict until so many tokens of the branch fit.
+
+        A decoding branch must get its one token: for that, preempt from the end until it fits or
+        the branch is gone itself.
+        """
+        while self._room(plan, branch) < wanted and self._evict():
+            pass
+        is_decoding = branch.remaining == wanted == 1
+        while is_decoding and branch.status is Status.RUNNING and not self._room(plan, branch):
+            if not self._evict():
+                self._preempt(plan)
+
+    def _evict(self) -> bool:
+        """Take a sequence from the cache; a pinned one only where nothing could go on else."""
+        return self.cache.evict(even_pinned=len(self._running) == 1)
 
     def _room(self, plan: Plan, branch: Branch) -> int:
         """Tokens that fit behind the branch's last one."""
@@ -164,34 +213,67 @@ class Scheduler:
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
 
-    def _may_start(self, plan: Plan, branch: Branch, donor: Branch | None) -> bool:
-        """Whether the branch has a free sequence and pages for all it knows.
+    def _find_origin(self, plan: Plan, branch: Branch) -> Origin | None:
+        """How a waiting branch begins; None while it has to wait."""
+        if len(self._running) == self._max_running:
+            return None
+        donor = _donor(branch)
+        if donor is not None:
+            if donor.computed < _shared(branch):
+                return None  # the prompt that it shares is still under way
+            origin = Origin("fork", _shared(branch), donor.seq_id)
+            return origin if self._make_start(plan, branch, origin) else None
+        known = branch.tokens(0, branch.known)
+        for may_fork, even_pinned in _ATTEMPTS[: 2 if self._running else 3]:
+            origin = self.cache.lookup(known, may_fork=may_fork)
+            if self._make_start(plan, branch, origin, even_pinned):
+                plan.lookups.append((branch, origin))
+                return origin
+        return None
+
+    def _make_start(
+        self, plan: Plan, branch: Branch, origin: Origin, even_pinned: bool = False
+    ) -> bool:
+        """Evict until the branch has a sequence and pages for all it knows, or nothing is left.
 
         One page a running branch is left over, so that it is not preempted at once. A branch that
-        is alone always starts: what can never fit was refused when it was added.
+        is alone can always start: what can never fit was refused when it was added.
         """
-        if len(self._running) >= self._max_running:
-            return False
-        if donor is not None and donor.computed < _shared(branch):
-            return False  # the prompt that it shares is still under way
-        if not self._running:
-            return True
-        shared_pages = 0 if donor is None else _shared(branch) // self._page_size
-        needed = self._pages(branch.known) - shared_pages + len(self._running)
-        return needed <= self._available_pages(plan)
+        shared = origin.length // self._page_size
+        needed = self._pages(branch.known) - shared + len(self._running)
+        while not self._has_place(origin) or needed > self._available_pages(plan):
+            if not self.cache.evict(origin.source, even_pinned=even_pinned):
+                return even_pinned
+        return True
 
-    def _start(self, branch: Branch, donor: Branch | None) -> None:
-        seq_id = self._free_ids[0]
-        if donor is None or donor.seq_id is None:
-            self._runner.add_sequence(seq_id)
+    def _has_place(self, origin: Origin) -> bool:
+        return bool(self._free_ids) or origin.kind == "reuse"
+
+    def _start(self, branch: Branch, origin: Origin) -> None:
+        if origin.kind == "reuse" and origin.source is not None:
+            seq_id = origin.source
+            self._runner.rollback_sequence(seq_id, origin.rollback)
         else:
-            self._runner.fork_sequence(donor.seq_id, seq_id, _shared(branch))
-            branch.computed = _shared(branch)
-        heapq.heappop(self._free_ids)
-        branch.seq_id = seq_id
+            seq_id = heapq.heappop(self._free_ids)
+            if origin.source is None:
+                self._runner.add_sequence(seq_id)
+            else:
+                self._runner.fork_sequence(origin.source, seq_id, origin.length)
+        self.cache.begin(seq_id, origin)
+        branch.seq_id, branch.computed = seq_id, origin.length
         del self._waiting[branch.key]
         branch.status = Status.RUNNING
         self._running.append(branch)
+
+    def _keep(self, branch: Branch) -> None:
+        """Leave a branch's sequence to the prefix cache."""
+        assert branch.seq_id is not None
+        self.publish(branch)
+        request = branch.request
+        is_pin = request.config.debug_config.pinned_system_prompt and branch.index == 0
+        pinned_length = len(request.prompt) if is_pin else 0
+        self.cache.finish(branch.seq_id, request.arrival, pinned_length=pinned_length)
+        branch.seq_id, branch.computed = None, 0
 
     def _preempt(self, plan: Plan) -> None:
         """Send the last running branch back to the front of the queue.
@@ -209,10 +291,19 @@ class Scheduler:
 
     def _release(self, branch: Branch) -> None:
         assert branch.seq_id is not None
-        self._runner.remove_sequence(branch.seq_id)
-        heapq.heappush(self._free_ids, branch.seq_id)
-        branch.seq_id = None
-        branch.computed = 0
+        self.cache.remove(branch.seq_id)
+        branch.seq_id, branch.computed = None, 0
+
+    def _free(self, seq_id: int) -> None:
+        """The prefix cache has let go of a sequence."""
+        self._runner.remove_sequence(seq_id)
+        heapq.heappush(self._free_ids, seq_id)
+
+
+_ENDED_WELL = (Status.STOPPED, Status.LENGTH)
+
+_ATTEMPTS = ((True, False), (False, False), (False, True))
+"""Ways to begin, best first: (may fork, even at the cost of pinned prompts)."""
 
 
 def _row(branch: Branch, count: int, is_whole: bool) -> BatchRow:
