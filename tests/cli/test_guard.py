@@ -26,7 +26,7 @@ def raising(error: BaseException) -> Callable[[], int]:
         (errors.CompileError("TVM\nsaid no"), 1, "TVM said no"),
         (errors.EngineDead("gone"), 1, "gone"),
         (errors.RequestError(""), 1, "RequestError"),
-        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "writing the output: No space left"),
         (PermissionError(errno.EACCES, "Permission denied", "f"), 1, "f: Permission denied"),
         (ImportError("No module named x"), 1, "No module named x; the install is not complete"),
         (MemoryError(), 1, "out of memory; close other programs"),

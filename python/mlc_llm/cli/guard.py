@@ -61,8 +61,7 @@ def explain(error: Exception, *, debug: bool = False) -> str:
     if isinstance(error, ImportError):
         return one_line(f"{error}; the install is not complete, see mlc_llm doctor")
     if isinstance(error, OSError) and error.errno in _PLAIN_OS_ERRORS:
-        where = f"{error.filename}: " if error.filename else ""
-        return one_line(f"{where}{error.strerror}")
+        return one_line(f"{error.filename or 'writing the output'}: {error.strerror}")
     more = "" if debug else " (this is a bug; --debug shows where)"
     return one_line(f"{type(error).__name__}: {error}") + more
 

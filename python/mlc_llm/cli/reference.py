@@ -17,7 +17,15 @@ _HEAD = """\
 
 An error is one line on standard error that names the thing and what to do; `--debug` adds the
 traceback. Progress and notes go to standard error, answers to standard output.
-`MLC_LLM_HOME` moves the cache folder, `MLC_LLM_QUIET=1` switches progress off.
+
+## Environment
+
+| variable | meaning |
+|---|---|
+| `MLC_LLM_HOME` | the cache folder (default: `mlc_llm` in the usual place for caches) |
+| `MLC_LLM_QUIET` | 1 shows no progress |
+| `MLC_LLM_KERNELS` | `vnni`, `avx2` or `portable` instead of the best for this machine |
+| `MLC_NUM_THREADS` | threads that compute (default: as many as there are usable cores) |
 """
 
 
