@@ -21,7 +21,7 @@ from mlc_llm.kernels.isa import Isa
 from mlc_llm.model_lib import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM
 from mlc_llm.models.config import ModelConfig, RopeConfig
 from mlc_llm.models.gguf_llama import Plan, Source
-from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.readers import read_gguf
 from mlc_llm.quantization.ggml_blocks import Grouped, dequantize, unpack
 from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
 

@@ -11,6 +11,7 @@ from mlc_llm.conversation_template import ChatTemplate, ConvTemplateRegistry
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.models.readers import check_architecture
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 from mlc_llm.support.model_source import ModelSource, resolve_model
@@ -152,7 +153,7 @@ def _text(tokenizer: Tokenizer, token_id: int | None) -> str:
 
 
 def _context_window(gguf: GGUFFile, chat: MLCChatConfig | None) -> int:
-    architecture = gguf.get_str("general.architecture")
+    architecture = check_architecture(gguf.metadata)
     window = gguf.get_int(f"{architecture}.context_length", low=1, high=2**31 - 1)
     asked = -1 if chat is None else chat.context_window_size
     return min(window, asked) if asked > 0 else window

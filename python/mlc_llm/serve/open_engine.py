@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlc_llm.compiler.build import kv_dtype
 from mlc_llm.compiler.target import choose
-from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.readers import read_gguf
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.core.engine_core import EngineCore
