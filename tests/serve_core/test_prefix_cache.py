@@ -90,14 +90,17 @@ def test_at_least_one_token_is_left_to_compute() -> None:
 
 def test_shortest_recycling_match_is_reused_above_nine_tenths_of_it() -> None:
     driver = Driver()
-    driver.serve([*range(20), 99])
-    driver.serve([*range(20), 98])
-    driver.serve(list(range(20)))
-    shortest = driver.cache.recycling[-1]
+    prompts = ([*range(20), 99], list(range(20)), [*range(20), 98])
+    ids = [driver.start(prompt)[0] for prompt in prompts]
+    for seq_id in ids:
+        driver.cache.finish(seq_id)
+    assert driver.cache.recycling == ids
+    _, shortest, last = ids
     assert driver.cache.lookup([*range(20), 50]) == Origin("reuse", 20, shortest)
     origin = driver.cache.lookup([*range(19), 50, 51])
     assert (origin.kind, origin.source, origin.rollback) == ("reuse", shortest, 1)
-    assert driver.cache.lookup([*range(18), 50, 51]).kind == "fork"  # exactly 90 %
+    # At exactly 90 % it is forked: the one that will stay longest.
+    assert driver.cache.lookup([*range(18), 50]) == Origin("fork", 18, last)
 
 
 def test_only_recycling_sequences_are_reused() -> None:

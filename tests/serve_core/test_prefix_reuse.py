@@ -43,6 +43,16 @@ def test_second_request_computes_only_what_is_new() -> None:
     assert harness.core.metrics()["prefill_tokens_sum"] == before + 3
 
 
+def test_a_prompt_is_shared_while_its_first_owner_still_runs() -> None:
+    harness = Harness()
+    harness.add("a", prompt_of(50), max_tokens=30)
+    harness.step()
+    harness.add("b", [*prompt_of(50), 3, 4], max_tokens=30)
+    seen = harness.run()
+    assert seen["b"].usage is not None and cached(seen["b"].usage) == 50
+    assert seen["b"].tokens == alone("b", [*prompt_of(50), 3, 4], max_tokens=30)
+
+
 def test_second_round_of_a_talk_computes_the_answer_s_last_token_and_the_question() -> None:
     harness = Harness(FakeRunner(max_num_sequence=1))
     first = prompt_of(30)
@@ -81,6 +91,7 @@ def test_a_pin_never_stops_the_engine() -> None:
     assert harness.core.prefix_cache.pinned == []
     one(harness, "pin2", prompt_of(40, 2), max_tokens=1, **PIN)
     one(harness, "growing", prompt_of(20, 3), max_tokens=100)
+    assert harness.core.num_preemptions == 0
 
 
 def test_preemption_comes_before_a_pin_is_given_up() -> None:
@@ -215,7 +226,8 @@ def test_branches_of_one_request_count_their_prompt_once() -> None:
 
 def test_the_echo_repeats_a_prompt_that_is_kept_already() -> None:
     core = EchoCore(PieceTokenizer(), echo_config(EngineConfig()))  # type: ignore[arg-type]
-    for i, prompt in enumerate(([65, 66, 67], [65, 66, 67, 68], [65, 66, 67, 68], [65])):
+    first, longer = [65, 66, 67], [65, 66, 67, 65, 66, 68]  # the second takes the first one over
+    for i, prompt in enumerate((first, longer, longer, [65])):
         request = Request(str(i), [TokenData(prompt)], GenerationConfig(temperature=0.0))
         outputs = core.add_request(request)
         while not core.is_idle:
