@@ -42,7 +42,15 @@ COMPILER = {
     "models",
     "loader",
 }
-OPENING = {*GROUND, "support", "loader", "protocol", "tokenizers", "conversation_template"}
+OPENING = {
+    *GROUND,
+    "support",
+    "loader",
+    "protocol",
+    "tokenizers",
+    "conversation_template",
+    "models",
+}
 """What opening a model takes, before anything is compiled."""
 SERVE = {*COMPILER, *CORE, "compiler", "runtime", "serve.core.create", "serve.model_args"}
 SERVE |= {"serve.openai", "serve", ""}

@@ -10,7 +10,7 @@
     │   └── CacheError                  the cache folder cannot be written or is full
     ├── CompileError                    TVM refused to build the model library
     ├── RequestError                    this one request failed; the engine goes on
-    └── EngineDead                      the engine stopped; every waiting and later request gets this
+    └── EngineDead                      the engine stopped; each waiting or later request gets this
 
 `assert` is for our own bugs only.
 """

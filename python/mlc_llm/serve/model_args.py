@@ -10,8 +10,8 @@ from typing import Any
 from mlc_llm.conversation_template import ChatTemplate, ConvTemplateRegistry
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.models.readers import check_architecture
+from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 from mlc_llm.support.model_source import ModelSource, resolve_model
