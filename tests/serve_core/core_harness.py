@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
@@ -25,6 +25,14 @@ class PieceTokenizer:
     add_bos = False
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
+
+    special_tokens: ClassVar[dict[str, int]] = {}
+
+    def split_control(self, text: str) -> list[str | int]:
+        return [text]
+
+    def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
+        return self.encode("".join(map(str, segments)))
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 256:

@@ -72,7 +72,8 @@ def test_forced_tokens_are_what_the_mask_allows_and_what_the_tokenizer_writes(
                 assert one in allowed_ids(plain.mask())
                 assert not plain.ends(one)
                 plain.accept(one)
-            assert tokenizer().encode(text_of(forced)) == forced
+            if not text_of(forced).startswith("\ufffd"):  # else it begins inside a character
+                assert tokenizer().encode(text_of(forced)) == forced
             break
 
 

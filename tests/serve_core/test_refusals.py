@@ -121,11 +121,10 @@ def test_a_second_request_of_the_same_name_is_refused() -> None:
         ([TokenData([])], {}, "prompt"),
         ([TextData("")], {}, "prompt"),
         ([TextData("x")], {"logit_bias": {300: 1.0}}, "logit_bias = 300"),
-        ([TextData("x")], {"response_format": {"type": "json_object"}}, "response_format"),
         (
             [TextData("x")],
-            {"debug_config": {"grammar_execution_mode": "constraint"}},
-            "debug_config.grammar_execution_mode",
+            {"response_format": {"type": "json_object", "schema": {"$ref": "x"}}},
+            "response_format.schema $ref",
         ),
     ],
 )

@@ -24,6 +24,9 @@ class DebugConfig(BaseModel):
     special_request: Literal["query_engine_metrics"] | None = None
     """Answered at once with one usage item whose `extra` holds the engine's metrics."""
     grammar_execution_mode: Literal["constraint", "jump_forward"] = "jump_forward"
+    """`jump_forward`: text that a grammar forces is added without asking the model for it (but
+    asked for where log-probabilities are wanted). `constraint`: the model chooses every token among
+    those that the grammar allows."""
     disagg_config: None = None
     """Prefill and decode on different machines: not supported, so only null is taken."""
 

@@ -11,7 +11,6 @@ import tvm_ffi
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.admission import refuse_unsupported
 from mlc_llm.serve.data import Data, RequestStreamOutput, TextData
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
@@ -63,7 +62,6 @@ class SyncEngineModule:
         """
         defaults = self._engine.bundle.defaults
         config = GenerationConfig.from_json(config_json).merged_over(defaults)
-        refuse_unsupported(config)
         return Request(request_id, _inputs(inputs), config)
 
     def add_request(self, request: Request) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.core.grammar import Grammar, GrammarCompiler
 from mlc_llm.serve.core.request_state import Branch, RequestState
 from mlc_llm.serve.data import Data, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
@@ -29,11 +30,11 @@ class Admission:
         self._vocab_size = vocab_size
         self._stop_token_ids = stop_token_ids
         self._can_pin = can_pin
+        self._grammars = GrammarCompiler(tokenizer, vocab_size, stop_token_ids)
 
     def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
         """Check the request and tokenise its prompt."""
         config = request.generation_config
-        refuse_unsupported(config)
         self._refuse_pin(config)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
@@ -45,8 +46,16 @@ class Admission:
             stop_token_ids=self._stop_ids(config),
             metrics=RequestMetrics(prompt_tokens=len(prompt), added_at=now),
         )
-        state.branches = [Branch(state, i, self._stops(config)) for i in range(config.n)]
+        grammar = self.grammar(config)
+        for i in range(config.n):
+            matcher = None if grammar is None else grammar.matcher()
+            state.branches.append(Branch(state, i, self._stops(config), matcher))
         return state
+
+    def grammar(self, config: GenerationConfig) -> Grammar | None:
+        """What the answer has to follow, if anything. Safe to call from any thread."""
+        wanted = config.response_format
+        return self._grammars.compile(wanted) if wanted.needs_grammar else None
 
     def _refuse_pin(self, config: GenerationConfig) -> None:
         if config.debug_config.pinned_system_prompt and not self._can_pin:
@@ -65,23 +74,6 @@ class Admission:
         if config.debug_config.ignore_eos or not config.stop_strs:
             return None
         return StopStrHandler(config.stop_strs, self._tokenizer)
-
-
-def refuse_unsupported(config: GenerationConfig) -> None:
-    """Raise `InvalidField` for a known field that this version does not carry out."""
-    debug = config.debug_config
-    if config.response_format.needs_grammar:
-        raise InvalidField(
-            "response_format.type",
-            config.response_format.type,
-            "structured output is not supported yet; use 'text'",
-        )
-    if debug.grammar_execution_mode != "jump_forward":
-        raise InvalidField(
-            "debug_config.grammar_execution_mode",
-            debug.grammar_execution_mode,
-            "structured output is not supported yet; leave it out",
-        )
 
 
 def prompt_tokens(inputs: Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:

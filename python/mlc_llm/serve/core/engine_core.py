@@ -12,7 +12,8 @@ import logging
 import time
 from collections.abc import Iterable
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, RequestError
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
@@ -100,6 +101,14 @@ class EngineCore:
     def metrics(self) -> EngineMetrics:
         """The engine's numbers as they stand."""
         return self._recorder.metrics()
+
+    def compile_grammar(self, config: GenerationConfig) -> None:
+        """Compile what a request asks for ahead of `add_request`, which then finds it done.
+
+        Takes up to seconds, so do it on the thread that brings the request: of all methods, this
+        one alone may be called from any. Raises `InvalidField` for what is refused.
+        """
+        self._admission.grammar(config)
 
     def add_request(self, request: Request) -> Outputs:
         """Queue a request, or answer at once the one that needs no model.
@@ -211,7 +220,11 @@ class EngineCore:
 
     def _commit(self, branch: Branch, sampled: Sampled, now: float) -> None:
         branch.request.metrics.saw_token(now)
-        end = self._postprocessor.commit(branch, sampled)
+        try:
+            end = self._postprocessor.commit(branch, sampled)
+        except RequestError as error:
+            self._fail(branch.request, str(error))
+            return
         if end is not None:
             self._scheduler.finish(branch, end)
 

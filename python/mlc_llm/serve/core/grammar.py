@@ -86,10 +86,10 @@ class GrammarCompiler:
         self._cache.drop(grammar.wanted, grammar)
 
     def _compile(self, wanted: RequestResponseFormat) -> Grammar | _Refusal:
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._tokenizer, self._vocab_size, self._end_ids)
         try:
             text = library_text(wanted, self._tokenizer.split_control)
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(self._tokenizer, self._vocab_size, self._end_ids)
             return Grammar(wanted, text, self._vocabulary, self.forget)
         except InvalidField as error:
             return _Refusal(error)

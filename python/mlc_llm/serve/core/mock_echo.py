@@ -12,7 +12,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
 from mlc_llm.serve.core.postprocess import Postprocessor
-from mlc_llm.serve.core.request_state import Branch, RequestState
+from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.tokenizers import Tokenizer
 
@@ -28,8 +28,9 @@ class EchoCore(EngineCore):
     """Streams each prompt token back, one a step, to every branch.
 
     A branch ends with `stop` after the last one, with `length` where `max_tokens` comes first; stop
-    strings and the request's own stop tokens count too. The usage's `extra` is the complete
-    generation config, so that a test can see what arrived.
+    strings and the request's own stop tokens count too. A wrong `response_format` is refused as
+    everywhere, but the prompt is repeated whatever a right one says. The usage's `extra` is the
+    complete generation config, so that a test can see what arrived.
     """
 
     def __init__(
@@ -115,6 +116,10 @@ class _EchoSequence:
 
 
 class _EchoPostprocessor(Postprocessor):
+    def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
+        branch.grammar = None
+        return super().commit(branch, sampled)
+
     def _is_complete(self, branch: Branch) -> bool:
         return len(branch.generated) >= len(branch.request.prompt)
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlc_llm.runtime.batch import Sampled
+from mlc_llm.serve.core.grammar import GrammarMatcher
 from mlc_llm.serve.core.logprobs import logprob_json
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.tokenizers import Tokenizer
 
+MAX_JUMP = 32
+"""Most tokens that a grammar adds at once: so much work stalls no other stream."""
+
 
 class Postprocessor:
-    """The finish rules: stop token, stop string, `max_tokens`, sequence length.
+    """The finish rules: stop token, stop string, grammar, `max_tokens`, sequence length.
 
-    A stop token is never shown. Of the token in which a stop string begins, the bytes from there on
-    are cut (`cut_bytes`); tokens that may still turn out to begin one are held back.
+    A stop token is never shown; the token that completes a grammar's text is. Of the token in which
+    a stop string begins, the bytes from there on are cut (`cut_bytes`); tokens that may still turn
+    out to begin one are held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_single_sequence_length: int) -> None:
@@ -32,12 +37,29 @@ class Postprocessor:
         return sampled.error
 
     def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
-        """Take the token in. Returns the end that the branch has come to, if it has."""
+        """Take the token in, and those that the grammar forces behind it.
+
+        Returns the end that the branch has come to, if it has. Raises `RequestError` when its
+        grammar cannot be followed any further.
+        """
+        end = self._take(branch, sampled)
+        if end is not None or branch.grammar is None:
+            return end
+        for token_id in _forced_tokens(branch, branch.grammar):
+            end = self._take(branch, Sampled(token_id))
+            if end is not None:
+                return end
+        branch.grammar.mask()  # a failure shows here, where it can be told whose it is
+        return None
+
+    def _take(self, branch: Branch, sampled: Sampled) -> Status | None:
         token_id, request = sampled.token_id, branch.request
         branch.commit(token_id)
-        if token_id in request.stop_token_ids:
+        if token_id in request.stop_token_ids or _ends_grammar(branch, token_id):
             self.release_all(branch)
             return Status.STOPPED
+        if branch.grammar is not None:
+            branch.grammar.accept(token_id)
         if request.config.logprobs:
             branch.held_logprobs.append(logprob_json(sampled, self._tokenizer))
         if self._show(branch, token_id):
@@ -62,8 +84,8 @@ class Postprocessor:
         return branch.stops.stop_triggered
 
     def _is_complete(self, branch: Branch) -> bool:
-        """Whether the text is whole by a rule of its own (the echo; a grammar's end)."""
-        return False
+        """Whether the text is whole: nothing can follow in its grammar."""
+        return branch.grammar is not None and branch.grammar.is_finished
 
     def _other_end(self, branch: Branch) -> Status | None:
         if self._is_complete(branch):
@@ -95,6 +117,23 @@ def take_output(request: RequestState) -> RequestStreamOutput | None:
         branch.delta_ids, branch.delta_logprobs = [], []
         branch.is_reported = branch.status.is_end
     return output
+
+
+def _ends_grammar(branch: Branch, token_id: int) -> bool:
+    """Whether the model ends its text with this token, even where stop tokens do not count."""
+    return branch.grammar is not None and branch.grammar.ends(token_id)
+
+
+def _forced_tokens(branch: Branch, grammar: GrammarMatcher) -> list[int]:
+    """What follows whatever the model says, so that it need not be asked; bounded.
+
+    These tokens are known and not computed, as those of a prompt are. None where the
+    log-probability of each token is wanted.
+    """
+    config = branch.request.config
+    if config.logprobs or config.debug_config.grammar_execution_mode != "jump_forward":
+        return []
+    return grammar.forced_tokens()[:MAX_JUMP]
 
 
 def _release(branch: Branch, token_ids: Sequence[int]) -> None:

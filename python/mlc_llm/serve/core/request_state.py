@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.protocol.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar import GrammarMatcher
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
     from mlc_llm.tokenizers import StopStrHandler
@@ -57,6 +58,7 @@ class Branch:
         "delta_ids",
         "delta_logprobs",
         "generated",
+        "grammar",
         "held_logprobs",
         "index",
         "is_reported",
@@ -67,7 +69,13 @@ class Branch:
         "token_counts",
     )
 
-    def __init__(self, request: RequestState, index: int, stops: StopStrHandler | None) -> None:
+    def __init__(
+        self,
+        request: RequestState,
+        index: int,
+        stops: StopStrHandler | None,
+        grammar: GrammarMatcher | None = None,
+    ) -> None:
         self.request = request
         self.index = index
         self.status = Status.WAITING
@@ -77,6 +85,8 @@ class Branch:
         self.generated: list[int] = []
         self.token_counts: dict[int, int] = {}
         """Of the generated tokens; kept only while a penalty reads it."""
+        self.grammar = grammar
+        """What the text has to follow, if anything; stands behind the generated tokens."""
         self.stops = stops
         self.held_logprobs: deque[str] = deque()
         """Of the tokens that `stops` holds back."""

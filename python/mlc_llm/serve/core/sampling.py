@@ -8,7 +8,7 @@ from mlc_llm.serve.core.request_state import Branch
 
 def sampling_of(branch: Branch) -> Sampling:
     """How the branch's next token is chosen; the same until that token is committed."""
-    config = branch.request.config
+    config, grammar = branch.request.config, branch.grammar
     return Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
@@ -20,5 +20,6 @@ def sampling_of(branch: Branch) -> Sampling:
         frequency_penalty=config.frequency_penalty,
         repetition_penalty=config.repetition_penalty,
         token_counts=branch.token_counts,
+        allowed=None if grammar is None else grammar.mask(),
         top_logprobs=config.top_logprobs if config.logprobs else -1,
     )

@@ -1,0 +1,253 @@
+"""Structured output through the engine core: finish rules, batches, failures, both modes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_harness import Harness, Seen, prompt_of
+from grammar_tools import PADDED, fits, schemas, tokenizer
+from hostile_grammars import lark, regex, schema
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.request import Request
+from mlc_llm.testing.byte_tokenizer import IM_END, VOCABULARY_SIZE
+from mlc_llm.testing.fake_runner import FakeRunner
+
+MODES = ("jump_forward", "constraint")
+ADDRESS = {
+    "type": "object",
+    "properties": {
+        "first name": {"type": "string", "minLength": 0, "maxLength": 6},
+        "house number": {"type": "integer", "minimum": 1, "maximum": 99},
+        "colour": {"enum": ["red", "green", None]},
+        "rooms": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["first name", "house number", "colour", "rooms"],
+    "additionalProperties": False,
+}
+
+
+def harness_of(runner: FakeRunner | None = None, **config: Any) -> Harness:
+    """A core whose tokenizer ends answers with IM_END and has fewer tokens than the model."""
+    runner = runner or FakeRunner(vocab_size=PADDED, num_pages=256, max_batch_tokens=256)
+    harness = Harness(runner, EngineConfig(**config))
+    harness.core = EngineCore(runner, tokenizer(), harness.config, stop_token_ids=[IM_END])
+    return harness
+
+
+def debug(mode: str, **more: Any) -> dict[str, Any]:
+    return {"grammar_execution_mode": mode, **more}
+
+
+def ask(harness: Harness, name: str, wanted: dict[str, Any] | None, **config: Any) -> None:
+    values = {"temperature": 1.0, "max_tokens": 400, "seed": 1, **config}
+    if wanted is None:  # the fake model would choose from the padding as well
+        values["logit_bias"] = dict.fromkeys(range(VOCABULARY_SIZE, PADDED), -100.0)
+    harness.add(name, prompt_of(9), response_format=wanted, **values)
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return b"".join(map(tokenizer().token_bytes, tokens)).decode()
+
+
+def answer(wanted: dict[str, Any], **config: Any) -> tuple[str, str | None, Seen]:
+    """The text and the finish reason of a request that is alone."""
+    harness = harness_of()
+    ask(harness, "a", wanted, **config)
+    seen = harness.run()["a"]
+    return text_of(seen.tokens[0]), seen.reasons[0], seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fifty_seeds_parse_and_fit_beside_free_text(mode: str) -> None:
+    harness = harness_of(max_num_sequence=4)
+    for seed in range(50):
+        ask(harness, f"json {seed}", schema(ADDRESS), seed=seed, debug_config=debug(mode))
+        if seed % 5 == 0:
+            ask(harness, f"free {seed}", None, seed=seed, max_tokens=30)
+    seen = harness.run(limit=20_000)
+    for seed in range(50):
+        one = seen[f"json {seed}"]
+        assert one.reasons == ["stop"]
+        assert fits(json.loads(text_of(one.tokens[0])), ADDRESS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(schemas(), st.integers(0, 2**32), st.sampled_from(MODES), st.integers(1, 300))
+def test_whatever_stops_parses_and_fits(value: Any, seed: int, mode: str, most: int) -> None:
+    text, reason, seen = answer(schema(value), seed=seed, max_tokens=most, debug_config=debug(mode))
+    assert seen.usage is not None and seen.usage["completion_tokens"] <= most
+    if reason == "stop":
+        assert fits(json.loads(text), value)
+    else:
+        assert reason == "length" and len(seen.tokens[0]) == most
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_free_text_is_the_same_with_a_grammar_beside_it(mode: str) -> None:
+    texts = []
+    for beside in (False, True):
+        harness = harness_of()
+        ask(harness, "free", None, max_tokens=40, seed=5)
+        if beside:
+            ask(harness, "json", schema(ADDRESS), debug_config=debug(mode))
+        texts.append(harness.run()["free"].tokens)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_answer_does_not_depend_on_its_company_or_on_preemption(mode: str) -> None:
+    _, _, alone = answer(schema(ADDRESS), seed=3, debug_config=debug(mode))
+    tight = FakeRunner(vocab_size=PADDED, num_pages=9, max_num_sequence=4, max_batch_tokens=16)
+    harness = harness_of(tight)
+    for name in "abcd":
+        ask(harness, name, schema(ADDRESS), seed=3, debug_config=debug(mode))
+    seen = harness.run(limit=20_000)
+    assert harness.core.num_preemptions
+    assert all(seen[name].tokens == alone.tokens for name in "abcd")
+
+
+def test_branches_follow_the_grammar_each_on_its_own() -> None:
+    harness = harness_of()
+    ask(harness, "a", schema(ADDRESS), n=3)
+    seen = harness.run()["a"]
+    texts = [text_of(tokens) for tokens in seen.tokens]
+    assert len(set(texts)) == 3 and all(fits(json.loads(text), ADDRESS) for text in texts)
+    assert seen.usage is not None
+    assert seen.usage["completion_tokens"] == sum(map(len, seen.tokens))
+
+
+def test_jump_forward_takes_fewer_steps() -> None:
+    steps = {}
+    for mode in MODES:
+        harness = harness_of()
+        wanted = schema({"const": {"a long name of a field": ["and a long", "value of it"]}})
+        ask(harness, "a", wanted, debug_config=debug(mode))
+        seen = harness.run()["a"]
+        assert json.loads(text_of(seen.tokens[0]))
+        steps[mode] = harness.steps
+    assert steps["jump_forward"] <= 5
+    assert steps["constraint"] > 40
+
+
+def test_log_probabilities_are_given_for_every_token() -> None:
+    _, _, seen = answer(schema(ADDRESS), logprobs=True, top_logprobs=2)
+    assert len(seen.logprobs[0]) == len(seen.tokens[0])
+
+
+def test_the_token_that_completes_the_text_is_shown() -> None:
+    assert answer(regex("[ab]{5}c"))[:2][1] == "stop"
+    text = answer(regex("[ab]{5}c"))[0]
+    assert len(text) == 6 and text.endswith("c")
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_the_end_token_ends_a_text_that_could_go_on(ignore_eos: bool) -> None:
+    bias = {IM_END: 100.0}
+    text, reason, seen = answer(
+        regex("[ab]{3,}"), logit_bias=bias, debug_config={"ignore_eos": ignore_eos}
+    )
+    assert reason == "stop" and len(text) == 3
+    assert IM_END not in seen.tokens[0]
+
+
+def test_max_tokens_cuts_with_length() -> None:
+    for mode in MODES:
+        text, reason, _ = answer(schema(ADDRESS), max_tokens=5, debug_config=debug(mode))
+        assert reason == "length" and text.startswith('{"fir')
+
+
+def test_a_stop_string_counts_in_forced_text_too() -> None:
+    for mode in MODES:
+        harness = harness_of()
+        ask(harness, "a", schema(ADDRESS), stop_strs=["st na"], debug_config=debug(mode))
+        seen = harness.run()["a"]
+        whole = b"".join(map(tokenizer().token_bytes, seen.tokens[0]))
+        assert seen.reasons == ["stop"]
+        assert whole[: len(whole) - seen.cut[0]] == b'{"fir'
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_grammar_that_fails_midway_fails_its_request_alone(mode: str) -> None:
+    harness = harness_of()
+    harness.expected_error = "the grammar cannot be used"
+    ask(harness, "bad", lark('start: "x" start'), debug_config=debug(mode))
+    ask(harness, "good", schema(ADDRESS), debug_config=debug(mode))
+    ask(harness, "free", None, max_tokens=20)
+    seen = harness.run()
+    assert seen["bad"].reasons == ["error"] and seen["bad"].error
+    assert seen["good"].reasons == ["stop"]
+    assert seen["free"].reasons[0] in ("length", "stop")
+    assert seen["bad"].usage is not None
+
+
+def test_a_runner_that_ignores_the_mask_fails_the_request() -> None:
+    harness = harness_of()
+    harness.expected_error = "the grammar cannot be used"
+    ask(harness, "bad", regex("a{5}"))
+    harness.core._runner.run = _without_masks(harness.runner)  # type: ignore[method-assign]
+    assert harness.run()["bad"].reasons == ["error"]
+
+
+def _without_masks(runner: FakeRunner) -> Any:
+    run = runner.run
+
+    def unmasked(batch: Any) -> Any:
+        rows = [replace(row, sampling=replace(row.sampling, allowed=None)) for row in batch.rows]
+        return run(replace(batch, rows=rows))
+
+    return unmasked
+
+
+def test_a_wrong_schema_is_refused_before_it_is_queued() -> None:
+    harness = harness_of()
+    ask(harness, "good", schema(ADDRESS))
+    with pytest.raises(InvalidField, match=r"response_format.schema .* no text satisfies it"):
+        ask(harness, "bad", schema({"$ref": "#"}))
+    with pytest.raises(InvalidField, match="strnig"):
+        harness.core.compile_grammar(GenerationConfig(response_format=schema({"type": "strnig"})))
+    assert not harness.core.has_request("bad")
+    assert harness.run()["good"].reasons == ["stop"]
+
+
+def test_an_abort_in_the_middle_leaves_nothing() -> None:
+    harness = harness_of()
+    ask(harness, "a", schema(ADDRESS))
+    for _ in range(4):
+        harness.step()
+    harness.abort("a")
+    assert harness.run()["a"].reasons == ["abort"]
+
+
+def test_the_echo_engine_refuses_wrong_schemas_and_repeats_the_prompt() -> None:
+    core = EchoCore(tokenizer(), echo_config(EngineConfig()))
+
+    def request(wanted: dict[str, Any]) -> Request:
+        return Request("a", [TokenData([1, 2, 3])], GenerationConfig(response_format=wanted))
+
+    with pytest.raises(InvalidField):
+        core.add_request(request(schema({"type": "strnig"})))
+    outputs = core.add_request(request(schema(ADDRESS)))
+    while not core.is_idle:
+        outputs += core.step()
+    tokens = [t for out in outputs[:-1] for t in out.unpack()[1][0].delta_token_ids]
+    assert tokens == [1, 2, 3]
+    assert (
+        json.loads(
+            json.loads(outputs[-1].unpack()[1][0].request_final_usage_json_str or "")["extra"][
+                "response_format"
+            ]["schema"]
+        )
+        == ADDRESS
+    )
