@@ -19,7 +19,7 @@ from mlc_llm.kernels.scales import minimum_at, scale_at
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
 PREFETCH_BYTES = 10240
-"""How far ahead weights are asked for: the hardware alone reached 70 % of the bandwidth.
+"""How far ahead weights are asked for: the hardware's own prefetching stops at each 4 KiB.
 
 A single row asks as it goes; many rows use a block so long that the next is asked for at once."""
 LINE = 16

@@ -1,0 +1,131 @@
+"""How near one packed matrix-vector product comes to the memory's read bandwidth.
+
+    python benchmarks/matvec.py
+
+Decode reads every weight once a token, so this is the bound that matters. Each shape runs over
+enough copies of its matrix to leave every cache; the bandwidth is that of a plain sum over as many
+bytes, cut in two the same way, measured in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from common import Spread, print_configuration
+from tvm.script import tirx as T
+
+from mlc_llm.compiler.target import choose, target_for
+from mlc_llm.kernels.activation import quantized_width
+from mlc_llm.kernels.formats import WeightFormat, tensor_shape
+from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.matmul import matmul
+from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at
+from mlc_llm.quantization.packing import format_of_kind
+from mlc_llm.runtime.threads import configure_threads
+
+SHAPES = {
+    "default model": [(960, 576), (576, 576), (3072, 576), (576, 1536)],
+    "1B": [(3072, 2048), (16384, 2048), (2048, 8192)],
+}
+LANES, PIECES = 16, 64
+
+
+def summing(size: int) -> tvm.tirx.PrimFunc:
+    """Adds up float32 [size] in PIECES parallel pieces: reads and does next to nothing else."""
+    piece = size // PIECES
+
+    @T.prim_func(private=True, s_tir=True)
+    def total(x: T.Buffer((size,), "float32"), y: T.Buffer((PIECES, LANES), "float32")):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+            for p in T.parallel(PIECES):
+                acc = T.alloc_buffer((4, LANES), "float32")
+                for u in T.unroll(4):
+                    acc[u, lanes_at(0, LANES)] = fsplat(0.0, LANES)
+                for i in T.serial(piece // LANES // 4):
+                    for u in T.unroll(4):
+                        acc[u, lanes_at(0, LANES)] = (
+                            acc[u, lanes_at(0, LANES)]
+                            + x[lanes_at(p * piece + (i * 4 + u) * LANES, LANES)]
+                        )
+                y[p, lanes_at(0, LANES)] = (
+                    acc[0, lanes_at(0, LANES)]
+                    + acc[1, lanes_at(0, LANES)]
+                    + acc[2, lanes_at(0, LANES)]
+                    + acc[3, lanes_at(0, LANES)]
+                )
+
+    return total
+
+
+def built(kernel: tvm.tirx.PrimFunc, isa: Isa) -> Any:
+    return tvm.tirx.build(kernel.with_attr("global_symbol", "kernel"), target=target_for(isa))[
+        "kernel"
+    ]
+
+
+def reader(isa: Isa, megabytes: int) -> Callable[[], float]:
+    """GB/s of one plain pass."""
+    size = megabytes * 2**20 // 4
+    run = built(summing(size), isa)
+    x = tvm.runtime.tensor(np.zeros(size, np.float32))
+    y = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
+
+    def measure() -> float:
+        start = time.perf_counter()
+        run(x, y)
+        return size * 4 / (time.perf_counter() - start) / 1e9
+
+    return measure
+
+
+def product(isa: Isa, fmt: WeightFormat, n: int, k: int, megabytes: int) -> Callable[[], float]:
+    """GB/s of weights through one pass over enough copies of a matrix."""
+    run = built(matmul(n, k, fmt, isa, accumulate=False), isa)
+    shape, dtype = tensor_shape(fmt, n, k)
+    size = int(np.prod(shape)) * 4
+    copies = max(2, megabytes * 2**20 // size)
+    weights = [tvm.runtime.tensor(np.zeros(shape, dtype)) for _ in range(copies)]
+    x = np.zeros((1, k // fmt.group, quantized_width(fmt.group)), np.int32)
+    given = tvm.runtime.tensor(x if isa.integer else np.zeros((1, k), np.float32))
+    y = tvm.runtime.tensor(np.zeros((1, n), np.float32))
+
+    def measure() -> float:
+        start = time.perf_counter()
+        for matrix in weights:
+            run(given, matrix, y)
+        return copies * size / (time.perf_counter() - start) / 1e9
+
+    return measure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kernels", help="vnni, avx2 or portable; the machine's best if not given")
+    parser.add_argument("--kinds", nargs="+", default=["Q4_0", "Q4_1", "Q8_0"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--megabytes", type=int, default=256, help="read in one pass")
+    arguments = parser.parse_args()
+    isa = choose(arguments.kernels).isa
+    threads = configure_threads()
+    title = f"kernels {isa.name}, {threads} threads"
+    print_configuration("matrix-vector products, GB/s of weights", kernels=title)
+    read = reader(isa, arguments.megabytes)
+    for model, shapes in SHAPES.items():
+        for kind in arguments.kinds:
+            fmt = format_of_kind(kind, half=isa.half)
+            for n, k in shapes:
+                run = product(isa, fmt, n, k, arguments.megabytes)
+                pairs = [(run(), read()) for _ in range(arguments.rounds + 1)][1:]
+                ours, plain = (Spread.of(side) for side in zip(*pairs, strict=True))
+                share = ours.median / plain.median
+                print(f"{model} {kind} {n}x{k}: {ours}, {share:.0%} of a plain read's {plain}")
+
+
+if __name__ == "__main__":
+    main()
