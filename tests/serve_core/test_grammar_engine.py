@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,7 +59,9 @@ def ask(harness: Harness, name: str, wanted: dict[str, Any] | None, **config: An
 
 
 def text_of(tokens: Sequence[int]) -> str:
-    return b"".join(map(tokenizer().token_bytes, tokens)).decode()
+    return codecs.getincrementaldecoder("utf-8")().decode(
+        b"".join(map(tokenizer().token_bytes, tokens))
+    )
 
 
 def answer(wanted: dict[str, Any], **config: Any) -> tuple[str, str | None, Seen]:

@@ -64,6 +64,8 @@ class EngineConfig:
     prefix_cache_max_num_recycling_seqs: int | None = None
     """None is max_num_sequence, 0 keeps none, -1 has no limit."""
     prefill_mode: Literal["hybrid", "chunked"] = "hybrid"
+    prefill_time_budget_ms: float = 50.0
+    """What a step may take that computes prompt tokens beside running sequences (hybrid mode)."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -181,6 +183,9 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "speculative_mode": _one_of(SPECULATIVE_MODES),
     "spec_draft_length": _integer(0),
     "spec_tree_width": _integer(1),
+    "prefill_time_budget_ms": lambda name, value: checks.number(
+        name, value, 1, 60_000, "should be 1 to 60000 milliseconds"
+    ),
     "prefix_cache_mode": _one_of(PREFIX_CACHE_MODES),
     "prefix_cache_max_num_recycling_seqs": _integer(-1),
     "prefill_mode": _one_of(PREFILL_MODES),

@@ -68,6 +68,7 @@ class EngineCore:
             runner,
             max_num_sequence=config.max_num_sequence or limits.max_num_sequence,
             prefill_alone=config.prefill_mode == "chunked",
+            step_budget=config.prefill_time_budget_ms / 1000,
             prefix_cache=has_cache,
             max_recycling=config.prefix_cache_max_num_recycling_seqs,
         )
@@ -175,11 +176,9 @@ class EngineCore:
             return []
         start = _now()
         samples = self._run_rows(plan)
-        decode = sum(branch.is_decoding for branch in plan.branches)
-        tokens = sum(len(row.token_ids) for row in plan.rows)
-        self._recorder.record_step(
-            _now() - start, prefill_tokens=tokens - decode, decode_tokens=decode
-        )
+        took, tokens, decode = _now() - start, plan.prompt_tokens, plan.decoding
+        self._scheduler.pace.learn(took, prompt_tokens=tokens, decoding=decode)
+        self._recorder.record_step(took, prefill_tokens=tokens, decode_tokens=decode)
         return samples
 
     def _run_rows(self, plan: Plan) -> list[Sampled | None]:

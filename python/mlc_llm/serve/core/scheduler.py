@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mlc_llm.runtime.batch import BatchRow, Runner
+from mlc_llm.serve.core.pace import Pace
 from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.sampling import sampling_of
@@ -28,6 +29,10 @@ class Plan:
     """Tokens that may still be added."""
     rows: list[BatchRow] = field(default_factory=list)
     branches: list[Branch] = field(default_factory=list)
+    prompt_tokens: int = 0
+    """Tokens of rows that do not decode."""
+    decoding: int = 0
+    """Rows that decode."""
     reserved_pages: int = 0
     """Free pages that the rows so far will take."""
     is_open: bool = True
@@ -51,6 +56,7 @@ class Scheduler:
         *,
         max_num_sequence: int,
         prefill_alone: bool,
+        step_budget: float,
         prefix_cache: bool,
         max_recycling: int | None,
     ) -> None:
@@ -62,6 +68,7 @@ class Scheduler:
         # A running branch must get one token in every step.
         self._max_running = min(places, limits.max_batch_tokens)
         self._prefill_alone = prefill_alone
+        self.pace = Pace(step_budget)
         self._waiting: OrderedDict[tuple[int, int], Branch] = OrderedDict()
         self._running: list[Branch] = []
         self._places = places
@@ -172,7 +179,7 @@ class Scheduler:
 
     def _extend(self, plan: Plan, branch: Branch) -> None:
         """Add a row for what fits of the branch's remaining tokens, if anything does."""
-        wanted = min(branch.remaining, plan.budget)
+        wanted = min(branch.remaining, plan.budget, self._allowance(plan, branch))
         self._make_room(plan, branch, wanted)
         count = min(wanted, self._room(plan, branch))
         if branch.status is not Status.RUNNING or count <= 0:
@@ -181,9 +188,17 @@ class Scheduler:
         is_whole = count == branch.remaining
         plan.is_open &= is_whole
         plan.budget -= count
+        plan.decoding += branch.is_decoding
+        plan.prompt_tokens += 0 if branch.is_decoding else count
         plan.reserved_pages += self._pages(branch.computed + count) - self._pages(branch.computed)
         plan.branches.append(branch)
         plan.rows.append(_row(branch, count, is_whole))
+
+    def _allowance(self, plan: Plan, branch: Branch) -> int:
+        """Tokens that the clock leaves for this branch; decoding ones come first and get theirs."""
+        if branch.is_decoding or not plan.decoding:
+            return plan.budget
+        return self.pace.allowance(self._max_batch_tokens) - plan.prompt_tokens
 
     def _make_room(self, plan: Plan, branch: Branch, wanted: int) -> None:
         """Evict until so many tokens of the branch fit.
