@@ -1,4 +1,4 @@
-"""How long a step takes, learnt from the steps so far, so that prompts never stall running streams."""
+"""How long a step takes, learnt from those so far, so that prompts never stall other streams."""
 
 from __future__ import annotations
 
