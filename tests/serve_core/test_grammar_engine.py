@@ -144,6 +144,22 @@ def test_jump_forward_takes_fewer_steps() -> None:
     assert steps["constraint"] > 40
 
 
+def test_forced_text_takes_no_token_from_running_streams() -> None:
+    runner = FakeRunner(vocab_size=PADDED, max_batch_tokens=4, num_pages=64)
+    harness = harness_of(runner)
+    ask(harness, "forced", regex("[ab]{40}" + "a long text " * 9), max_tokens=200)
+    for name in "ab":
+        ask(harness, name, None, max_tokens=60, seed=6, debug_config={"ignore_eos": True})
+    while len(harness.seen["forced"].tokens[0]) <= 40:
+        harness.step()
+    before = [len(harness.seen[name].tokens[0]) for name in "ab"]
+    for _ in range(10):
+        harness.step()
+    after = [len(harness.seen[name].tokens[0]) for name in "ab"]
+    assert after == [count + 10 for count in before]
+    assert harness.run()["forced"].reasons == ["stop"]
+
+
 def test_log_probabilities_are_given_for_every_token() -> None:
     _, _, seen = answer(schema(ADDRESS), logprobs=True, top_logprobs=2)
     assert len(seen.logprobs[0]) == len(seen.tokens[0])

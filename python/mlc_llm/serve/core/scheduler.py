@@ -162,10 +162,13 @@ class Scheduler:
         self._plan_waiting(plan)
 
     def _plan_running(self, plan: Plan) -> None:
-        at = 0
-        while at < len(self._running):  # preemption shortens the list from its end
-            self._extend(plan, self._running[at])
-            at += 1
+        """Who lacks one token comes first: a prompt, or text that a grammar forced, can wait.
+
+        So a preemption, which only those cause, never takes a branch that has its row already.
+        """
+        for branch in sorted(self._running, key=lambda one: one.remaining > 1):
+            if branch.status is Status.RUNNING:
+                self._extend(plan, branch)
 
     def _plan_waiting(self, plan: Plan) -> None:
         while self._waiting and plan.is_open and plan.budget > 0:
