@@ -1,6 +1,7 @@
 """Random programs of add, step, abort and reset: integrity after each, one end for each request.
 
-Prompts often begin alike, so that the prefix cache has something to do.
+Prompts often begin alike, so that the prefix cache has something to do. Some answers follow a
+grammar that forces much of their text.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from core_harness import Harness, alone, prompt_of
+from hostile_grammars import regex
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,6 +18,9 @@ from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.testing.fake_runner import FakeRunner
+
+FORCED = regex("[ab]{2}, and then what is known[cd]{1,3}")
+FREE = regex("[a-f]+")
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -55,6 +60,7 @@ class CoreMachine(RuleBasedStateMachine):
         n=st.integers(1, 4),
         max_tokens=st.integers(0, 20),
         temperature=st.sampled_from([0.0, 1.0]),
+        response_format=st.sampled_from([None, None, FORCED, FREE]),
     )
     def add(self, start: int, length: int, tail: int, pinned: bool, **config: Any) -> None:
         name, prompt = str(len(self.added)), [*prompt_of(length, start), *([tail] * tail)]
