@@ -1,0 +1,54 @@
+"""Structured output on the tiny random model, whose output is wider than its vocabulary."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.testing.tiny_model import write_tiny_model
+
+POINT = {
+    "type": "object",
+    "properties": {
+        "x coordinate": {"type": "integer", "minimum": -99, "maximum": 99},
+        "name": {"type": "string", "maxLength": 5},
+        "kind": {"enum": ["corner", "edge", None]},
+    },
+    "required": ["x coordinate", "name", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
+        model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+        yield SyncMLCEngine(str(model), "cpu")
+
+
+@pytest.mark.parametrize("mode", ["jump_forward", "constraint"])
+def test_fifty_seeds_fit_the_schema_beside_free_text(engine: SyncMLCEngine, mode: str) -> None:
+    wanted = {"type": "json_object", "schema": json.dumps(POINT)}
+    debug = {"grammar_execution_mode": mode}
+    configs = [
+        GenerationConfig(
+            temperature=1.0, seed=seed, max_tokens=150, response_format=wanted, debug_config=debug
+        )
+        for seed in range(50)
+    ]
+    free = GenerationConfig(temperature=0, max_tokens=20)
+    prompts = ["A point:"] * 51
+    *points, beside = engine.generate(prompts, [*configs, free])[0]
+    for (text,) in points:
+        found = json.loads(text)
+        assert found.keys() == POINT["properties"].keys()
+        assert isinstance(found["x coordinate"], int) and abs(found["x coordinate"]) <= 99
+        assert isinstance(found["name"], str) and len(found["name"]) <= 5
+        assert found["kind"] in ("corner", "edge", None)
+    assert len({text for (text,) in points}) > 40
+    assert engine.generate(prompts[0], free)[0] == [beside]
