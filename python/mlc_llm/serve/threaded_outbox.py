@@ -1,0 +1,118 @@
+"""The way out of the engine's thread: outputs, and which requests are owed some."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.serve.data import FinishReason, RequestStreamOutput
+from mlc_llm.serve.metrics import zero_usage_json
+
+Outputs = list[RequestStreamOutput]
+
+
+class Outbox:
+    """Outputs that wait for the stream-back loop. It has no limit: a slow reader stops nobody."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._outputs: Outputs = []
+        self._closed = False
+
+    def put(self, outputs: Outputs) -> None:
+        """Append; never waits."""
+        if outputs:
+            with self._changed:
+                self._outputs += outputs
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Nothing comes after this."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def take(self) -> Outputs | None:
+        """Everything there is, once there is something; None when that was all."""
+        with self._changed:
+            while not self._outputs and not self._closed:
+                self._changed.wait()
+            found, self._outputs = self._outputs, []
+            return found or None
+
+
+@dataclass
+class _Entry:
+    open_branches: list[bool]
+    is_accepted: bool = field(default=False)
+    """The engine's thread has it; before that it waits in the inbox."""
+
+
+class Roster:
+    """The requests that were taken in and have not ended, so that each gets exactly one end
+    whatever breaks. Used by callers' threads and the engine's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._entries: dict[str, _Entry] = {}
+
+    def enter(self, request_id: str, n: int) -> None:
+        """Raises `InvalidField` while another request has this id."""
+        with self._lock:
+            if request_id in self._entries:
+                raise InvalidField("request_id", request_id, "it names a request that runs")
+            self._entries[request_id] = _Entry([True] * n)
+
+    def leave(self, request_id: str) -> None:
+        """Take back `enter`."""
+        with self._lock:
+            self._entries.pop(request_id, None)
+
+    def accept(self, request_id: str) -> None:
+        """From now on `end_accepted` is about this request too."""
+        with self._lock:
+            if request_id in self._entries:
+                self._entries[request_id].is_accepted = True
+
+    def filter(self, outputs: Outputs) -> Outputs:
+        """Note what the outputs say, and leave out those of requests that have had their end."""
+        with self._lock:
+            return [output for output in outputs if self._note(output)]
+
+    def end(self, request_id: str, reason: FinishReason, error: str | None = None) -> Outputs:
+        """The end of a request for which nobody else makes one: what is open of it, and a usage."""
+        with self._lock:
+            entry = self._entries.pop(request_id, None)
+            if entry is None:
+                return []
+            return _ending(request_id, entry.open_branches, reason, error)
+
+    def end_accepted(self, reason: FinishReason, error: str | None = None) -> Outputs:
+        """The end of everything that the engine's thread has."""
+        with self._lock:
+            accepted = [name for name, entry in self._entries.items() if entry.is_accepted]
+            return [output for name in accepted for output in self.end(name, reason, error)]
+
+    def _note(self, output: RequestStreamOutput) -> bool:
+        entry = self._entries.get(output.request_id)
+        if entry is None:
+            return False
+        if output.request_final_usage_json_str is not None:
+            del self._entries[output.request_id]
+            return True
+        for i, reason in enumerate(output.group_finish_reason):
+            entry.open_branches[i] = entry.open_branches[i] and reason is None
+        return True
+
+
+def _ending(
+    request_id: str, open_branches: list[bool], reason: FinishReason, error: str | None
+) -> Outputs:
+    usage = RequestStreamOutput.usage(request_id, zero_usage_json())
+    if not any(open_branches):
+        return [usage]
+    reasons = [reason if is_open else None for is_open in open_branches]
+    no_tokens: list[list[int]] = [[] for _ in open_branches]
+    end = RequestStreamOutput(request_id, no_tokens, None, reasons, error=error)
+    return [end, usage]

@@ -1,0 +1,192 @@
+"""What the engine's one thread does: carry out instructions, step the core, answer for all ends.
+
+There is no lock here. Whatever raises in here ends what it touched and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import tvm_ffi
+
+from mlc_llm.errors import EngineDead, InvalidField, MLCError, UserError
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.data import FinishReason
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.open_engine import OpenEngine, open_engine
+from mlc_llm.serve.request import Request
+from mlc_llm.serve.threaded_inbox import Instruction, InstructionKind
+from mlc_llm.serve.threaded_outbox import Outbox, Outputs, Roster
+
+NOTHING_LOADED = "no engine is loaded; call reload first"
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """The core and its upkeep. All but `loaded` is for the thread that owns it alone."""
+
+    def __init__(self, outbox: Outbox, roster: Roster) -> None:
+        self.device = "auto"
+        self.trace: EventTraceRecorder | None = None
+        self.loaded: OpenEngine | None = None
+        """Read from any thread; None before `reload`, after `unload` and when a reload failed."""
+        self._outbox = outbox
+        self._roster = roster
+        self._batch: deque[Instruction] = deque()
+        self._why_not_loaded = NOTHING_LOADED
+        self._actions: dict[InstructionKind, Callable[[Any], None]] = {
+            InstructionKind.kAddRequest: self._add,
+            InstructionKind.kAbortRequest: self._abort,
+            InstructionKind.kUnloadEngine: self._unload,
+            InstructionKind.kReloadEngine: self._reload,
+            InstructionKind.kResetEngine: self._reset,
+            InstructionKind.kDebugCallFuncOnAllAllWorker: self._debug_call,
+        }
+
+    def has_work(self) -> bool:
+        """A step would do something."""
+        return self.loaded is not None and not self.loaded.core.is_idle
+
+    def run(self, instructions: list[Instruction]) -> None:
+        """Carry out all of them, in order. An error goes to whoever waits for the instruction."""
+        self._batch.extend(instructions)
+        while self._batch:
+            self._run_one(self._batch.popleft())
+
+    def step(self) -> None:
+        """One step of the core, if there is something to do."""
+        if self.loaded is None or self.loaded.core.is_idle:
+            return
+        try:
+            outputs = self.loaded.core.step()
+        except Exception as error:
+            self._collapse("a step", error)
+        else:
+            self._emit(outputs)
+
+    def end(self, instructions: list[Instruction], reason: FinishReason, why: str) -> None:
+        """Nothing runs after this: every request and everybody who waits is answered now."""
+        error = why if reason == "error" else None
+        if error is not None:
+            self._outbox.put(self._roster.end_accepted(reason, error))
+            self._forget()  # a core that broke is not asked for anything
+        try:
+            self._drop()
+        except BaseException:
+            _log.critical("the engine could not be unloaded at its end", exc_info=True)
+        self._batch.extend(instructions)
+        while self._batch:
+            left = self._batch.popleft()
+            if left.kind is InstructionKind.kAddRequest:
+                self._outbox.put(self._roster.end(left.payload.request_id, reason, error))
+            if left.done is not None and not left.done.done():
+                left.done.set_exception(EngineDead(why))
+        self._outbox.close()
+
+    def _run_one(self, instruction: Instruction) -> None:
+        done = instruction.done
+        try:
+            self._actions[instruction.kind](instruction.payload)
+        except BaseException as error:
+            if done is None:
+                raise
+            if not isinstance(error, Exception):
+                done.set_exception(EngineDead(f"the engine died: {_words(error)}"))
+                raise
+            done.set_exception(error)
+        else:
+            if done is not None:
+                done.set_result(None)
+
+    def _add(self, request: Request) -> None:
+        self._roster.accept(request.request_id)
+        if self.loaded is None:
+            return self._refuse(request, self._why_not_loaded)
+        try:
+            return self._emit(self.loaded.core.add_request(request))
+        except UserError as error:
+            return self._refuse(request, str(error))
+        except Exception as error:
+            _log.exception("request %s could not be added", request.request_id)
+            return self._refuse(request, _words(error))
+
+    def _abort(self, request_id: str) -> None:
+        if self.loaded is None:
+            return
+        try:
+            self._emit(self.loaded.core.abort_request(request_id))
+        except Exception as error:
+            self._collapse(f"aborting request {request_id}", error)
+
+    def _reset(self, _: object) -> None:
+        if self.loaded is None:
+            return
+        try:
+            self._emit(self.loaded.core.reset())
+        except Exception as error:
+            self._collapse("a reset", error)
+
+    def _unload(self, _: object) -> None:
+        self._drop()
+        self._why_not_loaded = NOTHING_LOADED
+
+    def _reload(self, config: EngineConfig) -> None:
+        self._drop()
+        try:
+            self.loaded = open_engine(config, self.device, self.trace)
+        except BaseException as error:
+            self._why_not_loaded = f"no engine is loaded, the last reload failed: {_words(error)}"
+            raise
+
+    def _debug_call(self, call: tuple[str, str | None]) -> None:
+        name, args = call
+        if self.loaded is None:
+            raise MLCError(self._why_not_loaded)
+        function = tvm_ffi.get_global_func(name, allow_missing=True)
+        if function is None:
+            raise InvalidField("func_name", name, "there is no TVM global function of this name")
+        function(*([] if args is None else [args]))
+
+    def _refuse(self, request: Request, why: str) -> None:
+        self._outbox.put(self._roster.end(request.request_id, "error", why))
+
+    def _collapse(self, what: str, error: Exception) -> None:
+        """The core failed in a way it could not mend itself: end its requests, start it afresh."""
+        _log.error("%s failed; the running requests end with an error", what, exc_info=error)
+        self._outbox.put(self._roster.end_accepted("error", _words(error)))
+        assert self.loaded is not None
+        try:
+            self.loaded.core.reset()
+        except Exception as again:
+            _log.exception("the engine cannot be reset; it is unloaded")
+            self._why_not_loaded = f"the engine failed and was unloaded: {_words(again)}"
+            self._forget()
+
+    def _drop(self) -> None:
+        """Abort everything the core has, and give its memory back."""
+        if self.loaded is None:
+            return
+        try:
+            self._emit(self.loaded.core.reset())
+        except Exception:
+            _log.exception("the engine could not be reset before it was unloaded")
+        finally:
+            self._outbox.put(self._roster.end_accepted("abort"))
+            self._forget()
+
+    def _forget(self) -> None:
+        self.loaded = None
+        gc.collect()  # a core may hold its pages in a circle of references
+
+    def _emit(self, outputs: Outputs) -> None:
+        """Give out what the core says."""
+        self._outbox.put(self._roster.filter(outputs))
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
