@@ -75,9 +75,7 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
             f = T.alloc_buffer((rows, V, L), "float32")
             acc = T.alloc_buffer((P, rows, V, L), "int32")
             w = T.alloc_buffer((V, L), "int32")
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    f[r, v, lane] = fsplat(0.0, L)
+            _clear(f, rows, L)
             for g in T.serial(G):
                 if rows == 1:
                     _prefetch(W, block, g + ahead, stride // LINE)
@@ -104,14 +102,7 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
                             T.reinterpret(X[row + r, g, xscale], dtype="float32"),
                             X[row + r, g, xsum],
                         )
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    if accumulate:
-                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = (
-                            Y[row + r, lanes_at(block * BLOCK + v * L, L)] + f[r, v, lane]
-                        )
-                    else:
-                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = f[r, v, lane]
+            _store(Y, f, row, rows, block, L, accumulate)
 
         with T.sblock("root"):
             for block in T.parallel(NB):
@@ -156,9 +147,7 @@ def _dequantised(
         def tile(block, row, rows):
             f = T.alloc_buffer((rows, V, L), "float32")
             w = T.alloc_buffer((V, L), "float32")
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    f[r, v, lane] = fsplat(0.0, L)
+            _clear(f, rows, L)
             for g in T.serial(G):
                 if rows == 1:
                     _prefetch(W, block, g + ahead, stride // LINE)
@@ -179,14 +168,7 @@ def _dequantised(
                                         X[row + r, g * fmt.group + quads * byte + part * words + j],
                                         L,
                                     )
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    if accumulate:
-                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = (
-                            Y[row + r, lanes_at(block * BLOCK + v * L, L)] + f[r, v, lane]
-                        )
-                    else:
-                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = f[r, v, lane]
+            _store(Y, f, row, rows, block, L, accumulate)
 
         with T.sblock("root"):
             for block in T.parallel(NB):
@@ -219,23 +201,14 @@ def _float_weights(
         @T.inline
         def tile(block, row, rows):
             f = T.alloc_buffer((rows, V, L), "float32")
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    f[r, v, lane] = fsplat(0.0, L)
+            _clear(f, rows, L)
             for i in T.serial(k):
                 for r in T.unroll(rows):
                     for v in T.unroll(V):
                         f[r, v, lane] = f[r, v, lane] + splat(X[row + r, i], L) * T.cast(
                             W[block, i, lanes_at(v * L, L)], f32
                         )
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    if accumulate:
-                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = (
-                            Y[row + r, lanes_at(block * BLOCK + v * L, L)] + f[r, v, lane]
-                        )
-                    else:
-                        Y[row + r, lanes_at(block * BLOCK + v * L, L)] = f[r, v, lane]
+            _store(Y, f, row, rows, block, L, accumulate)
 
         with T.sblock("root"):
             for block in T.parallel(NB):
@@ -261,3 +234,24 @@ def _prefetch(W, block, g, lines):
                 T.int32(1),
             )
         )
+
+
+@T.inline
+def _clear(f, rows, lanes):
+    for r in T.unroll(rows):
+        for v in T.unroll(BLOCK // lanes):
+            f[r, v, lanes_at(0, lanes)] = fsplat(0.0, lanes)
+
+
+@T.inline
+def _store(Y, f, row, rows, block, lanes, accumulate):
+    """The sums of a tile go to Y, or are added to what is there."""
+    for r in T.unroll(rows):
+        for v in T.unroll(BLOCK // lanes):
+            if accumulate:
+                Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)] = (
+                    Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)]
+                    + f[r, v, lanes_at(0, lanes)]
+                )
+            else:
+                Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)] = f[r, v, lanes_at(0, lanes)]
