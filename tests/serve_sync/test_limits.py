@@ -9,7 +9,7 @@ import pytest
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import ModelSize, complete_config
+from mlc_llm.serve.limits import ModelSize, complete_config, infer_limits, plan_memory
 
 GB = 2**30
 SMALL = ModelSize(
@@ -53,13 +53,19 @@ def test_memory_bounds_what_is_inferred() -> None:
     config, plan = complete_config(EngineConfig(mode="server"), SMALL, 2 * GB)
     assert plan.kv_per_token == 30 * 3 * 64 * 2 * 2
     used = plan.weights + plan.workspace + plan.fit * plan.kv_per_token
-    assert 0 <= int(2 * GB * 0.85) - used < plan.kv_per_token
+    assert used == plan.total(plan.fit)
+    assert 0 <= int(2 * GB * 0.85) - used < 16 * plan.kv_per_token, "whole pages"
     assert config.max_total_sequence_length == plan.fit
 
 
 def test_sums_do_not_overflow() -> None:
     config, plan = complete_config(EngineConfig(mode="server"), SMALL, 2**50)
     assert plan.fit > 2**31 and config.max_total_sequence_length == 128 * 8192
+    _, plan = complete_config(EngineConfig(gpu_memory_utilization=1.0), SMALL, 2**63)
+    assert plan.budget == 2**63 and 2**63 - plan.total(plan.fit) < 16 * plan.kv_per_token
+    huge = replace(SMALL, weight_bytes=2**63, context_window=2**31 - 1)
+    plan = plan_memory(infer_limits(EngineConfig(mode="server"), huge), huge, 2**62)
+    assert plan.fit < 0 and plan.total(2**31 - 1) > 2**63 + 2**31 * plan.kv_per_token - 2**20
 
 
 def test_given_limits_are_obeyed() -> None:
@@ -72,11 +78,34 @@ def test_given_limits_are_obeyed() -> None:
     assert limits(complete_config(given, SMALL, 8 * GB)[0]) == (7, 100, 333, 50)
 
 
+def test_a_given_context_is_not_cut_by_the_mode() -> None:
+    wide = replace(SMALL, context_window=32768)
+    config, _ = complete_config(EngineConfig(max_single_sequence_length=20000), wide, 8 * GB)
+    assert limits(config) == (4, 20000, 20000, 512)
+    assert limits(complete_config(EngineConfig(), wide, 8 * GB)[0]) == (4, 32768, 8192, 512)
+
+
+def test_a_step_is_no_longer_than_all_that_can_be_held() -> None:
+    assert limits(complete_config(EngineConfig(max_total_sequence_length=100), SMALL, GB)[0]) == (
+        4,
+        8192,
+        100,
+        100,
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
         ({"max_single_sequence_length": 8193}, "8192 tokens"),
         ({"max_total_sequence_length": 2**31 - 1}, "tokens fit"),
+        ({"prefill_chunk_size": 2**31 - 1}, "MB workspace"),
+        ({"max_num_sequence": 2**31 - 1}, "MB workspace"),
+        ({"gpu_memory_utilization": 0.01}, "1% may be used"),
+        (
+            {"max_single_sequence_length": 200, "max_total_sequence_length": 100},
+            "longer than max_total_sequence_length, 100",
+        ),
         ({"sliding_window_size": 128}, "sliding"),
     ],
 )
@@ -86,9 +115,33 @@ def test_given_limits_are_refused_with_the_numbers(given: dict[str, Any], named:
     assert caught.value.field in given
 
 
+def test_a_given_context_that_does_not_fit_is_refused() -> None:
+    config, plan = complete_config(EngineConfig(), SMALL, GB // 3)
+    assert config.max_total_sequence_length == plan.fit < 8192
+    fits = EngineConfig(max_single_sequence_length=plan.fit)
+    assert complete_config(fits, SMALL, GB // 3)[0].max_total_sequence_length == plan.fit
+    with pytest.raises(InvalidField, match=r"max_single_sequence_length = 8192.*tokens fit"):
+        complete_config(EngineConfig(max_single_sequence_length=8192), SMALL, GB // 3)
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 2**64, -1, 0])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "max_num_sequence",
+        "max_single_sequence_length",
+        "max_total_sequence_length",
+        "prefill_chunk_size",
+    ],
+)
+def test_what_is_no_limit_is_refused_by_name(field: str, value: int) -> None:
+    with pytest.raises(InvalidField, match=rf"{field} = {value}.*\[1, {2**31 - 1}\]"):
+        EngineConfig(**{field: value})  # type: ignore[arg-type]
+
+
 def test_too_little_memory_says_what_takes_it() -> None:
     with pytest.raises(UserError, match=r"Insufficient memory: 100 MB free.*100 MB weights"):
         complete_config(EngineConfig(), SMALL, 100 * 2**20)
     wide = replace(SMALL, vocab_size=2**20)
     with pytest.raises(UserError, match="Insufficient memory"):
-        complete_config(EngineConfig(max_num_sequence=2**31 - 1), wide, 8 * GB)
+        complete_config(EngineConfig(mode="server"), wide, GB)

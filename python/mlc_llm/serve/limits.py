@@ -6,6 +6,7 @@ What the caller gave is obeyed or refused with the numbers; only what is None is
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig
@@ -16,7 +17,7 @@ LOCAL_MAX_NUM_SEQUENCE = 4
 SERVER_MAX_NUM_SEQUENCE = 128
 LOCAL_MAX_TOTAL = 8192
 RUNTIME_BYTES = 64 * 2**20
-"""Interpreter, libraries and what else an engine takes beside the terms below."""
+"""Machine code, stacks of threads, page tables, requests: 15 MB measured, and room to grow."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class ModelSize:
     vocab_size: int
     context_window: int
     weight_bytes: int
+    """As the kernels hold them, not as the file does."""
     kv_element_bytes: int = 4
     """Of one key or value element in a page."""
 
@@ -42,20 +44,42 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Where the memory goes, in bytes."""
+    """Where the memory goes, in bytes; Python's integers, so nothing overflows."""
 
     free: int
     """Memory that can be had now."""
     utilization: float
     weights: int
-    workspace: int
+    activations: int
+    """Of the largest step."""
+    logits: int
+    """Of all sequences in one step, with the sampler's scratch and copies for log-probabilities."""
+    rope: int
+    """Sines and cosines up to the longest sequence."""
     kv_per_token: int
+    page_size: int
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def workspace(self) -> int:
+        """All but the weights and the KV cache."""
+        return self.activations + self.logits + self.rope + self.runtime
+
+    @property
+    def budget(self) -> int:
+        """What the engine may use."""
+        return int(self.free * self.utilization)
 
     @property
     def fit(self) -> int:
-        """Tokens whose keys and values fit beside everything else; not above 0 when none do."""
-        budget = int(self.free * self.utilization)
-        return (budget - self.weights - self.workspace) // self.kv_per_token
+        """Tokens, in whole pages, that fit beside everything else; not above 0 when none do."""
+        page = self.page_size * self.kv_per_token
+        return (self.budget - self.weights - self.workspace) // page * self.page_size
+
+    def total(self, tokens: int) -> int:
+        """Everything, with a KV cache for so many tokens."""
+        pages = -(-tokens // self.page_size)
+        return self.weights + self.workspace + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:
         """Each term in MB."""
@@ -75,30 +99,60 @@ def complete_config(
     Raises `InvalidField` for a given limit that the model or the memory does not allow, `UserError`
     when not even one page fits.
     """
+    asked = infer_limits(config, size)
+    plan = plan_memory(asked, size, free_memory)
+    if plan.fit < least_tokens(config):
+        raise _too_large(config, size, plan)
+    wanted = {
+        "interactive": _single(asked),
+        "local": config.max_single_sequence_length or min(_single(asked), LOCAL_MAX_TOTAL),
+        "server": (asked.max_num_sequence or 1) * _single(asked),
+    }
+    total = config.max_total_sequence_length or min(plan.fit, wanted[asked.mode or "local"])
+    return replace(asked, max_total_sequence_length=total), plan
+
+
+def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
+    """The config with every limit but `max_total_sequence_length`, which the memory decides.
+
+    Raises `InvalidField` for what the model, or another given limit, does not allow.
+    """
     _refuse_unsupported(config)
+    _refuse_contradictions(config, size)
     mode = config.mode or "local"
-    single = _single(config, size)
-    sequences = config.max_num_sequence or _sequences(mode)
-    chunk = config.prefill_chunk_size or min(DEFAULT_PREFILL_CHUNK, single)
-    plan = MemoryPlan(
-        free=free_memory,
-        utilization=config.gpu_memory_utilization or DEFAULT_UTILIZATION,
-        weights=size.weight_bytes,
-        workspace=_workspace(size, chunk, sequences),
-        kv_per_token=size.kv_bytes_per_token,
-    )
-    if plan.fit < config.kv_cache_page_size:
-        raise UserError(_insufficient(plan))
-    complete = replace(
+    single = config.max_single_sequence_length or size.context_window
+    longest = min(single, config.max_total_sequence_length or single)
+    return replace(
         config,
         mode=mode,
-        gpu_memory_utilization=plan.utilization,
-        max_num_sequence=sequences,
+        gpu_memory_utilization=config.gpu_memory_utilization or DEFAULT_UTILIZATION,
+        max_num_sequence=config.max_num_sequence or _sequences(mode),
         max_single_sequence_length=single,
-        max_total_sequence_length=_total(config, mode, single, sequences, plan),
-        prefill_chunk_size=chunk,
+        prefill_chunk_size=config.prefill_chunk_size or min(DEFAULT_PREFILL_CHUNK, longest),
     )
-    return complete, plan
+
+
+def plan_memory(asked: EngineConfig, size: ModelSize, free_memory: int) -> MemoryPlan:
+    """What the limits cost. `asked` comes from `infer_limits`."""
+    assert asked.prefill_chunk_size and asked.max_num_sequence and asked.gpu_memory_utilization
+    return MemoryPlan(
+        free=free_memory,
+        utilization=asked.gpu_memory_utilization,
+        weights=size.weight_bytes,
+        activations=_activations(size, asked.prefill_chunk_size),
+        # The logits, the sampler's scratch and the raw copies; softmax of one row in float64.
+        logits=12 * asked.max_num_sequence * size.vocab_size + 16 * size.vocab_size,
+        # The table doubles as it grows, so it may be twice as long as what needs it.
+        rope=2 * 4 * size.head_dim * _single(asked),
+        kv_per_token=size.kv_bytes_per_token,
+        page_size=asked.kv_cache_page_size,
+    )
+
+
+def least_tokens(config: EngineConfig) -> int:
+    """Tokens that have to fit, or the config is refused: those that were given, or one page."""
+    given = config.max_total_sequence_length or config.max_single_sequence_length
+    return given or config.kv_cache_page_size
 
 
 def _refuse_unsupported(config: EngineConfig) -> None:
@@ -108,15 +162,21 @@ def _refuse_unsupported(config: EngineConfig) -> None:
             raise InvalidField(name, value, "sliding windows are not supported yet; leave it out")
 
 
-def _single(config: EngineConfig, size: ModelSize) -> int:
-    given = config.max_single_sequence_length
-    if given is not None and given > size.context_window:
-        raise InvalidField(
-            "max_single_sequence_length",
-            given,
-            f"the model's context window is {size.context_window} tokens",
-        )
-    return given or size.context_window
+def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
+    single, total = config.max_single_sequence_length, config.max_total_sequence_length
+    if single is None:
+        return
+    if single > size.context_window:
+        words = f"the model's context window is {size.context_window} tokens"
+        raise InvalidField("max_single_sequence_length", single, words)
+    if total is not None and single > total:
+        words = f"one sequence cannot be longer than max_total_sequence_length, {total}"
+        raise InvalidField("max_single_sequence_length", single, words)
+
+
+def _single(config: EngineConfig) -> int:
+    assert config.max_single_sequence_length
+    return config.max_single_sequence_length
 
 
 def _sequences(mode: str) -> int:
@@ -124,31 +184,43 @@ def _sequences(mode: str) -> int:
     return known[mode]
 
 
-def _total(config: EngineConfig, mode: str, single: int, sequences: int, plan: MemoryPlan) -> int:
-    given = config.max_total_sequence_length
-    if given is not None and given > plan.fit:
-        raise InvalidField("max_total_sequence_length", given, plan.describe())
-    wanted = {
-        "interactive": single,
-        "local": min(single, LOCAL_MAX_TOTAL),
-        "server": sequences * single,
-    }
-    return given or min(plan.fit, wanted[mode])
+def _activations(size: ModelSize, chunk: int) -> int:
+    """32-bit floats of the hidden state and of what is alive beside it in the larger half-layer.
+
+    Attention: input, query, keys and values, rotated query, result. Feed-forward: gate and up,
+    twice where they have to be joined first.
+    """
+    query, kv = size.query_heads * size.head_dim, size.kv_heads * size.head_dim
+    attention = size.hidden_size + 3 * query + 2 * kv
+    largest = max(attention, 4 * size.intermediate_size)
+    return 4 * chunk * (size.hidden_size + size.head_dim + largest)
 
 
-def _workspace(size: ModelSize, chunk: int, sequences: int) -> int:
-    """Activations of the largest step and logits of all its rows, in 32-bit floats."""
-    heads = (2 * size.query_heads + 2 * size.kv_heads) * size.head_dim
-    activations = chunk * (4 * size.hidden_size + 2 * size.intermediate_size + heads)
-    logits = 4 * sequences * size.vocab_size
-    return 4 * (activations + logits) + RUNTIME_BYTES
-
-
-def _insufficient(plan: MemoryPlan) -> str:
-    return (
-        f"Insufficient memory: {plan.describe()}. Free some memory, raise gpu_memory_utilization, "
-        "take a smaller or more quantised model, or lower prefill_chunk_size or max_num_sequence"
+def _too_large(config: EngineConfig, size: ModelSize, plan: MemoryPlan) -> UserError:
+    """Names the given limit without which it would fit, if there is one."""
+    words = f"Insufficient memory: {plan.describe()}"
+    for name in _COSTLY:
+        given = getattr(config, name)
+        if given is None:
+            continue
+        nothing: dict[str, Any] = {name: None}
+        without = replace(config, **nothing)
+        less = plan_memory(infer_limits(without, size), size, plan.free)
+        if less.fit >= least_tokens(without):
+            return InvalidField(name, given, words)
+    return UserError(
+        f"{words}. Free some memory, raise gpu_memory_utilization, take a smaller or more "
+        "quantised model, or lower prefill_chunk_size or max_num_sequence"
     )
+
+
+_COSTLY = (
+    "max_total_sequence_length",
+    "max_single_sequence_length",
+    "prefill_chunk_size",
+    "max_num_sequence",
+    "gpu_memory_utilization",
+)
 
 
 def _mb(count: int) -> str:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from mlc_llm.compiler.build import kv_dtype
-from mlc_llm.compiler.target import choose
-from mlc_llm.models.readers import read_gguf
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
 from mlc_llm.serve.engine_base import MOCK_ECHO, _parse_models, _process_model_args, detect_device
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
-from mlc_llm.serve.limits import ModelSize, complete_config
+from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
-from mlc_llm.support.machine import describe
+from mlc_llm.serve.sizing import free_memory, model_size
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ def open_engine(
     (bundle,) = _process_model_args(
         _parse_models(config.model, config.model_lib, config.additional_models)
     )
-    complete, plan = complete_config(config, model_size(bundle), _free_memory())
+    complete, plan = complete_config(config, model_size(bundle), free_memory())
     if config.verbose:
         _log.info("memory: %s", plan.describe())
     runner = create_runner(bundle, complete, kind)
@@ -50,24 +47,6 @@ def open_engine(
     return OpenEngine(core, bundle, complete)
 
 
-def model_size(bundle: ModelBundle) -> ModelSize:
-    """The sizes that decide how much memory the model takes. Raises UnsupportedModel."""
-    assert bundle.gguf is not None
-    shape = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors).config
-    return ModelSize(
-        layers=shape.layers,
-        query_heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocab,
-        context_window=bundle.context_window,
-        weight_bytes=sum(tensor.data.nbytes for tensor in bundle.gguf.tensors.values()),
-        kv_element_bytes={"float16": 2, "float32": 4}[kv_dtype(choose().isa)],
-    )
-
-
 def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:
     """The echo engine with the tokenizer of a model, or with one of bytes and no model at all."""
     complete = echo_config(config)
@@ -75,10 +54,3 @@ def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEn
     assert context is not None
     bundle = echo_bundle(context) if config.model == MOCK_ECHO else open_model(config.model)
     return OpenEngine(EchoCore(bundle.tokenizer, complete, trace), bundle, complete)
-
-
-def _free_memory() -> int:
-    free = describe().memory_free
-    if free is None:
-        _log.warning("this system does not say how much memory is free: 4 GB are assumed")
-    return 4 * 2**30 if free is None else free
