@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlc_llm.errors import InvalidField, ModelNotFound
+from mlc_llm.errors import InvalidField, MLCError, ModelNotFound
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle, open_model
@@ -90,6 +90,19 @@ def _process_model_args(models: list[ModelInfo]) -> list[ModelBundle]:
 
 
 def _query_engine_metrics(engine: Any) -> EngineMetrics:
-    """The metrics of any engine that has `metrics()`."""
-    found = engine.metrics()
-    return found if isinstance(found, EngineMetrics) else EngineMetrics(found)
+    """The metrics of an engine with `chat.completions.create`, through a request of its own.
+
+    Raises `MLCError` when the engine refuses it (nothing is loaded).
+    """
+    chunks = engine.chat.completions.create(
+        messages=[{"role": "user", "content": ""}],
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"debug_config": {"special_request": "query_engine_metrics"}},
+    )
+    refusal = "the engine did not answer"
+    for chunk in chunks:
+        if chunk.usage is not None and chunk.usage.extra is not None:
+            return EngineMetrics(chunk.usage.extra)
+        refusal = next((choice.delta.content for choice in chunk.choices), None) or refusal
+    raise MLCError(f"no metrics: {refusal}")

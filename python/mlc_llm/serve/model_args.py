@@ -26,6 +26,13 @@ DEFAULT_MODEL_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that mean the same here."""
 
+_PLAIN_TEMPLATE = Conversation(
+    name="echo",
+    system_template="{function_string}{system_message}",
+    roles={"user": "", "assistant": "", "tool": ""},
+    seps=[""],
+)
+
 
 @dataclass(frozen=True)
 class ModelBundle:
@@ -78,12 +85,13 @@ def open_model(model: str | None = None) -> ModelBundle:
 
 
 def echo_bundle(context_window: int) -> ModelBundle:
-    """What stands for a model where there is none: a tokenizer whose tokens are the 256 bytes."""
+    """What stands for a model where there is none: a tokenizer whose tokens are the 256 bytes, and
+    a template that puts tools and messages in a row, so that they come back."""
     return ModelBundle(
         source=None,
         gguf=None,
         tokenizer=Tokenizer.from_gguf_metadata(_byte_vocabulary()),
-        chat_template=None,
+        chat_template=_PLAIN_TEMPLATE,
         name="mock://echo",
         context_window=context_window,
         stop_token_ids=frozenset(),

@@ -26,7 +26,7 @@ from mlc_llm.serve.open_engine import OpenEngine
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded_inbox import Inbox, Instruction, InstructionKind
 from mlc_llm.serve.threaded_outbox import Outbox, Roster
-from mlc_llm.serve.threaded_worker import NOTHING_LOADED, Worker
+from mlc_llm.serve.threaded_worker import Worker
 
 __all__ = ["FUNCTIONS", "InstructionKind", "ThreadedEngine"]
 
@@ -126,7 +126,7 @@ class ThreadedEngine:
 
         Raises `InvalidField` while a request of the same id runs: the two could not be told apart.
         """
-        self._check_initialized()
+        self.check_usable()
         self._roster.enter(request.request_id, request.n)
         try:
             self._put(Instruction(InstructionKind.kAddRequest, request))
@@ -203,11 +203,19 @@ class ThreadedEngine:
     @property
     def loaded(self) -> OpenEngine:
         """What is loaded now; only the engine's thread may touch its core. Raises `MLCError`."""
-        self._check_initialized()
+        self.check_usable()
         loaded = self._worker.loaded
         if loaded is None:
-            raise EngineDead(self._inbox.closed) if self._inbox.closed else MLCError(NOTHING_LOADED)
+            if self._inbox.closed is not None:
+                raise EngineDead(self._inbox.closed)
+            raise MLCError(self._worker.why_not_loaded)
         return loaded
+
+    def check_usable(self) -> None:
+        """Raise `MLCError` before `init_threaded_engine` and in a forked process."""
+        self._check_process()
+        if self._callback is None:
+            raise MLCError("the engine is not initialized; call init_threaded_engine first")
 
     InitThreadedEngine = init_threaded_engine
     Reload = reload
@@ -223,11 +231,6 @@ class ThreadedEngine:
     GetCompleteEngineConfig = get_complete_engine_config
     DebugCallFuncOnAllAllWorker = debug_call_func_on_all_worker
 
-    def _check_initialized(self) -> None:
-        self._check_process()
-        if self._callback is None:
-            raise MLCError("the engine is not initialized; call init_threaded_engine first")
-
     def _check_process(self) -> None:
         """A fork copies the locks and none of the threads: nothing would ever answer."""
         if os.getpid() != self._process:
@@ -237,12 +240,12 @@ class ThreadedEngine:
             )
 
     def _put(self, instruction: Instruction) -> None:
-        self._check_initialized()
+        self.check_usable()
         self._inbox.put(instruction)
 
     def _ask(self, kind: InstructionKind, payload: Any) -> None:
         """Put an instruction and wait for it."""
-        self._check_initialized()
+        self.check_usable()
         if self._inbox.is_mine:
             raise MLCError("the engine's own thread cannot wait for the engine")
         done: Future[None] = Future()

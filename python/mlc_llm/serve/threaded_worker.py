@@ -35,10 +35,10 @@ class Worker:
         self.trace: EventTraceRecorder | None = None
         self.loaded: OpenEngine | None = None
         """Read from any thread; None before `reload`, after `unload` and when a reload failed."""
+        self.why_not_loaded = NOTHING_LOADED
         self._outbox = outbox
         self._roster = roster
         self._batch: deque[Instruction] = deque()
-        self._why_not_loaded = NOTHING_LOADED
         self._actions: dict[InstructionKind, Callable[[Any], None]] = {
             InstructionKind.kAddRequest: self._add,
             InstructionKind.kAbortRequest: self._abort,
@@ -106,7 +106,7 @@ class Worker:
     def _add(self, request: Request) -> None:
         self._roster.accept(request.request_id)
         if self.loaded is None:
-            return self._refuse(request, self._why_not_loaded)
+            return self._refuse(request, self.why_not_loaded)
         try:
             return self._emit(self.loaded.core.add_request(request))
         except UserError as error:
@@ -133,20 +133,20 @@ class Worker:
 
     def _unload(self, _: object) -> None:
         self._drop()
-        self._why_not_loaded = NOTHING_LOADED
+        self.why_not_loaded = NOTHING_LOADED
 
     def _reload(self, config: EngineConfig) -> None:
         self._drop()
         try:
             self.loaded = open_engine(config, self.device, self.trace)
         except BaseException as error:
-            self._why_not_loaded = f"no engine is loaded, the last reload failed: {_words(error)}"
+            self.why_not_loaded = f"no engine is loaded, the last reload failed: {_words(error)}"
             raise
 
     def _debug_call(self, call: tuple[str, str | None]) -> None:
         name, args = call
         if self.loaded is None:
-            raise MLCError(self._why_not_loaded)
+            raise MLCError(self.why_not_loaded)
         function = tvm_ffi.get_global_func(name, allow_missing=True)
         if function is None:
             raise InvalidField("func_name", name, "there is no TVM global function of this name")
@@ -164,7 +164,7 @@ class Worker:
             self.loaded.core.reset()
         except Exception as again:
             _log.exception("the engine cannot be reset; it is unloaded")
-            self._why_not_loaded = f"the engine failed and was unloaded: {_words(again)}"
+            self.why_not_loaded = f"the engine failed and was unloaded: {_words(again)}"
             self._forget()
 
     def _drop(self) -> None:
