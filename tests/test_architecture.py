@@ -96,6 +96,7 @@ on both sides, so a line for `serve.core` is not covered by one for `serve`. "" 
 LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.compiler.target"),  # a doctor must say if TVM does not load
     ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
+    ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),  # --help must not load TVM
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
     ("mlc_llm.serve.engine_base", "tvm"),  # checking arguments needs no TVM
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only

@@ -34,5 +34,10 @@ class Command:
 COMMANDS = (
     Command("generate", "answer one prompt and stop", "mlc_llm.cli.generate"),
     Command("chat", "talk with a model in the terminal", "mlc_llm.cli.chat"),
+    Command(
+        "fit",
+        "show the memory a model takes; exit code 1: too much",
+        "mlc_llm.cli.fit",
+    ),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),
 )

@@ -1,0 +1,111 @@
+"""`mlc_llm fit`: what a model would take of the memory, by its file's header alone.
+
+No weight is read and nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import get_args
+
+from mlc_llm.cli.fit_report import Choice, Report
+from mlc_llm.cli.guard import INTERNAL_ERROR, OK
+from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.serve.config import MODES, EngineConfig, EngineMode
+from mlc_llm.serve.limits import (
+    ModelSize,
+    complete_config,
+    infer_limits,
+    least_tokens,
+    plan_memory,
+)
+from mlc_llm.serve.model_args import open_model
+
+FLAGS = {
+    "max_single_sequence_length": "--context",
+    "max_num_sequence": "--sequences",
+    "prefill_chunk_size": "--chunk",
+    "max_total_sequence_length": "--tokens",
+    "gpu_memory_utilization": "--utilization",
+}
+"""Fields of `EngineConfig` and the flags that set them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a .gguf file, a folder with one, or HF://user/repo (default: the default model)",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=MODES,
+        default="local",
+        metavar="MODE",
+        help=f"one of {', '.join(MODES)} (default: %(default)s)",
+    )
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of the longest sequence")
+    parser.add_argument("--sequences", type=int, metavar="N", help="sequences at once")
+    parser.add_argument("--chunk", type=int, metavar="N", help="most tokens of one step")
+    parser.add_argument("--tokens", type=int, metavar="N", help="tokens of all sequences together")
+    parser.add_argument(
+        "--utilization", type=float, metavar="X", help="share of the free memory to use, 0 to 1"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; the exit code is 1 when the chosen mode does not fit."""
+    given = {name: getattr(args, flag[2:]) for name, flag in FLAGS.items()}
+    with naming_flags():
+        config = EngineConfig(mode=args.mode, **given)
+        size, free, name = _look(args.model)
+        choices = {
+            mode: choose(replace(config, mode=mode), size, free) for mode in get_args(EngineMode)
+        }
+    report = Report(name, size, args.mode, choices)
+    sys.stdout.write(report.asjson() if args.json else report.astext())
+    return OK if report.chosen.reason is None else INTERNAL_ERROR
+
+
+def choose(config: EngineConfig, size: ModelSize, free: int) -> Choice:
+    """What `config` comes to. Raises `InvalidField` for what no amount of memory would allow."""
+    asked = infer_limits(config, size)
+    try:
+        complete, plan = complete_config(config, size, free)
+        return Choice(complete, plan, None)
+    except UserError as error:
+        least = replace(asked, max_total_sequence_length=least_tokens(config))
+        return Choice(least, plan_memory(asked, size, free), with_flags(str(error)))
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Turns an error about a field into one about the flag that set it."""
+    try:
+        yield
+    except InvalidField as error:
+        allowed = with_flags(error.allowed)
+        raise InvalidField(with_flags(error.field), error.value, allowed) from error
+
+
+def with_flags(text: str) -> str:
+    """`text` with the names of fields replaced by those of flags."""
+    for name, flag in FLAGS.items():
+        text = text.replace(name, flag)
+    return text
+
+
+def _look(model: str | None) -> tuple[ModelSize, int, str]:
+    """Size, free memory, name."""
+    # Which kernels this machine gets, and so how weights are held, is TVM's to say.
+    from mlc_llm.serve.sizing import free_memory, model_size
+
+    bundle = open_model(model)
+    return model_size(bundle), free_memory(), bundle.name

@@ -1,0 +1,139 @@
+"""What `mlc_llm fit` prints: the terms of the memory formula, and what each mode comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.limits import MemoryPlan, ModelSize
+
+_LIMITS = {
+    "sequences": "max_num_sequence",
+    "context": "max_single_sequence_length",
+    "tokens": "max_total_sequence_length",
+    "chunk": "prefill_chunk_size",
+}
+"""Columns of the table of modes, and the fields they show."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a mode comes to. In `config` every limit is set; what does not fit has a `reason`, and
+    its tokens are the least that would have to.
+    """
+
+    config: EngineConfig
+    plan: MemoryPlan
+    reason: str | None
+
+    @property
+    def tokens(self) -> int:
+        """That the KV cache holds."""
+        return self.config.max_total_sequence_length or 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return self.plan.total(self.tokens)
+
+    def terms(self) -> dict[str, tuple[int, str]]:
+        """Bytes of each part, which add up to `total`, and what they come from."""
+        plan, config = self.plan, self.config
+        return {
+            "weights": (plan.weights, "as the kernels hold them"),
+            "activations": (plan.activations, f"of {config.prefill_chunk_size} tokens in a step"),
+            "logits": (plan.logits, f"of {config.max_num_sequence} sequences, with sampling"),
+            "rope": (plan.rope, f"of positions up to {config.max_single_sequence_length}"),
+            "runtime": (plan.runtime, "for code, threads and requests"),
+            "kv_cache": (
+                self.total - plan.weights - plan.workspace,
+                f"for {self.tokens} tokens of {plan.kv_per_token} bytes",
+            ),
+        }
+
+    def values(self) -> dict[str, Any]:
+        """For JSON."""
+        limits = {name: getattr(self.config, name) for name in _LIMITS.values()}
+        sizes = {name: size for name, (size, _) in self.terms().items()}
+        return {
+            "fits": self.reason is None,
+            "reason": self.reason,
+            **limits,
+            "bytes": {**sizes, "total": self.total, "budget": self.plan.budget},
+            "tokens_that_fit": max(self.plan.fit, 0),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """One model on this machine."""
+
+    model: str
+    size: ModelSize
+    mode: str
+    choices: Mapping[str, Choice]
+
+    @property
+    def chosen(self) -> Choice:
+        """That of the mode that was asked for."""
+        return self.choices[self.mode]
+
+    def asjson(self) -> str:
+        """One JSON object; sizes are bytes."""
+        values = {
+            "model": self.model,
+            "mode": self.mode,
+            "free_bytes": self.chosen.plan.free,
+            "gpu_memory_utilization": self.chosen.plan.utilization,
+            "kv_bytes_per_token": self.size.kv_bytes_per_token,
+            "context_window": self.size.context_window,
+            "modes": {mode: choice.values() for mode, choice in self.choices.items()},
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    def astext(self) -> str:
+        """For a person."""
+        chosen, size = self.chosen, self.size
+        head = (
+            f"{self.model}: {size.layers} layers, a context window of {size.context_window} "
+            f"tokens, {8 * size.kv_element_bytes}-bit keys and values"
+        )
+        lines = [head, "", *_terms(chosen), "", *self._modes(), "", _verdict(chosen)]
+        return "\n".join(lines) + "\n"
+
+    def _modes(self) -> list[str]:
+        columns = "".join(f"{name:>12}" for name in _LIMITS)
+        lines = [f"{'mode':14}{columns}{'MiB':>12}"]
+        for mode, choice in self.choices.items():
+            numbers = [getattr(choice.config, name) for name in _LIMITS.values()]
+            row = "".join(f"{number:>12}" for number in numbers)
+            mark = "* " if mode == self.mode else "  "
+            fits = "" if choice.reason is None else "  does not fit"
+            lines.append(f"{mark + mode:14}{row}{_mib(choice.total)}{fits}")
+        return lines
+
+
+def _terms(choice: Choice) -> list[str]:
+    plan = choice.plan
+    lines = [f"{'memory':14}{'bytes':>24}{'MiB':>12}"]
+    for name, (size, source) in choice.terms().items():
+        lines.append(f"{'  ' + name.replace('_', ' '):14}{size:>24,}{_mib(size)}  {source}")
+    share = f"{plan.utilization:.0%} of {plan.free:,} free"
+    return [
+        *lines,
+        f"{'  total':14}{choice.total:>24,}{_mib(choice.total)}",
+        f"{'  may be used':14}{plan.budget:>24,}{_mib(plan.budget)}  {share}",
+    ]
+
+
+def _verdict(choice: Choice) -> str:
+    if choice.reason is not None:
+        return f"It does not fit. {choice.reason}"
+    return f"It fits; with all of it there would be room for {choice.plan.fit} tokens."
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:>12,.1f}"
