@@ -16,9 +16,13 @@ from tvm.script import tirx as T
 
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE
+from mlc_llm.kernels.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.vectors import SCHEDULED, exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
 
 MASKED = -1.0e30
+AHEAD = 4
+"""Pages asked for ahead of their use: by then the weights of a step have driven them out of cache,
+and a sequence's pages lie anywhere."""
 
 
 def query_tile(heads: int, kv_heads: int, isa: Isa) -> int:
@@ -44,6 +48,7 @@ def attention(
     QT, VP, VD = query_tile(heads, kv_heads, isa), PAGE // L, D // L
     f32 = f"float32x{L}"
     row_lane = lanes_at(0, L)
+    line = LINE_BYTES // {"float16": 2, "float32": 4}[kv_dtype]
 
     def visible(score: Any, first: Any, position: Any) -> Any:
         token = T.ramp(first, 1, L)
@@ -88,8 +93,10 @@ def attention(
                 weight[r, row_lane] = fsplat(0.0, L)
                 for d in T.unroll(VD):
                     o[r, lanes_at(d * L, L)] = fsplat(0.0, L)
-            for p in T.serial(POS[token[tokens - 1]] // PAGE + 1):
+            last: T.let[T.int32] = POS[token[tokens - 1]] // PAGE
+            for p in T.serial(last + 1):
                 page: T.let[T.int32] = IDS[TILE[t, 2] + p]
+                _ask_for(P, IDS[TILE[t, 2] + T.min(p + AHEAD, last)], h, line, PAGE * D // line)
                 for r in T.unroll(rows):
                     for v in T.unroll(VP):
                         s[r, lanes_at(v * L, L)] = fsplat(0.0, L)
@@ -151,3 +158,11 @@ def attention(
                     run_tile(u // kv_heads, u % kv_heads, QT, QT * share)
 
     return paged_attention
+
+
+@T.inline
+def _ask_for(P, page, h, line, lines):
+    """Prefetches the keys and values of a head in a page; `line` elements are a cache line."""
+    for kv in T.unroll(2):
+        for i in T.serial(lines):
+            T.evaluate(prefetch(P, page, kv, h, i * line))

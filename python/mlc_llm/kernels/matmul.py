@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from mlc_llm.kernels.activation import quantized_width
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa, dot, weight_values, word_parts
+from mlc_llm.kernels.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.scales import minimum_at, scale_at
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
@@ -22,8 +23,7 @@ PREFETCH_BYTES = 10240
 """How far ahead weights are asked for: the hardware's own prefetching stops at each 4 KiB.
 
 A single row asks as it goes; many rows use a block so long that the next is asked for at once."""
-LINE = 16
-"""32-bit words of a cache line."""
+LINE = LINE_BYTES // 4
 
 
 @cache
@@ -224,16 +224,7 @@ def _float_weights(
 def _prefetch(W, block, g, lines):
     """Asks for a group that is needed soon; past the end it is ignored."""
     for i in T.unroll(lines):
-        T.evaluate(
-            T.call_llvm_intrin(
-                "void",
-                "llvm.prefetch",
-                T.address_of(W[block, g, i * LINE]),
-                T.int32(0),
-                T.int32(3),
-                T.int32(1),
-            )
-        )
+        T.evaluate(prefetch(W, block, g, i * LINE))
 
 
 @T.inline
