@@ -19,6 +19,12 @@ GREEDY = Sampling(temperature=0.0)
 SEQUENCE = 0
 CONTEXT = 2048
 """Tokens of KV pages: more than any measurement here needs."""
+ONE_SEQUENCE = EngineConfig(
+    max_num_sequence=1,
+    max_total_sequence_length=CONTEXT,
+    max_single_sequence_length=CONTEXT,
+    prefill_chunk_size=DEFAULT_PREFILL_CHUNK,
+)
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -33,17 +39,13 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("mlc-llm", "apache-tvm")}
 
 
-def open_runner(model: Path, kernels: str | None, threads: int) -> Any:
-    """Compile (or load) the model and make a runner that holds one sequence."""
+def open_runner(
+    model: Path, kernels: str | None, threads: int, config: EngineConfig = ONE_SEQUENCE
+) -> Any:
+    """Compile (or load) the model and make a runner. Every limit of `config` is set."""
     os.environ["MLC_NUM_THREADS"] = str(threads)
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
-    config = EngineConfig(
-        max_num_sequence=1,
-        max_total_sequence_length=CONTEXT,
-        max_single_sequence_length=CONTEXT,
-        prefill_chunk_size=DEFAULT_PREFILL_CHUNK,
-    )
     return create_runner(open_model(str(model)), config, "cpu")
 
 

@@ -1,0 +1,259 @@
+"""What the engine core adds to the model, and what it gains by batching and by remembering.
+
+    python benchmarks/engine.py [--rounds N] [--only NAME ...]
+
+* `scheduling`: of a step with 32 running streams, the share that is not spent in the compiled
+  functions (and, beside it, the share that is not spent in the runner)
+* `waiting`: what the core spends on such a step while 10 to 10,000 requests wait
+* `batching`: tokens a second of 32 streams against those of one, a step of each in turn
+* `prefix`: time to the first token of a prompt whose first 1,000 tokens another one had, against
+  that other one's
+* `streamer`: tokens a second through TextStreamer, English, one token at a time
+
+Medians, with the least and the greatest, beside the figure that is aimed at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import HERE, Spread, model_path, print_configuration
+from ours import add_engine_options, open_runner, versions
+
+from mlc_llm.protocol.debug_protocol import DebugConfig
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.request import Request
+from mlc_llm.tokenizers import TextStreamer
+
+STREAMS = 32
+PROMPT = 64
+"""Tokens of a stream's prompt."""
+STEPS = 30
+"""Measured steps a round."""
+WAITING = (10, 100, 1000, 10_000)
+PREFIX, TAIL = 1000, 20
+CONFIG = EngineConfig(
+    max_num_sequence=STREAMS,
+    max_total_sequence_length=32768,
+    max_single_sequence_length=2048,
+    prefill_chunk_size=512,
+)
+
+
+class Timed:
+    """A function or a runner that adds up the time it takes."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.seconds = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._inner(*args)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, batch: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._inner.run(batch)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of one step: all of it, its part in the runner, and in compiled functions."""
+
+    whole: float
+    runner: float
+    compiled: float
+
+    @property
+    def core(self) -> float:
+        """Outside the runner."""
+        return self.whole - self.runner
+
+
+class Bench:
+    """A core over the real model, with clocks around the runner and its compiled functions."""
+
+    def __init__(self, arguments: argparse.Namespace, model: Path) -> None:
+        runner = open_runner(model, arguments.kernels, arguments.threads, CONFIG)
+        runner._forward = self._forward = Timed(runner._forward)
+        runner._sample = self._sample = Timed(runner._sample)
+        self.kernels = runner.metadata.isa
+        self._runner = Timed(runner)
+        self._vocab = runner.limits.vocab_size
+        self.core = EngineCore(self._runner, open_model(str(model)).tokenizer, CONFIG)
+        self._names = itertools.count()
+        self._ids = itertools.count(1)
+
+    def fresh_ids(self, count: int) -> list[int]:
+        """A prompt that shares no beginning with another one."""
+        first = next(self._ids)
+        return [(7919 * i + 104729 * first) % self._vocab for i in range(count)]
+
+    def add(self, ids: list[int], max_tokens: int = 1500) -> str:
+        """Queue a greedy request that nothing but its length ends; returns its name."""
+        name = str(next(self._names))
+        debug = DebugConfig(ignore_eos=True)
+        config = GenerationConfig(temperature=0, max_tokens=max_tokens, debug_config=debug)
+        self.core.add_request(Request(name, [TokenData(ids)], config))
+        return name
+
+    def fill(self, streams: int) -> None:
+        """So many running streams, all past their prompt."""
+        self.core.reset()
+        for _ in range(streams):
+            self.add(self.fresh_ids(PROMPT))
+        while len(self.core.step()) < streams:
+            pass
+        self.steps(3)
+
+    def step(self) -> Step:
+        """One step and where its time went."""
+        clocks = (self._runner, self._forward, self._sample)
+        before = [clock.seconds for clock in clocks]
+        start = time.perf_counter()
+        self.core.step()
+        whole = time.perf_counter() - start
+        runner, *compiled = (c.seconds - b for c, b in zip(clocks, before, strict=True))
+        return Step(whole, runner, sum(compiled))
+
+    def steps(self, count: int) -> list[Step]:
+        """So many steps in a row."""
+        return [self.step() for _ in range(count)]
+
+    def first_token(self, ids: list[int]) -> float:
+        """Seconds from adding a request to its only token."""
+        start = time.perf_counter()
+        name = self.add(ids, max_tokens=1)
+        while self.core.has_request(name):
+            self.core.step()
+        return time.perf_counter() - start
+
+
+Lines = Iterator[str]
+
+
+def scheduling(bench: Bench, rounds: int) -> Lines:
+    """Shares of a step, in per cent; each is a step's own, so slow moments cancel."""
+    bench.fill(STREAMS)
+    steps = bench.steps(rounds * STEPS)
+    outside = Spread.of([100 * (1 - s.compiled / s.whole) for s in steps])
+    core = Spread.of([100 * s.core / s.whole for s in steps])
+    whole = Spread.of([1000 * s.whole for s in steps])
+    yield f"step of {STREAMS} streams, ms         {whole}"
+    yield f"outside compiled functions, %  {outside}   aim: at most 5"
+    yield f"outside the runner, %          {core}"
+
+
+def waiting(bench: Bench, rounds: int) -> Lines:
+    """Rounds go up and down through the lengths, so that all see the same machine."""
+    bench.fill(STREAMS)
+    queue: list[str] = []
+    found: dict[int, list[float]] = {length: [] for length in WAITING}
+    for i in range(rounds):
+        for length in WAITING if i % 2 == 0 else reversed(WAITING):
+            while len(queue) < length:
+                queue.append(bench.add([1]))
+            while len(queue) > length:
+                bench.core.abort_request(queue.pop())
+            found[length] += [1e6 * step.core for step in bench.steps(STEPS // 3)]
+    for length, values in found.items():
+        yield f"core's part, µs, {length:6d} waiting  {Spread.of(values)}"
+    medians = [statistics.median(values) for values in found.values()]
+    yield f"greatest / least median        {max(medians) / min(medians):.2f}   aim: flat"
+    bench.core.reset()
+
+
+def batching(bench: Bench, single: Bench, rounds: int) -> Lines:
+    """A step of each in turn."""
+    bench.fill(STREAMS)
+    single.fill(1)
+    pairs = [(single.step().whole, bench.step().whole) for _ in range(rounds * STEPS)]
+    one = Spread.of([1 / alone for alone, _ in pairs])
+    many = Spread.of([STREAMS / together for _, together in pairs])
+    yield f"one stream, tok/s              {one}"
+    yield f"{STREAMS} streams, tok/s              {many}"
+    yield f"ratio of the medians           {many.median / one.median:.2f}   aim: at least 4"
+
+
+def prefix(bench: Bench, rounds: int) -> Lines:
+    """The second prompt follows the first at once; every round has a prefix of its own."""
+    bench.core.reset()
+    first, second = [], []
+    for _ in range(rounds + 1):
+        shared = bench.fresh_ids(PREFIX)
+        first.append(bench.first_token(shared + bench.fresh_ids(TAIL)))
+        second.append(bench.first_token(shared + bench.fresh_ids(TAIL)))
+    ratios = [a / b for a, b in zip(first[1:], second[1:], strict=True)]
+    yield f"first prompt, ms               {Spread.of([1000 * s for s in first[1:]])}"
+    yield f"second prompt, ms              {Spread.of([1000 * s for s in second[1:]])}"
+    yield f"ratio                          {Spread.of(ratios)}   aim: at least 10"
+
+
+def streamer(model: Path, rounds: int) -> Lines:
+    """About 20,000 tokens a measurement."""
+    tokenizer = open_model(str(model)).tokenizer
+    text = (HERE / "public_domain.txt").read_text(encoding="utf-8")
+    ids = tokenizer.encode(text) * 8
+    rates = []
+    for _ in range(rounds + 1):
+        stream = TextStreamer(tokenizer)
+        start = time.perf_counter()
+        length = sum(len(stream.put([one])) for one in ids) + len(stream.finish())
+        rates.append(len(ids) / (time.perf_counter() - start))
+        assert length == 8 * len(text)
+    yield f"TextStreamer, tok/s            {Spread.of(rates[1:])}   aim: at least 100,000"
+
+
+def main() -> None:
+    names = ("scheduling", "waiting", "batching", "prefix", "streamer")
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add_engine_options(parser)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
+    arguments = parser.parse_args()
+    model, rounds = model_path(arguments.model), arguments.rounds
+    bench = Bench(arguments, model)
+    print_configuration(
+        "engine core",
+        model=model.name,
+        kernels=bench.kernels,
+        threads=arguments.threads,
+        prompts=f"{PROMPT} tokens, greedy, no end but length",
+        rounds=rounds,
+        **versions(),
+    )
+    parts: dict[str, Callable[[], Lines]] = {
+        "scheduling": lambda: scheduling(bench, rounds),
+        "waiting": lambda: waiting(bench, rounds),
+        "batching": lambda: batching(bench, Bench(arguments, model), rounds),
+        "prefix": lambda: prefix(bench, rounds),
+        "streamer": lambda: streamer(model, rounds),
+    }
+    for name in arguments.only:
+        print(name)
+        for line in parts[name]():
+            print(f"  {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
