@@ -104,5 +104,6 @@ def _query_engine_metrics(engine: Any) -> EngineMetrics:
     for chunk in chunks:
         if chunk.usage is not None and chunk.usage.extra is not None:
             return EngineMetrics(chunk.usage.extra)
-        refusal = next((choice.delta.content for choice in chunk.choices), None) or refusal
+        for choice in chunk.choices:
+            refusal = choice.delta.content or f"the request ended with {choice.finish_reason}"
     raise MLCError(f"no metrics: {refusal}")

@@ -180,8 +180,9 @@ class Worker:
             self._forget()
 
     def _forget(self) -> None:
+        """Let go of the core, and make sure that it goes: its pages may be most of the memory."""
         self.loaded = None
-        gc.collect()  # a core may hold its pages in a circle of references
+        gc.collect()  # there are circles of references in it
 
     def _emit(self, outputs: Outputs) -> None:
         """Give out what the core says."""
