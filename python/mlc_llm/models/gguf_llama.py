@@ -52,29 +52,32 @@ def read_llama(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -
 
 
 def _config(metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelConfig:
-    def number(key: str, default: Any = None) -> Any:
+    def count(key: str, default: Any = None) -> int:
         value = metadata.get(f"llama.{key}", default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise ModelFileError(f"llama.{key} is {value!r}; a positive number was expected")
+        if type(value) is not int or not 0 < value < 2**31:
+            raise ModelFileError(f"llama.{key} is {value!r}; a whole number above 0 was expected")
         return value
 
-    hidden, heads = number("embedding_length"), number("attention.head_count")
-    kv_heads = number("attention.head_count_kv", heads)
-    head_dim = number("attention.key_length", hidden // heads)
+    hidden, heads = count("embedding_length"), count("attention.head_count")
+    kv_heads = count("attention.head_count_kv", heads)
+    head_dim = count("attention.key_length", hidden // heads)
+    layers = count("block_count")
+    if layers > len(tensors):
+        raise ModelFileError(f"llama.block_count is {layers}; the file has {len(tensors)} tensors")
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError("there is no tensor token_embd.weight")
     config = ModelConfig(
         architecture="llama",
         hidden=hidden,
-        layers=number("block_count"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        intermediate=number("feed_forward_length"),
+        intermediate=count("feed_forward_length"),
         vocab=embedding.shape[0],
-        context_window=number("context_length"),
-        norm_eps=number("attention.layer_norm_rms_epsilon"),
+        context_window=count("context_length"),
+        norm_eps=_positive(metadata, "llama.attention.layer_norm_rms_epsilon"),
         rope=_rope(metadata, head_dim),
         tied_head="output.weight" not in tensors,
         interleaved_rope=True,
@@ -94,9 +97,16 @@ def _rope(metadata: Mapping[str, Any], head_dim: int) -> RopeConfig:
     scaling = metadata.get("llama.rope.scaling.type", "none")
     if scaling not in ("none", "linear"):
         raise UnsupportedModel(f"rope scaling type {scaling!r}; supported are none and linear")
-    linear = metadata.get("llama.rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
-    theta = float(metadata.get("llama.rope.freq_base", 10000.0))
-    return RopeConfig(theta=theta, dim=head_dim, linear=float(linear))
+    factor = _positive(metadata, "llama.rope.scaling.factor", 1.0)
+    theta = _positive(metadata, "llama.rope.freq_base", 10000.0)
+    return RopeConfig(theta=theta, dim=head_dim, linear=factor if scaling == "linear" else 1.0)
+
+
+def _positive(metadata: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = metadata.get(key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < 1e30:
+        raise ModelFileError(f"{key} is {value!r}; a number above 0 was expected")
+    return float(value)
 
 
 def _matrices(config: ModelConfig, tensors: Mapping[str, TensorInfo]) -> Any:

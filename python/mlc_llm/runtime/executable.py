@@ -44,7 +44,8 @@ class Executable:
             executable = load(str(folder / BYTECODE_FILE))
             self._session = tvm_ffi_orcjit.ExecutionSession()
             executable.import_module(self._session.load_module(str(folder / KERNELS_FILE)))
-            self._vm = relax.VirtualMachine(executable, device)
+            # The default allocator would keep buffers for every size of step there ever was.
+            self._vm = relax.VirtualMachine(executable, device, memory_cfg="naive")
         except Exception as error:  # what TVM raises has no base class of its own
             raise BrokenLibrary(f"{folder}: {error}") from error
 
