@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from json.encoder import encode_basestring_ascii
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.json_text import parse_json_object
@@ -17,8 +17,6 @@ from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.serve.openai.chat import chat_prompt
 from mlc_llm.serve.openai.chunks import AnswerStream, ChoicePiece
 from mlc_llm.serve.request import Request
-
-Chunk = dict[str, Any]
 
 ERROR_MODEL = "json_ffi"
 """The model's name in an error reply."""
@@ -67,24 +65,44 @@ def _prompt(request: ChatCompletionRequest, bundle: ModelBundle, window: int) ->
 
 
 class ChunkWriter:
-    """Makes the chunks of one request."""
+    """Makes the chunks of one request, as JSON objects.
 
-    def __init__(self, request: Request, model: str, bundle: ModelBundle) -> None:
-        self._request_id = request.request_id
-        self._model = model
-        self._created = int(time.time())
-        self._answer = AnswerStream(bundle.tokenizer, request.n)
+    They are put together as texts: this runs for every token while the model has all cores, so
+    what it costs is taken from the model. The id comes first in each.
+    """
 
-    def put(self, output: RequestStreamOutput) -> list[Chunk]:
-        """No chunk or one: none where there is nothing to show yet."""
+    def __init__(self, request_id: str, model: str, answer: AnswerStream | None = None) -> None:
+        """`answer` makes text of the outputs for `put`."""
+        self._answer = answer
+        head = {
+            "id": request_id,
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": "",
+        }
+        self._head = json.dumps(head)[:-1] + ', "choices": ['
+
+    def put(self, output: RequestStreamOutput) -> str:
+        """The chunk of an output; empty where there is nothing to show yet."""
         if output.request_final_usage_json_str is not None:
-            return [self.chunk([], json.loads(output.request_final_usage_json_str))]
-        choices = [_choice(piece) for piece in self._answer.put(output)]
-        return [self.chunk(choices)] if choices else []
+            return self.usage(output.request_final_usage_json_str)
+        assert self._answer is not None
+        pieces = self._answer.put(output)
+        return self.choices(pieces) if pieces else ""
 
-    def chunk(self, choices: list[dict[str, Any]], usage: Any = None) -> Chunk:
-        """A chunk of this request; the one with a usage is its last."""
-        return _chunk(self._request_id, self._model, self._created, choices, usage)
+    def choices(self, pieces: Iterable[ChoicePiece]) -> str:
+        """A chunk that adds to choices."""
+        return self._head + ", ".join(map(_choice, pieces)) + "]}"
+
+    def usage(self, usage_json: str) -> str:
+        """The request's last chunk."""
+        return f'{self._head}], "usage": {usage_json}}}'
+
+
+def array(chunks: Iterable[str]) -> str:
+    """What a callback gets: chunks of one request."""
+    return "[" + ", ".join(chunks) + "]"
 
 
 def error_reply(request_id: str, message: str) -> str:
@@ -98,35 +116,15 @@ def length_reply(request: ChatCompletionRequest, request_id: str) -> str:
     return _reply(request_id, request.model or "", ends)
 
 
-def _reply(request_id: str, model: str, pieces: Sequence[ChoicePiece]) -> str:
-    now = int(time.time())
-    choices = [_choice(piece) for piece in pieces]
-    usage = json.loads(zero_usage_json())
-    return json.dumps(
-        [_chunk(request_id, model, now, choices), _chunk(request_id, model, now, [], usage)]
-    )
+def _reply(request_id: str, model: str, pieces: Iterable[ChoicePiece]) -> str:
+    writer = ChunkWriter(request_id, model)
+    return array([writer.choices(pieces), writer.usage(zero_usage_json())])
 
 
-def _choice(piece: ChoicePiece) -> dict[str, Any]:
-    choice: dict[str, Any] = {
-        "finish_reason": piece.finish_reason,
-        "index": piece.index,
-        "delta": {"content": piece.text, "role": "assistant"},
-    }
-    if piece.logprobs is not None:
-        choice["logprobs"] = {"content": piece.logprobs}
-    return choice
-
-
-def _chunk(
-    request_id: str, model: str, created: int, choices: list[dict[str, Any]], usage: Any = None
-) -> Chunk:
-    chunk = {
-        "id": request_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "system_fingerprint": "",
-        "choices": choices,
-    }
-    return chunk if usage is None else {**chunk, "usage": usage}
+def _choice(piece: ChoicePiece) -> str:
+    reason = "null" if piece.finish_reason is None else f'"{piece.finish_reason}"'
+    delta = f'{{"content": {encode_basestring_ascii(piece.text)}, "role": "assistant"}}'
+    text = f'{{"finish_reason": {reason}, "index": {piece.choice}, "delta": {delta}'
+    if piece.logprobs is None:
+        return text + "}"
+    return f'{text}, "logprobs": {{"content": [{", ".join(piece.logprobs)}]}}}}'

@@ -30,11 +30,31 @@ __all__ = ["BackgroundLoops", "Chat", "Completions", "EngineState", "JSONFFIEngi
 Functions = Mapping[str, Callable[..., Any]]
 
 
+class _Strings(queue.Queue[str]):
+    """A queue without an end whose waiting is done in C, for a reader is woken at every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._strings: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def put(self, item: str, block: bool = True, timeout: float | None = None) -> None:
+        self._strings.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> str:
+        return self._strings.get(block, timeout)
+
+    def qsize(self) -> int:
+        return self._strings.qsize()
+
+    def empty(self) -> bool:
+        return self._strings.empty()
+
+
 @dataclass
 class _Reader:
     """Somebody who reads one request."""
 
-    queue: queue.Queue[str] = field(default_factory=queue.Queue)
+    queue: queue.Queue[str] = field(default_factory=_Strings)
     is_gone: bool = False
     """What still comes is thrown away."""
 
@@ -50,7 +70,7 @@ class EngineState:
     sync_queue: queue.Queue[str]
 
     def __init__(self) -> None:
-        self.sync_queue = queue.Queue()
+        self.sync_queue = _Strings()
         self._readers: dict[str, _Reader] = {}
         """Each stands here until the usage of its request has come."""
 
@@ -64,14 +84,18 @@ class EngineState:
 
     def _sync_request_stream_callback(self, chat_completion_stream_responses_json_str: str) -> None:
         """Hand the chunks on, by their ids. Never waits."""
+        text = chat_completion_stream_responses_json_str
+        request_id = _only_id(text)
+        if request_id in self._readers:
+            self._hand_on(request_id, text, is_last=False)
+            return
         by_id: dict[str, list[dict[str, Any]]] = {}
-        for chunk in json.loads(chat_completion_stream_responses_json_str):
+        for chunk in json.loads(text):
             by_id.setdefault(chunk["id"], []).append(chunk)
-        for request_id, chunks in by_id.items():
+        for one, chunks in by_id.items():
             # The text as it came where it is all of one request's.
-            alone = len(by_id) == 1
-            text = chat_completion_stream_responses_json_str if alone else json.dumps(chunks)
-            self._hand_on(request_id, text, is_last=chunks[-1].get("usage") is not None)
+            own = text if len(by_id) == 1 else json.dumps(chunks)
+            self._hand_on(one, own, is_last=chunks[-1].get("usage") is not None)
 
     def _hand_on(self, request_id: str, text: str, *, is_last: bool) -> None:
         reader = self._readers.get(request_id)
@@ -107,12 +131,27 @@ class EngineState:
             raise
         finally:
             if self.sync_queue is mine.queue:
-                self.sync_queue = queue.Queue()
+                self.sync_queue = _Strings()
 
     def close(self) -> None:
         """Release every reader that still waits: nothing will come any more."""
         for request_id in list(self._readers):
             self._hand_on(request_id, codec.error_reply(request_id, TERMINATED), is_last=True)
+
+
+def _only_id(text: str) -> str:
+    """The id of the chunk in a text that holds a single one without a usage, as this engine writes
+    it for each token: found without reading the JSON. Empty for anything else.
+
+    The quotes in a JSON string are escaped, so what is looked for is no part of anybody's text.
+    """
+    if not text.startswith(_ID) or text.count(_OBJECT) != 1 or '"usage"' in text:
+        return ""
+    return text[len(_ID) : text.index('"', len(_ID))]
+
+
+_ID = '[{"id": "'
+_OBJECT = '"object": "chat.completion.chunk"'
 
 
 def _read(

@@ -1,14 +1,12 @@
 """What stands behind the global function `mlc.json_ffi.CreateJSONFFIEngine`.
 
 Strings, numbers and functions go in and out, so any language can drive it. What goes to the
-callback is one string, a JSON array of OpenAI chat chunks, of one request or of several.
+callback is one string, a JSON array of OpenAI chat chunks of one request.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +18,7 @@ from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.model_args import ModelBundle
-from mlc_llm.serve.request import Request
+from mlc_llm.serve.openai.chunks import AnswerStream
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
 FUNCTIONS = (
@@ -48,8 +46,9 @@ class JSONFFIModule:
     def __init__(self) -> None:
         self._engine = ThreadedEngine.Create()
         self._callback: Callable[[str], Any] | None = None
-        self._lock = threading.RLock()
         self._writers: dict[str, codec.ChunkWriter] = {}
+        """Of the requests that run. Read and changed by one operation at a time, so from any thread
+        without a lock."""
         self._last_error = ""
         # The same functions under the same names.
         self.reload = self._engine.reload
@@ -121,7 +120,8 @@ class JSONFFIModule:
             # As the engine ends a prompt that is only a little too long.
             self._call_back(codec.length_reply(request, request_id))
             return True
-        self._open(made, codec.ChunkWriter(made, request.model or "", bundle))
+        answer = AnswerStream(bundle.tokenizer, made.n)
+        self._open(request_id, codec.ChunkWriter(request_id, request.model or "", answer))
         try:
             self._engine.add_request(made)
         except BaseException:
@@ -129,28 +129,32 @@ class JSONFFIModule:
             raise
         return True
 
-    def _open(self, request: Request, writer: codec.ChunkWriter) -> None:
-        with self._lock:
-            if request.request_id in self._writers:
-                raise _Taken("request_id", request.request_id, "it names a request that runs")
-            self._writers[request.request_id] = writer
+    def _open(self, request_id: str, writer: codec.ChunkWriter) -> None:
+        if self._writers.setdefault(request_id, writer) is not writer:
+            raise _Taken("request_id", request_id, "it names a request that runs")
 
     def _close(self, request_id: str) -> None:
-        with self._lock:
-            self._writers.pop(request_id, None)
+        self._writers.pop(request_id, None)
 
     def _deliver(self, outputs: list[RequestStreamOutput]) -> None:
-        """The threaded engine's callback: one call for all that there is."""
-        chunks = [chunk for output in outputs for chunk in self._chunks(output)]
-        if chunks:
-            self._call_back(json.dumps(chunks))
+        """The threaded engine's callback: one call of ours for each request that has news."""
+        chunks: dict[str, list[str]] = {}
+        for output in outputs:
+            chunk = self._chunk(output)
+            if chunk:
+                chunks.setdefault(output.request_id, []).append(chunk)
+        for request_id, texts in chunks.items():
+            try:
+                self._call_back(codec.array(texts))
+            except BaseException:
+                _log.exception("the callback raised; request %s is aborted", request_id)
+                self._engine.abort_request(request_id)
 
-    def _chunks(self, output: RequestStreamOutput) -> list[codec.Chunk]:
+    def _chunk(self, output: RequestStreamOutput) -> str:
         request_id = output.request_id
-        with self._lock:
-            writer = self._writers.get(request_id)
+        writer = self._writers.get(request_id)
         if writer is None:
-            return []
+            return ""
         if output.request_final_usage_json_str is not None:
             self._close(request_id)
         try:
@@ -160,8 +164,7 @@ class JSONFFIModule:
             _log.exception("the answer to request %s cannot be written", request_id)
             self._close(request_id)
             self._engine.abort_request(request_id)
-            reply: list[codec.Chunk] = json.loads(codec.error_reply(request_id, str(error)))
-            return reply
+            return codec.error_reply(request_id, str(error))[1:-1]
 
     def _call_back(self, text: str) -> None:
         assert self._callback is not None  # checked before there is anything to say

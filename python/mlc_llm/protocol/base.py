@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -30,6 +31,7 @@ class OpenModel(BaseModel):
         return {str(key): v for key, v in value.items() if v is not None or key in needed}
 
     @classmethod
+    @cache
     def _required_keys(cls) -> set[str]:
         return {
             key

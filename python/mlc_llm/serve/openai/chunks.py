@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput, SingleRequestStreamOutput
 from mlc_llm.serve.stream import BranchText
 from mlc_llm.tokenizers import Tokenizer
 
 
-@dataclass(frozen=True)
-class ChoicePiece:
+class ChoicePiece(NamedTuple):
     """What one choice gained."""
 
-    index: int
+    choice: int
     text: str
     finish_reason: FinishReason | None
-    logprobs: list[dict[str, Any]] | None
-    """Of the tokens since the choice's last piece; None where nobody asked for them."""
+    logprobs: list[str] | None
+    """JSON texts, one a token since the choice's last piece; None where nobody asked for them."""
 
 
 class AnswerStream:
@@ -42,13 +39,12 @@ class _Choice:
     def __init__(self, tokenizer: Tokenizer, index: int) -> None:
         self._index = index
         self._branch = BranchText(tokenizer)
-        self._logprobs: list[dict[str, Any]] | None = None
+        self._logprobs: list[str] | None = None
 
     def put(self, single: SingleRequestStreamOutput) -> ChoicePiece | None:
         """None when there is nothing to show; log-probabilities wait for their text then."""
         if single.delta_logprob_json_strs is not None:
-            new = [json.loads(text) for text in single.delta_logprob_json_strs]
-            self._logprobs = (self._logprobs or []) + new
+            self._logprobs = (self._logprobs or []) + single.delta_logprob_json_strs
         text = self._branch.put(single)
         if single.finish_reason == "error":
             text = single.error or "the request failed"
