@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ class ModelRunner:
         self._rope = RopeTable(np.array(arrays[ROPE_PARAM]))
         self._pages = allocate_pages(self.metadata.kv, num_pages)
         self._forward = self._executable[FORWARD]
+        self.before_compute: Callable[[], None] = _nothing
+        """Called when compiled code is about to run for long. Python's lock is free from then on:
+        a good moment to wake the threads that would otherwise get in the way."""
         self._sample = self._executable[SAMPLE]
         self._copy = self._executable[COPY_PAGES]
         self._cache = KVCache(self.metadata.kv, num_pages, max_num_sequence, self._copy_pages)
@@ -133,7 +136,7 @@ class ModelRunner:
         return self._call(tokens, placement, logit_rows)
 
     def _call(self, tokens: npt.NDArray[np.int32], place: Placement, logit_rows: list[int]) -> Any:
-        return self._forward(
+        arguments = (
             _tensor(tokens),
             _tensor(self._rope.rows(place.position)),
             _tensor(place.slot),
@@ -144,6 +147,8 @@ class ModelRunner:
             self._pages,
             self._params,
         )
+        self.before_compute()
+        return self._forward(*arguments)
 
     def _choose(self, logits: Any, wanted: Sequence[Sampling]) -> list[Sampled]:
         """Log-probabilities are those of the raw logits, so they are taken before any edit."""
@@ -185,6 +190,10 @@ def allocate_pages(info: KVInfo, num_pages: int) -> Any:
         memory = mmap.mmap(-1, size)  # page aligned, as vector loads need
         tensors.append(tvm_ffi.from_dlpack(np.frombuffer(memory, info.dtype).reshape(shape)))
     return tvm_ffi.convert(tensors)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _sampled(token_id: int, bad: int, raw: Floats | None, sampling: Sampling) -> Sampled:

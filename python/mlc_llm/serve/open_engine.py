@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.core.engine_core import EngineCore
@@ -25,6 +26,8 @@ class OpenEngine:
     core: EngineCore
     bundle: ModelBundle
     config: EngineConfig
+    runner: ModelRunner | None = None
+    """What computes inside the core; None for the echo engine, which computes nothing."""
 
 
 def open_engine(
@@ -44,7 +47,7 @@ def open_engine(
     core = EngineCore(
         runner, bundle.tokenizer, complete, stop_token_ids=bundle.stop_token_ids, trace=trace
     )
-    return OpenEngine(core, bundle, complete)
+    return OpenEngine(core, bundle, complete, runner)
 
 
 def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:

@@ -39,6 +39,9 @@ class Worker:
         self._outbox = outbox
         self._roster = roster
         self._batch: deque[Instruction] = deque()
+        self._held: Outputs = []
+        """Of the last step. They are given out when the next one has begun to compute: readers that
+        were woken before would take Python's lock from the preparation of that step."""
         self._actions: dict[InstructionKind, Callable[[Any], None]] = {
             InstructionKind.kAddRequest: self._add,
             InstructionKind.kAbortRequest: self._abort,
@@ -56,6 +59,7 @@ class Worker:
         """Carry out all of them, in order. An error goes to whoever waits for the instruction."""
         self._batch.extend(instructions)
         while self._batch:
+            self._flush()
             self._run_one(self._batch.popleft())
 
     def step(self) -> None:
@@ -67,13 +71,16 @@ class Worker:
         except Exception as error:
             self._collapse("a step", error)
         else:
-            self._emit(outputs)
+            self._flush()  # a step without the model has left it
+            self._held = self._roster.filter(outputs)
+            if self._may_flush_now():
+                self._flush()
 
     def end(self, instructions: list[Instruction], reason: FinishReason, why: str) -> None:
         """Nothing runs after this: every request and everybody who waits is answered now."""
         error = why if reason == "error" else None
         if error is not None:
-            self._outbox.put(self._roster.end_accepted(reason, error))
+            self._give(self._roster.end_accepted(reason, error))
             self._forget()  # a core that broke is not asked for anything
         try:
             self._drop()
@@ -83,9 +90,10 @@ class Worker:
         while self._batch:
             left = self._batch.popleft()
             if left.kind is InstructionKind.kAddRequest:
-                self._outbox.put(self._roster.end(left.payload.request_id, reason, error))
+                self._give(self._roster.end(left.payload.request_id, reason, error))
             if left.done is not None and not left.done.done():
                 left.done.set_exception(EngineDead(why))
+        self._flush()
         self._outbox.close()
 
     def _run_one(self, instruction: Instruction) -> None:
@@ -139,6 +147,8 @@ class Worker:
         self._drop()
         try:
             self.loaded = open_engine(config, self.device, self.trace)
+            if self.loaded.runner is not None:
+                self.loaded.runner.before_compute = self._flush
         except BaseException as error:
             self.why_not_loaded = f"no engine is loaded, the last reload failed: {_words(error)}"
             raise
@@ -152,13 +162,17 @@ class Worker:
             raise InvalidField("func_name", name, "there is no TVM global function of this name")
         function(*([] if args is None else [args]))
 
+    def _may_flush_now(self) -> bool:
+        """No step follows, or none that says when it computes."""
+        return self.loaded is None or self.loaded.runner is None or self.loaded.core.is_idle
+
     def _refuse(self, request: Request, why: str) -> None:
-        self._outbox.put(self._roster.end(request.request_id, "error", why))
+        self._give(self._roster.end(request.request_id, "error", why))
 
     def _collapse(self, what: str, error: Exception) -> None:
         """The core failed in a way it could not mend itself: end its requests, start it afresh."""
         _log.error("%s failed; the running requests end with an error", what, exc_info=error)
-        self._outbox.put(self._roster.end_accepted("error", _words(error)))
+        self._give(self._roster.end_accepted("error", _words(error)))
         assert self.loaded is not None
         try:
             self.loaded.core.reset()
@@ -176,7 +190,7 @@ class Worker:
         except Exception:
             _log.exception("the engine could not be reset before it was unloaded")
         finally:
-            self._outbox.put(self._roster.end_accepted("abort"))
+            self._give(self._roster.end_accepted("abort"))
             self._forget()
 
     def _forget(self) -> None:
@@ -186,7 +200,15 @@ class Worker:
 
     def _emit(self, outputs: Outputs) -> None:
         """Give out what the core says."""
-        self._outbox.put(self._roster.filter(outputs))
+        self._give(self._roster.filter(outputs))
+
+    def _give(self, outputs: Outputs) -> None:
+        self._held += outputs
+        self._flush()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, []
+        self._outbox.put(held)
 
 
 def _words(error: BaseException) -> str:

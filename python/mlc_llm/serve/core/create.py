@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import MLCError, ModelFileError
-from mlc_llm.runtime.batch import Runner
 from mlc_llm.runtime.executable import BrokenLibrary
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.params import BrokenParams
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Runner:
+def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> ModelRunner:
     """The model of `bundle`, compiled for this machine, with pages as `config` says.
 
     `config` is complete (every limit set). A cached library or packed weights that turn out broken
@@ -46,7 +45,7 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Run
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
 
 
-def _runner(library: Path, weights: Path, config: EngineConfig) -> Runner:
+def _runner(library: Path, weights: Path, config: EngineConfig) -> ModelRunner:
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
     return ModelRunner(
