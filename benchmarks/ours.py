@@ -54,8 +54,8 @@ def advance(runner: Runner, ids: Sequence[int]) -> int:
     most = runner.limits.max_batch_tokens
     steps = [ids[start : start + most] for start in range(0, len(ids), most)]
     for step in steps[:-1]:
-        runner.run(Batch([BatchRow(SEQUENCE, step, None)]))
-    (sample,) = runner.run(Batch([BatchRow(SEQUENCE, steps[-1], GREEDY)])).samples
+        runner.run(Batch([BatchRow(SEQUENCE, step, ())]))
+    ((sample,),) = runner.run(Batch([BatchRow(SEQUENCE, steps[-1], (GREEDY,))])).samples
     assert sample is not None and sample.error is None, sample
     return sample.token_id
 

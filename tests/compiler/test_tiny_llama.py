@@ -79,9 +79,9 @@ def test_chunks_do_not_matter(tiny_models: TinyModels, isa: str, name: str) -> N
 
 def run(runner: ModelRunner, *rows: tuple[int, list[int]]) -> list[Sampled]:
     """One step; what each sequence says next, with its log-probabilities to the last bit."""
-    output = runner.run(Batch([BatchRow(seq_id, tokens, WATCH) for seq_id, tokens in rows]))
+    output = runner.run(Batch([BatchRow(seq_id, tokens, [WATCH]) for seq_id, tokens in rows]))
     runner.check_integrity()
-    return [sample for sample in output.samples if sample is not None]
+    return [sample for (sample,) in output.samples]
 
 
 def alone(models: TinyModels, isa: str, tokens: list[int]) -> Sampled:

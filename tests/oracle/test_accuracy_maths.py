@@ -137,8 +137,8 @@ class Successor:
     def run(self, batch: Batch) -> BatchOutput:
         (row,) = batch.rows
         assert len(row.token_ids) <= self.limits.max_batch_tokens
-        self.steps.append((list(row.token_ids), row.sampling is not None))
-        return BatchOutput([Sampled(row.token_ids[-1] + 1) if row.sampling else None])
+        self.steps.append((list(row.token_ids), len(row.samplings) > 0))
+        return BatchOutput([[Sampled(row.token_ids[-1] + 1) for _ in row.samplings]])
 
 
 def test_greedy_sends_long_prompts_in_steps_and_then_one_token_each() -> None:

@@ -26,8 +26,8 @@ def sampled(runner: ModelRunner, *wanted: Sampling) -> list[Sampled]:
     runner.reset()
     for seq_id in range(len(wanted)):
         runner.add_sequence(seq_id)
-    batch = Batch([BatchRow(i, PROMPT, sampling) for i, sampling in enumerate(wanted)])
-    return [s for s in runner.run(batch).samples if s is not None]
+    batch = Batch([BatchRow(i, PROMPT, [sampling]) for i, sampling in enumerate(wanted)])
+    return [sample for (sample,) in runner.run(batch).samples]
 
 
 def last_logits(runner: ModelRunner) -> np.ndarray:
@@ -40,10 +40,9 @@ def test_greedy_is_the_largest_logit(runner: ModelRunner) -> None:
 
 def test_rows_that_want_no_token_get_none(runner: ModelRunner) -> None:
     runner.add_sequence(1)
-    output = runner.run(Batch([BatchRow(0, [1, 2], None), BatchRow(1, [3], GREEDY)]))
-    assert output.samples[0] is None
-    assert output.samples[1] is not None
-    assert runner.run(Batch([BatchRow(0, [4], None)])).samples == [None]
+    output = runner.run(Batch([BatchRow(0, [1, 2], []), BatchRow(1, [3], [GREEDY])]))
+    assert [len(samples) for samples in output.samples] == [0, 1]
+    assert runner.run(Batch([BatchRow(0, [4], [])])).samples == [[]]
 
 
 def test_log_probabilities_are_of_the_raw_logits(runner: ModelRunner) -> None:
@@ -82,12 +81,12 @@ def test_too_few_pages_is_refused_before_any_change(tiny_models: TinyModels) -> 
     runner = tiny_models.runner("floats", "portable", num_pages=3)
     for seq_id in (0, 1):
         runner.add_sequence(seq_id)
-    rows = [BatchRow(0, PROMPT, GREEDY), BatchRow(1, PROMPT, GREEDY)]
+    rows = [BatchRow(0, PROMPT, [GREEDY]), BatchRow(1, PROMPT, [GREEDY])]
     with pytest.raises(RequestError, match="4 KV pages needed, 3 are free"):
         runner.run(Batch(rows))
     assert runner.free_pages == 3
     runner.check_integrity()
-    (sample,) = runner.run(Batch(rows[1:])).samples
+    ((sample,),) = runner.run(Batch(rows[1:])).samples
     assert sample == Sampled(int(last_logits(tiny_models.runner("floats", "portable")).argmax()))
 
 
@@ -95,7 +94,7 @@ def test_too_few_pages_is_refused_before_any_change(tiny_models: TinyModels) -> 
 def test_ids_outside_the_vocabulary_are_refused(runner: ModelRunner, token: int) -> None:
     """300 to 319 lie in the padding of the table."""
     with pytest.raises(RequestError, match="0 to 299"):
-        runner.run(Batch([BatchRow(0, [1, token], GREEDY)]))
+        runner.run(Batch([BatchRow(0, [1, token], [GREEDY])]))
     assert runner.free_pages == 8
 
 
@@ -112,10 +111,27 @@ def test_a_row_with_broken_logits_fails_alone(runner: ModelRunner) -> None:
     runner.reset()
     for seq_id in (0, 1):
         runner.add_sequence(seq_id)
-        runner.run(Batch([BatchRow(seq_id, PROMPT[:-1], None)]))
+        runner.run(Batch([BatchRow(seq_id, PROMPT[:-1], [])]))
     spoilt = runner._cache._sequences[1].pages[0]
     np.from_dlpack(runner._pages[0])[spoilt] = np.nan
-    output = runner.run(Batch([BatchRow(i, PROMPT[-1:], GREEDY) for i in (0, 1)]))
-    assert output.samples[0] == clean
-    assert output.samples[1] is not None
-    assert output.samples[1].error == "the model produced logits that are not finite"
+    output = runner.run(Batch([BatchRow(i, PROMPT[-1:], [GREEDY]) for i in (0, 1)]))
+    assert output.samples[0] == [clean]
+    assert output.samples[1][0].error == "the model produced logits that are not finite"
+
+
+def test_several_tokens_of_a_row_are_sampled_as_in_rows_that_end_there(runner: ModelRunner) -> None:
+    wanted = [
+        Sampling(temperature=0.9, uniform=0.1 * i, top_logprobs=2, logit_bias={i: 3.0})
+        for i in range(1, 5)
+    ]
+    output = runner.run(Batch([BatchRow(0, PROMPT, wanted)]))
+    runner.reset()
+    runner.add_sequence(0)
+    first = len(PROMPT) - len(wanted) + 1
+    steps = [PROMPT[:first], *([token] for token in PROMPT[first:])]
+    apart = [
+        runner.run(Batch([BatchRow(0, step, [one])])).samples[0][0]
+        for step, one in zip(steps, wanted, strict=True)
+    ]
+    assert output.samples == [apart]
+    assert len({sampled.token_id for sampled in apart}) > 1

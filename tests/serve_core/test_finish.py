@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from core_harness import VOCAB, Harness, PieceTokenizer, prompt_of
 
-from mlc_llm.runtime.batch import BatchRow, Sampled
+from mlc_llm.runtime.batch import Sampled, Sampling
 from mlc_llm.testing.fake_runner import FakeRunner, fake_logits
 
 
@@ -20,11 +21,9 @@ class Scripted(FakeRunner):
         super().__init__()
         self.script, self.prompt_length = script, prompt_length
 
-    def _run_row(self, row: BatchRow) -> Sampled | None:
-        sampled = super()._run_row(row)
-        if sampled is None:
-            return None
-        at = self.sequences[row.seq_id].length - self.prompt_length
+    def _sample(self, tokens: Sequence[int], sampling: Sampling) -> Sampled:
+        sampled = super()._sample(tokens, sampling)
+        at = len(tokens) - self.prompt_length
         token = self.script[at] if at < len(self.script) else ord("a")
         return Sampled(token, sampled.logprob, sampled.top)
 
@@ -118,5 +117,5 @@ def test_penalties_see_the_counts_of_their_own_branch() -> None:
     harness.add("a", [1, 2, 3], max_tokens=4, frequency_penalty=0.5)
     harness.run()
     rows = [row for batch in harness.runner.batches for row in batch.rows]
-    assert rows[-1].sampling is not None
-    assert rows[-1].sampling.token_counts == {97: 3, 98: 1}
+    (sampling,) = rows[-1].samplings
+    assert sampling.token_counts == {97: 3, 98: 1}

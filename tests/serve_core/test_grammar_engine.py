@@ -223,7 +223,10 @@ def _without_masks(runner: FakeRunner) -> Any:
     run = runner.run
 
     def unmasked(batch: Any) -> Any:
-        rows = [replace(row, sampling=replace(row.sampling, allowed=None)) for row in batch.rows]
+        rows = [
+            replace(row, samplings=[replace(one, allowed=None) for one in row.samplings])
+            for row in batch.rows
+        ]
         return run(replace(batch, rows=rows))
 
     return unmasked

@@ -37,7 +37,7 @@ class Driver:
                 assert origin.kind == "reuse" or self.cache.evict(), "it cannot fit"
                 break
         seq_id = self._carry_out(origin)
-        self.runner.run(Batch([BatchRow(seq_id, tokens[origin.length :], GREEDY)]))
+        self.runner.run(Batch([BatchRow(seq_id, tokens[origin.length :], [GREEDY])]))
         self.cache.extend(seq_id, tokens[origin.length :])
         self.computed += len(tokens) - origin.length
         return seq_id, origin

@@ -131,8 +131,8 @@ def test_single_branch_uses_the_seed_and_several_the_seeds_after_it() -> None:
         harness = Harness()
         harness.add("a", [1, 2], n=n, temperature=1.0, seed=seed, max_tokens=1)
         harness.run()
-        rows = [row.sampling for batch in harness.runner.batches for row in batch.rows]
-        return {sampling.uniform for sampling in rows if sampling is not None}
+        rows = [row for batch in harness.runner.batches for row in batch.rows]
+        return {sampling.uniform for row in rows for sampling in row.samplings}
 
     assert uniforms(2, 10) == uniforms(1, 11) | uniforms(1, 12)
     assert uniforms(1, -1) != uniforms(1, 1)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one row's next token is chosen. Filled by the core, read by the runner.
+    """How one next token is chosen. Filled by the core, read by the runner.
 
     Order: bias, repetition penalty, presence and frequency penalty, mask, temperature, top-k,
     top-p, min-p, draw. `uniform` is the one random number of the draw, so the same numbers give
@@ -47,8 +47,11 @@ class BatchRow:
     seq_id: int
     token_ids: Sequence[int]
     """At least one."""
-    sampling: Sampling | None
-    """None: the prompt goes on in a later step and no token is wanted yet."""
+    samplings: Sequence[Sampling]
+    """One for each of the last `len(samplings)` tokens: how the token behind it is chosen. Empty
+    while the prompt goes on in a later step, one for a plain step, more where the row ends with
+    drafted tokens. They see the tokens up to theirs alone, so each is what a row that ends there
+    would give, bit for bit."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The outcome for one row. Filled by the runner, read by the core."""
+    """The outcome of one `Sampling`. Filled by the runner, read by the core."""
 
     token_id: int
     logprob: float | None = None
@@ -68,14 +71,14 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability), most likely first."""
     error: str | None = None
-    """Set when this row failed (NaN or infinite logits); `token_id` means nothing then."""
+    """Set when this one failed (NaN or infinite logits); `token_id` means nothing then."""
 
 
 @dataclass(frozen=True)
 class BatchOutput:
-    """One entry a row of the batch, None where no token was wanted."""
+    """One entry a row of the batch, with one `Sampled` for each of the row's samplings."""
 
-    samples: Sequence[Sampled | None]
+    samples: Sequence[Sequence[Sampled]]
 
 
 @dataclass(frozen=True)

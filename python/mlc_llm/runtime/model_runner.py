@@ -104,15 +104,15 @@ class ModelRunner:
             raise
 
     def _run(self, batch: Batch) -> BatchOutput:
-        last, end = [], 0
+        places: list[int] = []
+        end = 0
         for row in batch.rows:
             end += len(row.token_ids)
-            if row.sampling is not None:
-                last.append(end - 1)
-        logits = self._logits(batch.rows, last)
-        wanted = [row.sampling for row in batch.rows if row.sampling is not None]
+            places += range(end - len(row.samplings), end)
+        logits = self._logits(batch.rows, places)
+        wanted = [sampling for row in batch.rows for sampling in row.samplings]
         samples = iter(self._choose(logits, wanted)) if wanted else iter(())
-        return BatchOutput([None if r.sampling is None else next(samples) for r in batch.rows])
+        return BatchOutput([[next(samples) for _ in row.samplings] for row in batch.rows])
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Floats:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
@@ -124,7 +124,7 @@ class ModelRunner:
         try:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
-                rows = [BatchRow(seq_id, part, None)]
+                rows = [BatchRow(seq_id, part, ())]
                 parts.append(_numpy(self._logits(rows, list(range(len(part))))).copy())
         finally:
             self._cache.remove(seq_id)
@@ -177,6 +177,7 @@ class ModelRunner:
         total = sum(len(row.token_ids) for row in batch.rows)
         assert 0 < total <= self._limits.max_batch_tokens, f"batch of {total} tokens"
         for row in batch.rows:
+            assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
             if not all(0 <= token < self._limits.vocab_size for token in row.token_ids):
                 raise RequestError(f"token id outside 0 to {self._limits.vocab_size - 1}")
 

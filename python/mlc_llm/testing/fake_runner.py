@@ -151,11 +151,12 @@ class FakeRunner:
         ids = [row.seq_id for row in batch.rows]
         assert ids and len(set(ids)) == len(ids), "a sequence may have one row"
         assert all(row.token_ids for row in batch.rows), "a row needs a token"
+        assert all(len(row.samplings) <= len(row.token_ids) for row in batch.rows)
         assert sum(len(row.token_ids) for row in batch.rows) <= self.limits.max_batch_tokens
         if sum(self._new_pages(row) for row in batch.rows) > self.free_pages:
             raise RequestError("pages lack")
 
-    def _run_row(self, row: BatchRow) -> Sampled | None:
+    def _run_row(self, row: BatchRow) -> list[Sampled]:
         sequence = self.sequences[row.seq_id]
         for token in row.token_ids:
             if sequence.length % self.limits.page_size == 0:
@@ -163,12 +164,14 @@ class FakeRunner:
             self._pages.tokens[sequence.pages[-1]].append(token)
             sequence.length += 1
         assert sequence.length <= self.limits.context_window
-        if row.sampling is None:
-            return None
         tokens = self.tokens_of(row.seq_id)
+        first = len(tokens) - len(row.samplings) + 1
+        return [self._sample(tokens[: first + i], one) for i, one in enumerate(row.samplings)]
+
+    def _sample(self, tokens: Sequence[int], sampling: Sampling) -> Sampled:
         if self.bad_rows(tokens):
             return Sampled(-1, error="logits are not finite")
-        return sample(fake_logits(tokens, self.limits.vocab_size), row.sampling)
+        return sample(fake_logits(tokens, self.limits.vocab_size), sampling)
 
     def _own_last_page(self, sequence: FakeSequence) -> None:
         """Cut a partly kept page to size, as a copy when another sequence reads it too."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -166,7 +166,7 @@ class EngineCore:
         if not self.prefix_cache.num_sequences:
             assert self._runner.free_pages == self._runner.limits.num_pages
 
-    def _run(self, plan: Plan) -> list[Sampled | None]:
+    def _run(self, plan: Plan) -> list[Sequence[Sampled]]:
         """The runner's answer to a plan, with the time it took written down."""
         for branch in plan.preempted:
             self._note(branch.request, "preempted")
@@ -181,7 +181,7 @@ class EngineCore:
         self._recorder.record_step(took, prefill_tokens=tokens, decode_tokens=decode)
         return samples
 
-    def _run_rows(self, plan: Plan) -> list[Sampled | None]:
+    def _run_rows(self, plan: Plan) -> list[Sequence[Sampled]]:
         """A fault becomes the error of the rows it belongs to.
 
         A run that fails has changed no sequence, so each row can be tried again alone.
@@ -194,15 +194,16 @@ class EngineCore:
             if len(plan.rows) == 1:
                 request_id = plan.branches[0].request.request_id
                 _log.warning("request %s failed in the model: %s", request_id, error)
-                return [Sampled(-1, error=_reason(error))]
-        return [sample for one in plan.split() for sample in self._run_rows(one)]
+                return [[Sampled(-1, error=_reason(error))]]
+        return [samples for one in plan.split() for samples in self._run_rows(one)]
 
-    def _update(self, plan: Plan, samples: list[Sampled | None]) -> Outputs:
+    def _update(self, plan: Plan, samples: list[Sequence[Sampled]]) -> Outputs:
         """Take the answers in, then say what there is to say about each request of the plan."""
         now = _now()
-        for row, branch, sampled in zip(plan.rows, plan.branches, samples, strict=True):
+        for row, branch, several in zip(plan.rows, plan.branches, samples, strict=True):
             if branch.status.is_end:  # another branch's row failed the request
                 continue
+            sampled = several[0] if several else None
             fault = None if sampled is None else self._postprocessor.fault(sampled)
             if fault is not None:
                 self._fail(branch.request, fault)

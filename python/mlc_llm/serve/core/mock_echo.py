@@ -95,12 +95,12 @@ class EchoRunner:
     def check_integrity(self) -> None:
         assert self.free_pages >= 0
 
-    def _run_row(self, row: BatchRow) -> Sampled | None:
+    def _run_row(self, row: BatchRow) -> list[Sampled]:
         sequence = self._sequences[row.seq_id]
         sequence.tokens += row.token_ids
-        if row.sampling is None:
-            return None
-        return _sampled(sequence.next_token(), row.sampling, self.limits.vocab_size)
+        assert len(row.samplings) <= 1, "the echo engine has no drafts"
+        size = self.limits.vocab_size
+        return [_sampled(sequence.next_token(), one, size) for one in row.samplings]
 
 
 @dataclass

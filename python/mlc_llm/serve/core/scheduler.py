@@ -326,8 +326,8 @@ _ATTEMPTS = ((True, False), (False, False), (False, True))
 
 def _row(branch: Branch, count: int, is_whole: bool) -> BatchRow:
     assert branch.seq_id is not None
-    sampling = sampling_of(branch) if is_whole else None
-    return BatchRow(branch.seq_id, branch.next_tokens(count), sampling)
+    samplings = [sampling_of(branch)] if is_whole else []
+    return BatchRow(branch.seq_id, branch.next_tokens(count), samplings)
 
 
 def _shared(branch: Branch) -> int:
