@@ -1,14 +1,16 @@
 """Who owns which KV page: the only place that knows.
 
-Page tables are plain lists handed to the compiled step as tensors. (TVM's own PagedKVCache was
+Page tables are plain arrays handed to the compiled step as tensors. (TVM's own PagedKVCache was
 measured against this: see docs/performance.md.) A page may belong to several sequences; it is
 shared only while it is full, so that nobody ever writes to a shared page.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,7 @@ from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import KVInfo
 
 Ints = npt.NDArray[np.int32]
+Numbers: TypeAlias = "array[int]"
 CopyPages = Callable[[list[int], list[int]], None]
 
 
@@ -24,7 +27,7 @@ CopyPages = Callable[[list[int], list[int]], None]
 class SequencePages:
     """Pages of one sequence, all full but the last; `length` tokens are in them."""
 
-    pages: list[int] = field(default_factory=list)
+    pages: Numbers = field(default_factory=lambda: array("i"))
     length: int = 0
 
 
@@ -114,26 +117,20 @@ class KVCache:
         Raises RequestError before any change if there are too few.
         """
         self._reserve(rows)
-        slots, positions, tiles = [], [], []
-        page_ids: list[int] = []
-        first_row = 0
-        for seq_id, n in rows:
+        slot, position, tiles, page_ids = (array("i") for _ in range(4))
+        size = self._page_size
+        for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
-            new = np.arange(sequence.length, sequence.length + n, dtype=np.int32)
-            pages = np.asarray(sequence.pages, np.int32)
-            slots.append(pages[new // self._page_size] * self._page_size + new % self._page_size)
-            positions.append(new)
+            first_row, pages = len(position), sequence.pages
+            new = range(sequence.length, sequence.length + n)
+            slot.extend([pages[at // size] * size + at % size for at in new])
+            position.extend(new)
             for start in range(0, n, self._tile):
-                tiles.append((first_row + start, min(self._tile, n - start), len(page_ids)))
-            page_ids.extend(sequence.pages)
-            first_row += n
+                tiles.extend((first_row + start, min(self._tile, n - start), len(page_ids)))
+            page_ids.extend(pages)
             sequence.length += n
-        return Placement(
-            slot=np.concatenate(slots).astype(np.int32),
-            position=np.concatenate(positions),
-            tiles=np.asarray(tiles, np.int32),
-            page_ids=np.asarray(page_ids, np.int32),
-        )
+        slots, positions, spans, ids = map(_numpy, (slot, position, tiles, page_ids))
+        return Placement(slots, positions, spans.reshape(-1, 3), ids)
 
     def check_integrity(self) -> None:
         """AssertionError unless every page is owned as often as its count says, or free once."""
@@ -175,3 +172,8 @@ class KVCache:
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free.append(page)
+
+
+def _numpy(numbers: Numbers) -> Ints:
+    """A view, not a copy."""
+    return np.frombuffer(numbers, np.int32)
