@@ -148,6 +148,12 @@ def test_damaged_weights(weights: Path, name: str, damage: Change) -> None:
         map_params(weights)
 
 
+def test_weights_with_one_bit_flipped(weights: Path) -> None:
+    flip(weights / PARAMS_FILE)
+    with pytest.raises(BrokenParams, match="checksum"):
+        map_params(weights)
+
+
 def edit_index(weights: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     index = json.loads((weights / INDEX_FILE).read_text())
     changed = edit(index)
@@ -160,7 +166,9 @@ def second(index: dict[str, Any], **fields: Any) -> None:
 
 EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a list": lambda index: [index],
-    "no tensors": lambda index: {"size": index["size"]},
+    "no tensors": lambda index: {**index, "tensors": None},
+    "no checksum": lambda index: {"size": index["size"], "tensors": index["tensors"]},
+    "checksum in text": lambda index: {**index, "crc32": str(index["crc32"])},
     "tensors of no kind": lambda index: {**index, "tensors": [1, 2]},
     "offset past the end": lambda index: second(index, offset=10**9),
     "huge offset": lambda index: second(index, offset=10**30),

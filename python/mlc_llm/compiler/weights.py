@@ -1,12 +1,14 @@
 """From a GGUF file to the packed parameters of a model library, kept in one file that is mapped.
 
 The folder holds `params.bin`, tensors one after the other at multiples of PARAMS_ALIGNMENT, and
-`params.json`: {size, tensors: [{name, shape, dtype, offset}]} in the same order.
+`params.json`: {size, crc32, tensors: [{name, shape, dtype, offset}]} in the same order, where size
+and checksum are those of `params.bin`.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,18 +44,21 @@ def pack_weights(
     plan: Plan, tensors: Mapping[str, Any], folder: Path, advance: Callable[[int], None]
 ) -> None:
     """Writes the parameters into `folder`, a matrix at a time. `advance(1)` after each tensor."""
-    index, offset = [], 0
+    entries, offset, checksum = [], 0, 0
     with (folder / PARAMS_FILE).open("wb") as file:
         for name, array in _parameters(plan, tensors):
-            file.write(b"\0" * (-offset % PARAMS_ALIGNMENT))
-            offset += -offset % PARAMS_ALIGNMENT
-            index.append(
+            padding = b"\0" * (-offset % PARAMS_ALIGNMENT)
+            offset += len(padding)
+            entries.append(
                 {"name": name, "shape": array.shape, "dtype": str(array.dtype), "offset": offset}
             )
-            array.tofile(file)
+            for part in (padding, np.ascontiguousarray(array).data):
+                file.write(part)
+                checksum = zlib.crc32(part, checksum)
             offset += array.nbytes
             advance(1)
-    (folder / INDEX_FILE).write_text(json.dumps({"size": offset, "tensors": index}))
+    index = {"size": offset, "crc32": checksum, "tensors": entries}
+    (folder / INDEX_FILE).write_text(json.dumps(index))
 
 
 def count_parameters(plan: Plan) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ Array = npt.NDArray[Any]
 
 
 class BrokenParams(Exception):
-    """The packed weights are missing, cut short or of another layout; packing again mends that."""
+    """The packed weights are missing, damaged or of another layout; packing again mends that."""
 
 
 def map_params(folder: Path) -> dict[str, Array]:
-    """Arrays by name, backed by a private mapping of the file. Raises BrokenParams."""
+    """Arrays by name, backed by a private mapping of the file. Raises BrokenParams.
+
+    Every byte is read for the checksum (a GB takes a quarter of a second): a flipped bit would not
+    be seen in what the model says.
+    """
     try:
         index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
         path = folder / PARAMS_FILE
@@ -30,6 +35,8 @@ def map_params(folder: Path) -> dict[str, Array]:
             raise BrokenParams(f"{path} has {path.stat().st_size} bytes, not {index['size']}")
         with path.open("rb") as file:
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        if zlib.crc32(memory) != index["crc32"]:
+            raise BrokenParams(f"{path} does not match its recorded checksum")
         return _views(memory, index["tensors"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise BrokenParams(f"{folder}: {error}") from error
