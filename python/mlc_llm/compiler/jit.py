@@ -21,6 +21,7 @@ from mlc_llm.model_lib import INDEX_FILE, METADATA_FILE, VERSION
 from mlc_llm.models.gguf_llama import Plan
 from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
+from mlc_llm.support.superseded import lock_of, record_purpose, use
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization")
@@ -61,6 +62,8 @@ def prepare(
 ) -> Prepared:
     """Finds library and weights in the cache, or makes them. `rebuild` replaces what is there.
 
+    Older builds for the same model are removed when they have not been used for a day.
+
     Two processes that want the same at once: the second waits for the first. Raises
     UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
@@ -78,19 +81,16 @@ def prepare(
         with show("packing weights", count_parameters(plan)) as shown:
             pack_weights(plan, model.tensors, folder, shown.advance)
 
-    _make(library, METADATA_FILE, build, rebuild)
-    _make(weights, INDEX_FILE, pack, rebuild)
+    _make(library, METADATA_FILE, library_purpose(plan, isa), build, rebuild)
+    _make(weights, INDEX_FILE, weights_purpose(model, isa), pack, rebuild)
     return Prepared(plan, isa, library, weights)
 
 
 def library_key(plan: Plan, isa: Isa) -> str:
     """Name of the library's folder: a hash over shapes, formats, target, source and versions."""
-    config = asdict(plan.config)
-    for run_time_only in ("context_window", "rope"):
-        del config[run_time_only]
     return _digest(
         {
-            "config": config,
+            "config": _compiled_config(plan),
             "isa": asdict(isa),
             "target": str(target_for(isa)),
             "source": source_hash(),
@@ -100,12 +100,22 @@ def library_key(plan: Plan, isa: Isa) -> str:
     )
 
 
+def library_purpose(plan: Plan, isa: Isa) -> str:
+    """What libraries have in common of which the newer replaces the older."""
+    return _digest({"config": _compiled_config(plan), "isa": isa.name})
+
+
 def weights_key(model: ModelFile, plan: Plan) -> str:
     """Name of the packed weights' folder: a hash over the file's identity and the layout."""
     parts = model.path.name.replace("-00001-of-", "-*-of-")
     files = sorted(model.path.resolve().parent.glob(parts)) or [model.path]
     stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return _digest({"files": stats, "plan": asdict(plan), "source": source_hash()})
+
+
+def weights_purpose(model: ModelFile, isa: Isa) -> str:
+    """What packed weights have in common of which the newer replace the older."""
+    return _digest({"file": str(model.path.resolve()), "half": isa.half})
 
 
 @cache
@@ -119,16 +129,27 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def _make(folder: Path, last_file: str, work: Callable[[Path], None], rebuild: bool) -> None:
+def _compiled_config(plan: Plan) -> dict[str, Any]:
+    """The model's shape without what is only known at run time."""
+    config = asdict(plan.config)
+    for run_time_only in ("context_window", "rope"):
+        del config[run_time_only]
+    return config
+
+
+def _make(
+    folder: Path, last_file: str, purpose: str, work: Callable[[Path], None], rebuild: bool
+) -> None:
     """Fills `folder` unless it is there. It appears all at once, under a lock."""
-    if (folder / last_file).exists() and not rebuild:
-        return
-    with file_lock(folder.with_suffix(".lock")):
-        if (folder / last_file).exists() and not rebuild:
-            return  # another process made it while this one waited
-        with new_folder(folder.parent) as temporary:
-            work(temporary)
-            publish(temporary, folder)
+    if rebuild or not (folder / last_file).exists():
+        with file_lock(lock_of(folder)):
+            # Another process may have made it while this one waited.
+            if rebuild or not (folder / last_file).exists():
+                with new_folder(folder.parent) as temporary:
+                    work(temporary)
+                    record_purpose(temporary, purpose)
+                    publish(temporary, folder)
+    use(folder)
 
 
 def _digest(value: Any) -> str:

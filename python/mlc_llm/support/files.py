@@ -146,6 +146,17 @@ def publish(temporary: Path, folder: Path) -> None:
         _sync_folder(folder.parent)
 
 
+def discard(folder: Path) -> None:
+    """Remove a folder; for readers it is gone all at once. Call it under a lock.
+
+    Raises CacheError.
+    """
+    with cache_errors(folder):
+        aside = _temporary(folder.parent)
+        folder.rename(aside)
+        shutil.rmtree(aside)
+
+
 def _sync(path: Path) -> None:
     with path.open("r+b") as file:
         os.fsync(file.fileno())

@@ -1,0 +1,71 @@
+"""Which builds in the cache replace which: by purpose, whatever version made them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_models import TinyModels
+
+from mlc_llm.compiler import jit
+from mlc_llm.compiler.weights import plan_model
+from mlc_llm.kernels.isa import ISAS
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.support.superseded import PURPOSE_FILE
+
+PORTABLE, VNNI = ISAS["portable"], ISAS["vnni"]
+
+
+def test_a_new_version_has_new_keys_and_the_old_purposes(
+    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = GGUFFile.open(tiny_models.path("plain"))
+    plan = plan_model(file.metadata, file.tensors, PORTABLE)
+
+    def names() -> list[str]:
+        return [
+            jit.library_key(plan, PORTABLE),
+            jit.weights_key(file, plan),
+            jit.library_purpose(plan, PORTABLE),
+            jit.weights_purpose(file, PORTABLE),
+        ]
+
+    before = names()
+    monkeypatch.setattr(jit, "source_hash", lambda: "another version")
+    after = names()
+    assert after[2:] == before[2:] and not set(after[:2]) & set(before)
+    assert len({*before, *after}) == 6
+
+
+def test_other_kernels_and_other_models_have_purposes_of_their_own(
+    tiny_models: TinyModels,
+) -> None:
+    found = set()
+    for name in ("plain", "floats"):
+        file = GGUFFile.open(tiny_models.path(name))
+        for isa in (PORTABLE, VNNI):
+            plan = plan_model(file.metadata, file.tensors, isa)
+            found |= {jit.library_purpose(plan, isa), jit.weights_purpose(file, isa)}
+    assert len(found) == 8
+
+
+def test_a_folder_is_made_once_and_takes_the_place_of_older_ones(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def work(name: str) -> Callable[[Path], None]:
+        def write(folder: Path) -> None:
+            made.append(name)
+            (folder / "last").write_text(name)
+
+        return write
+
+    for name in ("one", "one", "two"):
+        jit._make(tmp_path / name, "last", "the same", work(name), rebuild=False)
+    assert made == ["one", "two"] and (tmp_path / "one").exists()
+    os.utime(tmp_path / "one" / PURPOSE_FILE, (0, 0))
+    jit._make(tmp_path / "two", "last", "the same", work("two"), rebuild=False)
+    assert not (tmp_path / "one").exists() and (tmp_path / "two" / "last").read_text() == "two"
+    jit._make(tmp_path / "two", "last", "the same", work("again"), rebuild=True)
+    assert made == ["one", "two", "again"]
