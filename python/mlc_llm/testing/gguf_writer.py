@@ -43,8 +43,8 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Te
     """Writes a whole file.
 
     Metadata values are str, bool, int, float, or lists of one of these; a Python int becomes the
-    first of uint32, int32, uint64, int64 that holds it (all items of a list get the same one), a
-    float becomes float32.
+    first of uint32, int32, uint64, int64 that holds it, a float becomes float32. All items of a
+    list get the same type, int32 before uint32.
     """
     head = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
@@ -72,6 +72,8 @@ def _tensor_info(name: str, tensor: TensorData, offset: int) -> bytes:
 def _value(value: Any) -> bytes:
     if isinstance(value, (list, tuple)):
         kind = _common_type(value)
+        if kind == _UINT32 and max(value) < 2**31:
+            kind = _INT32  # as ggml writes lists; llama.cpp takes no other for token types
         return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _items(kind, value)
     kind = _common_type([value])
     return struct.pack("<I", kind) + _items(kind, [value])
