@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from mlc_llm.support import cgroup
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
@@ -45,9 +49,9 @@ class Machine:
     features: tuple[str, ...] | None
     """Those of `TELLING_FEATURES` that the processor has."""
     memory_total: int | None
-    """Bytes."""
+    """Bytes; a container's limit where that is less."""
     memory_free: int | None
-    """Bytes that can be had without swapping."""
+    """Bytes that can be had without swapping, and within a container's limit."""
 
 
 def describe() -> Machine:
@@ -55,13 +59,14 @@ def describe() -> Machine:
     cpuinfo = _fields(_CPUINFO)
     memory = _fields(_MEMINFO)
     flags = _flags(cpuinfo)
+    limits = cgroup.memory_limits()
     return Machine(
         system=f"{platform.system()} {platform.release()} ({platform.machine()})",
         cpu=cpuinfo.get("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
         features=None if flags is None else _telling(flags),
-        memory_total=_kilobytes(memory.get("MemTotal")),
-        memory_free=_kilobytes(memory.get("MemAvailable")),
+        memory_total=_least(_kilobytes(memory.get("MemTotal")), (one.limit for one in limits)),
+        memory_free=_least(_kilobytes(memory.get("MemAvailable")), (one.free for one in limits)),
     )
 
 
@@ -71,10 +76,18 @@ def cpu_flags() -> frozenset[str] | None:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on (an affinity mask or a container may allow fewer than all)."""
+    """Cores this process may use: its affinity mask, cut down by a container's quota of time."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    quota = cgroup.cpu_quota()
+    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+
+
+def _least(machine: int | None, limits: Iterable[int]) -> int | None:
+    """What the machine says, cut down by limits; None where it says nothing."""
+    return None if machine is None else min([machine, *limits])
 
 
 def _flags(cpuinfo: dict[str, str]) -> frozenset[str] | None:
