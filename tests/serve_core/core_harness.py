@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from mlc_llm.errors import ContextLengthExceeded
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
@@ -22,6 +23,8 @@ class PieceTokenizer:
     """Ids below 256 are bytes, a few above are longer pieces, the rest are single letters."""
 
     vocab_size = VOCAB
+    encoded = 0
+    """Characters, in all calls."""
     add_bos = False
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
@@ -40,7 +43,13 @@ class PieceTokenizer:
         return PIECES.get(token_id, b"z")
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
+        self.encoded += len(text)
         return list(text.encode())
+
+    def check_size(self, texts: Iterable[str], max_tokens: int) -> None:
+        fewest = sum(map(len, texts)) // max(map(len, PIECES.values()))
+        if fewest > max_tokens:
+            raise ContextLengthExceeded(fewest, max_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
@@ -70,9 +79,10 @@ class Harness:
     expected_error: str = "no error"
 
     def __post_init__(self) -> None:
+        self.tokenizer = PieceTokenizer()
         self.core = EngineCore(
             self.runner,
-            PieceTokenizer(),  # type: ignore[arg-type]
+            self.tokenizer,  # type: ignore[arg-type]
             self.config,
             stop_token_ids=self.stop_token_ids,
             trace=self.trace,

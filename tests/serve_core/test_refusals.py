@@ -87,6 +87,20 @@ def test_prompt_as_long_as_the_context_ends_with_length() -> None:
     assert len(harness.run()["b"].tokens[0]) == 1
 
 
+@pytest.mark.parametrize("pieces", [["x" * 100_000], ["x" * 100] * 1000, ["x" * 300]])
+def test_a_text_that_must_be_too_long_is_not_tokenised(pieces: list[str]) -> None:
+    """The longest token has 8 characters, the context 32 tokens."""
+    harness = Harness(config=EngineConfig(max_single_sequence_length=32))
+    texts = [TextData(piece) for piece in pieces]
+    harness.add_request(Request("a", texts, GenerationConfig(n=2)))
+    seen = harness.run()["a"]
+    assert seen.reasons == ["length", "length"] and seen.usage is not None
+    assert seen.usage["total_tokens"] == 0 and harness.runner.batches == []
+    assert harness.tokenizer.encoded == 0
+    harness.add_request(Request("b", [TextData("x" * 250)], GenerationConfig()))
+    assert harness.run()["b"].reasons == ["length"] and harness.tokenizer.encoded == 250
+
+
 def test_prompt_that_can_never_fit_the_pages_ends_with_error() -> None:
     harness = Harness(FakeRunner(num_pages=4), expected_error="65 tokens")
     harness.add("a", prompt_of(65))

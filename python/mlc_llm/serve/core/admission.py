@@ -24,19 +24,28 @@ class Admission:
         stop_token_ids: frozenset[int],
         *,
         can_pin: bool,
+        max_prompt_tokens: int,
     ) -> None:
-        """can_pin: there is a prefix cache."""
+        """can_pin: there is a prefix cache. max_prompt_tokens: a text that is bound to have more is
+        refused before it is tokenised."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_token_ids = stop_token_ids
         self._can_pin = can_pin
+        self._max_prompt_tokens = max_prompt_tokens
         self._grammars = GrammarCompiler(tokenizer, vocab_size, stop_token_ids)
 
     def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
-        """Check the request and tokenise its prompt."""
+        """Check the request and tokenise its prompt.
+
+        Raises `ContextLengthExceeded` for a text that cannot fit whatever it says; what is returned
+        may have too many tokens still.
+        """
         config = request.generation_config
         self._refuse_pin(config)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
+        texts = [item.text for item in request.inputs if isinstance(item, TextData)]
+        self._tokenizer.check_size(texts, self._max_prompt_tokens)
         prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
         state = RequestState(
             request.request_id,

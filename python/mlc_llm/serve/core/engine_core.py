@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from mlc_llm.errors import InvalidField, RequestError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
@@ -62,7 +62,11 @@ class EngineCore:
         )
         has_cache = config.prefix_cache_mode == "radix"
         self._admission = Admission(
-            tokenizer, limits.vocab_size, frozenset(stop_token_ids), can_pin=has_cache
+            tokenizer,
+            limits.vocab_size,
+            frozenset(stop_token_ids),
+            can_pin=has_cache,
+            max_prompt_tokens=self.max_single_sequence_length,
         )
         self._scheduler = Scheduler(
             runner,
@@ -123,13 +127,16 @@ class EngineCore:
         if request.is_special:
             usage = special_usage_json(self._recorder.asdict())
             return [RequestStreamOutput.usage(request.request_id, usage)]
-        state = self._admission.accept(request, arrival=next(self._arrivals), now=_now())
+        try:
+            state = self._admission.accept(request, arrival=next(self._arrivals), now=_now())
+        except ContextLengthExceeded:
+            return _answer(request, "length", zero_usage_json())
         if len(state.prompt) >= self.max_single_sequence_length:
-            return _answer(state, "length", zero_usage_json())
+            return _answer(request, "length", zero_usage_json())
         if len(state.prompt) > self._capacity:
-            return _answer(state, "error", zero_usage_json(), self._too_long(state))
+            return _answer(request, "error", zero_usage_json(), self._too_long(state))
         if state.config.max_tokens == 0:
-            return _answer(state, "length", self._close(state))
+            return _answer(request, "length", self._close(state))
         self._requests[state.request_id] = state
         self._scheduler.add(state)
         self._note(state, "start request")
@@ -292,12 +299,12 @@ class EngineCore:
 
 
 def _answer(
-    state: RequestState, reason: FinishReason, usage: str, error: str | None = None
+    request: Request, reason: FinishReason, usage: str, error: str | None = None
 ) -> Outputs:
     """The whole answer to a request that is never queued."""
-    request_id = state.request_id
+    request_id = request.request_id
     return [
-        RequestStreamOutput.finished(request_id, state.config.n, reason, error),
+        RequestStreamOutput.finished(request_id, request.n, reason, error),
         RequestStreamOutput.usage(request_id, usage),
     ]
 
