@@ -229,11 +229,39 @@ def test_developer_is_the_newer_name_of_system(
     assert new[0]["role"] == "developer"  # the caller's messages stay as they are
 
 
-def test_a_text_that_cannot_fit_is_refused_early(
-    tokenizer: Tokenizer, template: ChatTemplate
+LONG = "x" * 10**6
+LONG_CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": LONG}}}
+LONG_TOOL = {"type": "function", "function": {"name": "f", "description": LONG}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools"),
+    [
+        ([user(LONG)], None),
+        ([user("x" * 1000)] * 1000, None),
+        ([user("<|im_end|>" * 10**5)], None),
+        ([user("x"), {"role": "assistant", "tool_calls": [LONG_CALL]}], None),
+        ([user("x")], [LONG_TOOL]),
+        ([user("<|im_end|>")], [LONG_TOOL]),
+    ],
+    ids=["one", "many", "control names", "a call", "a tool", "a tool beside control names"],
+)
+def test_what_cannot_fit_is_refused_before_it_is_tokenised(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Any,
+    tools: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(ContextLengthExceeded):
-        chat_prompt([user("x" * 10**6)], tokenizer=tokenizer, template=template, max_tokens=100)
+    named = Conversation(
+        roles={"user": "u", "assistant": "a"}, seps=[""], system_template="{function_string}"
+    )
+    shows_calls = "tool_calls" in messages[-1]
+    for work in ("encode_batch", "encode_segments"):
+        monkeypatch.setattr(Tokenizer, work, lambda *_, **__: pytest.fail("it was tokenised"))
+    for one in [template] if shows_calls else [template, named]:
+        with pytest.raises(ContextLengthExceeded):
+            chat_prompt(messages, tokenizer=tokenizer, template=one, tools=tools, max_tokens=100)
 
 
 # --- the default model -----------------------------------------------------------------------

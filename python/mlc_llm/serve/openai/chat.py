@@ -32,7 +32,7 @@ def chat_prompt(
 
     Raises `InvalidField` naming what is wrong with the messages, `UnsupportedModel` without a
     template, `ModelFileError` for a template that fails, and `ContextLengthExceeded` for texts
-    that cannot fit into `max_tokens` (before any work; the ids may still be too many).
+    that cannot fit into `max_tokens` (before they are tokenised; the ids may still be too many).
     """
     if template is None:
         raise UnsupportedModel("this model has no chat template; give it plain text instead")
@@ -42,26 +42,27 @@ def chat_prompt(
         texts = [m["content"] for m in plain if isinstance(m.get("content"), str)]
         tokenizer.check_size(texts, max_tokens)
     if isinstance(template, Conversation):
-        return _named(plain, tokenizer, template, tools)
+        pieces = _named(plain, tokenizer, template, tools)
+        return _encoded(pieces, tokenizer, max_tokens)
     if tools and "tools" not in template.source:
         raise InvalidField("tools", "...", _NO_PLACE_FOR_TOOLS)
-    return _rendered(plain, tokenizer, template, list(tools) if tools else None)
+    guard = Guard(tokenizer, avoid=[template.source, plain, tools])
+    text = _rendered(plain, guard, template, list(tools) if tools else None)
+    if not guard.is_used:
+        return tokenizer.encode(text, special=True, max_tokens=max_tokens)
+    pieces = [guard.release(piece) for piece in tokenizer.split_control(text)]
+    return _encoded(pieces, tokenizer, max_tokens)
 
 
 def _rendered(
     messages: list[dict[str, Any]],
-    tokenizer: Tokenizer,
+    guard: Guard,
     template: ChatTemplate,
     tools: list[Mapping[str, Any]] | None,
-) -> list[int]:
-    guard = Guard(tokenizer, avoid=[template.source, messages, tools])
+) -> str:
     # Roles are known words, and templates compare them.
     safe = [{**guard.protect(message), "role": message["role"]} for message in messages]
-    text = template.render(safe, tools=guard.protect(tools))
-    if not guard.is_used:
-        return tokenizer.encode(text, special=True)
-    pieces = [guard.release(piece) for piece in tokenizer.split_control(text)]
-    return tokenizer.encode_segments(_joined(pieces))
+    return template.render(safe, tools=guard.protect(tools))
 
 
 def _named(
@@ -69,7 +70,7 @@ def _named(
     tokenizer: Tokenizer,
     template: Conversation,
     tools: Sequence[Mapping[str, Any]] | None,
-) -> list[int]:
+) -> list[str | int]:
     """With a named template, its own text and people's text are told apart from the start."""
     if tools:
         template = _with_tools(template, tools)
@@ -79,7 +80,7 @@ def _named(
     pieces: list[str | int] = list(template.system_prefix_token_ids or ())
     for piece in filled.prompt_pieces(add_generation_prompt=True):
         pieces += tokenizer.split_control(piece.text) if piece.from_template else [piece.text]
-    return tokenizer.encode_segments(_joined(pieces))
+    return pieces
 
 
 def _with_tools(template: Conversation, tools: Sequence[Mapping[str, Any]]) -> Conversation:
@@ -88,6 +89,15 @@ def _with_tools(template: Conversation, tools: Sequence[Mapping[str, Any]]) -> C
         raise InvalidField("tools", "...", _NO_PLACE_FOR_TOOLS)
     update = {"use_function_calling": True, "function_string": function_string(tools)}
     return template.model_copy(update=update)
+
+
+def _encoded(
+    pieces: Sequence[str | int], tokenizer: Tokenizer, max_tokens: int | None
+) -> list[int]:
+    joined = _joined(pieces)
+    if max_tokens is not None:
+        tokenizer.check_size([piece for piece in joined if isinstance(piece, str)], max_tokens)
+    return tokenizer.encode_segments(joined)
 
 
 def _joined(pieces: Sequence[str | int]) -> list[str | int]:
