@@ -95,8 +95,9 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, model: Path) -> None:
         runner = open_runner(model, arguments.kernels, arguments.threads, CONFIG)
+        sampler = runner._sampler
         runner._forward = self._forward = Timed(runner._forward)
-        runner._sample = self._sample = Timed(runner._sample)
+        sampler._sample = self._sample = Timed(sampler._sample)
         self.kernels = runner.metadata.isa
         self._runner = Timed(runner)
         self._vocab = runner.limits.vocab_size

@@ -6,7 +6,10 @@ float32 unless said otherwise.
 
 forward(tokens [m], rope [m, 2, head_dim/2], slot [m], position [m], tiles [t, 3], page_ids [n],
         logit_rows [s], pages (one tensor a layer), params) -> logits [s, padded_vocab]
-sample(logits [s, padded_vocab], options [s, 4], top_k [s]) -> token [s], status [s], log_total [s]
+top_tokens(logits [s, padded_vocab], rows [r]) -> token [r, 20], logprob [r, 20], log_total [r]
+edit_logits(place [e, 2], number [e, 3], masked [r], allowed [r, w], logits [s, padded_vocab])
+        -> the logits, changed in place
+sample(logits [s, padded_vocab], options [s, 4], top_k [s]) -> token [s], status [s]
 copy_pages(source [n], target [n], pages) -> the pages, changed in place
 """
 
@@ -18,6 +21,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 FORWARD = "forward"
+TOP_TOKENS = "top_tokens"
+EDIT_LOGITS = "edit_logits"
 SAMPLE = "sample"
 COPY_PAGES = "copy_pages"
 

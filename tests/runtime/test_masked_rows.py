@@ -8,7 +8,8 @@ from test_model_runner import last_logits, sampled
 from tiny_models import TinyModels
 
 from mlc_llm.runtime.batch import Sampling
-from mlc_llm.runtime.model_runner import NOT_FINITE, ModelRunner
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.runtime.sampler import NOT_FINITE
 
 
 @pytest.fixture

@@ -13,15 +13,18 @@ from tvm.relax.frontend import nn
 from mlc_llm.compiler.target import target_for
 from mlc_llm.errors import CompileError
 from mlc_llm.kernels.attention import query_tile
+from mlc_llm.kernels.edit_logits import WORD
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE
 from mlc_llm.model_lib import (
     BYTECODE_FILE,
     COPY_PAGES,
+    EDIT_LOGITS,
     FORWARD,
     KERNELS_FILE,
     METADATA_FILE,
     SAMPLE,
+    TOP_TOKENS,
     VERSION,
     KVInfo,
     Metadata,
@@ -102,6 +105,15 @@ def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
             "logit_rows": ints("s"),
             "pages": pages,
             "$": {"param_mode": "packed", "effect_mode": "none"},
+        },
+        TOP_TOKENS: {"logits": floats("s", padded), "rows": ints("r"), "$": plain},
+        EDIT_LOGITS: {
+            "place": ints("e", 2),
+            "number": floats("e", 3),
+            "masked": ints("r"),
+            "allowed": ints("r", -(-config.vocab // WORD)),
+            "logits": floats("s", padded),
+            "$": plain,
         },
         SAMPLE: {
             "logits": floats("s", padded),

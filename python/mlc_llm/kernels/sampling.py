@@ -19,7 +19,6 @@ from mlc_llm.kernels.vectors import (
     exp2,
     fsplat,
     lanes_at,
-    reduce_max,
     reduce_sum,
     splat,
 )
@@ -43,7 +42,6 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
     scratch      float32 [s, padded + padded / CHUNK]
     token        int32 [s]; the first of equals when greedy
     status       int32 [s]: OK, or NOT_FINITE (NaN, +inf, or nothing but -inf)
-    log_total    float32 [s]: log of the sum of exp(logits), for log-probabilities
     """
 
     @T.prim_func(private=True, s_tir=True)
@@ -54,7 +52,6 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
         scratch: T.handle,
         token: T.handle,
         status: T.handle,
-        log_total: T.handle,
     ):
         T.func_attr(SCHEDULED)
         s = T.int32()
@@ -64,44 +61,24 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
         W = T.match_buffer(scratch, (s, padded + padded // CHUNK), "float32")
         TOKEN = T.match_buffer(token, (s,), "int32")
         STATUS = T.match_buffer(status, (s,), "int32")
-        TOTAL = T.match_buffer(log_total, (s,), "float32")
         with T.sblock("root"):
             for row in T.parallel(s):
                 best = T.alloc_buffer((1,), "float32")
                 total = T.alloc_buffer((1,), "float32")
                 floor = T.alloc_buffer((1,), "int32")
-                _largest(X, row, vocab, best, STATUS)
-                TOKEN[row] = T.int32(0)
-                TOTAL[row] = T.float32(0)
-                if STATUS[row] == OK:
-                    _weights(X, W, row, vocab, padded, best, T.float32(LOG2E), total)
-                    TOTAL[row] = best[0] + T.log(total[0])
-                    if OPT[row, 0] <= T.float32(GREEDY):
-                        _first_of_best(X, row, vocab, best, TOKEN)
-                    else:
-                        if OPT[row, 0] != T.float32(1):
-                            _weights(
-                                X,
-                                W,
-                                row,
-                                vocab,
-                                padded,
-                                best,
-                                T.float32(LOG2E) / OPT[row, 0],
-                                total,
-                            )
-                        floor[0] = T.int32(0)
-                        if T.And(K[row] > 0, K[row] < vocab):
-                            _raise_floor(
-                                W, row, padded, floor, T.cast(K[row], "float32"), _one_each
-                            )
-                            _mass(W, row, padded, floor[0], _its_weight, total)
-                        if OPT[row, 1] < T.float32(1):
-                            _raise_floor(W, row, padded, floor, OPT[row, 1] * total[0], _its_weight)
-                        floor[0] = T.max(floor[0], T.reinterpret(OPT[row, 2], dtype="int32"))
-                        # The most likely token (weight exactly 1) always stays.
-                        floor[0] = T.min(floor[0], T.reinterpret(T.float32(1), dtype="int32"))
-                        _draw(W, row, padded, floor, OPT[row, 3], TOKEN)
+                _largest(X, row, vocab, best, TOKEN, STATUS)
+                if T.And(STATUS[row] == OK, OPT[row, 0] > T.float32(GREEDY)):
+                    _weights(X, W, row, vocab, padded, best, T.float32(LOG2E) / OPT[row, 0], total)
+                    floor[0] = T.int32(0)
+                    if T.And(K[row] > 0, K[row] < vocab):
+                        _raise_floor(W, row, padded, floor, T.cast(K[row], "float32"), _one_each)
+                        _mass(W, row, padded, floor[0], _its_weight, total)
+                    if OPT[row, 1] < T.float32(1):
+                        _raise_floor(W, row, padded, floor, OPT[row, 1] * total[0], _its_weight)
+                    floor[0] = T.max(floor[0], T.reinterpret(OPT[row, 2], dtype="int32"))
+                    # The most likely token (weight exactly 1) always stays.
+                    floor[0] = T.min(floor[0], T.reinterpret(T.float32(1), dtype="int32"))
+                    _draw(W, row, padded, floor, OPT[row, 3], TOKEN)
 
     return sample_rows
 
@@ -124,21 +101,36 @@ def _its_weight(value: Any, bits: Any) -> Any:
 
 
 @T.inline
-def _largest(X, row, vocab, best, STATUS):
-    """best[0] = largest logit; STATUS tells NaN, +inf or nothing but -inf."""
+def _largest(X, row, vocab, best, TOKEN, STATUS):
+    """best[0] = largest logit, TOKEN = the first that has it; STATUS tells NaN, +inf or nothing
+    but -inf, where TOKEN is any."""
     top = T.alloc_buffer((L,), "float32")
+    at = T.alloc_buffer((L,), "int32")
     bad = T.alloc_buffer((L,), "float32")
     top[lanes_at(0, L)] = fsplat(-LARGEST, L)
+    at[lanes_at(0, L)] = splat(T.int32(0), L)
     bad[lanes_at(0, L)] = fsplat(0.0, L)
     for i in T.serial(vocab // L):
+        at[lanes_at(0, L)] = T.Select(
+            X[row, lanes_at(i * L, L)] > top[lanes_at(0, L)],
+            T.ramp(i * L, 1, L),
+            at[lanes_at(0, L)],
+        )
         top[lanes_at(0, L)] = T.max(top[lanes_at(0, L)], X[row, lanes_at(i * L, L)])
         bad[lanes_at(0, L)] = T.Select(
             X[row, lanes_at(i * L, L)] <= fsplat(LARGEST, L), bad[lanes_at(0, L)], fsplat(1.0, L)
         )
-    best[0] = reduce_max(top, L)
+    best[0] = top[0]
+    TOKEN[row] = at[0]
+    for i in T.serial(L - 1):
+        if T.Or(top[i + 1] > best[0], T.And(top[i + 1] == best[0], at[i + 1] < TOKEN[row])):
+            best[0] = top[i + 1]
+            TOKEN[row] = at[i + 1]
     STATUS[row] = T.if_then_else(reduce_sum(bad, L) > T.float32(0), NOT_FINITE, OK)
     for i in T.serial(vocab % L):
-        best[0] = T.max(best[0], X[row, vocab - vocab % L + i])
+        if X[row, vocab - vocab % L + i] > best[0]:
+            best[0] = X[row, vocab - vocab % L + i]
+            TOKEN[row] = vocab - vocab % L + i
         STATUS[row] = T.Select(
             X[row, vocab - vocab % L + i] <= T.float32(LARGEST), STATUS[row], NOT_FINITE
         )
@@ -164,13 +156,6 @@ def _weights(X, W, row, vocab, padded, best, factor, total):
         )
         acc[lanes_at(0, L)] = acc[lanes_at(0, L)] + W[row, lanes_at(i * L, L)]
     total[0] = reduce_sum(acc, L)
-
-
-@T.inline
-def _first_of_best(X, row, vocab, best, TOKEN):
-    for i in T.serial(vocab):
-        if X[row, vocab - 1 - i] >= best[0]:
-            TOKEN[row] = vocab - 1 - i
 
 
 @T.inline

@@ -7,9 +7,11 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.kernels.edit_logits import edit_logits
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import copy_pages
 from mlc_llm.kernels.sampling import CHUNK, sample
+from mlc_llm.kernels.top_tokens import MOST, top_tokens
 from mlc_llm.models.config import ModelConfig
 from mlc_llm.models.layers import Embedding, Fused, Linear, Step, attend, float_tensor, select_rows
 
@@ -45,7 +47,7 @@ def join(parts: list[tuple[Tensor, int]]) -> Tensor:
 
 
 class Llama(nn.Module):  # type: ignore[misc]
-    """A decoder; `forward`, `sample` and `copy_pages` become the model library's functions."""
+    """A decoder; its public methods become the model library's functions."""
 
     def __init__(self, config: ModelConfig, isa: Isa, kv_dtype: str) -> None:
         self.config, self.isa, self.kv_dtype = config, isa, kv_dtype
@@ -89,13 +91,37 @@ class Llama(nn.Module):  # type: ignore[misc]
         rows, padded = logits.shape[0], self.padded_vocab
         ints = Tensor.placeholder([rows], "int32")
         scratch = float_tensor(rows, padded + padded // CHUNK)
-        _, token, status, total = op.tensor_ir_op(
+        _, token, status = op.tensor_ir_op(
             sample(self.config.vocab, padded),
             "sample_rows",
             [logits, options, top_k],
-            [scratch, ints, ints, float_tensor(rows)],
+            [scratch, ints, ints],
         )
-        return token, status, total
+        return token, status
+
+    def top_tokens(self, logits: Tensor, rows: Tensor) -> Any:
+        count = rows.shape[0]
+        return op.tensor_ir_op(
+            top_tokens(self.config.vocab, self.padded_vocab),
+            "top_rows",
+            [logits, rows],
+            [
+                Tensor.placeholder([count, MOST], "int32"),
+                float_tensor(count, MOST),
+                float_tensor(count),
+            ],
+        )
+
+    def edit_logits(
+        self, place: Tensor, number: Tensor, masked: Tensor, allowed: Tensor, logits: Tensor
+    ) -> Any:
+        return op.tensor_ir_inplace_op(
+            edit_logits(self.config.vocab, self.padded_vocab),
+            "edit_rows",
+            [place, number, masked, allowed, logits],
+            4,
+            float_tensor(*logits.shape),
+        )
 
     def copy_pages(self, source: Tensor, target: Tensor, pages: list[Tensor]) -> Any:
         kernel = copy_pages(self.config.kv_heads, self.config.head_dim, self.kv_dtype)

@@ -1,78 +1,91 @@
-"""Edits a row's logits before sampling: only the entries that a request names are touched."""
+"""What is to be done to logits before sampling, as arrays for the compiled `edit_logits`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import Sampling
 
-Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[np.generic]
 
 
-_BITS = np.arange(256, dtype=np.uint8)[:, None] >> np.arange(8, dtype=np.uint8) & 1
-_ADDED = np.where(_BITS == 1, np.float32(0), np.float32(-np.inf))
-"""[256, 8]: what eight bits of a mask add to their logits."""
+@dataclass
+class Edits:
+    """Changes to rows of logits; see `kernels/edit_logits.py`."""
+
+    tokens: list[Array] = field(default_factory=list)
+    """int64 [n, 2] each: row and token."""
+    numbers: list[Array] = field(default_factory=list)
+    """float32 [n, 3] each."""
+    masks: dict[int, bytes] = field(default_factory=dict)
+    """By row."""
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling]) -> Edits:
+        """Of each row: bias, then penalties (repetition; presence and frequency), then its mask."""
+        edits = cls()
+        for row, sampling in enumerate(samplings):
+            if sampling.logit_bias:
+                edits._bias(row, sampling)
+            if _is_penalised(sampling):
+                edits._penalties(row, sampling)
+            if sampling.allowed is not None:
+                edits.masks[row] = sampling.allowed
+        return edits
+
+    @property
+    def rows(self) -> set[int]:
+        """Rows that change."""
+        return {int(place[0, 0]) for place in self.tokens} | self.masks.keys()
+
+    def arrays(self, vocab_size: int) -> list[Array]:
+        """`edit_logits`' arguments but the logits. Raises RequestError for unknown token ids."""
+        place = np.concatenate([np.zeros((0, 2), np.int64), *self.tokens])
+        if len(place) and not 0 <= place[:, 1].min() <= place[:, 1].max() < vocab_size:
+            raise RequestError(f"token id to edit outside 0 to {vocab_size - 1}")
+        return [
+            place.astype(np.int32),
+            np.concatenate([np.zeros((0, 3), np.float32), *self.numbers]),
+            np.asarray([*self.masks], np.int32),
+            np.frombuffer(b"".join(self.masks.values()), np.int32).reshape(
+                len(self.masks), -(-vocab_size // 32)
+            ),
+        ]
+
+    def _bias(self, row: int, sampling: Sampling) -> None:
+        number = self._add(row, sampling.logit_bias)
+        number[:, 0] = _array(sampling.logit_bias.values())
+        number[:, 1] = 1
+
+    def _penalties(self, row: int, sampling: Sampling) -> None:
+        counts = sampling.token_counts
+        number = self._add(row, counts)
+        number[:, 1] = sampling.repetition_penalty
+        number[:, 2] = _array(counts.values()) * np.float32(sampling.frequency_penalty)
+        number[:, 2] += np.float32(sampling.presence_penalty)
+
+    def _add(self, row: int, tokens: Collection[int]) -> npt.NDArray[np.float32]:
+        """Room for the numbers of so many edits, zero so far."""
+        place = np.full((len(tokens), 2), row, np.int64)
+        place[:, 1] = np.fromiter(tokens, np.int64, len(tokens))
+        self.tokens.append(place)
+        number = np.zeros((len(tokens), 3), np.float32)
+        self.numbers.append(number)
+        return number
 
 
-def edit_row(row: Floats, sampling: Sampling) -> None:
-    """Bias, then penalties (repetition; presence and frequency), then the mask, in place.
-
-    row [vocab]. What is not finite stays so, or becomes NaN, whatever the mask says of it.
-    """
-    _bias_and_penalties(row, sampling)
-    if sampling.allowed is not None:
-        _mask(row, sampling.allowed)
-
-
-def _mask(row: Floats, allowed: bytes) -> None:
-    # Adding keeps NaN and makes +inf NaN: a mask must not hide that the model failed.
-    with np.errstate(invalid="ignore"):
-        row += _ADDED.take(np.frombuffer(allowed, np.uint8), axis=0).reshape(-1)[: len(row)]
-
-
-def _bias_and_penalties(row: Floats, sampling: Sampling) -> None:
-    if sampling.logit_bias:
-        ids, bias = _columns(sampling.logit_bias.items())
-        row[ids] += bias
-    if not _penalised(sampling):
-        return
-    ids, counts = _columns(sampling.token_counts.items())
-    values = row[ids]
-    values = np.where(
-        values < 0, values * sampling.repetition_penalty, values / sampling.repetition_penalty
-    )
-    row[ids] = values - sampling.presence_penalty - sampling.frequency_penalty * counts
-
-
-def needs_edit(sampling: Sampling) -> bool:
-    """Whether `edit_row` would change anything."""
-    return bool(sampling.logit_bias) or sampling.allowed is not None or _penalised(sampling)
-
-
-def top_tokens(row: Floats, log_total: float, k: int) -> tuple[tuple[int, float], ...]:
-    """The k most likely (token id, log-probability), most likely first, ties by id."""
-    if k == 0:
-        return ()
-    cut = np.partition(row, -k)[-k] if k < len(row) else -np.inf
-    candidates = np.flatnonzero(row >= cut)
-    order = candidates[np.lexsort((candidates, -row[candidates]))][:k]
-    return tuple((int(i), float(row[i]) - log_total) for i in order)
-
-
-def _penalised(sampling: Sampling) -> bool:
-    active = (
+def _is_penalised(sampling: Sampling) -> bool:
+    return bool(sampling.token_counts) and (
         sampling.presence_penalty != 0
         or sampling.frequency_penalty != 0
         or sampling.repetition_penalty != 1
     )
-    return active and bool(sampling.token_counts)
 
 
-def _columns(
-    items: Iterable[tuple[int, float]],
-) -> tuple[npt.NDArray[np.int64], Floats]:
-    ids, values = zip(*items, strict=True)
-    return np.asarray(ids, np.int64), np.asarray(values, np.float32)
+def _array(values: Collection[float]) -> npt.NDArray[np.float32]:
+    return np.fromiter(values, np.float32, len(values))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,17 @@ import tvm
 import tvm_ffi
 
 from mlc_llm.errors import RequestError
-from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, SAMPLE, KVInfo
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
+from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache, Placement
-from mlc_llm.runtime.logit_processor import edit_row, needs_edit, top_tokens
 from mlc_llm.runtime.params import map_params, ordered_params
 from mlc_llm.runtime.rope import RopeTable
+from mlc_llm.runtime.sampler import Sampler
+from mlc_llm.runtime.staging import Staging, aligned_bytes
 from mlc_llm.runtime.threads import configure_threads
 
 Floats = npt.NDArray[np.float32]
-NOT_FINITE = "the model produced logits that are not finite"
 
 
 class ModelRunner:
@@ -54,7 +53,8 @@ class ModelRunner:
         self.before_compute: Callable[[], None] = _nothing
         """Called when compiled code is about to run for long. Python's lock is free from then on:
         a good moment to wake the threads that would otherwise get in the way."""
-        self._sample = self._executable[SAMPLE]
+        self._staging = Staging()
+        self._sampler = Sampler(self._executable, self._staging)
         self._copy = self._executable[COPY_PAGES]
         self._cache = KVCache(self.metadata.kv, num_pages, max_num_sequence, self._copy_pages)
         self._limits = RunnerLimits(
@@ -111,7 +111,7 @@ class ModelRunner:
             places += range(end - len(row.samplings), end)
         logits = self._logits(batch.rows, places)
         wanted = [sampling for row in batch.rows for sampling in row.samplings]
-        samples = iter(self._choose(logits, wanted)) if wanted else iter(())
+        samples = iter(self._sampler.choose(logits, wanted) if wanted else ())
         return BatchOutput([[next(samples) for _ in row.samplings] for row in batch.rows])
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Floats:
@@ -136,42 +136,22 @@ class ModelRunner:
         return self._call(tokens, placement, logit_rows)
 
     def _call(self, tokens: npt.NDArray[np.int32], place: Placement, logit_rows: list[int]) -> Any:
-        arguments = (
-            _tensor(tokens),
-            _tensor(self._rope.rows(place.position)),
-            _tensor(place.slot),
-            _tensor(place.position),
-            _tensor(place.tiles),
-            _tensor(place.page_ids),
-            _tensor(np.asarray(logit_rows, np.int32)),
-            self._pages,
-            self._params,
+        arrays = (
+            tokens,
+            self._rope.rows(place.position),
+            place.slot,
+            place.position,
+            place.tiles,
+            place.page_ids,
+            np.asarray(logit_rows, np.int32),
         )
+        tensors = self._staging.tensors(*arrays)
         self.before_compute()
-        return self._forward(*arguments)
-
-    def _choose(self, logits: Any, wanted: Sequence[Sampling]) -> list[Sampled]:
-        """Log-probabilities are those of the raw logits, so they are taken before any edit."""
-        rows = _numpy(logits)[:, : self._limits.vocab_size]
-        raw = {i: rows[i].copy() for i, s in enumerate(wanted) if s.top_logprobs >= 0}
-        for i, sampling in enumerate(wanted):
-            if needs_edit(sampling):
-                edit_row(rows[i], sampling)
-        options = [(s.temperature, s.top_p, s.min_p, s.uniform) for s in wanted]
-        token, status, _ = self._sample(
-            logits,
-            _tensor(np.asarray(options, np.float32)),
-            _tensor(np.asarray([s.top_k for s in wanted], np.int32)),
-        )
-        chosen = zip(_numpy(token).tolist(), _numpy(status).tolist(), strict=True)
-        return [
-            _sampled(token_id, bad, raw.get(i), wanted[i])
-            for i, (token_id, bad) in enumerate(chosen)
-        ]
+        return self._forward(*tensors, self._pages, self._params)
 
     def _copy_pages(self, source: list[int], target: list[int]) -> None:
-        indices = (_tensor(np.asarray(ids, np.int32)) for ids in (source, target))
-        self._copy(*indices, self._pages)
+        indices = (np.asarray(ids, np.int32) for ids in (source, target))
+        self._copy(*self._staging.tensors(*indices), self._pages)
 
     def _check(self, batch: Batch) -> None:
         total = sum(len(row.token_ids) for row in batch.rows)
@@ -188,28 +168,13 @@ def allocate_pages(info: KVInfo, num_pages: int) -> Any:
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
     tensors = []
     for _ in range(info.num_layers):
-        memory = mmap.mmap(-1, size)  # page aligned, as vector loads need
-        tensors.append(tvm_ffi.from_dlpack(np.frombuffer(memory, info.dtype).reshape(shape)))
+        memory = aligned_bytes(size).view(info.dtype)
+        tensors.append(tvm_ffi.from_dlpack(memory.reshape(shape)))
     return tvm_ffi.convert(tensors)
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
-
-
-def _sampled(token_id: int, bad: int, raw: Floats | None, sampling: Sampling) -> Sampled:
-    if bad:
-        return Sampled(token_id, error=NOT_FINITE)
-    if raw is None:
-        return Sampled(token_id)
-    best = float(raw.max())
-    log_total = best + float(np.log(np.exp(raw - best, dtype=np.float64).sum()))
-    top = top_tokens(raw, log_total, sampling.top_logprobs)
-    return Sampled(token_id, float(raw[token_id]) - log_total, top)
-
-
-def _tensor(array: npt.NDArray[Any]) -> Any:
-    return tvm.runtime.tensor(array)
 
 
 def _numpy(tensor: Any) -> npt.NDArray[Any]:
