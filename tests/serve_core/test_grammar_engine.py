@@ -131,7 +131,7 @@ def test_branches_follow_the_grammar_each_on_its_own() -> None:
     assert seen.usage["completion_tokens"] == sum(map(len, seen.tokens))
 
 
-def test_jump_forward_takes_fewer_steps() -> None:
+def test_jump_forward_takes_fewer_steps_and_counts_its_tokens() -> None:
     steps = {}
     for mode in MODES:
         harness = harness_of()
@@ -139,6 +139,12 @@ def test_jump_forward_takes_fewer_steps() -> None:
         ask(harness, "a", wanted, debug_config=debug(mode))
         seen = harness.run()["a"]
         assert json.loads(text_of(seen.tokens[0]))
+        assert seen.usage is not None
+        jumped = seen.usage["extra"]["jump_forward_tokens"]
+        metrics = harness.core.metrics()
+        assert metrics["jump_forward_tokens_sum"] == jumped
+        assert (metrics["engine_jump_forward_time_sum"] > 0) == (jumped > 0)
+        assert (jumped > 30) == (mode == "jump_forward")
         steps[mode] = harness.steps
     assert steps["jump_forward"] <= 5
     assert steps["constraint"] > 40

@@ -214,10 +214,20 @@ def test_the_callers_config_is_not_changed() -> None:
 
 def test_tracing_records_the_life_of_a_request() -> None:
     engine = SyncMLCEngine("mock://echo", enable_tracing=True)
-    engine.generate("ab", GenerationConfig())
+    engine.generate("abc", GenerationConfig())
     assert engine.trace_recorder is not None
     events = json.loads(engine.trace_recorder.dump_json())
-    assert [event["ph"] for event in events] == ["B", "E"]
+    assert [(event["ph"], event["name"]) for event in events] == [
+        ("i", "request added to engine (0)"),
+        ("B", "request (0)"),
+        ("B", "prefill (0)"),
+        ("E", "prefill (0)"),
+        ("B", "decode (0)"),
+        ("E", "decode (0)"),
+        ("B", "decode (1)"),
+        ("E", "decode (1)"),
+        ("E", "request (0)"),
+    ]
 
 
 def test_the_table_works_without_our_python_classes() -> None:

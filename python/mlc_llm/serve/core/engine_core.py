@@ -139,6 +139,7 @@ class EngineCore:
             return _answer(request, "length", self._close(state))
         self._requests[state.request_id] = state
         self._scheduler.add(state)
+        self._note(state, "request added to engine")
         self._note(state, "start request")
         return []
 
@@ -176,14 +177,16 @@ class EngineCore:
     def _run(self, plan: Plan) -> list[Sequence[Sampled]]:
         """The runner's answer to a plan, with the time it took written down."""
         for branch in plan.preempted:
-            self._note(branch.request, "preempted")
+            self._note(branch.request, "preempt")
         for branch, origin in plan.lookups:
             self._note_lookup(branch.request, origin)
         if not plan.rows:
             return []
+        self._note_rows(plan, "start")
         start = _now()
         samples = self._run_rows(plan)
         took, tokens, decode = _now() - start, plan.prompt_tokens, plan.decoding
+        self._note_rows(plan, "finish")
         self._scheduler.pace.learn(took, prompt_tokens=tokens, decoding=decode)
         self._recorder.record_step(took, prefill_tokens=tokens, decode_tokens=decode)
         return samples
@@ -226,12 +229,17 @@ class EngineCore:
         return [output for state in touched for output in self._report(state)]
 
     def _commit(self, branch: Branch, sampled: Sampled, now: float) -> None:
-        branch.request.metrics.saw_token(now)
+        metrics, known, start = branch.request.metrics, len(branch.generated), _now()
+        metrics.saw_token(now)
         try:
             end = self._postprocessor.commit(branch, sampled)
         except RequestError as error:
             self._fail(branch.request, str(error))
             return
+        forced = len(branch.generated) - known - 1
+        if forced:
+            metrics.jump_forward_tokens += forced
+            self._recorder.record_jump_forward(_now() - start, forced)
         if end is not None:
             self._scheduler.finish(branch, end)
 
@@ -292,6 +300,14 @@ class EngineCore:
             self._note(state, f"prefix cache: {origin.length} of {len(state.prompt)} tokens")
         if origin.divergence is not None:
             self._note(state, str(origin.divergence))
+
+    def _note_rows(self, plan: Plan, end: str) -> None:
+        """One end of the stretch in which the requests of a plan compute: `prefill` or `decode`."""
+        if self._trace is None:
+            return
+        prompts = {branch.request for branch in plan.branches if not branch.is_decoding}
+        for state in dict.fromkeys(branch.request for branch in plan.branches):
+            self._note(state, f"{end} {'prefill' if state in prompts else 'decode'}")
 
     def _note(self, state: RequestState, event: str) -> None:
         if self._trace is not None:
