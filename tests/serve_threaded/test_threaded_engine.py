@@ -14,6 +14,7 @@ from threaded_harness import ECHO, LONG, Reader, Running, eventually
 from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.grammar import GrammarCompiler
 from mlc_llm.serve.data import TextData
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.sync_engine import _create_tvm_module
@@ -76,6 +77,25 @@ def test_a_slow_callback_does_not_stop_the_steps() -> None:
         assert running.reader.streams == {}
         go_on.set()
         assert running.reader.end_of("a").text == "some text"
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"), [('{"enum": [1]}', "stop"), ('{"$ref": "#"}', "error")]
+)
+def test_grammars_are_compiled_on_the_thread_that_brings_them(
+    schema: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_it, threads = GrammarCompiler._compile, []
+
+    def compiled(self: GrammarCompiler, wanted: Any) -> Any:
+        threads.append(threading.current_thread())
+        return compile_it(self, wanted)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compiled)
+    with Running() as running:
+        running.add("a", response_format={"type": "json_object", "schema": schema})
+        assert running.reader.end_of("a").reasons == [reason]
+        assert threads == [threading.current_thread()]
 
 
 def test_reset_aborts_and_clears_the_metrics() -> None:

@@ -11,11 +11,12 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import tvm_ffi
 
-from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.errors import EngineDead, MLCError, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, RequestStreamOutput, TextData
@@ -129,10 +130,19 @@ class ThreadedEngine:
         self.check_usable()
         self._roster.enter(request.request_id, request.n)
         try:
+            self._compile_grammar(request)
             self._put(Instruction(InstructionKind.kAddRequest, request))
         except BaseException:
             self._roster.leave(request.request_id)
             raise
+
+    def _compile_grammar(self, request: Request) -> None:
+        """It can take seconds, so it is done here and not on the engine's thread, where streams
+        would wait. The engine finds it done, or finds the refusal and answers with it."""
+        loaded = self._worker.loaded
+        if loaded is not None:
+            with suppress(UserError):
+                loaded.core.compile_grammar(request.generation_config)
 
     def abort_request(self, request_id: str) -> None:
         """End a request: its stream ends with `abort` and a usage. Unknown ids are ignored."""
