@@ -1,4 +1,4 @@
-"""`OpenModel`: the manners all our protocol models share."""
+"""The manners all our protocol models share."""
 
 from __future__ import annotations
 
@@ -13,32 +13,15 @@ from mlc_llm.protocol.error_protocol import validated
 from mlc_llm.protocol.json_text import parse_json_object
 
 
-class OpenModel(BaseModel):
-    """A model whose optional fields take null for "default" and that keeps unknown fields.
+class AnswerModel(BaseModel):
+    """A model that keeps unknown fields. It is read without a call into Python, for a client reads
+    a chunk for every token.
 
     Unknown fields are neither refused nor lost: `unknown_fields` lists them, so that whoever
     answers can say what had no effect, or refuse it.
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_default(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        needed = cls._required_keys()
-        return {str(key): v for key, v in value.items() if v is not None or key in needed}
-
-    @classmethod
-    @cache
-    def _required_keys(cls) -> set[str]:
-        return {
-            key
-            for name, field in cls.model_fields.items()
-            if field.is_required()
-            for key in (name, field.alias or name)
-        }
 
     @classmethod
     def parse(cls, value: object, what: str = "") -> Self:
@@ -58,8 +41,30 @@ class OpenModel(BaseModel):
         return found
 
 
+class OpenModel(AnswerModel):
+    """A model that users write: its optional fields take null for "default" too."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        needed = cls._required_keys()
+        return {str(key): v for key, v in value.items() if v is not None or key in needed}
+
+    @classmethod
+    @cache
+    def _required_keys(cls) -> set[str]:
+        return {
+            key
+            for name, field in cls.model_fields.items()
+            if field.is_required()
+            for key in (name, field.alias or name)
+        }
+
+
 def _unknown_inside(value: object) -> list[str]:
-    if isinstance(value, OpenModel):
+    if isinstance(value, AnswerModel):
         return ["." + rest for rest in value.unknown_fields()]
     if isinstance(value, list):
         return [f"[{i}]{rest}" for i, one in enumerate(value) for rest in _unknown_inside(one)]

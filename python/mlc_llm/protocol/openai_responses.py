@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.openai_messages import ChatCompletionMessage
 
 FinishReason = Literal[
@@ -33,7 +33,7 @@ def _now() -> int:
     return int(time.time())
 
 
-class TopLogProbs(OpenModel):
+class TopLogProbs(AnswerModel):
     """A likely token; `bytes` is the truth where the token is no whole text."""
 
     token: str
@@ -47,13 +47,13 @@ class LogProbsContent(TopLogProbs):
     top_logprobs: list[TopLogProbs] = Field(default_factory=list)
 
 
-class LogProbs(OpenModel):
+class LogProbs(AnswerModel):
     """One item for each token of the text beside it."""
 
     content: list[LogProbsContent]
 
 
-class CompletionLogProbs(OpenModel):
+class CompletionLogProbs(AnswerModel):
     """The older form: parallel lists; the first token of an echoed prompt has no probability."""
 
     text_offset: list[int] = Field(default_factory=list)
@@ -62,19 +62,19 @@ class CompletionLogProbs(OpenModel):
     top_logprobs: list[dict[str, Logprob] | None] = Field(default_factory=list)
 
 
-class PromptTokensDetails(OpenModel):
+class PromptTokensDetails(AnswerModel):
     """Of the prompt's tokens, those that the prefix cache had."""
 
     cached_tokens: int = 0
 
 
-class CompletionTokensDetails(OpenModel):
+class CompletionTokensDetails(AnswerModel):
     """Of the answer's tokens, those spent on reasoning."""
 
     reasoning_tokens: int = 0
 
 
-class UsageInfo(OpenModel):
+class UsageInfo(AnswerModel):
     """What a request cost; exactly one for each request, and the last thing said about it."""
 
     prompt_tokens: int = 0
@@ -86,14 +86,14 @@ class UsageInfo(OpenModel):
     """Our own measurements of the request."""
 
 
-class FunctionCallDelta(OpenModel):
+class FunctionCallDelta(AnswerModel):
     """The next part of a call: the name once, the arguments in pieces."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallDelta(OpenModel):
+class ToolCallDelta(AnswerModel):
     """A piece of the tool call at `index` (dense from 0); `id` and `type` come once."""
 
     index: int
@@ -102,7 +102,7 @@ class ToolCallDelta(OpenModel):
     function: FunctionCallDelta | None = None
 
 
-class ChatCompletionDelta(OpenModel):
+class ChatCompletionDelta(AnswerModel):
     """What a chunk adds to a choice."""
 
     role: Literal["assistant"] | None = None
@@ -111,7 +111,7 @@ class ChatCompletionDelta(OpenModel):
     tool_calls: list[ToolCallDelta] | None = None
 
 
-class ChatCompletionStreamResponseChoice(OpenModel):
+class ChatCompletionStreamResponseChoice(AnswerModel):
     """One choice of a chunk."""
 
     finish_reason: FinishReason | None = None
@@ -120,7 +120,7 @@ class ChatCompletionStreamResponseChoice(OpenModel):
     logprobs: LogProbs | None = None
 
 
-class ChatCompletionStreamResponse(OpenModel):
+class ChatCompletionStreamResponse(AnswerModel):
     """A chunk of a streamed chat answer. The one with `usage` has no choices and is the last."""
 
     id: str
@@ -132,7 +132,7 @@ class ChatCompletionStreamResponse(OpenModel):
     usage: UsageInfo | None = None
 
 
-class ChatCompletionResponseChoice(OpenModel):
+class ChatCompletionResponseChoice(AnswerModel):
     """One finished answer."""
 
     finish_reason: FinishReason | None = None
@@ -141,7 +141,7 @@ class ChatCompletionResponseChoice(OpenModel):
     logprobs: LogProbs | None = None
 
 
-class ChatCompletionResponse(OpenModel):
+class ChatCompletionResponse(AnswerModel):
     """A whole chat answer."""
 
     id: str
@@ -153,7 +153,7 @@ class ChatCompletionResponse(OpenModel):
     usage: UsageInfo | None = None
 
 
-class CompletionResponseChoice(OpenModel):
+class CompletionResponseChoice(AnswerModel):
     """One continuation, or a piece of it."""
 
     finish_reason: FinishReason | None = None
@@ -162,7 +162,7 @@ class CompletionResponseChoice(OpenModel):
     logprobs: CompletionLogProbs | None = None
 
 
-class CompletionResponse(OpenModel):
+class CompletionResponse(AnswerModel):
     """A whole answer of the older API, and each chunk of a streamed one."""
 
     id: str
@@ -174,7 +174,7 @@ class CompletionResponse(OpenModel):
     usage: UsageInfo | None = None
 
 
-class ModelResponse(OpenModel):
+class ModelResponse(AnswerModel):
     """A served model; the four lengths say the same in the words of different clients."""
 
     id: str
@@ -189,7 +189,7 @@ class ModelResponse(OpenModel):
     parent: str | None = None
 
 
-class ListResponse(OpenModel):
+class ListResponse(AnswerModel):
     """The list of models."""
 
     object: Literal["list"] = "list"
