@@ -26,7 +26,7 @@ INTEGERS = {
     "sliding_window_size": (-1, 2**31 - 1),
     "attention_sink_size": (0, 2**31 - 1),
     "max_history_size": (0, 0),
-    "spec_draft_length": (0, 0),
+    "spec_draft_length": (0, 16),
     "spec_tree_width": (1, 1),
     "prefix_cache_max_num_recycling_seqs": (-1, 2**31 - 1),
 }
@@ -41,11 +41,13 @@ def test_the_table_covers_every_number() -> None:
 @pytest.mark.parametrize("field", INTEGERS)
 def test_an_integer_takes_its_range_and_nothing_else(field: str) -> None:
     low, high = INTEGERS[field]
+    mode: Any = "prompt_lookup" if field == "spec_draft_length" else "disable"
     for value in (low, high):
-        assert getattr(EngineConfig(**{field: value}), field) == value
+        config = EngineConfig(**{field: value}, speculative_mode=mode)
+        assert getattr(config, field) == value
     for value in [low - 1, high + 1, *WRONG]:
         with pytest.raises(InvalidField) as caught:
-            EngineConfig(**{field: value})
+            EngineConfig(**{field: value}, speculative_mode=mode)
         assert caught.value.field == field
 
 
@@ -92,10 +94,8 @@ def test_words_and_paths(field: str, value: Any) -> None:
         ("tensor_parallel_shards", 2),
         ("pipeline_parallel_stages", 2),
         ("opt", "O3"),
-        ("additional_models", ["draft"]),
-        ("additional_models", [["draft", "lib"]]),
         ("speculative_mode", "eagle"),
-        ("spec_draft_length", 4),
+        ("speculative_mode", "medusa"),
         ("spec_tree_width", 2),
         ("kv_state_kind", "rnn_state"),
         ("max_history_size", 1),
@@ -105,6 +105,29 @@ def test_what_is_not_built_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InvalidField, match="this version") as caught:
         EngineConfig(**{field: value})
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("additional_models", {"additional_models": ["draft"]}),
+        ("additional_models", {"additional_models": ["d"], "speculative_mode": "prompt_lookup"}),
+        ("additional_models", {"speculative_mode": "small_draft"}),
+        ("additional_models", {"speculative_mode": "small_draft", "additional_models": ["a", "b"]}),
+        ("spec_draft_length", {"spec_draft_length": 4}),
+    ],
+)
+def test_drafts_are_wanted_wholly_or_not_at_all(field: str, values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidField, match="speculative_mode") as caught:
+        EngineConfig(**values)
+    assert caught.value.field == field
+
+
+def test_a_draft_model_comes_with_its_mode() -> None:
+    models: list[Any] = [["draft", "lib"]]
+    config = EngineConfig(speculative_mode="small_draft", additional_models=models)
+    assert config.additional_models == [("draft", "lib")]
+    assert EngineConfig.from_json(config.asjson()) == config
 
 
 def test_defaults_are_those_of_the_table() -> None:

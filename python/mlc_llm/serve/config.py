@@ -16,7 +16,8 @@ EngineMode = Literal["local", "interactive", "server"]
 
 MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
-SPECULATIVE_MODES = ("disable", "small_draft", "eagle", "medusa")
+SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
+MAX_DRAFT_LENGTH = 16
 PREFIX_CACHE_MODES = ("radix", "disable")
 PREFILL_MODES = ("hybrid", "chunked")
 PAGE_SIZE = 16
@@ -36,7 +37,7 @@ class EngineConfig:
     model: str | None = None
     model_lib: str | None = None
     additional_models: list[str | tuple[str, str]] = field(default_factory=list)
-    """Draft models: a path, or a path and its library."""
+    """The draft model of `small_draft`: a path, or a path and its library."""
     mode: EngineMode | None = None
     tensor_parallel_shards: int | None = None
     pipeline_parallel_stages: int | None = None
@@ -57,8 +58,13 @@ class EngineConfig:
     attention_sink_size: int | None = None
     max_history_size: int | None = None
     kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None
-    speculative_mode: Literal["disable", "small_draft", "eagle", "medusa"] = "disable"
+    speculative_mode: Literal["disable", "small_draft", "prompt_lookup", "eagle", "medusa"] = (
+        "disable"
+    )
+    """Who guesses tokens for the model to check: nobody, a smaller model of the same vocabulary, or
+    the text so far (what followed when its last tokens came up before)."""
     spec_draft_length: int = 0
+    """Most guesses of a branch in one step; 0 learns the best number."""
     spec_tree_width: int = 1
     prefix_cache_mode: Literal["radix", "disable"] = "radix"
     prefix_cache_max_num_recycling_seqs: int | None = None
@@ -77,6 +83,7 @@ class EngineConfig:
             if value is not None:
                 object.__setattr__(self, one.name, _RULES[one.name](one.name, value))
         self._refuse_what_is_missing()
+        self._refuse_draft_contradictions()
 
     def asjson(self) -> str:
         """All fields as a JSON object."""
@@ -101,19 +108,30 @@ class EngineConfig:
             if value not in done:
                 raise InvalidField(name, value, reason)
 
+    def _refuse_draft_contradictions(self) -> None:
+        mode, models = self.speculative_mode, self.additional_models
+        if mode == "small_draft" and len(models) != 1:
+            words = "speculative_mode 'small_draft' takes exactly one, the draft model"
+            raise InvalidField("additional_models", models, words)
+        if mode != "small_draft" and models:
+            words = f"speculative_mode {mode!r} uses none; leave it out, or set 'small_draft'"
+            raise InvalidField("additional_models", models, words)
+        if mode == "disable" and self.spec_draft_length:
+            words = "speculative_mode is 'disable'; leave it out, or choose a mode"
+            raise InvalidField("spec_draft_length", self.spec_draft_length, words)
+
 
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
-_NO_DRAFT = "speculative decoding is not supported in this version"
+_NO_HEADS = "draft heads are not supported in this version; take 'small_draft' or 'prompt_lookup'"
+_NO_TREE = "drafts are chains in this version; leave it out or give 1"
 _NO_RNN = "recurrent models are not supported in this version"
 
 _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
     ("tensor_parallel_shards", (None, 1), _ONE_DEVICE),
     ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
     ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
-    ("additional_models", ([],), _NO_DRAFT),
-    ("speculative_mode", ("disable",), _NO_DRAFT),
-    ("spec_draft_length", (0,), _NO_DRAFT),
-    ("spec_tree_width", (1,), _NO_DRAFT),
+    ("speculative_mode", ("disable", "small_draft", "prompt_lookup"), _NO_HEADS),
+    ("spec_tree_width", (1,), _NO_TREE),
     ("kv_state_kind", (None, "kv_cache"), _NO_RNN),
     ("max_history_size", (None, 0), _NO_RNN),
 ]
@@ -181,7 +199,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "max_history_size": _integer(0),
     "kv_state_kind": _one_of(KV_STATE_KINDS),
     "speculative_mode": _one_of(SPECULATIVE_MODES),
-    "spec_draft_length": _integer(0),
+    "spec_draft_length": _integer(0, MAX_DRAFT_LENGTH),
     "spec_tree_width": _integer(1),
     "prefill_time_budget_ms": lambda name, value: checks.number(
         name, value, 1, 60_000, "should be 1 to 60000 milliseconds"

@@ -206,8 +206,13 @@ class EngineMetricsRecorder:
     _draft_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
     _verify_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
 
-    def record_step(self, seconds: float, *, prefill_tokens: int, decode_tokens: int) -> None:
-        """One run of the model. The time of a mixed step is shared by the number of tokens."""
+    def record_step(
+        self, seconds: float, *, prefill_tokens: int, decode_tokens: int, is_drafted: bool = False
+    ) -> None:
+        """One run of the model. The time of a mixed step is shared by the number of tokens.
+
+        is_drafted: rows had drafts, so `decode_tokens` is no batch size.
+        """
         tokens = prefill_tokens + decode_tokens
         if tokens == 0:
             return
@@ -215,7 +220,7 @@ class EngineMetricsRecorder:
         self.engine_decode_time_sum += seconds * decode_tokens / tokens
         self.prefill_tokens_sum += prefill_tokens
         self.decode_tokens_sum += decode_tokens
-        if prefill_tokens == 0:
+        if prefill_tokens == 0 and not is_drafted:
             self._decode_time.record(decode_tokens, seconds)
 
     def record_jump_forward(self, seconds: float, tokens: int) -> None:

@@ -14,13 +14,16 @@ from collections.abc import Iterable, Sequence
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import Batch, Runner, Sampled
+from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
+from mlc_llm.serve.core.drafting import Drafter, PromptLookup
+from mlc_llm.serve.core.plan import Plan, drafts_of
 from mlc_llm.serve.core.postprocess import Postprocessor, take_output
 from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
-from mlc_llm.serve.core.scheduler import Plan, Scheduler
+from mlc_llm.serve.core.scheduler import Scheduler
+from mlc_llm.serve.core.speculation import Speculator
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import (
@@ -48,38 +51,39 @@ class EngineCore:
         *,
         stop_token_ids: Iterable[int] = (),
         trace: EventTraceRecorder | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """`stop_token_ids`: the model's own; they end a request beside those it names itself.
+        `drafter`: who guesses tokens, where `config` names none that the core has itself.
 
         A limit that `config` leaves open is the runner's.
         """
+        self._runner, self._trace = runner, trace
         limits = runner.limits
-        self._runner = runner
-        self._trace = trace
         self._capacity = limits.num_pages * limits.page_size
         self.max_single_sequence_length = min(
             config.max_single_sequence_length or limits.context_window, limits.context_window
         )
-        has_cache = config.prefix_cache_mode == "radix"
         self._admission = Admission(
             tokenizer,
             limits.vocab_size,
             frozenset(stop_token_ids),
-            can_pin=has_cache,
+            can_pin=config.prefix_cache_mode == "radix",
             max_prompt_tokens=self.max_single_sequence_length,
         )
-        self._scheduler = Scheduler(
-            runner,
-            max_num_sequence=config.max_num_sequence or limits.max_num_sequence,
-            prefill_alone=config.prefill_mode == "chunked",
-            step_budget=config.prefill_time_budget_ms / 1000,
-            prefix_cache=has_cache,
-            max_recycling=config.prefix_cache_max_num_recycling_seqs,
-        )
+        self._scheduler = _scheduler(runner, config)
         # The last token of a sequence is never computed, hence one more than the pages hold.
         self._postprocessor = Postprocessor(
             tokenizer, min(self.max_single_sequence_length, self._capacity + 1)
         )
+        if config.speculative_mode == "prompt_lookup":
+            drafter = PromptLookup()
+        self._speculator = None
+        if drafter is not None:
+            longest = self._postprocessor.max_single_sequence_length
+            self._speculator = Speculator(
+                drafter, self._scheduler, draft_length=config.spec_draft_length, max_length=longest
+            )
         self._arrivals = itertools.count()
         self._requests: dict[str, RequestState] = {}
         self._recorder = EngineMetricsRecorder()
@@ -152,6 +156,7 @@ class EngineCore:
         """Schedule, run, update: one call into the model. Does nothing when idle."""
         try:
             plan = self._scheduler.schedule()
+            self._draft(plan)
             samples = self._run(plan)
             return self._update(plan, samples)
         except Exception as error:
@@ -161,7 +166,7 @@ class EngineCore:
         """Abort everything; forget all sums and all that the prefix cache keeps."""
         outputs = [out for state in list(self._requests.values()) for out in self._abort(state)]
         self._runner.reset()
-        self._scheduler.clear()
+        self._clear()
         self._recorder.reset()
         return outputs
 
@@ -171,8 +176,21 @@ class EngineCore:
         alive = sum(not b.status.is_end for s in self._requests.values() for b in s.branches)
         assert alive == self._scheduler.num_running + self._scheduler.num_waiting
         self._scheduler.check_integrity()
+        if self._speculator is not None:
+            self._speculator.check_integrity()
         if not self.prefix_cache.num_sequences:
             assert self._runner.free_pages == self._runner.limits.num_pages
+
+    def _draft(self, plan: Plan) -> None:
+        """Let rows of the plan check guesses, where that is wanted and likely to pay."""
+        if self._speculator is None:
+            return
+        start = _now()
+        self._speculator.draft(plan)
+        plan.draft_seconds = _now() - start
+        for branch, row in zip(plan.branches, plan.rows, strict=True):
+            if drafts_of(row):
+                self._note(branch.request, f"draft {len(drafts_of(row))} tokens")
 
     def _run(self, plan: Plan) -> list[Sequence[Sampled]]:
         """The runner's answer to a plan, with the time it took written down."""
@@ -185,10 +203,13 @@ class EngineCore:
         self._note_rows(plan, "start")
         start = _now()
         samples = self._run_rows(plan)
-        took, tokens, decode = _now() - start, plan.prompt_tokens, plan.decoding
+        plan.run_seconds = _now() - start
         self._note_rows(plan, "finish")
-        self._scheduler.pace.learn(took, prompt_tokens=tokens, decoding=decode)
-        self._recorder.record_step(took, prefill_tokens=tokens, decode_tokens=decode)
+        self._scheduler.pace.learn(
+            plan.draft_seconds + plan.run_seconds,
+            prompt_tokens=plan.prompt_tokens,
+            decoding=plan.decoding,
+        )
         return samples
 
     def _run_rows(self, plan: Plan) -> list[Sequence[Sampled]]:
@@ -201,6 +222,8 @@ class EngineCore:
             assert len(samples) == len(plan.rows), "the runner answered another batch"
             return samples
         except Exception as error:
+            if plan.drop_drafts():
+                return self._run_rows(plan)
             if len(plan.rows) == 1:
                 request_id = plan.branches[0].request.request_id
                 _log.warning("request %s failed in the model: %s", request_id, error)
@@ -213,35 +236,58 @@ class EngineCore:
         for row, branch, several in zip(plan.rows, plan.branches, samples, strict=True):
             if branch.status.is_end:  # another branch's row failed the request
                 continue
-            sampled = several[0] if several else None
-            fault = None if sampled is None else self._postprocessor.fault(sampled)
+            fault = self._postprocessor.fault(several[0]) if several else None
             if fault is not None:
                 self._fail(branch.request, fault)
                 continue
-            is_first = not branch.is_decoding
-            branch.account(len(row.token_ids))
-            if sampled is None:
+            is_decoded = branch.is_decoding
+            branch.account(len(row.token_ids) - len(drafts_of(row)), is_decoded=is_decoded)
+            if not several:
                 continue
-            if is_first:
+            if not is_decoded:
                 self._scheduler.publish(branch)
-            self._commit(branch, sampled, now)
+            self._commit(plan, row, branch, several, now)
+        self._record(plan)
         touched = dict.fromkeys(branch.request for branch in plan.branches)
         return [output for state in touched for output in self._report(state)]
 
-    def _commit(self, branch: Branch, sampled: Sampled, now: float) -> None:
-        metrics, known, start = branch.request.metrics, len(branch.generated), _now()
+    def _commit(
+        self, plan: Plan, row: BatchRow, branch: Branch, samples: Sequence[Sampled], now: float
+    ) -> None:
+        """Take in a row's samples, and end the branch if they end it."""
+        metrics, known, start = branch.request.metrics, branch.known, _now()
+        jumped = metrics.jump_forward_tokens
         metrics.saw_token(now)
         try:
-            end = self._postprocessor.commit(branch, sampled)
+            end = self._postprocessor.commit_row(branch, drafts_of(row), samples)
         except RequestError as error:
             self._fail(branch.request, str(error))
             return
-        forced = len(branch.generated) - known - 1
-        if forced:
-            metrics.jump_forward_tokens += forced
+        if drafts_of(row):
+            plan.verdicts.append(self._scheduler.settle(branch, row, known))
+        if metrics.jump_forward_tokens > jumped:
+            forced = metrics.jump_forward_tokens - jumped
             self._recorder.record_jump_forward(_now() - start, forced)
         if end is not None:
             self._scheduler.finish(branch, end)
+
+    def _record(self, plan: Plan) -> None:
+        """Write down what a plan did, and how long it took."""
+        if self._speculator is not None:
+            self._speculator.learn(plan)
+        self._recorder.record_step(
+            plan.draft_seconds + plan.run_seconds,
+            prefill_tokens=plan.prompt_tokens,
+            decode_tokens=plan.decoding + sum(verdict.kept for verdict in plan.verdicts),
+            is_drafted=bool(plan.verdicts),
+        )
+        if plan.verdicts:
+            self._recorder.record_draft(plan.draft_seconds, len(plan.rows))
+            self._recorder.record_verify(plan.run_seconds, len(plan.rows))
+        for verdict in plan.verdicts:
+            self._recorder.record_acceptance(verdict.drafted, verdict.accepted)
+            request, counts = verdict.branch.request, f"{verdict.accepted} of {verdict.drafted}"
+            self._note(request, f"accepted {counts} drafted tokens")
 
     def _abort(self, state: RequestState) -> Outputs:
         self._end(state, Status.ABORTED)
@@ -278,13 +324,19 @@ class EngineCore:
         """The bookkeeping itself failed: end everything with an error, go on from nothing."""
         _log.exception("a step of the engine failed; %d requests end", len(self._requests))
         self._runner.reset()
-        self._scheduler.clear()
+        self._clear()
         states = list(self._requests.values())
         for state in states:
             state.error = _reason(error)
             for branch in state.alive:
                 branch.status = Status.FAILED
         return [output for state in states for output in self._report(state)]
+
+    def _clear(self) -> None:
+        """Forget every sequence, here and in the drafter."""
+        self._scheduler.clear()
+        if self._speculator is not None:
+            self._speculator.reset()
 
     def _too_long(self, state: RequestState) -> str:
         return (
@@ -302,16 +354,31 @@ class EngineCore:
             self._note(state, str(origin.divergence))
 
     def _note_rows(self, plan: Plan, end: str) -> None:
-        """One end of the stretch in which the requests of a plan compute: `prefill` or `decode`."""
+        """One end of the stretch in which the requests of a plan compute: `prefill`, `verify` with
+        guesses to check, or `decode`."""
         if self._trace is None:
             return
-        prompts = {branch.request for branch in plan.branches if not branch.is_decoding}
-        for state in dict.fromkeys(branch.request for branch in plan.branches):
-            self._note(state, f"{end} {'prefill' if state in prompts else 'decode'}")
+        kinds = {branch.request: "decode" for branch in plan.branches}
+        pairs = zip(plan.branches, plan.rows, strict=True)
+        kinds |= {branch.request: "verify" for branch, row in pairs if drafts_of(row)}
+        kinds |= {branch.request: "prefill" for branch in plan.branches if not branch.is_decoding}
+        for state, kind in kinds.items():
+            self._note(state, f"{end} {kind}")
 
     def _note(self, state: RequestState, event: str) -> None:
         if self._trace is not None:
             self._trace.add_event(state.request_id, event)
+
+
+def _scheduler(runner: Runner, config: EngineConfig) -> Scheduler:
+    return Scheduler(
+        runner,
+        max_num_sequence=config.max_num_sequence or runner.limits.max_num_sequence,
+        prefill_alone=config.prefill_mode == "chunked",
+        step_budget=config.prefill_time_budget_ms / 1000,
+        prefix_cache=config.prefix_cache_mode == "radix",
+        max_recycling=config.prefix_cache_max_num_recycling_seqs,
+    )
 
 
 def _answer(

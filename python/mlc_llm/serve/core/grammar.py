@@ -202,6 +202,11 @@ class GrammarMatcher:
         """The tokens that the model's tokenizer would write next whatever the model says."""
         return self._tried(lambda library: library.compute_ff_tokens())
 
+    def ahead(self, may_jump: bool) -> GrammarAhead:
+        """A copy that can go on over tokens which may never come. may_jump: whether text that the
+        grammar forces is added without asking the model."""
+        return GrammarAhead(self._grammar, self._library.deep_copy(), self.mask(), may_jump)
+
     def _tried(self, work: Callable[[LLMatcher], Result]) -> Result:
         """The answer of the library.
 
@@ -223,6 +228,43 @@ class GrammarMatcher:
     def _again(self, work: Callable[[LLMatcher], Result]) -> Result:
         self._library.consume_tokens(self._tokens)
         return work(self._library)
+
+
+class GrammarAhead:
+    """Goes ahead of a matcher, over guessed tokens. It fails without a word: the matcher itself
+    comes by later, and can start anew where this one cannot."""
+
+    def __init__(self, grammar: Grammar, library: LLMatcher, mask: bytes, may_jump: bool) -> None:
+        self._grammar = grammar
+        self._library = library
+        self._mask = mask
+        self._may_jump = may_jump
+
+    def accept(self, token_id: int) -> bytes | None:
+        """Go on behind a token; the mask of the one behind it. None, and no way on, where the token
+        is not allowed, or where behind it nothing is left to choose."""
+        is_allowed = self._mask[token_id >> 3] >> (token_id & 7) & 1
+        if not is_allowed or token_id in self._grammar.vocabulary.end_ids:
+            return None
+        start = time.perf_counter()
+        try:
+            mask = call(self._library, lambda: self._go_on(token_id))
+        except RequestError:
+            return None
+        finally:
+            self._grammar.charge(time.perf_counter() - start)
+        if mask is None or not any(mask):
+            return None
+        self._mask = mask
+        return mask
+
+    def _go_on(self, token_id: int) -> bytes | None:
+        library = self._library
+        if not library.consume_token(token_id) or library.is_stopped():
+            return None
+        if self._may_jump and library.compute_ff_tokens():
+            return None
+        return self._grammar.vocabulary.packed(library.compute_bitmask())
 
 
 def call(library: LLMatcher, work: Callable[[], Result]) -> Result:

@@ -81,7 +81,9 @@ class EchoRunner:
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         sequence = self._sequences[seq_id]
         del sequence.tokens[len(sequence.tokens) - num_tokens :]
-        sequence.prompt_length = None  # only the prefix cache rolls back, for the next prompt
+        if not sequence.has_drafts:
+            sequence.prompt_length = None  # the prefix cache rolls back, for the next prompt
+        sequence.has_drafts = False
 
     def remove_sequence(self, seq_id: int) -> None:
         del self._sequences[seq_id]
@@ -98,21 +100,27 @@ class EchoRunner:
     def _run_row(self, row: BatchRow) -> list[Sampled]:
         sequence = self._sequences[row.seq_id]
         sequence.tokens += row.token_ids
-        assert len(row.samplings) <= 1, "the echo engine has no drafts"
-        size = self.limits.vocab_size
-        return [_sampled(sequence.next_token(), one, size) for one in row.samplings]
+        drafts = max(len(row.samplings) - 1, 0)
+        sequence.has_drafts = drafts > 0
+        size, length = self.limits.vocab_size, len(sequence.tokens)
+        return [
+            _sampled(sequence.next_token(length - drafts + i), one, size)
+            for i, one in enumerate(row.samplings)
+        ]
 
 
 @dataclass
 class _EchoSequence:
     tokens: list[int] = field(default_factory=list)
     prompt_length: int | None = None
+    has_drafts: bool = False
+    """The last row ended with guesses, some of which may be rolled back now."""
 
-    def next_token(self) -> int:
-        """The first time it is asked for, all tokens so far are the prompt."""
+    def next_token(self, length: int) -> int:
+        """What follows so many tokens. The first time it is asked for, they are the prompt."""
         if self.prompt_length is None:
-            self.prompt_length = len(self.tokens)
-        return self.tokens[len(self.tokens) - self.prompt_length]
+            self.prompt_length = length
+        return self.tokens[length - self.prompt_length]
 
 
 class _EchoPostprocessor(Postprocessor):

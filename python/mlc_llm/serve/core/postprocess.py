@@ -25,7 +25,7 @@ class Postprocessor:
 
     def __init__(self, tokenizer: Tokenizer, max_single_sequence_length: int) -> None:
         self._tokenizer = tokenizer
-        self._max_single_sequence_length = max_single_sequence_length
+        self.max_single_sequence_length = max_single_sequence_length
 
     def fault(self, sampled: Sampled) -> str | None:
         """Why the request cannot go on with this, if it cannot.
@@ -36,25 +36,42 @@ class Postprocessor:
             return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
         return sampled.error
 
+    def commit_row(
+        self, branch: Branch, drafts: Sequence[int], samples: Sequence[Sampled]
+    ) -> Status | None:
+        """Take in a row's samples, each as long as the draft before it came true.
+
+        The first has no fault; one further on, which a wrong draft may have brought about, is left
+        to a later step. Returns and raises as `commit`.
+        """
+        for draft, sampled, following in zip(drafts, samples, samples[1:], strict=False):
+            known = branch.known
+            end = self.commit(branch, sampled)
+            is_next = sampled.token_id == draft and branch.known == known + 1
+            if end is not None or not is_next or self.fault(following) is not None:
+                return end
+        return self.commit(branch, samples[-1])
+
     def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
         """Take the token in, and those that the grammar forces behind it.
 
         Returns the end that the branch has come to, if it has. Raises `RequestError` when its
         grammar cannot be followed any further.
         """
-        end = self._take(branch, sampled)
+        end = self._take(branch, sampled, is_sampled=True)
         if end is not None or branch.grammar is None:
             return end
         for token_id in _forced_tokens(branch, branch.grammar):
-            end = self._take(branch, Sampled(token_id))
+            end = self._take(branch, Sampled(token_id), is_sampled=False)
             if end is not None:
                 return end
         branch.grammar.mask()  # a failure shows here, where it can be told whose it is
         return None
 
-    def _take(self, branch: Branch, sampled: Sampled) -> Status | None:
+    def _take(self, branch: Branch, sampled: Sampled, *, is_sampled: bool) -> Status | None:
         token_id, request = sampled.token_id, branch.request
-        branch.commit(token_id)
+        branch.commit(token_id, is_sampled=is_sampled)
+        request.metrics.jump_forward_tokens += not is_sampled
         if token_id in request.stop_token_ids or _ends_grammar(branch, token_id):
             self.release_all(branch)
             return Status.STOPPED
@@ -93,7 +110,7 @@ class Postprocessor:
         max_tokens = branch.request.config.max_tokens
         if 0 <= max_tokens <= len(branch.generated):
             return Status.LENGTH
-        is_full = branch.known >= self._max_single_sequence_length
+        is_full = branch.known >= self.max_single_sequence_length
         return Status.LENGTH if is_full else None
 
 
@@ -127,13 +144,9 @@ def _ends_grammar(branch: Branch, token_id: int) -> bool:
 def _forced_tokens(branch: Branch, grammar: GrammarMatcher) -> list[int]:
     """What follows whatever the model says, so that it need not be asked; bounded.
 
-    These tokens are known and not computed, as those of a prompt are. None where the
-    log-probability of each token is wanted.
+    These tokens are known and not computed, as those of a prompt are.
     """
-    config = branch.request.config
-    if config.logprobs or config.debug_config.grammar_execution_mode != "jump_forward":
-        return []
-    return grammar.forced_tokens()[:MAX_JUMP]
+    return grammar.forced_tokens()[:MAX_JUMP] if branch.request.may_jump else []
 
 
 def _release(branch: Branch, token_ids: Sequence[int]) -> None:

@@ -52,7 +52,7 @@ class Branch:
 
     __slots__ = (
         "_rng",
-        "_uniform",
+        "_uniforms",
         "computed",
         "cut_bytes",
         "delta_ids",
@@ -97,7 +97,8 @@ class Branch:
         self.is_reported = False
         """Whether its finish reason was given out."""
         self._rng: random.Random | None = None
-        self._uniform: float | None = None
+        self._uniforms: list[float] = []
+        """Drawn, and not used up yet."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -135,28 +136,29 @@ class Branch:
         """The next `count` known tokens that are not computed."""
         return self.tokens(self.computed, self.computed + count)
 
-    @property
-    def uniform(self) -> float:
-        """The random number of the next token: the same one until that token is committed, so a
-        step that is planned twice (after a preemption or a fault) changes nothing."""
-        if self._uniform is None:
+    def uniform(self, ahead: int = 0) -> float:
+        """The random number of the next sampled token, or of the one so far ahead: the same until
+        that token is committed, so a step that is planned twice (after a preemption or a fault)
+        changes nothing."""
+        while len(self._uniforms) <= ahead:
             if self._rng is None:
                 self._rng = random.Random(_branch_seed(self.request, self.index))
-            self._uniform = self._rng.random()
-        return self._uniform
+            self._uniforms.append(self._rng.random())
+        return self._uniforms[ahead]
 
-    def account(self, count: int) -> None:
-        """The next `count` known tokens are computed."""
-        if self.is_decoding:
+    def account(self, count: int, *, is_decoded: bool) -> None:
+        """The next `count` known tokens are computed; is_decoded: in a step after the prompt's."""
+        if is_decoded:
             self.request.metrics.decode_tokens += count
         else:
             self.request.metrics.prefill_tokens += count
         self.computed += count
 
-    def commit(self, token_id: int) -> None:
-        """The sampled token is known from now on."""
+    def commit(self, token_id: int, *, is_sampled: bool) -> None:
+        """The token is known from now on. One that was not sampled has used no random number."""
         self.generated.append(token_id)
-        self._uniform = None
+        if is_sampled:
+            del self._uniforms[:1]
         if self.request.counts_tokens:
             self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
 
@@ -195,6 +197,13 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         return not self.alive
+
+    @property
+    def may_jump(self) -> bool:
+        """Whether tokens that its grammar forces are added unasked; not where the log-probability
+        of each is wanted."""
+        mode = self.config.debug_config.grammar_execution_mode
+        return mode == "jump_forward" and not self.config.logprobs
 
     @property
     def completion_tokens(self) -> int:

@@ -14,7 +14,7 @@ def sampling_of(branch: Branch) -> Sampling:
         top_p=config.top_p,
         top_k=config.top_k,
         min_p=config.min_p,
-        uniform=branch.uniform,
+        uniform=branch.uniform(),
         logit_bias=config.logit_bias,
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,

@@ -11,40 +11,14 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-from mlc_llm.runtime.batch import BatchRow, Runner
+from mlc_llm.runtime.batch import BatchRow, Runner, Sampling
 from mlc_llm.serve.core.pace import Pace
+from mlc_llm.serve.core.plan import Plan, Verdict, drafts_of
 from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.sampling import sampling_of
-
-
-@dataclass
-class Plan:
-    """One step of work: `rows[i]` belongs to `branches[i]`."""
-
-    budget: int
-    """Tokens that may still be added."""
-    rows: list[BatchRow] = field(default_factory=list)
-    branches: list[Branch] = field(default_factory=list)
-    prompt_tokens: int = 0
-    """Tokens of rows that do not decode."""
-    decoding: int = 0
-    """Rows that decode."""
-    reserved_pages: int = 0
-    """Free pages that the rows so far will take."""
-    is_open: bool = True
-    """Whether a new branch may still start: False once something did not fit whole."""
-    preempted: list[Branch] = field(default_factory=list)
-    lookups: list[tuple[Branch, Origin]] = field(default_factory=list)
-    """Branches that were started, with what the prefix cache had for them."""
-
-    def split(self) -> Iterator[Plan]:
-        """The same rows, one a plan."""
-        for row, branch in zip(self.rows, self.branches, strict=True):
-            yield Plan(0, [row], [branch])
 
 
 class Scheduler:
@@ -139,6 +113,47 @@ class Scheduler:
             self._plan_running(plan)
             self._plan_waiting(plan)
         return plan
+
+    def draft_rooms(self, plan: Plan, most: Sequence[int]) -> list[int]:
+        """Drafted tokens that fit behind each row, `most[i]` at most, whatever the others take.
+
+        Nothing is evicted or preempted for a draft, and no other row gives anything up.
+        """
+        spare = self._available_pages(plan) // len(plan.rows) * self._page_size
+        budget = plan.budget // len(plan.rows)
+        return [
+            max(min(wanted, budget, -(b.computed + b.remaining) % self._page_size + spare), 0)
+            for b, wanted in zip(plan.branches, most, strict=True)
+        ]
+
+    def add_drafts(
+        self, plan: Plan, index: int, drafts: Sequence[int], samplings: Sequence[Sampling]
+    ) -> None:
+        """Make a row check guesses, as many as `draft_rooms` allows. samplings: the row's own, and
+        one behind each guess."""
+        row, branch = plan.rows[index], plan.branches[index]
+        assert len(samplings) == len(drafts) + 1 and branch.is_decoding
+        end = branch.computed + len(row.token_ids)
+        plan.reserved_pages += self._pages(end + len(drafts)) - self._pages(end)
+        plan.budget -= len(drafts)
+        assert plan.budget >= 0 and self._available_pages(plan) >= 0, "no room for drafts"
+        plan.rows[index] = BatchRow(row.seq_id, [*row.token_ids, *drafts], samplings)
+
+    def settle(self, branch: Branch, row: BatchRow, known_before: int) -> Verdict:
+        """The samples behind a row with drafts were taken in: roll back what did not come true.
+
+        Called once whatever the samples were.
+        """
+        drafts, said = drafts_of(row), branch.tokens(known_before, branch.known)
+        differing = (i for i, (a, b) in enumerate(zip(drafts, said, strict=False)) if a != b)
+        accepted = next(differing, min(len(drafts), len(said)))
+        in_pages = branch.computed + len(drafts)
+        kept = min(accepted, branch.remaining - 1)
+        branch.account(kept, is_decoded=True)
+        assert branch.seq_id is not None
+        self._runner.rollback_sequence(branch.seq_id, in_pages - branch.computed)
+        is_rejected = accepted < min(len(drafts), len(said))
+        return Verdict(branch, len(drafts), accepted, kept, is_rejected)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queues, sequence ids and counts agree with each other."""
