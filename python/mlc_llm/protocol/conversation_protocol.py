@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 from typing_extensions import Self
 
 from mlc_llm.errors import InvalidField, UnsupportedModel, UserError
@@ -28,6 +28,7 @@ class MessagePlaceholders(Enum):
     FUNCTION = "{function_string}"
 
 
+MAX_TOKEN_IDS = 1024
 Content = str | list[dict[str, Any]] | None
 
 _DEFAULT_ROLE_TEMPLATES = {
@@ -77,6 +78,11 @@ class Conversation(OpenModel):
     """Drop what an assistant thought (up to `</think>`) before the last user message."""
     function_string: str = ""
     use_function_calling: bool = False
+
+    @field_validator("system_prefix_token_ids", "stop_token_ids", mode="before")
+    @classmethod
+    def _token_ids(cls, value: object, info: ValidationInfo) -> list[int]:
+        return checks.token_ids(str(info.field_name), value, MAX_TOKEN_IDS)
 
     @field_validator("seps")
     @classmethod

@@ -13,6 +13,7 @@ from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import RULES, GenerationConfig
 
 MLC_CHAT_CONFIG_VERSION = "0.1.0"
+MAX_EOS_TOKENS = 1024
 
 
 def _size(value: object, info: ValidationInfo) -> int:
@@ -27,6 +28,19 @@ def _vocabulary(value: object, info: ValidationInfo) -> int:
     return checks.integer(str(info.field_name), value, 1, MAX_INT32)
 
 
+def _token_id(value: object, info: ValidationInfo) -> int:
+    allowed = f"should be a token id in [0, {MAX_INT32}], or -1 for none"
+    return checks.integer(str(info.field_name), value, -1, MAX_INT32, allowed)
+
+
+def _token_ids(value: object, info: ValidationInfo) -> int | list[int]:
+    if isinstance(value, list):
+        return checks.token_ids(str(info.field_name), value, MAX_EOS_TOKENS)
+    return _token_id(value, info)
+
+
+TokenId = Annotated[int, BeforeValidator(_token_id)]
+TokenIds = Annotated[int | list[int], BeforeValidator(_token_ids)]
 Vocabulary = Annotated[int, BeforeValidator(_vocabulary)]
 Size = Annotated[int, BeforeValidator(_size)]
 """-1 switches the feature off."""
@@ -56,9 +70,9 @@ class MLCChatConfig(OpenModel):
     presence_penalty: Annotated[float, _rule("presence_penalty")] = 0.0
     frequency_penalty: Annotated[float, _rule("frequency_penalty")] = 0.0
     repetition_penalty: Annotated[float, _rule("repetition_penalty")] = 1.0
-    pad_token_id: int = 0
-    bos_token_id: int = 1
-    eos_token_id: int | list[int] = 2
+    pad_token_id: TokenId = 0
+    bos_token_id: TokenId = 1
+    eos_token_id: TokenIds = 2
     tokenizer_files: list[str] = Field(default_factory=list)
     tokenizer_info: dict[str, Any] | None = None
     conv_template: str | Conversation
