@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,28 @@ def test_mlc_chat_config_comes_first(tiny: Path, tmp_path: Path) -> None:
     engine = SyncMLCEngine(str(tmp_path))
     request = engine.create_request("a", data.TextData("x"), GenerationConfig(top_p=0.75))
     assert request.generation_config.given == {"temperature": 0.5, "top_p": 0.75}
+
+
+CHAT = {"model_type": "llama", "quantization": "q0f32", "vocab_size": 9, "conv_template": "chatml"}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("generation_config.json", {"temperature": "hot"}, "temperature = 'hot'"),
+        ("generation_config.json", {"top_k": 2**31}, f"top_k = {2**31}"),
+        ("mlc-chat-config.json", {**CHAT, "eos_token_id": "2"}, "eos_token_id = '2'"),
+        ("mlc-chat-config.json", {**CHAT, "context_window_size": 1.5}, "context_window_size = 1.5"),
+        ("mlc-chat-config.json", {"vocab_size": 9}, "model_type"),
+    ],
+)
+def test_a_wrong_value_in_a_model_folder_names_file_and_field(
+    tiny: Path, tmp_path: Path, name: str, values: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "model.gguf").symlink_to(tiny)
+    (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(ModelFileError, match=rf"{name}: .*{re.escape(said)}"):
+        open_model(str(tmp_path))
 
 
 def test_a_named_template_serves_where_the_file_has_none(tmp_path: Path) -> None:

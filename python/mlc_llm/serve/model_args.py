@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlc_llm.conversation_template import ChatTemplate, ConvTemplateRegistry
-from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.errors import ModelFileError, UnsupportedModel, UserError
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.readers import check_architecture
 from mlc_llm.protocol.conversation_protocol import Conversation
@@ -69,6 +71,8 @@ def open_model(model: str | None = None) -> ModelBundle:
     generation = DEFAULT_MODEL_SAMPLING if model is None else {}
     if folder is not None:
         generation = _json_file(folder / GENERATION_CONFIG_FILE)
+    with _naming(path.parent / GENERATION_CONFIG_FILE):
+        defaults = _defaults(chat, generation)
     named = _conversation(chat)
     tokenizer = open_tokenizer(gguf)
     template = _chat_template(gguf, tokenizer) or named
@@ -80,7 +84,7 @@ def open_model(model: str | None = None) -> ModelBundle:
         name=source.name,
         context_window=_context_window(gguf, chat),
         stop_token_ids=_stop_token_ids(tokenizer, chat, named, generation),
-        defaults=_with_stop_strs(_defaults(chat, generation), template),
+        defaults=_with_stop_strs(defaults, template),
     )
 
 
@@ -126,8 +130,19 @@ def _gguf_of(source: ModelSource) -> Path:
 
 
 def _chat_config(folder: Path) -> MLCChatConfig | None:
-    values = _json_file(folder / CHAT_CONFIG_FILE)
-    return MLCChatConfig(**values) if values else None
+    path = folder / CHAT_CONFIG_FILE
+    values = _json_file(path)
+    with _naming(path):
+        return MLCChatConfig.parse(values) if values else None
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with a value is wrong with the file that it stands in."""
+    try:
+        yield
+    except UserError as error:
+        raise ModelFileError(f"{path}: {error}") from None
 
 
 def _json_file(path: Path) -> dict[str, Any]:
@@ -192,7 +207,7 @@ def _stop_token_ids(
         ids |= set(named.stop_token_ids)
     stated = generation.get("eos_token_id", [])
     more = stated if isinstance(stated, list) else [stated]
-    ids |= {one for one in more if isinstance(one, int)}
+    ids |= {one for one in more if isinstance(one, int) and not isinstance(one, bool)}
     return frozenset(one for one in ids if 0 <= one < tokenizer.vocab_size)
 
 
