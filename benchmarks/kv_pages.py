@@ -131,7 +131,7 @@ def our_step() -> Callable[[], float]:
     """Seconds of one token over our tables, bookkeeping included."""
     page = nn.spec.Tensor(["p", 2, KV_HEADS, PAGE * DIM], kv_dtype(ISA))
     arguments = {
-        "x": floats("m", WIDTH), "rope": floats("m", 2, DIM // 2), "slot": ints("m"),
+        "x": floats("m", WIDTH), "rope": floats("r", 2, DIM // 2), "slot": ints("m"),
         "position": ints("m"), "tiles": ints("t", 3), "page_ids": ints("n"),
         "pages": [page] * LAYERS,
     }  # fmt: skip
@@ -148,7 +148,7 @@ def our_step() -> Callable[[], float]:
     def step() -> float:
         start = time.perf_counter()
         place = cache.place([(0, 1)])
-        rope = tensor(table.rows(place.position))
+        rope = table.reaching(place.longest)
         tables = (place.slot, place.position, place.tiles, place.page_ids)
         run(x, rope, *(tensor(array) for array in tables), pages)
         return time.perf_counter() - start

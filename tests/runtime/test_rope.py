@@ -12,25 +12,23 @@ INVERSE = inverse_frequencies(RopeConfig(theta=10000.0, dim=64), None)
 
 
 def test_rows_are_cosines_and_sines() -> None:
-    positions = np.array([0, 5, 511, 512, 3, 9000], np.int32)
-    rows = RopeTable(INVERSE).rows(positions)
-    angle = (positions.astype(np.float32)[:, None] * INVERSE).astype(np.float64)
-    assert rows.shape == (6, 2, 32)
-    assert rows.dtype == np.float32
-    assert np.abs(rows[:, 0] - np.cos(angle)).max() <= 1e-6
-    assert np.abs(rows[:, 1] - np.sin(angle)).max() <= 1e-6
+    table = RopeTable(INVERSE)
+    for length in (1, 512, 513, 9000, 5):
+        rows = np.from_dlpack(table.reaching(length))
+        angle = (np.arange(len(rows), dtype=np.float32)[:, None] * INVERSE).astype(np.float64)
+        assert rows.shape == (len(rows), 2, 32)
+        assert len(rows) >= length
+        assert np.abs(rows[:, 0] - np.cos(angle)).max() <= 1e-6
+        assert np.abs(rows[:, 1] - np.sin(angle)).max() <= 1e-6
 
 
 def test_growing_changes_nothing_that_was_there() -> None:
-    early = np.arange(0, 600, 7, dtype=np.int32)
     table = RopeTable(INVERSE)
-    before = table.rows(early).copy()
-    table.rows(np.array([5000], np.int32))
-    assert table.rows(early).tobytes() == before.tobytes()
-    whole = RopeTable(INVERSE)
-    assert whole.rows(np.array([4999], np.int32)).tobytes() == (
-        table.rows(np.array([4999], np.int32)).tobytes()
-    )
+    before = np.from_dlpack(table.reaching(1)).copy()
+    grown = np.from_dlpack(table.reaching(5000))
+    assert grown[: len(before)].tobytes() == before.tobytes()
+    at_once = np.from_dlpack(RopeTable(INVERSE).reaching(7001))
+    assert at_once[: len(grown)].tobytes() == grown.tobytes()
 
 
 def test_frequencies_and_their_scaling() -> None:

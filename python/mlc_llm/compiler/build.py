@@ -97,7 +97,7 @@ def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
     return {
         FORWARD: {
             "tokens": ints("m"),
-            "rope": floats("m", 2, half),
+            "rope": floats("r", 2, half),
             "slot": ints("m"),
             "position": ints("m"),
             "tiles": ints("t", 3),

@@ -33,7 +33,8 @@ def rope_append(
     """Rotates queries and keys (halves paired, as GPT-NeoX), stores keys and values in pages.
 
     q, k, v      float32 [m, widths[i]]: each starts at column offsets[i] (they may be one tensor)
-    rope         float32 [m, 2, head_dim/2]: cosines, then sines, of each token's position
+    rope         float32 [n, 2, head_dim/2]: cosines, then sines, of every position
+    position     int32 [m], each below n
     slot         int32 [m]: page * PAGE + place in the page
     pages        changed in place
     rotated      float32 [m, heads * head_dim]: queries, scaled by log2(e) / sqrt(head_dim)
@@ -42,10 +43,10 @@ def rope_append(
     scale = LOG2E * head_dim**-0.5
     q0, k0, v0 = offsets
 
-    def turn(X: Any, row: Any, at: Any, rope: Any, i: Any, first: bool) -> Any:
+    def turn(X: Any, row: Any, at: Any, rope: Any, place: Any, i: Any, first: bool) -> Any:
         """First or second half of the rotated head that starts at column `at`."""
         low, high = X[row, lanes_at(at + i, L)], X[row, lanes_at(at + half + i, L)]
-        cos, sin = rope[row, 0, lanes_at(i, L)], rope[row, 1, lanes_at(i, L)]
+        cos, sin = (rope[place, kind, lanes_at(i, L)] for kind in (0, 1))
         return low * cos - high * sin if first else high * cos + low * sin
 
     @T.prim_func(private=True, s_tir=True)
@@ -54,17 +55,20 @@ def rope_append(
         k: T.handle,
         v: T.handle,
         rope: T.handle,
+        position: T.handle,
         slot: T.handle,
         pages: T.handle,
         rotated: T.handle,
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
+        n = T.int32()
         num_pages = T.int32()
         Q = T.match_buffer(q, (m, widths[0]), "float32")
         K = T.match_buffer(k, (m, widths[1]), "float32")
         V = T.match_buffer(v, (m, widths[2]), "float32")
-        R = T.match_buffer(rope, (m, 2, half), "float32")
+        R = T.match_buffer(rope, (n, 2, half), "float32")
+        POS = T.match_buffer(position, (m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
         P = T.match_buffer(pages, (num_pages, 2, kv_heads, PAGE * head_dim), kv_dtype)
         O = T.match_buffer(rotated, (m, heads * head_dim), "float32")
@@ -75,16 +79,18 @@ def rope_append(
             for h in T.serial(heads):
                 for i in T.serial(half // L):
                     O[row, lanes_at(h * head_dim + i * L, L)] = turn(
-                        Q, row, q0 + h * head_dim, R, i * L, True
+                        Q, row, q0 + h * head_dim, R, POS[row], i * L, True
                     ) * splat(T.float32(scale), L)
                     O[row, lanes_at(h * head_dim + half + i * L, L)] = turn(
-                        Q, row, q0 + h * head_dim, R, i * L, False
+                        Q, row, q0 + h * head_dim, R, POS[row], i * L, False
                     ) * splat(T.float32(scale), L)
             for h in T.serial(kv_heads):
                 for i in T.serial(half // L):
-                    key[lanes_at(i * L, L)] = turn(K, row, k0 + h * head_dim, R, i * L, True)
+                    key[lanes_at(i * L, L)] = turn(
+                        K, row, k0 + h * head_dim, R, POS[row], i * L, True
+                    )
                     key[lanes_at(half + i * L, L)] = turn(
-                        K, row, k0 + h * head_dim, R, i * L, False
+                        K, row, k0 + h * head_dim, R, POS[row], i * L, False
                     )
                 for d in T.serial(head_dim):
                     P[S[row] // PAGE, 0, h, d * PAGE + S[row] % PAGE] = T.cast(key[d], kv_dtype)

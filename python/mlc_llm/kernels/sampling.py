@@ -28,7 +28,8 @@ CHUNK = 32
 """Vocabulary entries a partial sum of the draw."""
 GREEDY = 1e-5
 """At or below this temperature the most likely token is taken."""
-OK, NOT_FINITE = 0, 1
+NOT_FINITE = -1
+"""In place of a token: NaN, +inf, or nothing but -inf."""
 LARGEST = 3.4e38
 
 
@@ -40,8 +41,7 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
     options      float32 [s, 4]: temperature, top_p, min_p, uniform in [0, 1)
     top_k        int32 [s], 0 for all
     scratch      float32 [s, padded + padded / CHUNK]
-    token        int32 [s]; the first of equals when greedy
-    status       int32 [s]: OK, or NOT_FINITE (NaN, +inf, or nothing but -inf)
+    token        int32 [s], or NOT_FINITE; the first of equals when greedy
     """
 
     @T.prim_func(private=True, s_tir=True)
@@ -51,7 +51,6 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
         top_k: T.handle,
         scratch: T.handle,
         token: T.handle,
-        status: T.handle,
     ):
         T.func_attr(SCHEDULED)
         s = T.int32()
@@ -60,14 +59,13 @@ def sample(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
         K = T.match_buffer(top_k, (s,), "int32")
         W = T.match_buffer(scratch, (s, padded + padded // CHUNK), "float32")
         TOKEN = T.match_buffer(token, (s,), "int32")
-        STATUS = T.match_buffer(status, (s,), "int32")
         with T.sblock("root"):
             for row in T.parallel(s):
                 best = T.alloc_buffer((1,), "float32")
                 total = T.alloc_buffer((1,), "float32")
                 floor = T.alloc_buffer((1,), "int32")
-                _largest(X, row, vocab, best, TOKEN, STATUS)
-                if T.And(STATUS[row] == OK, OPT[row, 0] > T.float32(GREEDY)):
+                _largest(X, row, vocab, best, TOKEN)
+                if T.And(TOKEN[row] != NOT_FINITE, OPT[row, 0] > T.float32(GREEDY)):
                     _weights(X, W, row, vocab, padded, best, T.float32(LOG2E) / OPT[row, 0], total)
                     floor[0] = T.int32(0)
                     if T.And(K[row] > 0, K[row] < vocab):
@@ -101,9 +99,8 @@ def _its_weight(value: Any, bits: Any) -> Any:
 
 
 @T.inline
-def _largest(X, row, vocab, best, TOKEN, STATUS):
-    """best[0] = largest logit, TOKEN = the first that has it; STATUS tells NaN, +inf or nothing
-    but -inf, where TOKEN is any."""
+def _largest(X, row, vocab, best, TOKEN):
+    """best[0] = largest logit, TOKEN = the first that has it, or NOT_FINITE."""
     top = T.alloc_buffer((L,), "float32")
     at = T.alloc_buffer((L,), "int32")
     bad = T.alloc_buffer((L,), "float32")
@@ -126,16 +123,14 @@ def _largest(X, row, vocab, best, TOKEN, STATUS):
         if T.Or(top[i + 1] > best[0], T.And(top[i + 1] == best[0], at[i + 1] < TOKEN[row])):
             best[0] = top[i + 1]
             TOKEN[row] = at[i + 1]
-    STATUS[row] = T.if_then_else(reduce_sum(bad, L) > T.float32(0), NOT_FINITE, OK)
+    bad[0] = reduce_sum(bad, L)
     for i in T.serial(vocab % L):
         if X[row, vocab - vocab % L + i] > best[0]:
             best[0] = X[row, vocab - vocab % L + i]
             TOKEN[row] = vocab - vocab % L + i
-        STATUS[row] = T.Select(
-            X[row, vocab - vocab % L + i] <= T.float32(LARGEST), STATUS[row], NOT_FINITE
-        )
-    if best[0] <= T.float32(-LARGEST):
-        STATUS[row] = NOT_FINITE
+        bad[0] = T.Select(X[row, vocab - vocab % L + i] <= T.float32(LARGEST), bad[0], T.float32(1))
+    if T.Or(bad[0] > T.float32(0), best[0] <= T.float32(-LARGEST)):
+        TOKEN[row] = T.int32(NOT_FINITE)
 
 
 @T.inline

@@ -31,7 +31,7 @@ def top_tokens(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
 
     logits    float32 [s, padded]; entries from `vocab` on are ignored
     rows      int32 [r]
-    token     int32 [r, MOST]: most likely first; means nothing from `vocab` on
+    token     int32 [r, MOST]: most likely first; -1 where there are no more
     logprob   float32 [r, MOST]: natural log-softmax of those tokens
     log_total float32 [r]: log of the sum of exp(logits)
 
@@ -66,7 +66,7 @@ def top_tokens(vocab: int, padded: int) -> tvm.tirx.PrimFunc:
                 _best(value, place, groups, best, at)
                 _log_total(X, R[i], vocab, vectors, best, TOTAL, i)
                 for k in T.serial(MOST):
-                    TOKEN[i, k] = at[0]
+                    TOKEN[i, k] = T.Select(best[0] > T.float32(NONE), at[0], -1)
                     LOGPROB[i, k] = best[0] - TOTAL[i]
                     _next(X, R[i], vocab, vectors, value, place, best[0], at[0])
                     _best(value, place, groups, best, at)

@@ -132,8 +132,8 @@ def attend(
     pages, rotated = op.tensor_ir_inplace_op(
         append,
         "rope_append",
-        [q, k, v, step.rope, step.slot, pages],
-        [5, -1],
+        [q, k, v, step.rope, step.position, step.slot, pages],
+        [6, -1],
         [Tensor.placeholder(pages.shape, kv_dtype), out],
     )
     return op.tensor_ir_op(

@@ -91,13 +91,13 @@ class Llama(nn.Module):  # type: ignore[misc]
         rows, padded = logits.shape[0], self.padded_vocab
         ints = Tensor.placeholder([rows], "int32")
         scratch = float_tensor(rows, padded + padded // CHUNK)
-        _, token, status = op.tensor_ir_op(
+        _, token = op.tensor_ir_op(
             sample(self.config.vocab, padded),
             "sample_rows",
             [logits, options, top_k],
-            [scratch, ints, ints],
+            [scratch, ints],
         )
-        return token, status
+        return token
 
     def top_tokens(self, logits: Tensor, rows: Tensor) -> Any:
         count = rows.shape[0]

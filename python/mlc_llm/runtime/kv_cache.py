@@ -39,6 +39,8 @@ class Placement:
     position: Ints
     tiles: Ints
     page_ids: Ints
+    longest: int
+    """Length of the longest sequence, its new tokens included."""
 
 
 class KVCache:
@@ -130,7 +132,7 @@ class KVCache:
             page_ids.extend(pages)
             sequence.length += n
         slots, positions, spans, ids = map(_numpy, (slot, position, tiles, page_ids))
-        return Placement(slots, positions, spans.reshape(-1, 3), ids)
+        return Placement(slots, positions, spans.reshape(-1, 3), ids, max(position) + 1)
 
     def check_integrity(self) -> None:
         """AssertionError unless every page is owned as often as its count says, or free once."""

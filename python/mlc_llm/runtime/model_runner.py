@@ -15,14 +15,14 @@ from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
 from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits
 from mlc_llm.runtime.executable import Executable
-from mlc_llm.runtime.kv_cache import KVCache, Placement
+from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.params import map_params, ordered_params
 from mlc_llm.runtime.rope import RopeTable
-from mlc_llm.runtime.sampler import Sampler
+from mlc_llm.runtime.sampler import Choice, Sampler
 from mlc_llm.runtime.staging import Staging, aligned_bytes
 from mlc_llm.runtime.threads import configure_threads
 
-Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
 
 class ModelRunner:
@@ -54,7 +54,7 @@ class ModelRunner:
         """Called when compiled code is about to run for long. Python's lock is free from then on:
         a good moment to wake the threads that would otherwise get in the way."""
         self._staging = Staging()
-        self._sampler = Sampler(self._executable, self._staging)
+        self._sampler = Sampler(self._executable)
         self._copy = self._executable[COPY_PAGES]
         self._cache = KVCache(self.metadata.kv, num_pages, max_num_sequence, self._copy_pages)
         self._limits = RunnerLimits(
@@ -109,12 +109,14 @@ class ModelRunner:
         for row in batch.rows:
             end += len(row.token_ids)
             places += range(end - len(row.samplings), end)
-        logits = self._logits(batch.rows, places)
-        wanted = [sampling for row in batch.rows for sampling in row.samplings]
-        samples = iter(self._sampler.choose(logits, wanted) if wanted else ())
+        choice = Choice.of(
+            [s for row in batch.rows for s in row.samplings], self._limits.vocab_size
+        )
+        logits, rest = self._logits(batch.rows, places, choice.arrays)
+        samples = iter(self._sampler.choose(logits, choice, rest))
         return BatchOutput([[next(samples) for _ in row.samplings] for row in batch.rows])
 
-    def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Floats:
+    def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Array:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
 
         chunk: tokens a step; 1 goes through the decode path.
@@ -125,29 +127,31 @@ class ModelRunner:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 rows = [BatchRow(seq_id, part, ())]
-                parts.append(_numpy(self._logits(rows, list(range(len(part))))).copy())
+                logits, _ = self._logits(rows, list(range(len(part))))
+                parts.append(np.from_dlpack(logits).copy())
         finally:
             self._cache.remove(seq_id)
         return np.concatenate(parts)[:, : self._limits.vocab_size]
 
-    def _logits(self, rows: Sequence[BatchRow], logit_rows: list[int]) -> Any:
-        placement = self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
-        tokens = np.asarray([t for row in rows for t in row.token_ids], np.int32)
-        return self._call(tokens, placement, logit_rows)
-
-    def _call(self, tokens: npt.NDArray[np.int32], place: Placement, logit_rows: list[int]) -> Any:
-        arrays = (
-            tokens,
-            self._rope.rows(place.position),
+    def _logits(
+        self, rows: Sequence[BatchRow], logit_rows: list[int], more: Sequence[Array] = ()
+    ) -> tuple[Any, list[Any]]:
+        """Logits of some tokens, and the arrays `more` as tensors: all go in at once, while the
+        code that does it is in the processor's caches."""
+        place = self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
+        tokens, *tensors = self._staging.tensors(
+            np.asarray([token for row in rows for token in row.token_ids], np.int32),
             place.slot,
             place.position,
             place.tiles,
             place.page_ids,
             np.asarray(logit_rows, np.int32),
+            *more,
         )
-        tensors = self._staging.tensors(*arrays)
+        rope = self._rope.reaching(place.longest)
         self.before_compute()
-        return self._forward(*tensors, self._pages, self._params)
+        logits = self._forward(tokens, rope, *tensors[:5], self._pages, self._params)
+        return logits, tensors[5:]
 
     def _copy_pages(self, source: list[int], target: list[int]) -> None:
         indices = (np.asarray(ids, np.int32) for ids in (source, target))
@@ -175,9 +179,3 @@ def allocate_pages(info: KVInfo, num_pages: int) -> Any:
 
 def _nothing() -> None:
     """Nobody wants to know."""
-
-
-def _numpy(tensor: Any) -> npt.NDArray[Any]:
-    """A view of the tensor's memory, not a copy."""
-    view: npt.NDArray[Any] = np.from_dlpack(tensor)
-    return view

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
+
+from mlc_llm.runtime.staging import aligned_bytes
 
 Floats = npt.NDArray[np.float32]
+FIRST_ROWS = 512
 
 
 class RopeTable:
@@ -13,16 +19,19 @@ class RopeTable:
 
     def __init__(self, inverse_frequencies: Floats) -> None:
         self._inverse = inverse_frequencies
-        self._table = self._rows(0, 512)
+        self._length, self._tensor = FIRST_ROWS, self._rows(FIRST_ROWS)
 
-    def rows(self, positions: npt.NDArray[np.int32]) -> Floats:
-        """float32 [m, 2, head_dim/2]."""
-        needed = int(positions.max()) + 1
-        if needed > len(self._table):
-            more = self._rows(len(self._table), max(needed, 2 * len(self._table)))
-            self._table = np.concatenate([self._table, more])
-        return self._table[positions]
+    def reaching(self, length: int) -> Any:
+        """A tensor float32 [at least `length`, 2, head_dim/2], a row a position."""
+        if length > self._length:
+            self._length = max(length, 2 * self._length)
+            self._tensor = self._rows(self._length)
+        return self._tensor
 
-    def _rows(self, start: int, stop: int) -> Floats:
-        angle = np.arange(start, stop, dtype=np.float32)[:, None] * self._inverse
-        return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    def _rows(self, count: int) -> Any:
+        angle = np.arange(count, dtype=np.float32)[:, None] * self._inverse
+        memory = aligned_bytes(2 * angle.nbytes).view(np.float32)
+        table: Floats = memory.reshape(count, 2, len(self._inverse))
+        np.cos(angle, out=table[:, 0])
+        np.sin(angle, out=table[:, 1])
+        return tvm_ffi.from_dlpack(table)

@@ -13,50 +13,70 @@ from mlc_llm.model_lib import EDIT_LOGITS, SAMPLE, TOP_TOKENS
 from mlc_llm.runtime.batch import Sampled, Sampling
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.logit_processor import Edits
-from mlc_llm.runtime.staging import Staging
 
-Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 NOT_FINITE = "the model produced logits that are not finite"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen from rows of logits, ready for compiled code before these exist."""
+
+    samplings: Sequence[Sampling]
+    asked: list[int]
+    """Rows of which log-probabilities are wanted."""
+    edited: set[int]
+    arrays: list[Array]
+    """`sample`'s options and top_k; rows for `top_tokens` if any; `edit_logits`' if any."""
+
+    @classmethod
+    def of(cls, samplings: Sequence[Sampling], vocab_size: int) -> Choice:
+        """Raises RequestError for an edit of a token that is not in the vocabulary."""
+        edits = Edits.of(samplings)
+        asked = [i for i, sampling in enumerate(samplings) if sampling.top_logprobs >= 0]
+        options = [(s.temperature, s.top_p, s.min_p, s.uniform) for s in samplings]
+        arrays: list[Array] = [
+            np.asarray(options, np.float32).reshape(-1, 4),
+            np.asarray([s.top_k for s in samplings], np.int32),
+        ]
+        if asked:
+            arrays.append(np.asarray(asked, np.int32))
+        if edits.rows:
+            arrays += edits.arrays(vocab_size)
+        return cls(samplings, asked, edits.rows, arrays)
 
 
 class Sampler:
     """The functions of a model library that choose tokens."""
 
-    def __init__(self, executable: Executable, staging: Staging) -> None:
+    def __init__(self, executable: Executable) -> None:
         self._top_tokens, self._edit = executable[TOP_TOKENS], executable[EDIT_LOGITS]
         self._sample = executable[SAMPLE]
-        self._vocab_size = executable.metadata.vocab_size
-        self._staging = staging
 
-    def choose(self, logits: Any, wanted: Sequence[Sampling]) -> list[Sampled]:
-        """A token for each row of logits [s, padded_vocab], which are edited in place."""
-        edits = Edits.of(wanted)
+    def choose(self, logits: Any, choice: Choice, tensors: Sequence[Any]) -> list[Sampled]:
+        """A token for each row of logits [s, padded_vocab], which are edited in place.
+
+        tensors: those of `choice.arrays`.
+        """
+        if not choice.samplings:
+            return []
+        options, top_k, *rest = tensors
         # Log-probabilities are those of the raw logits, so they are taken before any edit.
-        raw = self._raw(logits, wanted, edits.rows)
-        if edits.rows:
-            self._edit(*self._staging.tensors(*edits.arrays(self._vocab_size)), logits)
-        options = [(s.temperature, s.top_p, s.min_p, s.uniform) for s in wanted]
-        top_k = np.asarray([s.top_k for s in wanted], np.int32)
-        tensors = self._staging.tensors(np.asarray(options, np.float32), top_k)
-        tokens, status = (np.from_dlpack(out).tolist() for out in self._sample(logits, *tensors))
-        return [
-            _sampled(token, bad, raw.get(i))
-            for i, (token, bad) in enumerate(zip(tokens, status, strict=True))
-        ]
+        raw = self._raw(logits, choice, rest.pop(0)) if choice.asked else {}
+        if choice.edited:
+            self._edit(*rest, logits)
+        tokens = np.from_dlpack(self._sample(logits, options, top_k)).tolist()
+        return [_sampled(token, raw.get(i)) for i, token in enumerate(tokens)]
 
-    def _raw(self, logits: Any, wanted: Sequence[Sampling], edited: set[int]) -> dict[int, _Raw]:
+    def _raw(self, logits: Any, choice: Choice, rows: Any) -> dict[int, _Raw]:
         """By row, where log-probabilities are asked for."""
-        asked = [i for i, sampling in enumerate(wanted) if sampling.top_logprobs >= 0]
-        if not asked:
-            return {}
-        (rows,) = self._staging.tensors(np.asarray(asked, np.int32))
         found = (np.from_dlpack(out) for out in self._top_tokens(logits, rows))
         raw, values = {}, np.from_dlpack(logits)
-        for i, tokens, logprobs, total in zip(asked, *found, strict=True):
-            count = min(wanted[i].top_logprobs, self._vocab_size)
+        for i, tokens, logprobs, total in zip(choice.asked, *found, strict=True):
+            count = choice.samplings[i].top_logprobs
             top = zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True)
-            row = values[i].copy() if i in edited else values[i]
-            raw[i] = _Raw(row, total, tuple(top))
+            row = values[i].copy() if i in choice.edited else values[i]
+            raw[i] = _Raw(row, total, tuple(pair for pair in top if pair[0] >= 0))
         return raw
 
 
@@ -64,13 +84,13 @@ class Sampler:
 class _Raw:
     """A row of logits as the model gave them, with what they are relative to."""
 
-    logits: Floats
+    logits: Array
     log_total: np.float32
     top: tuple[tuple[int, float], ...]
 
 
-def _sampled(token_id: int, bad: int, raw: _Raw | None) -> Sampled:
-    if bad:
+def _sampled(token_id: int, raw: _Raw | None) -> Sampled:
+    if token_id < 0:
         return Sampled(token_id, error=NOT_FINITE)
     if raw is None:
         return Sampled(token_id)
