@@ -129,7 +129,7 @@ def stock_step() -> Callable[[], float]:
 
 def our_step() -> Callable[[], float]:
     """Seconds of one token over our tables, bookkeeping included."""
-    page = nn.spec.Tensor(["p", 2, KV_HEADS, PAGE * DIM], kv_dtype(ISA))
+    page = nn.spec.Tensor(["p", KV_HEADS, 2, PAGE * DIM], kv_dtype(ISA))
     arguments = {
         "x": floats("m", WIDTH), "rope": floats("r", 2, DIM // 2), "slot": ints("m"),
         "position": ints("m"), "tiles": ints("t", 3), "page_ids": ints("n"),

@@ -49,7 +49,7 @@ class ParamInfo:
 
 @dataclass(frozen=True)
 class KVInfo:
-    """What a KV page tensor of one layer looks like: [pages, 2, kv_heads, page_size * head_dim]."""
+    """What a KV page tensor of one layer looks like: [pages, kv_heads, 2, page_size * head_dim]."""
 
     num_layers: int
     kv_heads: int

@@ -13,7 +13,7 @@ import pytest
 from kernel_tools import HALF_ULP, Array, accumulated, build, each_isa
 
 from mlc_llm.compiler.build import kv_dtype
-from mlc_llm.kernels.attention import attention, query_tile
+from mlc_llm.kernels.attention import SECTION, attention, query_tile
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE
 from mlc_llm.kernels.vectors import LOG2E
@@ -39,7 +39,7 @@ class Cache:
         counts = [-(-length // PAGE) for length in self.lengths]
         shuffled = rng.permutation(sum(counts) + 3).tolist()
         self.tables = [[shuffled.pop() for _ in range(count)] for count in counts]
-        shape = (sum(counts) + 3, 2, self.kv_heads, PAGE * self.head_dim)
+        shape = (sum(counts) + 3, self.kv_heads, 2, PAGE * self.head_dim)
         self.pages = np.full(shape, np.nan, self.dtype)
         for table, length in zip(self.tables, self.lengths, strict=True):
             for token in range(length):
@@ -49,8 +49,8 @@ class Cache:
 
     def place(self, pages: Array, page: int, at: int) -> tuple[Array, Array]:
         """Views [kv_heads, head_dim] of a token's keys and values."""
-        keys = pages[page, 0].reshape(self.kv_heads, self.head_dim, PAGE)[:, :, at]
-        return keys, pages[page, 1].reshape(self.kv_heads, PAGE, self.head_dim)[:, at]
+        keys = pages[page, :, 0].reshape(self.kv_heads, self.head_dim, PAGE)[:, :, at]
+        return keys, pages[page, :, 1].reshape(self.kv_heads, PAGE, self.head_dim)[:, at]
 
     def sequence(self, index: int, length: int) -> tuple[Array, Array]:
         """float64 keys and values [length, kv_heads, head_dim]."""
@@ -131,9 +131,12 @@ def reference(heads: int, cache: Cache, rows: Rows, q: Array) -> tuple[Array, Ar
     return tuple(np.concatenate(a).reshape(len(q), -1) for a in (outs, bounds))  # type: ignore[return-value]
 
 
+LENGTHS = (70, 16, 33, 17, 2 * SECTION * PAGE + 3, SECTION * PAGE)
+
+
 def check(isa: Isa, shape: tuple[int, int, int], rows: Rows) -> None:
     heads, kv_heads, head_dim = shape
-    cache = Cache(kv_heads, head_dim, kv_dtype(isa), (70, 16, 33, 17))
+    cache = Cache(kv_heads, head_dim, kv_dtype(isa), LENGTHS)
     q = queries(rows, heads, head_dim)
     out = attend(isa, heads, cache, rows, q)
     expected, bound = reference(heads, cache, rows, q)
@@ -143,8 +146,9 @@ def check(isa: Isa, shape: tuple[int, int, int], rows: Rows) -> None:
 def check_alone(isa: Isa, shape: tuple[int, int, int]) -> None:
     """Every token of a prefill, decoded alone, gives the very bits."""
     heads, kv_heads, head_dim = shape
-    cache = Cache(kv_heads, head_dim, kv_dtype(isa), (70, 16, 33))
-    rows = [(0, 3, 70), (1, 0, 16), (2, 32, 33)]
+    cache = Cache(kv_heads, head_dim, kv_dtype(isa), LENGTHS)
+    edge = SECTION * PAGE
+    rows = [(0, 3, 70), (1, 0, 16), (2, 32, 33), (4, edge - 2, 2 * edge + 3), (5, edge - 3, edge)]
     out = attend(isa, heads, cache, rows, queries(rows, heads, head_dim))
     first = 0
     for index, start, end in rows:
@@ -161,6 +165,8 @@ BATCHES: dict[str, Rows] = {
     "one-page": [(1, 0, 16)],
     "decode": [(0, 69, 70), (1, 15, 16), (2, 32, 33), (3, 16, 17)],
     "prefill": [(0, 0, 70)],
+    "long": [(4, 2 * SECTION * PAGE + 2, 2 * SECTION * PAGE + 3)],
+    "longer": [(4, 100, 2 * SECTION * PAGE + 3), (5, 127, 128), (0, 69, 70)],
     "mixed": [(0, 30, 47), (1, 7, 8), (2, 0, 33), (3, 14, 17)],
 }
 

@@ -33,7 +33,7 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
     qkv = [rng.standard_normal((TOKENS, size)).astype(np.float32) for size in sizes]
     angle = rng.uniform(0, 500, (8, dim // 2))
     rope = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
-    pages = np.full((PAGES, 2, kv_heads, PAGE * dim), 7, kv_dtype(isa))
+    pages = np.full((PAGES, kv_heads, 2, PAGE * dim), 7, kv_dtype(isa))
     before = pages.copy()
     out = np.full((TOKENS, heads * dim), np.nan, np.float32)
     if joined:
@@ -48,8 +48,8 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
     q, k, v = (part.reshape(TOKENS, -1, dim) for part in qkv)
     scale = LOG2E * dim**-0.5
     assert np.abs(out.reshape(q.shape) - scale * rotated(q, rope)).max() <= 1e-6
-    keys = pages[:, 0].reshape(PAGES, kv_heads, dim, PAGE)
-    values = pages[:, 1].reshape(PAGES, kv_heads, PAGE, dim)
+    keys = pages[:, :, 0].reshape(PAGES, kv_heads, dim, PAGE)
+    values = pages[:, :, 1].reshape(PAGES, kv_heads, PAGE, dim)
     step = np.finfo(pages.dtype).eps
     for token, slot in enumerate(SLOTS):
         page, at = divmod(int(slot), PAGE)
@@ -58,8 +58,8 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
         assert (values[page, :, at] == v[token].astype(pages.dtype)).all()
     untouched = np.ones((PAGES, PAGE), bool)
     untouched.reshape(-1)[SLOTS] = False
-    old_keys = before[:, 0].reshape(keys.shape)
-    old_values = before[:, 1].reshape(values.shape)
+    old_keys = before[:, :, 0].reshape(keys.shape)
+    old_values = before[:, :, 1].reshape(values.shape)
     for page, at in np.argwhere(untouched):
         assert (keys[page, :, :, at] == old_keys[page, :, :, at]).all()
         assert (values[page, :, at] == old_values[page, :, at]).all()
@@ -85,7 +85,7 @@ def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
 @each_isa()
 def test_copy_pages(isa: Isa) -> None:
     rng = np.random.default_rng(2)
-    pages = rng.standard_normal((6, 2, 3, PAGE * 16)).astype(kv_dtype(isa))
+    pages = rng.standard_normal((6, 3, 2, PAGE * 16)).astype(kv_dtype(isa))
     before = pages.copy()
     pages[0, 0, 0, 0] = before[0, 0, 0, 0] = np.nan  # broken numbers are copied like others
     source, target = np.array([0, 4], np.int32), np.array([5, 1], np.int32)

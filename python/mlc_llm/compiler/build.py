@@ -90,7 +90,7 @@ def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
     """Argument shapes of the library's functions, as `model_lib.py` documents them."""
     ints, floats = _tensor_of("int32"), _tensor_of("float32")
     half = config.head_dim // 2
-    page = nn.spec.Tensor(["p", 2, config.kv_heads, PAGE * config.head_dim], kv_dtype(isa))
+    page = nn.spec.Tensor(["p", config.kv_heads, 2, PAGE * config.head_dim], kv_dtype(isa))
     pages = [page] * config.layers
     padded = MODELS[config.architecture](config, isa, kv_dtype(isa)).padded_vocab
     plain = {"param_mode": "none", "effect_mode": "none"}

@@ -1,6 +1,6 @@
 """KV pages: what they look like, how new tokens get in, how a page is copied.
 
-A layer's pages are one tensor [pages, 2, kv_heads, PAGE * head_dim]. Keys (index 0) lie
+A layer's pages are one tensor [pages, kv_heads, 2, PAGE * head_dim]. Keys (index 0) lie
 transposed, [head_dim, PAGE], so that the scores of a page's tokens fill vectors; values (1) lie
 [PAGE, head_dim].
 Pages start as zeros: attention may read past a sequence's end but never uses what it finds there.
@@ -70,7 +70,7 @@ def rope_append(
         R = T.match_buffer(rope, (n, 2, half), "float32")
         POS = T.match_buffer(position, (m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
-        P = T.match_buffer(pages, (num_pages, 2, kv_heads, PAGE * head_dim), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), kv_dtype)
         O = T.match_buffer(rotated, (m, heads * head_dim), "float32")
 
         @T.inline
@@ -93,9 +93,9 @@ def rope_append(
                         K, row, k0 + h * head_dim, R, POS[row], i * L, False
                     )
                 for d in T.serial(head_dim):
-                    P[S[row] // PAGE, 0, h, d * PAGE + S[row] % PAGE] = T.cast(key[d], kv_dtype)
+                    P[S[row] // PAGE, h, 0, d * PAGE + S[row] % PAGE] = T.cast(key[d], kv_dtype)
                 for i in T.serial(head_dim // L):
-                    P[S[row] // PAGE, 1, h, lanes_at(S[row] % PAGE * head_dim + i * L, L)] = T.cast(
+                    P[S[row] // PAGE, h, 1, lanes_at(S[row] % PAGE * head_dim + i * L, L)] = T.cast(
                         V[row, lanes_at(v0 + h * head_dim + i * L, L)], f"{kv_dtype}x{L}"
                     )
 
@@ -118,14 +118,14 @@ def copy_pages(kv_heads: int, head_dim: int, kv_dtype: str) -> tvm.tirx.PrimFunc
         num_pages = T.int32()
         A = T.match_buffer(source, (n,), "int32")
         B = T.match_buffer(target, (n,), "int32")
-        P = T.match_buffer(pages, (num_pages, 2, kv_heads, size), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, size), kv_dtype)
         with T.sblock("root"):
             for i in T.serial(n):
                 for kv in T.serial(2):
                     for h in T.serial(kv_heads):
                         for j in T.serial(size // 16):
-                            P[B[i], kv, h, lanes_at(j * 16, 16)] = P[
-                                A[i], kv, h, lanes_at(j * 16, 16)
+                            P[B[i], h, kv, lanes_at(j * 16, 16)] = P[
+                                A[i], h, kv, lanes_at(j * 16, 16)
                             ]
 
     return copy

@@ -168,7 +168,7 @@ class ModelRunner:
 
 def allocate_pages(info: KVInfo, num_pages: int) -> Any:
     """One zeroed tensor a layer. Memory is taken from the system when a page is first written."""
-    shape = (num_pages, 2, info.kv_heads, info.page_size * info.head_dim)
+    shape = (num_pages, info.kv_heads, 2, info.page_size * info.head_dim)
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
     tensors = []
     for _ in range(info.num_layers):
