@@ -76,6 +76,7 @@ class Harness:
     config: EngineConfig = field(default_factory=EngineConfig)
     stop_token_ids: Sequence[int] = ()
     trace: Any = None
+    drafter: Any = None
     expected_error: str = "no error"
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class Harness:
             self.config,
             stop_token_ids=self.stop_token_ids,
             trace=self.trace,
+            drafter=self.drafter,
         )
         self.seen: dict[str, Seen] = {}
         self.steps = 0

@@ -44,12 +44,13 @@ class Choice:
         plan, config = self.plan, self.config
         return {
             "weights": (plan.weights, "as the kernels hold them"),
+            **({"draft_model": (plan.draft, "weights and workspace")} if plan.draft else {}),
             "activations": (plan.activations, f"of {config.prefill_chunk_size} tokens in a step"),
             "logits": (plan.logits, f"of {config.max_num_sequence} sequences, with sampling"),
             "rope": (plan.rope, f"of positions up to {config.max_single_sequence_length}"),
             "runtime": (plan.runtime, "for code, threads and requests"),
             "kv_cache": (
-                self.total - plan.weights - plan.workspace,
+                self.total - plan.total(0),
                 f"for {self.tokens} tokens of {plan.kv_per_token} bytes",
             ),
         }

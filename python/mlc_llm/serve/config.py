@@ -18,6 +18,9 @@ MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
 SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
 MAX_DRAFT_LENGTH = 16
+"""Guesses of one branch in one step."""
+MAX_DRAFTED = 32
+"""Guesses of all branches in one step: checking them is no longer cheap beyond."""
 PREFIX_CACHE_MODES = ("radix", "disable")
 PREFILL_MODES = ("hybrid", "chunked")
 PAGE_SIZE = 16
@@ -64,7 +67,8 @@ class EngineConfig:
     """Who guesses tokens for the model to check: nobody, a smaller model of the same vocabulary, or
     the text so far (what followed when its last tokens came up before)."""
     spec_draft_length: int = 0
-    """Most guesses of a branch in one step; 0 learns the best number."""
+    """Most guesses of a branch in one step; 0 learns the best number. There are none while plain
+    steps are faster."""
     spec_tree_width: int = 1
     prefix_cache_mode: Literal["radix", "disable"] = "radix"
     prefix_cache_max_num_recycling_seqs: int | None = None

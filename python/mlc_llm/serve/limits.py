@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 
 DEFAULT_UTILIZATION = 0.85
 DEFAULT_PREFILL_CHUNK = 512
@@ -36,10 +36,13 @@ class ModelSize:
     """As the kernels hold them, not as the file does."""
     kv_element_bytes: int = 4
     """Of one key or value element in a page."""
+    draft: ModelSize | None = None
+    """The model that guesses tokens for this one, where there is one; it has as many pages."""
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_element_bytes
+        own = 2 * self.layers * self.kv_heads * self.head_dim * self.kv_element_bytes
+        return own + (0 if self.draft is None else self.draft.kv_bytes_per_token)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class MemoryPlan:
     kv_per_token: int
     page_size: int
     runtime: int = RUNTIME_BYTES
+    draft: int = 0
+    """Weights and workspace of the draft model."""
 
     @property
     def workspace(self) -> int:
@@ -74,18 +79,19 @@ class MemoryPlan:
     def fit(self) -> int:
         """Tokens, in whole pages, that fit beside everything else; not above 0 when none do."""
         page = self.page_size * self.kv_per_token
-        return (self.budget - self.weights - self.workspace) // page * self.page_size
+        return (self.budget - self.total(0)) // page * self.page_size
 
     def total(self, tokens: int) -> int:
         """Everything, with a KV cache for so many tokens."""
         pages = -(-tokens // self.page_size)
-        return self.weights + self.workspace + pages * self.page_size * self.kv_per_token
+        fixed = self.weights + self.draft + self.workspace
+        return fixed + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:
         """Each term in MB."""
         return (
             f"{_mb(self.free)} free, of which {self.utilization:.0%} may be used, "
-            f"{_mb(self.weights)} weights, "
+            f"{_mb(self.weights)} weights, {f'{_mb(self.draft)} draft model, ' * bool(self.draft)}"
             f"{_mb(self.workspace)} workspace, {self.kv_per_token} bytes per token of KV cache: "
             f"{max(self.fit, 0)} tokens fit"
         )
@@ -135,17 +141,20 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
 def plan_memory(asked: EngineConfig, size: ModelSize, free_memory: int) -> MemoryPlan:
     """What the limits cost. `asked` comes from `infer_limits`."""
     assert asked.prefill_chunk_size and asked.max_num_sequence and asked.gpu_memory_utilization
+    drafts = 0 if asked.speculative_mode == "disable" else MAX_DRAFTED
+    draft = None if size.draft is None else plan_memory(asked, size.draft, free_memory)
     return MemoryPlan(
         free=free_memory,
         utilization=asked.gpu_memory_utilization,
         weights=size.weight_bytes,
         activations=_activations(size, asked.prefill_chunk_size),
         # The logits, the sampler's scratch and the raw copies; softmax of one row in float64.
-        logits=12 * asked.max_num_sequence * size.vocab_size + 16 * size.vocab_size,
+        logits=12 * (asked.max_num_sequence + drafts) * size.vocab_size + 16 * size.vocab_size,
         # The table doubles as it grows, so it may be twice as long as what needs it.
         rope=2 * 4 * size.head_dim * _single(asked),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
+        draft=0 if draft is None else draft.total(0) - draft.runtime,
     )
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.create import create_runner
+from mlc_llm.serve.core.draft_model import DraftModel
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
 from mlc_llm.serve.engine_base import MOCK_ECHO, _parse_models, _process_model_args, detect_device
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
-from mlc_llm.serve.limits import complete_config
+from mlc_llm.serve.limits import ModelSize, complete_config
 from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
 from mlc_llm.serve.sizing import free_memory, model_size
 
@@ -37,17 +39,49 @@ def open_engine(
     kind = str(detect_device(device)).partition(":")[0]
     if MOCK_ECHO in (config.model, config.model_lib):
         return _open_echo(config, trace)
-    (bundle,) = _process_model_args(
-        _parse_models(config.model, config.model_lib, config.additional_models)
-    )
-    complete, plan = complete_config(config, model_size(bundle), free_memory())
+    models = _parse_models(config.model, config.model_lib, config.additional_models)
+    bundle, *drafts = _process_model_args(models)
+    size = model_size(bundle)
+    for draft in drafts:
+        size = replace(size, draft=_draft_size(draft, size))
+    complete, plan = complete_config(config, size, free_memory())
     if config.verbose:
         _log.info("memory: %s", plan.describe())
     runner = create_runner(bundle, complete, kind)
+    drafters = [
+        DraftModel(create_runner(draft, _draft_config(draft, info.model_lib, complete), kind))
+        for draft, info in zip(drafts, models[1:], strict=True)
+    ]
     core = EngineCore(
-        runner, bundle.tokenizer, complete, stop_token_ids=bundle.stop_token_ids, trace=trace
+        runner,
+        bundle.tokenizer,
+        complete,
+        stop_token_ids=bundle.stop_token_ids,
+        trace=trace,
+        drafter=next(iter(drafters), None),
     )
     return OpenEngine(core, bundle, complete, runner)
+
+
+def _draft_size(draft: ModelBundle, size: ModelSize) -> ModelSize:
+    """The size of a draft model. Raises `InvalidField` for one that has other tokens."""
+    found = model_size(draft)
+    if found.vocab_size != size.vocab_size:
+        words = (
+            f"it has {found.vocab_size} tokens and the model {size.vocab_size}: a draft model "
+            "needs the same vocabulary"
+        )
+        raise InvalidField("additional_models", draft.name, words)
+    return found
+
+
+def _draft_config(
+    draft: ModelBundle, model_lib: str | None, complete: EngineConfig
+) -> EngineConfig:
+    """The model's limits, within the draft model's own window: no drafts for what is longer."""
+    assert complete.max_single_sequence_length
+    window = min(complete.max_single_sequence_length, draft.context_window)
+    return replace(complete, model_lib=model_lib, max_single_sequence_length=window)
 
 
 def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:

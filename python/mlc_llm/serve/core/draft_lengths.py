@@ -9,10 +9,8 @@ import bisect
 import heapq
 from collections.abc import Callable, Sequence
 
-from mlc_llm.serve.config import MAX_DRAFT_LENGTH
+from mlc_llm.serve.config import MAX_DRAFT_LENGTH, MAX_DRAFTED
 
-MAX_DRAFTED = 32
-"""Drafted tokens of one step, over all branches: checking them is no longer cheap beyond."""
 MARGIN = 1.05
 """Drafts have to be better than a plain step by this."""
 FIRST_PAUSE, LAST_PAUSE = 16, 1024

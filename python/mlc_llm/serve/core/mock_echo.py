@@ -145,6 +145,9 @@ def echo_config(config: EngineConfig) -> EngineConfig:
 
     Raises `InvalidField` for a limit that it cannot keep.
     """
+    if config.speculative_mode == "small_draft":
+        words = "the echo engine has no draft model; take 'prompt_lookup' or leave it out"
+        raise InvalidField("speculative_mode", config.speculative_mode, words)
     for name, limit in ECHO_LIMITS.items():
         given = getattr(config, name)
         if given is not None and given > limit:

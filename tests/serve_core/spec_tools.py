@@ -1,0 +1,103 @@
+"""Drafters and policies for tests of speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from core_harness import Harness
+
+from mlc_llm.runtime.batch import Batch
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.drafting import Drafter, Offer
+from mlc_llm.serve.core.outlook import Outlook
+from mlc_llm.serve.core.request_state import Branch
+from mlc_llm.testing.fake_runner import FakeRunner, fake_logits, sample
+
+
+class Always:
+    """Drafts as much as is offered, whatever it costs, up to `most` a row."""
+
+    def __init__(self, most: int = 16) -> None:
+        self.most = most
+
+    def choose(
+        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
+    ) -> list[int]:
+        return [min(offered, self.most) for offered, _ in offers]
+
+    def learn(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learns nothing."""
+
+    def failed(self) -> None:
+        """Goes on."""
+
+
+class Seer:
+    """Knows what the fake model will say, and is wrong in some places, at random."""
+
+    def __init__(self, seed: int = 0, *, right: float = 0.8) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._right = right
+
+    def offers(self, branches: Sequence[Branch], most: Sequence[int]) -> list[Offer]:
+        return [Offer(one) for one in most]
+
+    def cost(self, rows: int, depth: int) -> float:
+        return 0.0
+
+    def draft(self, outlooks: Sequence[Outlook], lengths: Sequence[int]) -> None:
+        for outlook, length in zip(outlooks, lengths, strict=True):
+            while len(outlook.drafts) < length and outlook.push(self._guess(outlook)):
+                pass
+
+    def forget(self, branch: Branch) -> None:
+        """Remembers nothing."""
+
+    def reset(self) -> None:
+        """Remembers nothing."""
+
+    def check_integrity(self) -> None:
+        """Remembers nothing."""
+
+    def _guess(self, outlook: Outlook) -> int:
+        branch = outlook.branch
+        tokens = [*branch.tokens(0, branch.known), *outlook.drafts]
+        said = sample(fake_logits(tokens, 300), outlook.samplings[-1]).token_id
+        return said if self._rng.random() < self._right else int(self._rng.integers(300))
+
+
+class Broken(Seer):
+    """Raises in the middle of a draft."""
+
+    def draft(self, outlooks: Sequence[Outlook], lengths: Sequence[int]) -> None:
+        outlooks[0].push(1)
+        raise RuntimeError("a drafter that is broken")
+
+
+def speculative(
+    drafter: Drafter,
+    runner: FakeRunner | None = None,
+    config: EngineConfig | None = None,
+    *,
+    most: int | None = 16,
+    **options: Any,
+) -> Harness:
+    """A harness whose core drafts in every step it can; most None: where it pays."""
+    harness = Harness(runner or FakeRunner(), config or EngineConfig(), drafter=drafter, **options)
+    assert harness.core._speculator is not None
+    if most is not None:
+        harness.core._speculator.lengths = Always(most)
+    return harness
+
+
+def drafted(harness: Harness) -> tuple[int, int]:
+    """(guesses, guesses that came true) in all steps so far."""
+    spec = harness.core.metrics().metrics.get("spec_decode", {})
+    return sum(spec.get("draft_count", [])), sum(spec.get("accept_count", []))
+
+
+def longest_row(batches: Sequence[Batch]) -> int:
+    """Most samplings of a row."""
+    return max(len(row.samplings) for batch in batches for row in batch.rows)
