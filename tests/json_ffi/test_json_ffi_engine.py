@@ -268,11 +268,9 @@ def test_reset_reload_and_unload_end_the_streams(engine: JSONFFIEngine) -> None:
 def test_sync_queue_carries_what_nobody_reads() -> None:
     """The page's meaning: the callback puts its strings into the queue of the latest request."""
     state = EngineState()
-    text = json.dumps([{"id": "x", "choices": [], "usage": None}])
-    state.get_request_stream_callback()(text)
-    assert state.sync_queue.get_nowait() == text
-    state._sync_request_stream_callback("[]")
-    assert state.sync_queue.empty()
+    for text in (json.dumps([{"id": "x", "choices": [], "usage": None}]), "[]", "any words", "[1]"):
+        state.get_request_stream_callback()(text)
+        assert state.sync_queue.get_nowait() == text and state.sync_queue.empty()
 
 
 def test_handle_chat_completion_with_functions_of_a_test() -> None:

@@ -130,6 +130,20 @@ def test_init_needs_a_known_device_and_a_callback() -> None:
         module.chat_completion("{}", "a")
 
 
+def test_half_characters_do_no_harm(engine: JSONFFIEngine) -> None:
+    """JSON can escape half a surrogate pair; what is said about it is text all the same."""
+    half = "\ud800"
+    answer = ask(engine, "hi", model=half, stream_options={"include_usage": True})
+    assert (answer.text, answer.chunks[0].model) == ("hi", "?")
+    wrong = json.dumps({"messages": [{"role": half, "content": "x"}]})
+    assert read(engine._raw_chat_completion(wrong, True, "a")).reason == "error"
+    for text, name in ((half, "a"), ('{"messages": []}', half)):  # these cannot cross at all
+        with pytest.raises(UnicodeEncodeError):
+            next(engine._raw_chat_completion(text, True, name))
+    assert engine._state._readers == {}
+    assert ask(engine, "fine", request_id="a").text == "fine"
+
+
 def test_only_streams_are_supported(engine: JSONFFIEngine) -> None:
     stream = engine.chat.completions.create(messages=USER, stream=False)
     with pytest.raises(ValueError, match=r"^JSONFFIEngine only support stream=True$"):

@@ -78,7 +78,7 @@ class ChunkWriter:
             "id": request_id,
             "object": "chat.completion.chunk",
             "created": int(time.time()),
-            "model": model,
+            "model": _utf8(model),
             "system_fingerprint": "",
         }
         self._head = json.dumps(head)[:-1] + ', "choices": ['
@@ -107,7 +107,7 @@ def array(chunks: Iterable[str]) -> str:
 
 def error_reply(request_id: str, message: str) -> str:
     """The whole answer to a request that was rejected: one choice with the reason, and a usage."""
-    return _reply(request_id, ERROR_MODEL, [ChoicePiece(0, message, "error", None)])
+    return _reply(request_id, ERROR_MODEL, [ChoicePiece(0, _utf8(message), "error", None)])
 
 
 def length_reply(request: ChatCompletionRequest, request_id: str) -> str:
@@ -119,6 +119,11 @@ def length_reply(request: ChatCompletionRequest, request_id: str) -> str:
 def _reply(request_id: str, model: str, pieces: Iterable[ChoicePiece]) -> str:
     writer = ChunkWriter(request_id, model)
     return array([writer.choices(pieces), writer.usage(zero_usage_json())])
+
+
+def _utf8(text: str) -> str:
+    """A user's text, which may hold half a character: no JSON reader would take that."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _choice(piece: ChoicePiece) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import TypeAdapter
+
 from mlc_llm.json_ffi import codec
 from mlc_llm.json_ffi.module import FUNCTIONS, MORE_FUNCTIONS
 from mlc_llm.protocol.openai_api_protocol import (
@@ -31,23 +33,14 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 class _Strings(queue.Queue[str]):
-    """A queue without an end whose waiting is done in C, for a reader is woken at every token."""
+    """A queue without an end that waits in C: its reader is woken for every token, while the model
+    has all cores."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._strings: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def put(self, item: str, block: bool = True, timeout: float | None = None) -> None:
-        self._strings.put(item)
-
-    def get(self, block: bool = True, timeout: float | None = None) -> str:
-        return self._strings.get(block, timeout)
-
-    def qsize(self) -> int:
-        return self._strings.qsize()
-
-    def empty(self) -> bool:
-        return self._strings.empty()
+        strings: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in ("put", "put_nowait", "get", "get_nowait", "qsize", "empty"):
+            setattr(self, name, getattr(strings, name))
 
 
 @dataclass
@@ -63,8 +56,8 @@ class EngineState:
     """Carries chunks from the engine's callback to whoever reads that request.
 
     There is a queue for each request that is read. `sync_queue` is the queue of the request that
-    was started last; chunks of requests that nobody reads go there too. There is no lock, so that
-    nothing here can be held at a fork: each step is one operation on a dictionary or a queue.
+    was started last; what nobody reads goes there too. There is no lock, so that nothing here can
+    be held at a fork: each step is one operation on a dictionary or a queue.
     """
 
     sync_queue: queue.Queue[str]
@@ -85,24 +78,9 @@ class EngineState:
     def _sync_request_stream_callback(self, chat_completion_stream_responses_json_str: str) -> None:
         """Hand the chunks on, by their ids. Never waits."""
         text = chat_completion_stream_responses_json_str
-        request_id = _only_id(text)
-        if request_id in self._readers:
-            self._hand_on(request_id, text, is_last=False)
-            return
-        by_id: dict[str, list[dict[str, Any]]] = {}
-        for chunk in json.loads(text):
-            by_id.setdefault(chunk["id"], []).append(chunk)
-        for one, chunks in by_id.items():
-            # The text as it came where it is all of one request's.
-            own = text if len(by_id) == 1 else json.dumps(chunks)
-            self._hand_on(one, own, is_last=chunks[-1].get("usage") is not None)
-
-    def _hand_on(self, request_id: str, text: str, *, is_last: bool) -> None:
-        reader = self._readers.get(request_id)
-        if is_last:
-            self._readers.pop(request_id, None)
+        reader = self._readers.get(_only_id(text))
         if reader is None:
-            self.sync_queue.put_nowait(text)
+            self._sort(text)
         elif not reader.is_gone:
             reader.queue.put_nowait(text)
 
@@ -121,9 +99,7 @@ class EngineState:
             return
         self.sync_queue = mine.queue
         try:
-            if not ffi["chat_completion"](request_json_str, request_id) and mine.queue.empty():
-                reply = codec.error_reply(request_id, _last_error(ffi))
-                self._hand_on(request_id, reply, is_last=True)
+            self._start(ffi, request_json_str, request_id)
             yield from _read(mine.queue, request_id, include_usage)
         except BaseException:
             mine.is_gone = True
@@ -136,7 +112,36 @@ class EngineState:
     def close(self) -> None:
         """Release every reader that still waits: nothing will come any more."""
         for request_id in list(self._readers):
-            self._hand_on(request_id, codec.error_reply(request_id, TERMINATED), is_last=True)
+            self._end(request_id, TERMINATED)
+
+    def _start(self, ffi: Functions, request_json_str: str, request_id: str) -> None:
+        try:
+            is_accepted = ffi["chat_completion"](request_json_str, request_id)
+        except BaseException:
+            self._readers.pop(request_id, None)  # nothing will come
+            raise
+        if is_accepted is False:
+            self._end(request_id, _last_error(ffi))  # unless the callback has had a reply
+
+    def _sort(self, text: str) -> None:
+        """Chunks of several requests, the last chunk of one, or what is nobody's."""
+        by_id = _chunks_by_id(text)
+        if not any(request_id in self._readers for request_id in by_id):
+            self.sync_queue.put_nowait(text)
+            return
+        for request_id, chunks in by_id.items():
+            reader = self._readers.get(request_id)
+            if chunks[-1].get("usage") is not None:
+                self._readers.pop(request_id, None)
+            if reader is None or not reader.is_gone:
+                to = self.sync_queue if reader is None else reader.queue
+                to.put_nowait(json.dumps(chunks))
+
+    def _end(self, request_id: str, why: str) -> None:
+        """An error and a usage for a reader that has not had its end."""
+        reader = self._readers.pop(request_id, None)
+        if reader is not None:
+            reader.queue.put_nowait(codec.error_reply(request_id, why))
 
 
 def _only_id(text: str) -> str:
@@ -154,21 +159,34 @@ _ID = '[{"id": "'
 _OBJECT = '"object": "chat.completion.chunk"'
 
 
+def _chunks_by_id(text: str) -> dict[str, list[dict[str, Any]]]:
+    """Empty for what is no list of chunks."""
+    by_id: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for chunk in json.loads(text):
+            by_id.setdefault(chunk["id"], []).append(chunk)
+    except (ValueError, TypeError, KeyError):
+        return {}
+    return by_id
+
+
 def _read(
-    chunks: queue.Queue[str], request_id: str, include_usage: bool
+    texts: queue.Queue[str], request_id: str, include_usage: bool
 ) -> Iterator[ChatCompletionStreamResponse]:
     """The chunks of one request up to its usage."""
     while True:
-        for values in json.loads(chunks.get()):
-            if values["id"] != request_id:
+        for chunk in _CHUNKS.validate_json(texts.get()):
+            if chunk.id != request_id:
                 continue
-            chunk = ChatCompletionStreamResponse.model_validate(values)
             if chunk.usage is None:
                 yield chunk
                 continue
             if include_usage:
                 yield chunk
             return
+
+
+_CHUNKS = TypeAdapter(list[ChatCompletionStreamResponse])
 
 
 def _last_error(ffi: Functions) -> str:
@@ -227,7 +245,7 @@ class Completions:
         request = ChatCompletionRequest.parse({**own, **(extra_body or {})})
         yield from self._state.handle_chat_completion(
             self._ffi,
-            request.model_dump_json(by_alias=True),
+            json.dumps(request.model_dump(mode="json", by_alias=True)),
             request.include_usage,
             request_id or f"chatcmpl-{engine_utils.random_uuid()}",
         )
