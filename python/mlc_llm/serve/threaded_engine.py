@@ -183,10 +183,10 @@ class ThreadedEngine:
         self._check_process()
         while (outputs := self._outbox.take()) is not None:
             assert self._callback is not None  # there is no output before there is a request
-            requests = dict.fromkeys(output.request_id for output in outputs)
             try:
                 self._callback(outputs)
             except BaseException:
+                requests = dict.fromkeys(output.request_id for output in outputs)
                 _log.exception("the request stream callback raised; requests %s", list(requests))
                 for request_id in requests:
                     self.abort_request(request_id)

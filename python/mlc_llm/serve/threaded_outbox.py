@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from dataclasses import dataclass, field
 
@@ -16,30 +17,27 @@ class Outbox:
     """Outputs that wait for the stream-back loop. It has no limit: a slow reader stops nobody."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._outputs: Outputs = []
-        self._closed = False
+        # It waits in C: the stream-back loop is woken at every step, while the model has all cores.
+        self._queue: queue.SimpleQueue[Outputs | None] = queue.SimpleQueue()
+        self._is_over = False
 
     def put(self, outputs: Outputs) -> None:
         """Append; never waits."""
         if outputs:
-            with self._changed:
-                self._outputs += outputs
-                self._changed.notify()
+            self._queue.put(outputs)
 
     def close(self) -> None:
         """Nothing comes after this."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._queue.put(None)
 
     def take(self) -> Outputs | None:
-        """Everything there is, once there is something; None when that was all."""
-        with self._changed:
-            while not self._outputs and not self._closed:
-                self._changed.wait()
-            found, self._outputs = self._outputs, []
-            return found or None
+        """Everything there is, once there is something; None when that was all. For one thread."""
+        found: Outputs = []
+        while not self._is_over and not (found and self._queue.empty()):
+            more = self._queue.get()
+            self._is_over = more is None
+            found += more or []
+        return found or None
 
 
 @dataclass
