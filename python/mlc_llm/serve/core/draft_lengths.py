@@ -17,6 +17,8 @@ FIRST_PAUSE, LAST_PAUSE = 16, 1024
 """Steps from one attempt to the next while drafts do not pay."""
 REFRESH = 64
 """Drafted steps until a plain one is measured again."""
+EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
+"""Every so many drafted steps, one of another size, by so many guesses."""
 WEIGHT = 0.2
 """Of the newest time in the moving averages."""
 HOPE = 0.9
@@ -96,6 +98,7 @@ class DraftLengths:
         self._since_plain: dict[int, int] = {}
         self._pause = FIRST_PAUSE
         self._quiet = 0
+        self._turn = 0
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None:
         """A step of so many rows and drafted tokens took so long."""
@@ -124,12 +127,21 @@ class DraftLengths:
         speed, count = self._best(places, len(offers), cost)
         if speed > MARGIN * rows / self.times.estimate(rows):
             self._pause, self._quiet = FIRST_PAUSE, 0
-            return _lengths(places[:count], rows)
+            return _lengths(places[: self._varied(count, len(places))], rows)
         self._quiet += 1
         if self._quiet < self._pause:
             return nothing
         self._quiet, self._pause = 0, min(2 * self._pause, LAST_PAUSE)
         return _lengths(places if self._fixed else places[: 2 * rows], rows)
+
+    def _varied(self, count: int, most: int) -> int:
+        """The best number of guesses, or now and then one near it: it may be better than thought,
+        as times are not even in the size of a step."""
+        self._turn += 1
+        turn, is_off = divmod(self._turn, EXPLORE)
+        if is_off or self._fixed:
+            return count
+        return min(max(count + OFFSETS[turn % len(OFFSETS)], 1), most)
 
     def _wants_plain(self, rows: int) -> bool:
         """Whether it is time to see again what a plain step takes."""

@@ -1,0 +1,176 @@
+"""How much is drafted follows what is measured; all on a clock of our own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+from core_harness import Harness, alone, prompt_of
+from spec_tools import Seer, drafted, speculative
+
+from mlc_llm.runtime.batch import Batch
+from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
+from mlc_llm.serve.core.draft_lengths import (
+    FIRST_PAUSE,
+    LAST_PAUSE,
+    REFRESH,
+    Acceptance,
+    DraftLengths,
+    StepTimes,
+)
+from mlc_llm.serve.core.drafting import Drafter, PromptLookup
+from mlc_llm.testing.fake_runner import FakeRunner
+
+Cost = Callable[[int], float]
+
+
+def flat(tokens: int) -> float:
+    return 0.010 + 0.0001 * tokens
+
+
+def steep(tokens: int) -> float:
+    return 0.010 * tokens
+
+
+def uneven(tokens: int) -> float:
+    return {1: 5.4, 2: 6.3, 3: 7.5, 4: 12.6, 5: 11.3}.get(tokens, 3.0 * tokens)
+
+
+def free(rows: int, depth: int) -> float:
+    return 0.0
+
+
+def settled(lengths: DraftLengths, offers: list[tuple[int, float]], cost: Cost) -> list[int]:
+    """What is chosen most often in the end."""
+    chosen = []
+    for _ in range(300):
+        chosen.append(tuple(lengths.choose(offers, free)))
+        drafted = sum(chosen[-1])
+        lengths.learn(len(offers), drafted, cost(len(offers) + drafted))
+    late = chosen[200:]
+    return list(max(set(late), key=late.count))
+
+
+@pytest.mark.parametrize(
+    ("rate", "cost", "expected"),
+    [
+        (0.98, flat, 16),
+        (0.5, flat, 5),  # the sixth guess is right once in 64 times, and costs 1 %
+        (0.0, flat, 0),
+        (0.98, steep, 0),
+        (0.7, uneven, 2),
+    ],
+)
+def test_the_length_that_gives_most_tokens_a_second(rate: float, cost: Cost, expected: int) -> None:
+    assert settled(DraftLengths(), [(16, rate)], cost) == [expected]
+
+
+def test_of_several_rows_the_likeliest_guesses_are_taken() -> None:
+    few = settled(DraftLengths(), [(16, 0.9), (16, 0.3), (0, 0.9)], flat)
+    assert few[0] > few[1] > few[2] == 0
+    many = settled(DraftLengths(), [(16, 0.98)] * 8, flat)
+    assert sum(many) == MAX_DRAFTED and max(many) - min(many) <= 1
+
+
+def test_a_fixed_length_is_drafted_or_nothing() -> None:
+    assert settled(DraftLengths(4), [(16, 0.9), (2, 0.9)], flat) == [4, 2]
+    assert settled(DraftLengths(4), [(16, 0.9)], steep) == [0]
+
+
+def test_the_cost_of_drafting_counts() -> None:
+    lengths = DraftLengths()
+    for _ in range(3):
+        lengths.learn(1, 0, flat(1))
+    assert any(lengths.choose([(8, 0.8)], free))
+    assert not any(lengths.choose([(8, 0.8)], lambda rows, depth: 0.010 * depth))
+
+
+def test_plain_steps_come_first_and_are_measured_again_at_times() -> None:
+    lengths = DraftLengths()
+    gaps, gap = [], 0
+    for _ in range(4 * REFRESH):
+        drafted = sum(lengths.choose([(4, 0.9)], free))
+        lengths.learn(1, drafted, flat(1 + drafted))
+        if not drafted:
+            gaps.append(gap)
+        gap = gap + 1 if drafted else 0
+    assert gaps[:2] == [0, 0] and set(gaps[2:]) == {REFRESH}
+
+
+def test_attempts_become_rare_while_they_do_not_pay() -> None:
+    lengths = DraftLengths()
+    tries = []
+    for step in range(6 * LAST_PAUSE):
+        drafted = sum(lengths.choose([(4, 0.1)], free))
+        lengths.learn(1, drafted, steep(1 + drafted))
+        if drafted:
+            tries.append(step)
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert min(gaps) >= FIRST_PAUSE and max(gaps) >= LAST_PAUSE
+    assert sorted(gaps) == gaps
+
+
+def test_one_slow_step_counts_for_little() -> None:
+    times = StepTimes()
+    for seconds in (5.0, 1.0, 1.0, 100.0):
+        times.learn(1, seconds)
+    assert times.estimate(1) == pytest.approx(1.2)
+
+
+def test_a_guess_of_a_kind_that_is_known_starts_with_what_is_known_of_it() -> None:
+    kind = Acceptance()
+    for _ in range(50):
+        kind.learn(0, is_rejected=True)
+    one = Acceptance(kind)
+    assert one.rate < 0.05
+    for _ in range(5):
+        one.learn(8, is_rejected=False)
+    assert one.rate > 0.8 and kind.rate < 0.05
+
+
+def on_a_clock(
+    drafter: Drafter | None, cost: Cost, monkeypatch: pytest.MonkeyPatch, tokens: int = 400
+) -> tuple[float, Harness]:
+    """Seconds that 4 requests take where a step costs what `cost` says of its tokens."""
+    clock = [0.0]
+    monkeypatch.setattr("mlc_llm.serve.core.engine_core._now", lambda: clock[0])
+    runner = FakeRunner(num_pages=256, context_window=2048)
+
+    def work(batch: Batch) -> None:
+        clock[0] += cost(sum(len(row.token_ids) for row in batch.rows))
+
+    runner.faults.append(work)
+    if drafter is None:
+        harness = Harness(runner, EngineConfig())
+    else:
+        harness = speculative(drafter, runner, most=None)
+    for i in range(4):
+        config = {"temperature": 1.0, "seed": i, "max_tokens": tokens}
+        harness.add(str(i), prompt_of(9, i), **config)
+        if i % 2:
+            harness.run(limit=10_000)
+    for i in range(4):
+        config = {"temperature": 1.0, "seed": i, "max_tokens": tokens}
+        assert harness.seen[str(i)].tokens == alone("a", prompt_of(9, i), **config)
+    return clock[0], harness
+
+
+@pytest.mark.parametrize("drafter", [Seer(right=0.0), Seer(right=0.3), PromptLookup()])
+@pytest.mark.parametrize("cost", [flat, steep, uneven])
+def test_hardly_slower_than_plain_with_a_useless_drafter(
+    drafter: Drafter, cost: Cost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the attempts cost is bounded, and soon they are rare."""
+    plain, _ = on_a_clock(None, cost, monkeypatch)
+    seconds, harness = on_a_clock(drafter, cost, monkeypatch)
+    assert seconds <= 1.05 * plain
+    assert harness.steps > 0
+
+
+def test_much_faster_with_a_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = on_a_clock(None, flat, monkeypatch)
+    seconds, harness = on_a_clock(Seer(right=0.95), flat, monkeypatch)
+    assert seconds < plain / 4
+    guesses, right = drafted(harness)
+    assert right > 0.5 * guesses
