@@ -3,11 +3,13 @@
     python benchmarks/engine.py [--rounds N] [--only NAME ...]
 
 * `scheduling`: of a step with 32 running streams, the share that is not spent in the compiled
-  functions (and, beside it, the share that is not spent in the runner)
+  functions (and, beside it, the share that is not spent in the runner); the same with one stream
 * `waiting`: what the core spends on such a step while 10 to 10,000 requests wait
 * `batching`: tokens a second of 32 streams against those of one, a step of each in turn
 * `prefix`: time to the first token of a prompt whose first 1,000 tokens another one had, against
   that other one's
+* `budget`: the longest time between two tokens of 8 running streams while a prompt of 2,000 tokens
+  arrives, against the budget of a step
 * `streamer`: tokens a second through TextStreamer, English, one token at a time
 
 Medians, with the least and the greatest, beside the figure that is aimed at.
@@ -43,6 +45,8 @@ STEPS = 30
 """Measured steps a round."""
 WAITING = (10, 100, 1000, 10_000)
 PREFIX, TAIL = 1000, 20
+BESIDE, LONG = 8, 2000
+"""Running streams, and the tokens of the prompt that arrives."""
 CONFIG = EngineConfig(
     max_num_sequence=STREAMS,
     max_total_sequence_length=32768,
@@ -141,6 +145,14 @@ class Bench:
         """So many steps in a row."""
         return [self.step() for _ in range(count)]
 
+    def gap(self) -> float:
+        """Milliseconds of a step in which every running stream gets a token."""
+        start = time.perf_counter()
+        outputs = self.core.step()
+        took = time.perf_counter() - start
+        assert len(outputs) >= BESIDE, "a stream got no token"
+        return 1000 * took
+
     def first_token(self, ids: list[int]) -> float:
         """Seconds from adding a request to its only token."""
         start = time.perf_counter()
@@ -155,14 +167,15 @@ Lines = Iterator[str]
 
 def scheduling(bench: Bench, rounds: int) -> Lines:
     """Shares of a step, in per cent; each is a step's own, so slow moments cancel."""
-    bench.fill(STREAMS)
-    steps = bench.steps(rounds * STEPS)
-    outside = Spread.of([100 * (1 - s.compiled / s.whole) for s in steps])
-    core = Spread.of([100 * s.core / s.whole for s in steps])
-    whole = Spread.of([1000 * s.whole for s in steps])
-    yield f"step of {STREAMS} streams, ms         {whole}"
-    yield f"outside compiled functions, %  {outside}   aim: at most 5"
-    yield f"outside the runner, %          {core}"
+    for streams, aim in ((STREAMS, 5), (1, 3)):
+        bench.fill(streams)
+        steps = bench.steps(rounds * STEPS)
+        outside = Spread.of([100 * (1 - s.compiled / s.whole) for s in steps])
+        core = Spread.of([100 * s.core / s.whole for s in steps])
+        whole = Spread.of([1000 * s.whole for s in steps])
+        yield f"step, ms, {streams:2d} streams           {whole}"
+        yield f"outside compiled functions, %  {outside}   aim: at most {aim}"
+        yield f"outside the runner, %          {core}"
 
 
 def waiting(bench: Bench, rounds: int) -> Lines:
@@ -210,6 +223,28 @@ def prefix(bench: Bench, rounds: int) -> Lines:
     yield f"ratio                          {Spread.of(ratios)}   aim: at least 10"
 
 
+def budget(bench: Bench, rounds: int) -> Lines:
+    """Every round has streams of its own, so that their contexts are alike."""
+    worst, high, first = [], [], []
+    for _ in range(rounds + 1):
+        bench.fill(BESIDE)
+        bench.steps(STEPS)
+        start = time.perf_counter()
+        name = bench.add(bench.fresh_ids(LONG), max_tokens=1)
+        gaps = []
+        while bench.core.has_request(name):
+            gaps.append(bench.gap())
+        first.append(1000 * (time.perf_counter() - start))
+        gaps += [bench.gap() for _ in range(3)]
+        worst.append(max(gaps))
+        high.append(statistics.quantiles(gaps, n=100, method="inclusive")[-1])
+    aim = f"aim: at most {1.5 * CONFIG.prefill_time_budget_ms:.0f}"
+    yield f"worst gap of a round, ms       {Spread.of(worst[1:])}   {aim}"
+    yield f"99th percentile, ms            {Spread.of(high[1:])}   {aim}"
+    yield f"first round's worst, ms        {worst[0]:.1f}   {aim}"
+    yield f"the prompt's first token, ms   {Spread.of(first[1:])}"
+
+
 def streamer(model: Path, rounds: int) -> Lines:
     """About 20,000 tokens a measurement."""
     tokenizer = open_model(str(model)).tokenizer
@@ -226,7 +261,7 @@ def streamer(model: Path, rounds: int) -> Lines:
 
 
 def main() -> None:
-    names = ("scheduling", "waiting", "batching", "prefix", "streamer")
+    names = ("scheduling", "waiting", "batching", "prefix", "budget", "streamer")
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_engine_options(parser)
     parser.add_argument("--rounds", type=int, default=5)
@@ -248,6 +283,7 @@ def main() -> None:
         "waiting": lambda: waiting(bench, rounds),
         "batching": lambda: batching(bench, Bench(arguments, model), rounds),
         "prefix": lambda: prefix(bench, rounds),
+        "budget": lambda: budget(bench, rounds),
         "streamer": lambda: streamer(model, rounds),
     }
     for name in arguments.only:
