@@ -1,52 +1,66 @@
 """Random programs of add, step, abort and reset: integrity after each, one end for each request.
 
 Prompts often begin alike, so that the prefix cache has something to do. Some answers follow a
-grammar that forces much of their text.
+grammar that forces much of their text. Some engines guess tokens ahead, in every step they can.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from core_harness import Harness, alone, prompt_of
 from hostile_grammars import regex
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from spec_tools import Seer, speculative
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.draft_model import DraftModel
+from mlc_llm.serve.core.drafting import PromptLookup
 from mlc_llm.testing.fake_runner import FakeRunner
 
 FORCED = regex("[ab]{2}, and then what is known[cd]{1,3}")
 FREE = regex("[a-f]+")
 
 
+def harness_of(guesses: str | None, most: int, runner: FakeRunner, config: EngineConfig) -> Harness:
+    """guesses: who drafts, if anybody."""
+    limits = runner.limits
+    if guesses is None:
+        return Harness(runner, config, expected_error="injected")
+    draft = FakeRunner(
+        num_pages=limits.num_pages,
+        page_size=limits.page_size,
+        max_num_sequence=limits.max_num_sequence,
+        max_batch_tokens=limits.max_batch_tokens,
+        context_window=40,
+    )
+    drafters = {"seer": Seer(most), "lookup": PromptLookup(), "model": DraftModel(draft)}
+    return speculative(drafters[guesses], runner, config, most=most, expected_error="injected")
+
+
 class CoreMachine(RuleBasedStateMachine):
     @initialize(
         num_pages=st.integers(6, 20),
-        sequences=st.integers(1, 5),
-        batch_tokens=st.integers(4, 40),
+        max_num_sequence=st.integers(1, 5),
+        max_batch_tokens=st.integers(4, 40),
         mode=st.sampled_from(["hybrid", "chunked"]),
         cache=st.sampled_from([("radix", None), ("radix", 1), ("radix", 0), ("disable", None)]),
+        guesses=st.sampled_from([None, "seer", "lookup", "model"]),
+        most=st.integers(1, 8),
     )
-    def start(
-        self, num_pages: int, sequences: int, batch_tokens: int, mode: Any, cache: Any
-    ) -> None:
-        runner = FakeRunner(
-            num_pages=num_pages,
-            page_size=4,
-            max_num_sequence=sequences,
-            max_batch_tokens=batch_tokens,
-            context_window=60,
-        )
+    def start(self, mode: Any, cache: Any, guesses: str | None, most: int, **limits: int) -> None:
+        runner = FakeRunner(page_size=4, context_window=60, **limits)
         config = EngineConfig(
             prefill_mode=mode,
             prefix_cache_mode=cache[0],
             prefix_cache_max_num_recycling_seqs=cache[1],
         )
-        self.harness = Harness(runner, config, expected_error="injected")
+        self.harness = harness_of(guesses, most, runner, config)
         self.can_pin = cache[0] == "radix"
         self.added: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.is_faulty = False
@@ -123,3 +137,8 @@ TestCore.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+@pytest.mark.slow
+class TestMoreOfCore(CoreMachine.TestCase):  # type: ignore[misc]
+    settings = settings(TestCore.settings, max_examples=2000)
