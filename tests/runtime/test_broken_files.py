@@ -25,7 +25,7 @@ from mlc_llm.model_lib import (
 )
 from mlc_llm.runtime.executable import BrokenLibrary, Executable, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
-from mlc_llm.runtime.params import BrokenParams, map_params, ordered_params
+from mlc_llm.runtime.params import BrokenParams, ordered_params, read_params
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
 Change = Callable[[Path], None]
@@ -145,13 +145,13 @@ def test_code_that_is_no_library_though_its_hash_is_right(library: Path) -> None
 def test_damaged_weights(weights: Path, name: str, damage: Change) -> None:
     damage(weights / name)
     with pytest.raises(BrokenParams, match=str(weights)):
-        map_params(weights)
+        read_params(weights)
 
 
 def test_weights_with_one_bit_flipped(weights: Path) -> None:
     flip(weights / PARAMS_FILE)
     with pytest.raises(BrokenParams, match="checksum"):
-        map_params(weights)
+        read_params(weights)
 
 
 def edit_index(weights: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
@@ -192,7 +192,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_index_that_does_not_fit_the_file(weights: Path, name: str) -> None:
     edit_index(weights, EDITS[name])
     with pytest.raises(BrokenParams, match=str(weights)):
-        map_params(weights)
+        read_params(weights)
 
 
 def runner(library: Path, weights: Path) -> ModelRunner:
@@ -221,12 +221,12 @@ def test_weights_without_the_rotary_frequencies(library: Path, weights: Path) ->
 def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, weights: Path) -> None:
     """A model runs on the right weights or not at all."""
     raw = (weights / INDEX_FILE).read_bytes()
-    good = map_params(weights)
+    good = read_params(weights)
     infos = read_metadata(library).params
     for at in range(0, len(raw), 5):
         (weights / INDEX_FILE).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         try:
-            arrays = map_params(weights)
+            arrays = read_params(weights)
             ordered_params(arrays, infos)
         except BrokenParams:
             continue

@@ -16,10 +16,11 @@ from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
 from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache
-from mlc_llm.runtime.params import map_params, ordered_params
+from mlc_llm.runtime.memory import zeroed
+from mlc_llm.runtime.params import ordered_params, read_params
 from mlc_llm.runtime.rope import RopeTable
 from mlc_llm.runtime.sampler import Choice, Sampler
-from mlc_llm.runtime.staging import Staging, aligned_bytes
+from mlc_llm.runtime.staging import Staging
 from mlc_llm.runtime.threads import configure_threads
 
 Array = npt.NDArray[Any]
@@ -45,7 +46,7 @@ class ModelRunner:
         configure_threads()
         self._executable = Executable(library, tvm.cpu())
         self.metadata = self._executable.metadata
-        arrays = map_params(weights)
+        arrays = read_params(weights)
         self._params = ordered_params(arrays, self.metadata.params)
         self._rope = RopeTable(np.array(arrays[ROPE_PARAM]))
         self._pages = allocate_pages(self.metadata.kv, num_pages)
@@ -172,7 +173,7 @@ def allocate_pages(info: KVInfo, num_pages: int) -> Any:
     size = int(np.prod(shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
     tensors = []
     for _ in range(info.num_layers):
-        memory = aligned_bytes(size).view(info.dtype)
+        memory = zeroed(size).view(info.dtype)
         tensors.append(tvm_ffi.from_dlpack(memory.reshape(shape)))
     return tvm_ffi.convert(tensors)
 

@@ -1,9 +1,8 @@
-"""Packed parameters, mapped from their file: read when first used, shared between processes."""
+"""Packed parameters, read from their file in one go."""
 
 from __future__ import annotations
 
 import json
-import mmap
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.model_lib import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM, ParamInfo
+from mlc_llm.runtime.memory import zeroed
 
 Array = npt.NDArray[Any]
 
@@ -22,20 +22,23 @@ class BrokenParams(Exception):
     """The packed weights are missing, damaged or of another layout; packing again mends that."""
 
 
-def map_params(folder: Path) -> dict[str, Array]:
-    """Arrays by name, backed by a private mapping of the file. Raises BrokenParams.
+PIECE = 1 << 22
+"""Bytes read at once: they are still in the processor's cache when their checksum is made."""
 
-    Every byte is read for the checksum (a GB takes a quarter of a second): a flipped bit would not
-    be seen in what the model says.
+
+def read_params(folder: Path) -> dict[str, Array]:
+    """Arrays by name. Raises BrokenParams.
+
+    They are copied, not mapped: memory of our own can have huge pages (see `memory.py`). The
+    checksum is made on the way, for a flipped bit would not be seen in what the model says.
     """
     try:
         index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
         path = folder / PARAMS_FILE
         if path.stat().st_size != index["size"]:
             raise BrokenParams(f"{path} has {path.stat().st_size} bytes, not {index['size']}")
-        with path.open("rb") as file:
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        if zlib.crc32(memory) != index["crc32"]:
+        memory, crc32 = _read(path, index["size"])
+        if crc32 != index["crc32"]:
             raise BrokenParams(f"{path} does not match its recorded checksum")
         return _views(memory, index["tensors"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -53,7 +56,23 @@ def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo]) -> Any:
     return tvm_ffi.convert(tensors)
 
 
-def _views(memory: mmap.mmap, entries: Sequence[dict[str, Any]]) -> dict[str, Array]:
+def _read(path: Path, size: int) -> tuple[Array, int]:
+    """A file's bytes, and their checksum."""
+    memory, crc32 = zeroed(size), 0
+    with path.open("rb", buffering=0) as file:
+        for start in range(0, size, PIECE):
+            piece = memory[start : start + PIECE]
+            done = 0
+            while done < len(piece):
+                count = file.readinto(memoryview(piece)[done:])
+                if not count:
+                    raise BrokenParams(f"{path} ended after {start + done} of {size} bytes")
+                done += count
+            crc32 = zlib.crc32(piece, crc32)
+    return memory, crc32
+
+
+def _views(memory: Array, entries: Sequence[dict[str, Any]]) -> dict[str, Array]:
     """Raises ValueError unless the tensors fill the file one after the other, each name once."""
     arrays: dict[str, Array] = {}
     end = 0
@@ -68,7 +87,7 @@ def _views(memory: mmap.mmap, entries: Sequence[dict[str, Any]]) -> dict[str, Ar
     return arrays
 
 
-def _view(memory: mmap.mmap, entry: dict[str, Any]) -> Array:
+def _view(memory: Array, entry: dict[str, Any]) -> Array:
     shape = tuple(entry["shape"])
     count = int(np.prod(shape, dtype=np.int64))
     if count < 0:

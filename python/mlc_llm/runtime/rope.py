@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.runtime.staging import aligned_bytes
+from mlc_llm.runtime.memory import zeroed
 
 Floats = npt.NDArray[np.float32]
 FIRST_ROWS = 512
@@ -30,7 +30,7 @@ class RopeTable:
 
     def _rows(self, count: int) -> Any:
         angle = np.arange(count, dtype=np.float32)[:, None] * self._inverse
-        memory = aligned_bytes(2 * angle.nbytes).view(np.float32)
+        memory = zeroed(2 * angle.nbytes).view(np.float32)
         table: Floats = memory.reshape(count, 2, len(self._inverse))
         np.cos(angle, out=table[:, 0])
         np.sin(angle, out=table[:, 1])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import tvm_ffi
+
+from mlc_llm.runtime.memory import zeroed
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64
@@ -21,7 +21,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._block = aligned_bytes(1 << 20)
+        self._block = zeroed(1 << 20)
 
     def tensors(self, *arrays: Array) -> list[Any]:
         """A tensor of each array's values; they are good until the next call."""
@@ -29,16 +29,10 @@ class Staging:
         for array in arrays:
             starts.append(starts[-1] + array.nbytes + -array.nbytes % ALIGNMENT)
         if starts[-1] > len(self._block):
-            self._block = aligned_bytes(2 * starts[-1])
+            self._block = zeroed(2 * starts[-1])
         return [self._tensor(start, array) for start, array in zip(starts, arrays, strict=False)]
 
     def _tensor(self, start: int, array: Array) -> Any:
         room = self._block[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         room[...] = array
         return tvm_ffi.from_dlpack(room)
-
-
-def aligned_bytes(size: int) -> Array:
-    """Zeroed memory that starts with a page of the system, which gives it once it is written."""
-    memory: Array = np.frombuffer(mmap.mmap(-1, max(size, 1)), np.uint8)
-    return memory
