@@ -145,6 +145,26 @@ def test_the_engine_adds_up() -> None:
     assert found["verify_time_by_batch_size"] == {}
 
 
+def test_what_the_prefix_cache_had() -> None:
+    recorder = EngineMetricsRecorder()
+    assert "prefix_cache" not in recorder.asdict()
+    where = {"position": 7, "seq_id": 3, "cached_token": 11, "prompt_token": 12}
+    recorder.record_lookup(0, None)
+    recorder.record_lookup(7, where)
+    recorder.record_lookup(20, None)
+    assert recorder.asdict()["prefix_cache"] == {
+        "lookups_sum": 3,
+        "hits_sum": 2,
+        "cached_tokens_sum": 27,
+        "divergences_sum": 1,
+        "last_divergence": where,
+    }
+    text = recorder.metrics().prometheus_text()
+    assert "# TYPE prefix_cache_hits_sum counter\nprefix_cache_hits_sum 2\n" in text
+    assert "# TYPE prefix_cache_last_divergence_position gauge\n" in text
+    assert "prefix_cache_last_divergence_prompt_token 12\n" in text
+
+
 def test_speculation_counts_by_place() -> None:
     spec = busy_recorder().asdict()["spec_decode"]
     assert spec["draft_count"] == [2, 2, 2, 1]

@@ -202,7 +202,7 @@ def test_a_preempted_branch_finds_what_others_kept_and_counts_it_once() -> None:
         assert seen.usage["prompt_tokens_details"]["cached_tokens"] < 20
 
 
-def test_the_trace_says_where_a_prompt_diverged() -> None:
+def test_trace_and_metrics_say_where_a_prompt_diverged() -> None:
     trace = EventTraceRecorder()
     harness = Harness(trace=trace)
     one(harness, "a", [1, 2, 3, 4, 5])
@@ -210,6 +210,10 @@ def test_the_trace_says_where_a_prompt_diverged() -> None:
     text = trace.dump_json()
     assert "prefix cache: 3 of 5 tokens" in text
     assert "has token 4 at 3, the prompt 9" in text
+    found = harness.core.metrics()["prefix_cache"]
+    assert (found["lookups_sum"], found["hits_sum"], found["cached_tokens_sum"]) == (2, 1, 3)
+    last = found["last_divergence"]
+    assert (last["position"], last["cached_token"], last["prompt_token"]) == (3, 4, 9)
 
 
 def test_branches_of_one_request_count_their_prompt_once() -> None:

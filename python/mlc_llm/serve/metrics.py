@@ -6,8 +6,8 @@ Times are seconds of a monotonic clock that the caller reads; nothing here looks
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlc_llm.serve.prometheus import prometheus_text
@@ -189,6 +189,18 @@ def _by_step(name: str, values: Sequence[float], first: int) -> dict[str, float]
 
 
 @dataclass
+class _PrefixCache:
+    """What requests found in the prefix cache before their first token was computed."""
+
+    lookups_sum: int = 0
+    hits_sum: int = 0
+    cached_tokens_sum: int = 0
+    divergences_sum: int = 0
+    """Prompts that began like a cached sequence and then had another token."""
+    last_divergence: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
 class EngineMetricsRecorder:
     """Adds up an engine's work. Filled by the engine core after each step and each request."""
 
@@ -201,6 +213,7 @@ class EngineMetricsRecorder:
     decode_tokens_sum: int = 0
     jump_forward_tokens_sum: int = 0
     last_finished_request: RequestMetrics | None = None
+    _prefix: _PrefixCache = field(default_factory=_PrefixCache)
     _spec: _SpecDecode = field(default_factory=_SpecDecode)
     _decode_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
     _draft_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
@@ -227,6 +240,15 @@ class EngineMetricsRecorder:
         """Text that a grammar forced, appended without running the model."""
         self.engine_jump_forward_time_sum += seconds
         self.jump_forward_tokens_sum += tokens
+
+    def record_lookup(self, cached_tokens: int, divergence: Mapping[str, int] | None) -> None:
+        """What a request found in the prefix cache, and where it left what it began like."""
+        self._prefix.lookups_sum += 1
+        self._prefix.hits_sum += cached_tokens > 0
+        self._prefix.cached_tokens_sum += cached_tokens
+        if divergence is not None:
+            self._prefix.divergences_sum += 1
+            self._prefix.last_divergence = dict(divergence)
 
     def record_draft(self, seconds: float, batch_size: int) -> None:
         """One run of a draft model."""
@@ -259,6 +281,8 @@ class EngineMetricsRecorder:
             found["decode_tokens_per_s"] = self.decode_tokens_sum / self.engine_decode_time_sum
         last = self.last_finished_request
         found["last_finished_request"] = last.asdict() if last else {}
+        if self._prefix.lookups_sum:
+            found["prefix_cache"] = asdict(self._prefix)
         if self._spec.draft_count:
             found["spec_decode"] = self._spec.asdict()
         found["decode_time_by_batch_size"] = self._decode_time.asdict()

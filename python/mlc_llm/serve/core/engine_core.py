@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -348,6 +349,8 @@ class EngineCore:
         """Only what is had before the first token is computed counts as cached for the user."""
         if state.metrics.prefill_tokens == 0:
             state.metrics.cached_tokens = origin.length
+            divergence = None if origin.divergence is None else asdict(origin.divergence)
+            self._recorder.record_lookup(origin.length, divergence)
         if origin.length:
             self._note(state, f"prefix cache: {origin.length} of {len(state.prompt)} tokens")
         if origin.divergence is not None:
