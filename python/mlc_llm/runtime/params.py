@@ -61,10 +61,10 @@ def _read(path: Path, size: int) -> tuple[Array, int]:
     memory, crc32 = zeroed(size), 0
     with path.open("rb", buffering=0) as file:
         for start in range(0, size, PIECE):
-            piece = memory[start : start + PIECE]
+            piece = memory[start : start + PIECE].data
             done = 0
             while done < len(piece):
-                count = file.readinto(memoryview(piece)[done:])
+                count = file.readinto(piece[done:])
                 if not count:
                     raise BrokenParams(f"{path} ended after {start + done} of {size} bytes")
                 done += count
