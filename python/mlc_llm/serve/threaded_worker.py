@@ -114,14 +114,16 @@ class Worker:
     def _add(self, request: Request) -> None:
         self._roster.accept(request.request_id)
         if self.loaded is None:
-            return self._refuse(request, self.why_not_loaded)
+            self._refuse(request, self.why_not_loaded)
+            return
         try:
-            return self._emit(self.loaded.core.add_request(request))
+            self._emit(self.loaded.core.add_request(request))
         except UserError as error:
-            return self._refuse(request, str(error))
+            self._refuse(request, str(error))
         except Exception as error:
             _log.exception("request %s could not be added", request.request_id)
-            return self._refuse(request, _words(error))
+            self._refuse(request, _words(error))
+            self._abort(request.request_id)  # the core may have it, in part
 
     def _abort(self, request_id: str) -> None:
         if self.loaded is None:
