@@ -1,0 +1,233 @@
+"""Speculative decoding on the tiny model, through compiled code: the same bytes as without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve import open_engine
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
+
+NARROW: dict[str, Any] = {
+    "max_total_sequence_length": 256,
+    "prefill_chunk_size": 32,
+    "max_num_sequence": 4,
+}
+"""Few pages and short chunks, so that prompts are cut and sequences preempted."""
+PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?", "abcabcabcab"]
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "name": {"type": "string", "maxLength": 20}},
+    "required": ["x", "name"],
+}
+CONFIGS = {
+    "greedy": GenerationConfig(temperature=0, max_tokens=50),
+    "branches": GenerationConfig(temperature=1.0, seed=3, max_tokens=60, n=3),
+    "penalties": GenerationConfig(
+        temperature=0.8,
+        top_p=0.9,
+        seed=4,
+        max_tokens=40,
+        presence_penalty=0.5,
+        frequency_penalty=0.3,
+        repetition_penalty=1.2,
+    ),
+    "cold": GenerationConfig(temperature=0.2, top_k=5, min_p=0.02, seed=5, max_tokens=50),
+    "logprobs": GenerationConfig(
+        temperature=1.0, seed=6, max_tokens=20, logprobs=True, top_logprobs=3
+    ),
+    "stops": GenerationConfig(temperature=1.0, seed=7, max_tokens=60, stop_strs=["e", "0"]),
+    "grammar": GenerationConfig(
+        temperature=1.0,
+        seed=8,
+        max_tokens=40,
+        response_format={"type": "json_object", "schema": json.dumps(POINT)},
+    ),
+}
+
+
+class Always:
+    """Drafts whatever is offered."""
+
+    def choose(
+        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
+    ) -> list[int]:
+        return [min(most, 5) for most, _ in offers]
+
+    def learn(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learns nothing."""
+
+    def failed(self) -> None:
+        raise AssertionError("drafting failed")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The model, and smaller and different ones."""
+    folder = tmp_path_factory.mktemp("models")
+    small = TinyShape(layers=1, hidden=32, intermediate=32)
+    return {
+        "model": str(write_tiny_model(folder / "model.gguf")),
+        "small": str(write_tiny_model(folder / "small.gguf", shape=small)),
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+class Opened:
+    """An engine and the core inside it."""
+
+    def __init__(self, model: str, config: EngineConfig, *, is_eager: bool = True) -> None:
+        cores: list[EngineCore] = []
+
+        class Seen(EngineCore):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options)
+                cores.append(self)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(open_engine, "EngineCore", Seen)
+            self.engine = SyncMLCEngine(model, "cpu", engine_config=config)
+        (self.core,) = cores
+        if is_eager and self.core._speculator is not None:
+            self.core._speculator.lengths = Always()
+
+    def ask(self, config: GenerationConfig, *, together: bool) -> Any:
+        found = []
+        for prompts in [PROMPTS] if together else [[one] for one in PROMPTS]:
+            texts, logprobs = self.engine.generate(prompts, config)
+            found += list(zip(texts, logprobs, strict=True))
+            self.core.check_integrity()
+        return found
+
+    def spec(self) -> tuple[int, int]:
+        """(guesses, those that came true)"""
+        spec = self.engine.metrics().metrics.get("spec_decode", {})
+        return sum(spec.get("draft_count", [])), sum(spec.get("accept_count", []))
+
+
+def config_of(mode: str, models: dict[str, str], **limits: Any) -> EngineConfig:
+    if mode in ("model", "small"):
+        limits |= {"additional_models": [models[mode]]}
+        mode = "small_draft"
+    return EngineConfig.from_mapping({"speculative_mode": mode, **limits})
+
+
+@pytest.fixture(scope="module")
+def plain(models: dict[str, str]) -> Opened:
+    return Opened(models["model"], EngineConfig())
+
+
+@dataclass
+class Eager:
+    """Engines that guess in every step they can: one with much room, one that is narrow."""
+
+    wide: Opened
+    narrow: Opened
+
+
+@pytest.fixture(scope="module", params=["prompt_lookup", "model", "small"])
+def eager(request: pytest.FixtureRequest, models: dict[str, str]) -> Eager:
+    opened = (
+        Opened(models["model"], config_of(request.param, models, **limits))
+        for limits in ({}, NARROW)
+    )
+    return Eager(*opened)
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Opened) -> dict[str, Any]:
+    return {name: plain.ask(config, together=False) for name, config in CONFIGS.items()}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_answers(expected: dict[str, Any], eager: Eager, name: str) -> None:
+    config, before = CONFIGS[name], eager.wide.spec()[0]
+    assert eager.wide.ask(config, together=True) == expected[name]
+    assert eager.wide.ask(config, together=False) == expected[name], "with prefixes in the cache"
+    assert eager.wide.spec()[0] > before
+    assert eager.narrow.ask(config, together=True) == expected[name]
+
+
+def test_preemption_came_up(eager: Eager) -> None:
+    assert eager.narrow.core.num_preemptions > 0 and eager.narrow.spec()[0] > 0
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(models: dict[str, str]) -> None:
+    opened = Opened(models["model"], config_of("model", models))
+    for name in ("greedy", "branches", "cold"):
+        opened.ask(CONFIGS[name], together=True)
+    guesses, right = opened.spec()
+    assert guesses > 500 and right == guesses
+
+
+def test_what_a_metric_says(models: dict[str, str]) -> None:
+    opened = Opened(models["model"], config_of("model", models))
+    opened.ask(CONFIGS["greedy"], together=False)
+    metrics = opened.engine.metrics()
+    assert metrics["spec_decode"]["accept_prob"]["accept_prob{step=0}"] == 1.0
+    assert 'spec_decode_draft_count{step="4"}' in metrics.prometheus_text()
+    # The first token of an answer is the prompt's.
+    assert metrics["decode_tokens_sum"] == metrics["completion_tokens_sum"] - len(PROMPTS)
+
+
+def test_the_same_answers_when_the_clock_decides(models: dict[str, str], plain: Opened) -> None:
+    config = config_of("model", models, spec_draft_length=4)
+    opened = Opened(models["model"], config, is_eager=False)
+    wanted = GenerationConfig(temperature=0, max_tokens=300)
+    texts = [opened.engine.generate("The cat", wanted)[0] for _ in range(3)]
+    assert texts == [plain.engine.generate("The cat", wanted)[0]] * 3
+
+
+def test_a_draft_model_with_other_tokens_is_refused(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = iter([300, 256])
+    measured = open_engine.model_size
+
+    def other(bundle: Any) -> Any:
+        return open_engine.replace(measured(bundle), vocab_size=next(sizes))
+
+    monkeypatch.setattr(open_engine, "model_size", other)
+    with pytest.raises(InvalidField, match="has 256 tokens and the model 300") as caught:
+        SyncMLCEngine(models["model"], engine_config=config_of("small", models))
+    assert caught.value.field == "additional_models"
+
+
+def test_the_echo_engine_guesses_from_its_prompt() -> None:
+    config = EngineConfig(speculative_mode="prompt_lookup")
+    engine = SyncMLCEngine("mock://echo", engine_config=config)
+    texts, _ = engine.generate(["abc abc abc", "x"], GenerationConfig(n=2))
+    assert texts == [["abc abc abc"] * 2, ["x"] * 2]
+    wrong = config_of("small", {"small": "m"})
+    with pytest.raises(InvalidField, match="speculative_mode"):
+        SyncMLCEngine("mock://echo", engine_config=wrong)
+
+
+def test_a_draft_model_is_in_the_memory_plan(models: dict[str, str]) -> None:
+    """It takes weights, and as many pages as the model: so fewer tokens fit."""
+    bundles = [open_engine.open_model(models[name]) for name in ("model", "small")]
+    size, draft = map(open_engine.model_size, bundles)
+    both = open_engine.replace(size, draft=draft)
+    free = 200 * 2**20
+    config = EngineConfig(mode="server")
+    _, alone = open_engine.complete_config(config, size, free)
+    _, plan = open_engine.complete_config(config, both, free)
+    assert plan.draft > draft.weight_bytes > 0 == alone.draft
+    assert plan.kv_per_token == size.kv_bytes_per_token + draft.kv_bytes_per_token
+    assert plan.fit < alone.fit
+    assert "draft model" in plan.describe() and "draft" not in alone.describe()
