@@ -25,6 +25,7 @@ from mlc_llm.json_ffi.engine import EngineState
 from mlc_llm.json_ffi.module import FUNCTIONS, MORE_FUNCTIONS, JSONFFIModule
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.sync_engine import _create_tvm_module
+from mlc_llm.serve.threaded_loops import LoopThreads
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
@@ -254,6 +255,31 @@ def test_an_answer_that_cannot_be_written_ends_alone(monkeypatch: pytest.MonkeyP
         assert len(read(good).text) == 99
         monkeypatch.undo()
         assert ask(engine, "fine", request_id="bad").text == "fine"
+
+
+def test_a_callback_that_raises_ends_its_request_only() -> None:
+    ended: list[str] = []
+
+    def callback(text: str) -> None:
+        chunks = json.loads(text)
+        if chunks[0]["id"] == "bad" and "bad" not in ended:
+            ended.append("bad")
+            raise ZeroDivisionError("in the callback")
+        ended.extend(chunk["id"] + " again" for chunk in chunks if "usage" in chunk)
+
+    ffi = _create_tvm_module("mlc.json_ffi.CreateJSONFFIEngine", FUNCTIONS + MORE_FUNCTIONS)
+    ffi["init_background_engine"](1, 0, callback)
+    loops = LoopThreads(ffi)
+    try:
+        ffi["reload"](ECHO)
+        for name in ("good", "bad"):
+            request = {"messages": [{"role": "user", "content": "x" * 100}]}
+            assert ffi["chat_completion"](json.dumps(request), name)
+        eventually(lambda: len(ended) == 3, "a stream has no end")
+        assert sorted(ended) == ["bad", "bad again", "good again"]
+        assert ended[-1] == "good again", "the other one was cut short"
+    finally:
+        loops.terminate()
 
 
 def test_a_model_that_fails_ends_its_request_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from threaded_harness import Running, Stream, eventually
 
+from mlc_llm.errors import UserError
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import write_tiny_model
 
@@ -146,3 +147,23 @@ def test_an_output_goes_out_when_the_next_step_fails_before_it_computes(tiny: Pa
         running.add("a", "text", max_tokens=9, **GREEDY)
         stream = running.reader.end_of("a")
         assert (len(stream.tokens), stream.reasons, stream.error) == (2, ["error"], "no such luck")
+
+
+def test_a_model_that_does_not_fit_is_refused_in_the_caller(tiny: Path) -> None:
+    with engine_of(tiny) as running:
+        too_much = {"model": str(tiny), "max_total_sequence_length": 10**12}
+        with pytest.raises(UserError, match="max_total_sequence_length"):
+            running.engine.reload(json.dumps(too_much))
+        running.engine.reload(json.dumps({"model": str(tiny)}))
+        running.add("a", "text", max_tokens=3, **GREEDY)
+        assert running.reader.end_of("a").reasons == ["length"]
+
+
+def test_a_prompt_that_can_never_run_ends_at_once(tiny: Path) -> None:
+    with engine_of(tiny, max_total_sequence_length=64) as running:
+        rows = rows_of(running)
+        running.add("a", "x" * 100)
+        stream = running.reader.end_of("a")
+        assert stream.tokens == [] and stream.reasons[0] in ("length", "error")
+        assert stream.usages == [{"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}]
+        assert rows == [] and free_pages(running) == running.core._runner.limits.num_pages
