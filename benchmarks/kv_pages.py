@@ -30,7 +30,6 @@ from tvm.relax.frontend.nn.llm.kv_cache import (
 )
 from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_position_map
 
-from mlc_llm.compiler.build import kv_dtype
 from mlc_llm.compiler.target import choose, target_for
 from mlc_llm.kernels.attention import query_tile
 from mlc_llm.kernels.kv_pages import PAGE
@@ -84,7 +83,7 @@ class Ours(nn.Module):
         step = Step(rope, slot, position, tiles, page_ids)
         parts = [(x, 0), (x, HEADS * DIM), (x, (HEADS + KV_HEADS) * DIM)]
         for layer in range(LAYERS):
-            y = attend(CONFIG, ISA, kv_dtype(ISA), parts, step, pages[layer])
+            y = attend(CONFIG, ISA, ISA.kv_dtype, parts, step, pages[layer])
         return y
 
 
@@ -129,7 +128,7 @@ def stock_step() -> Callable[[], float]:
 
 def our_step() -> Callable[[], float]:
     """Seconds of one token over our tables, bookkeeping included."""
-    page = nn.spec.Tensor(["p", KV_HEADS, 2, PAGE * DIM], kv_dtype(ISA))
+    page = nn.spec.Tensor(["p", KV_HEADS, 2, PAGE * DIM], ISA.kv_dtype)
     arguments = {
         "x": floats("m", WIDTH), "rope": floats("r", 2, DIM // 2), "slot": ints("m"),
         "position": ints("m"), "tiles": ints("t", 3), "page_ids": ints("n"),
@@ -137,7 +136,7 @@ def our_step() -> Callable[[], float]:
     }  # fmt: skip
     run = machine(Ours(), {"step": arguments})["step"]
     tile = query_tile(HEADS, KV_HEADS, ISA)
-    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, kv_dtype(ISA), tile)
+    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, ISA.kv_dtype, tile)
     pages = allocate_pages(info, 256)
     cache = KVCache(info, 256, 1, lambda source, target: None)
     cache.add(0)

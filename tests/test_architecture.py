@@ -98,7 +98,9 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),  # --help must not load TVM
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
-    ("mlc_llm.serve.engine_base", "tvm"),  # checking arguments needs no TVM
+    ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
+    ("mlc_llm.compiler.target", "tvm"),
+    ("mlc_llm.compiler.target", "tvm.target"),
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
     ("mlc_llm.support.model_source", "huggingface_hub"),  # an extra
@@ -265,6 +267,13 @@ def test_the_command_line_loads_no_tvm_before_it_is_needed() -> None:
     names = ", ".join(m for m in modules() if part(m) == "cli" and not m.endswith("__main__"))
     loaded = in_fresh_process(f"import {names}, {NAME}.cli.__main__; " + REPORT).split()
     assert not {"tvm", "tvm_ffi", "rich"} & set(loaded)
+
+
+def test_the_engines_load_no_compiler_before_it_is_needed() -> None:
+    names = [f"{NAME}.serve.sync_engine", f"{NAME}.serve.threaded_engine", f"{NAME}.json_ffi"]
+    loaded = in_fresh_process(f"import {', '.join(names)}; " + REPORT).split()
+    assert "tvm_ffi" in loaded
+    assert "tvm" not in loaded
 
 
 def test_nothing_but_the_server_loads_a_web_framework() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from kernel_tools import HALF_ULP, Array, accumulated, build, each_isa
 
-from mlc_llm.compiler.build import kv_dtype
 from mlc_llm.kernels.attention import SECTION, attention, query_tile
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE
@@ -136,7 +135,7 @@ LENGTHS = (70, 16, 33, 17, 2 * SECTION * PAGE + 3, SECTION * PAGE)
 
 def check(isa: Isa, shape: tuple[int, int, int], rows: Rows) -> None:
     heads, kv_heads, head_dim = shape
-    cache = Cache(kv_heads, head_dim, kv_dtype(isa), LENGTHS)
+    cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
     q = queries(rows, heads, head_dim)
     out = attend(isa, heads, cache, rows, q)
     expected, bound = reference(heads, cache, rows, q)
@@ -146,7 +145,7 @@ def check(isa: Isa, shape: tuple[int, int, int], rows: Rows) -> None:
 def check_alone(isa: Isa, shape: tuple[int, int, int]) -> None:
     """Every token of a prefill, decoded alone, gives the very bits."""
     heads, kv_heads, head_dim = shape
-    cache = Cache(kv_heads, head_dim, kv_dtype(isa), LENGTHS)
+    cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
     edge = SECTION * PAGE
     rows = [(0, 3, 70), (1, 0, 16), (2, 32, 33), (4, edge - 2, 2 * edge + 3), (5, edge - 3, edge)]
     out = attend(isa, heads, cache, rows, queries(rows, heads, head_dim))
@@ -196,7 +195,7 @@ def test_more_shapes(isa: Isa, shape: tuple[int, int, int]) -> None:
 @each_isa()
 def test_sharp_scores(isa: Isa) -> None:
     """Scores thousands apart: the softmax is one token's value, and nothing overflows."""
-    cache = Cache(1, 64, kv_dtype(isa), (40,))
+    cache = Cache(1, 64, isa.kv_dtype, (40,))
     keys, values = cache.sequence(0, 40)
     q = (1000 * keys[21]).astype(np.float32)
     out = attend(isa, 1, cache, [(0, 39, 40)], q)

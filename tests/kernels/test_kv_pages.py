@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa
 
-from mlc_llm.compiler.build import kv_dtype
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE, copy_pages, rope_append
 from mlc_llm.kernels.vectors import LOG2E
@@ -33,7 +32,7 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
     qkv = [rng.standard_normal((TOKENS, size)).astype(np.float32) for size in sizes]
     angle = rng.uniform(0, 500, (8, dim // 2))
     rope = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
-    pages = np.full((PAGES, kv_heads, 2, PAGE * dim), 7, kv_dtype(isa))
+    pages = np.full((PAGES, kv_heads, 2, PAGE * dim), 7, isa.kv_dtype)
     before = pages.copy()
     out = np.full((TOKENS, heads * dim), np.nan, np.float32)
     if joined:
@@ -41,7 +40,7 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
     else:
         inputs, offsets = qkv, (0, 0, 0)
     widths = tuple(part.shape[1] for part in inputs)
-    kernel = rope_append(heads, kv_heads, dim, widths, offsets, kv_dtype(isa))  # type: ignore[arg-type]
+    kernel = rope_append(heads, kv_heads, dim, widths, offsets, isa.kv_dtype)  # type: ignore[arg-type]
     build(kernel, isa)(*inputs, rope, POSITIONS, SLOTS, pages, out)
     rope = rope[POSITIONS]
 
@@ -71,8 +70,8 @@ def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
     rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
-    kernel = build(rope_append(2, 2, 16, (96,) * 3, (0, 32, 64), kv_dtype(isa)), isa)
-    together = np.zeros((PAGES, 2, 2, PAGE * 16), kv_dtype(isa))
+    kernel = build(rope_append(2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype), isa)
+    together = np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype)
     alone, out = together.copy(), np.zeros((TOKENS, 32), np.float32)
     kernel(x, x, x, rope, POSITIONS, SLOTS, together, out)
     for i in range(TOKENS):
@@ -85,11 +84,11 @@ def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
 @each_isa()
 def test_copy_pages(isa: Isa) -> None:
     rng = np.random.default_rng(2)
-    pages = rng.standard_normal((6, 3, 2, PAGE * 16)).astype(kv_dtype(isa))
+    pages = rng.standard_normal((6, 3, 2, PAGE * 16)).astype(isa.kv_dtype)
     before = pages.copy()
     pages[0, 0, 0, 0] = before[0, 0, 0, 0] = np.nan  # broken numbers are copied like others
     source, target = np.array([0, 4], np.int32), np.array([5, 1], np.int32)
-    build(copy_pages(3, 16, kv_dtype(isa)), isa)(source, target, pages)
+    build(copy_pages(3, 16, isa.kv_dtype), isa)(source, target, pages)
     expected = before.copy()
     expected[target] = before[source]
     assert pages.tobytes() == expected.tobytes()

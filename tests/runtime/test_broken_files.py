@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tvm
 from tiny_models import TinyModels
 
 from mlc_llm.model_lib import (
@@ -82,7 +81,7 @@ DAMAGE = [truncate, empty, lengthen, Path.unlink, replace_by_folder]
 def test_damaged_code_is_never_loaded(library: Path, name: str, damage: Change) -> None:
     damage(library / name)
     with pytest.raises(BrokenLibrary, match=str(library)):
-        Executable(library, tvm.cpu())
+        Executable(library)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
@@ -137,7 +136,7 @@ def test_code_that_is_no_library_though_its_hash_is_right(library: Path) -> None
     hashes = {**metadata.sha256, BYTECODE_FILE: sha256(b"not bytecode at all").hexdigest()}
     (library / METADATA_FILE).write_text(replace(metadata, sha256=hashes).to_json())
     with pytest.raises(BrokenLibrary, match=str(library)):
-        Executable(library, tvm.cpu())
+        Executable(library)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)

@@ -101,7 +101,7 @@ def _look_at_choice(report: Report) -> None:
     """Kernels and threads, as the compiler and the runtime choose them here."""
     try:
         # Only this look needs TVM: a doctor must be able to say that TVM does not load.
-        from mlc_llm.compiler.target import choose, missing_features
+        from mlc_llm.compiler.target import choose, missing_features, target_for
         from mlc_llm.runtime.threads import configure_threads
 
         chosen = choose()
@@ -114,7 +114,7 @@ def _look_at_choice(report: Report) -> None:
     how = "forced" if chosen.forced else "the best for this machine"
     report.sections["choice"] = {
         "kernels": f"{chosen.isa.name} ({how})",
-        "target": str(chosen.target),
+        "target": str(target_for(chosen.isa)),
         "threads": str(threads),
     }
     if chosen.isa.name != FASTEST and not chosen.forced:

@@ -34,14 +34,9 @@ from mlc_llm.models.config import ModelConfig
 from mlc_llm.models.registry import MODELS
 
 
-def kv_dtype(isa: Isa) -> str:
-    """Element type of KV pages: float16 where the processor converts it, else float32."""
-    return "float16" if isa.half else "float32"
-
-
 def build_library(config: ModelConfig, isa: Isa, folder: Path) -> None:
     """Compiles into `folder`, which exists. Raises CompileError with TVM's own message."""
-    model = MODELS[config.architecture](config, isa, kv_dtype(isa))
+    model = MODELS[config.architecture](config, isa, isa.kv_dtype)
     target = target_for(isa)
     try:
         module, params = model.export_tvm(_specs(config, isa))
@@ -81,7 +76,7 @@ def _kv_info(config: ModelConfig, isa: Isa) -> KVInfo:
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         page_size=PAGE,
-        dtype=kv_dtype(isa),
+        dtype=isa.kv_dtype,
         query_tile=query_tile(config.heads, config.kv_heads, isa),
     )
 
@@ -90,9 +85,9 @@ def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
     """Argument shapes of the library's functions, as `model_lib.py` documents them."""
     ints, floats = _tensor_of("int32"), _tensor_of("float32")
     half = config.head_dim // 2
-    page = nn.spec.Tensor(["p", config.kv_heads, 2, PAGE * config.head_dim], kv_dtype(isa))
+    page = nn.spec.Tensor(["p", config.kv_heads, 2, PAGE * config.head_dim], isa.kv_dtype)
     pages = [page] * config.layers
-    padded = MODELS[config.architecture](config, isa, kv_dtype(isa)).padded_vocab
+    padded = MODELS[config.architecture](config, isa, isa.kv_dtype).padded_vocab
     plain = {"param_mode": "none", "effect_mode": "none"}
     return {
         FORWARD: {

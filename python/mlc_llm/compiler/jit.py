@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-import tvm
-
-from mlc_llm.compiler.build import build_library
-from mlc_llm.compiler.target import choose, target_for
+from mlc_llm.compiler.target import choose, processor
 from mlc_llm.compiler.weights import count_parameters, pack_weights, plan_model
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.model_lib import INDEX_FILE, METADATA_FILE, VERSION
@@ -73,6 +72,8 @@ def prepare(
     weights = cache_dir("model_weights") / "packed" / weights_key(model, plan)
 
     def build(folder: Path) -> None:
+        from mlc_llm.compiler.build import build_library
+
         label = f"compiling {plan.config.architecture} for {isa.name}"
         with show(label, None):
             build_library(plan.config, isa, folder)
@@ -92,9 +93,9 @@ def library_key(plan: Plan, isa: Isa) -> str:
         {
             "config": _compiled_config(plan),
             "isa": asdict(isa),
-            "target": str(target_for(isa)),
+            "machine": [platform.system(), platform.machine(), processor(isa)],
             "source": source_hash(),
-            "tvm": tvm.__version__,
+            "tvm": version("apache-tvm"),
             "version": VERSION,
         }
     )

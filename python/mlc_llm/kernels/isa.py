@@ -1,27 +1,12 @@
-"""Instruction sets the kernels are written for, and what differs between them: the dot product.
+"""Instruction sets the kernels are written for, and how kernels are shaped for them. No TVM here.
 
-An integer kernel multiplies packed unsigned weights by activations of 16 bits. In memory a weight
-word holds four bytes of one row (see `quantization/packing.py`); with `quads` = group / 4 words of
-activations, byte `i` of word `j` belongs to element `quads * i + j` of the group, so activations
-pack with plain vector arithmetic. An activation group is two planes of `quads` words:
-
-* VNNI: the signed high bytes, then the signed low bytes of the 16-bit values. Each plane has a sum
-  of its own (`vpdpbusd` adds four products to a 32-bit lane); the total is 256 * high + low.
-* AVX2: 16-bit pairs of bytes (0, 2), then pairs (1, 3), both added to one sum by `vpmaddwd`.
-
-The portable kernels use floats and no intrinsic at all.
+What differs between them in code is the dot product (`dot.py`). The portable kernels use floats
+and no intrinsic at all.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from tvm.script import tirx as T
-from tvm.target import codegen
-
-from mlc_llm.kernels.formats import WeightFormat
-from mlc_llm.kernels.vectors import splat
 
 
 @dataclass(frozen=True)
@@ -36,71 +21,17 @@ class Isa:
     row_tile: int
     """Activation rows whose sums stay in registers together."""
     sums: int
-    """Integer sums a row and vector (see the module's text)."""
+    """Integer sums a row and vector (see `dot.py`)."""
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """Element type of KV pages."""
+        return "float16" if self.half else "float32"
 
 
 VNNI = Isa("vnni", integer=True, lanes=16, row_tile=4, sums=2, half=True)
 AVX2 = Isa("avx2", integer=True, lanes=8, row_tile=2, sums=1, half=True)
 PORTABLE = Isa("portable", integer=False, lanes=8, row_tile=2, sums=0, half=False)
 ISAS = {isa.name: isa for isa in (VNNI, AVX2, PORTABLE)}
-
-
-def weight_values(fmt: WeightFormat, word: Any, part: int, byte: int | None, lanes: int) -> Any:
-    """Unsigned values of a weight word: nibbles `part` (0 low, 1 high) of 4-bit weights, or bytes.
-
-    byte None: all four in place; else that byte alone (or pair of bytes, for AVX2) shifted down.
-    """
-    mask = {4: 0x0F, 8: 0xFF}[fmt.bits]
-    if byte is None:
-        if fmt.bits == 8:
-            return word
-        return _shift(word, 4 * part, lanes) & splat(T.int32(mask * 0x01010101), lanes)
-    return _shift(word, 4 * part + 8 * byte, lanes) & splat(T.int32(mask), lanes)
-
-
-def word_parts(fmt: WeightFormat) -> int:
-    """Values that share a byte: two nibbles, or one byte."""
-    return 8 // fmt.bits
-
-
-def dot(isa: Isa, fmt: WeightFormat, acc: Any, word: Any, x: Any, j: Any, plane: Any) -> Any:
-    """`acc` plus word `j` of a group times its activations; `x(i)` is activation word i."""
-    step = _dot_vnni if isa is VNNI else _dot_avx2
-    for part in range(word_parts(fmt)):
-        acc = step(fmt, acc, word, x, j + part * fmt.words, part, plane)
-    return acc
-
-
-def _dot_vnni(
-    fmt: WeightFormat, acc: Any, word: Any, x: Any, quad: Any, part: int, plane: Any
-) -> Any:
-    values = weight_values(fmt, word, part, None, 16)
-    return T.call_llvm_pure_intrin(
-        codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
-        acc,
-        T.reinterpret(values, dtype="int8x64"),
-        T.reinterpret(splat(x(plane * (fmt.group // 4) + quad), 16), dtype="int8x64"),
-        dtype="int32x16",
-    )
-
-
-def _dot_avx2(
-    fmt: WeightFormat, acc: Any, word: Any, x: Any, quad: Any, part: int, plane: Any
-) -> Any:
-    pair_mask = {4: 0x000F000F, 8: 0x00FF00FF}[fmt.bits]
-    for odd in range(2):
-        values = _shift(word, 4 * part + 8 * odd, 8) & splat(T.int32(pair_mask), 8)
-        acc = acc + T.call_llvm_pure_intrin(
-            codegen.llvm_lookup_intrinsic_id("llvm.x86.avx2.pmadd.wd"),
-            T.reinterpret(values, dtype="int16x16"),
-            T.reinterpret(splat(x(odd * (fmt.group // 4) + quad), 8), dtype="int16x16"),
-            dtype="int32x8",
-        )
-    return acc
-
-
-def _shift(word: Any, bits: int, lanes: int) -> Any:
-    """Arithmetic shift right; the mask that follows drops the copies of the sign."""
-    return word if bits == 0 else T.shift_right(word, splat(T.int32(bits), lanes))

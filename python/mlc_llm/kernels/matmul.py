@@ -13,8 +13,9 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.activation import quantized_width
+from mlc_llm.kernels.dot import dot, weight_values, word_parts
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
-from mlc_llm.kernels.isa import Isa, dot, weight_values, word_parts
+from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.scales import minimum_at, scale_at
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import tvm
 import tvm_ffi
 import tvm_ffi_orcjit
-from tvm import relax
+from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.model_lib import BYTECODE_FILE, KERNELS_FILE, METADATA_FILE, Metadata
+
+_CPU = (1, 0)
+"""Device type (as in DLPack) and index."""
+_NAIVE_ALLOCATOR = 1
 
 
 class BrokenLibrary(Exception):
     """The folder does not hold an intact library of ours; building it again mends that."""
+
+
+@cache
+def load_runtime() -> None:
+    """Loads TVM's runtime library alone: it takes milliseconds, and the compiler half a second.
+
+    Whoever imports `tvm` later finds it loaded.
+    """
+    package = find_spec("tvm")
+    if package is None or not package.submodule_search_locations:
+        raise ImportError("the package apache-tvm is not installed")
+    folders = [Path(folder) / "lib" for folder in package.submodule_search_locations]
+    load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=folders)
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -36,16 +54,18 @@ def read_metadata(folder: Path) -> Metadata:
 class Executable:
     """The functions of a model library by name (see `model_lib.py`)."""
 
-    def __init__(self, folder: Path, device: tvm.runtime.Device) -> None:
+    def __init__(self, folder: Path) -> None:
         """Raises BrokenLibrary."""
         self.metadata = read_metadata(folder)
         try:
+            load_runtime()
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
             executable = load(str(folder / BYTECODE_FILE))
             self._session = tvm_ffi_orcjit.ExecutionSession()
             executable.import_module(self._session.load_module(str(folder / KERNELS_FILE)))
             # The default allocator would keep buffers for every size of step there ever was.
-            self._vm = relax.VirtualMachine(executable, device, memory_cfg="naive")
+            self._vm = executable["vm_load_executable"]()
+            self._vm["vm_initialization"](*_CPU, _NAIVE_ALLOCATOR)
         except Exception as error:  # what TVM raises has no base class of its own
             raise BrokenLibrary(f"{folder}: {error}") from error
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
 import tvm_ffi
 
 from mlc_llm.errors import RequestError
@@ -44,7 +43,7 @@ class ModelRunner:
         Raises BrokenLibrary or BrokenParams for what building again mends.
         """
         configure_threads()
-        self._executable = Executable(library, tvm.cpu())
+        self._executable = Executable(library)
         self.metadata = self._executable.metadata
         arrays = read_params(weights)
         self._params = ordered_params(arrays, self.metadata.params)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import tvm_ffi
 
 from mlc_llm.errors import InvalidField, MLCError, ModelNotFound
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle, open_model
-
-if TYPE_CHECKING:
-    import tvm
 
 __all__ = [
     "EngineConfig",
@@ -38,20 +37,18 @@ class ModelInfo(NamedTuple):
     model_lib: str | None = None
 
 
-def detect_device(device: str) -> tvm.runtime.Device:
+def detect_device(device: str) -> tvm_ffi.Device:
     """The TVM device of a name: `auto`, `cpu`, or that with an index.
 
     Accelerators have no kernels here yet: their names are taken with a warning, and the model runs
     on the CPU. Raises `InvalidField` for a name that is no device at all.
     """
-    import tvm
-
     kind, _, index = device.partition(":")
     if kind in _ACCELERATORS and (not index or index.isdigit()):
         _log.warning("device %s is not supported yet: the model runs on the CPU", device)
     elif kind not in ("auto", "cpu") or index not in ("", "0"):
         raise InvalidField("device", device, "should be 'auto' or 'cpu'")
-    return tvm.cpu(0)
+    return tvm_ffi.device("cpu", 0)
 
 
 def _check_engine_config(

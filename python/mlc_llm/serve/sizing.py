@@ -8,7 +8,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mlc_llm.compiler.build import kv_dtype
 from mlc_llm.compiler.target import choose
 from mlc_llm.compiler.weights import plan_model
 from mlc_llm.kernels.formats import padded_rows, tensor_shape
@@ -40,7 +39,7 @@ def model_size(bundle: ModelBundle) -> ModelSize:
         vocab_size=shape.vocab,
         context_window=bundle.context_window,
         weight_bytes=packed_bytes(plan, bundle.gguf.tensors),
-        kv_element_bytes=np.dtype(kv_dtype(isa)).itemsize,
+        kv_element_bytes=np.dtype(isa.kv_dtype).itemsize,
     )
 
 
