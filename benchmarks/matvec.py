@@ -12,19 +12,17 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tvm
 from common import Spread, print_configuration
-from tvm.script import tirx as T
+from machine import LANES, PIECES, built, summing
 
-from mlc_llm.compiler.target import choose, target_for
+from mlc_llm.compiler.target import choose
 from mlc_llm.kernels.activation import quantized_width
 from mlc_llm.kernels.formats import WeightFormat, tensor_shape
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.matmul import matmul
-from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at
 from mlc_llm.quantization.packing import format_of_kind
 from mlc_llm.runtime.threads import configure_threads
 
@@ -32,41 +30,6 @@ SHAPES = {
     "default model": [(960, 576), (576, 576), (3072, 576), (576, 1536)],
     "1B": [(3072, 2048), (16384, 2048), (2048, 8192)],
 }
-LANES, PIECES = 16, 64
-
-
-def summing(size: int) -> tvm.tirx.PrimFunc:
-    """Adds up float32 [size] in PIECES parallel pieces: reads and does next to nothing else."""
-    piece = size // PIECES
-
-    @T.prim_func(private=True, s_tir=True)
-    def total(x: T.Buffer((size,), "float32"), y: T.Buffer((PIECES, LANES), "float32")):
-        T.func_attr(SCHEDULED)
-        with T.sblock("root"):
-            for p in T.parallel(PIECES):
-                acc = T.alloc_buffer((4, LANES), "float32")
-                for u in T.unroll(4):
-                    acc[u, lanes_at(0, LANES)] = fsplat(0.0, LANES)
-                for i in T.serial(piece // LANES // 4):
-                    for u in T.unroll(4):
-                        acc[u, lanes_at(0, LANES)] = (
-                            acc[u, lanes_at(0, LANES)]
-                            + x[lanes_at(p * piece + (i * 4 + u) * LANES, LANES)]
-                        )
-                y[p, lanes_at(0, LANES)] = (
-                    acc[0, lanes_at(0, LANES)]
-                    + acc[1, lanes_at(0, LANES)]
-                    + acc[2, lanes_at(0, LANES)]
-                    + acc[3, lanes_at(0, LANES)]
-                )
-
-    return total
-
-
-def built(kernel: tvm.tirx.PrimFunc, isa: Isa) -> Any:
-    return tvm.tirx.build(kernel.with_attr("global_symbol", "kernel"), target=target_for(isa))[
-        "kernel"
-    ]
 
 
 def reader(isa: Isa, megabytes: int) -> Callable[[], float]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from common import Spread, model_path, print_configuration
@@ -22,11 +23,23 @@ from ours import versions
 TOKENS = 16
 
 
-def first_byte(model: Path, prompt: str, home: str) -> tuple[float, float]:
-    """Seconds to the first byte of the answer and to the end of the process."""
-    options = ["--model", str(model), "--temperature", "0", "--max-tokens", str(TOKENS), "--quiet"]
+def first_byte(
+    model: Path,
+    prompt: str,
+    home: str,
+    *,
+    tokens: int = TOKENS,
+    raw: bool = False,
+    more: Mapping[str, str] = {},
+) -> tuple[float, float]:
+    """Seconds to the first byte of the answer and to the end of the process.
+
+    raw: without the chat template. more: environment variables.
+    """
+    options = ["--model", str(model), "--temperature", "0", "--max-tokens", str(tokens), "--quiet"]
+    options += ["--raw"] if raw else []
     command = [sys.executable, "-m", "mlc_llm", "generate", prompt, *options]
-    environment = os.environ | {"MLC_LLM_HOME": home}
+    environment = os.environ | more | {"MLC_LLM_HOME": home}
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None

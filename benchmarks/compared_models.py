@@ -1,0 +1,177 @@
+"""The models that are compared: the default one, it requantised to Q4_0, and a 1B shape.
+
+The two that are made lie in one folder and are made once. The 1B model has random weights: what
+they are does not matter for speed, only that numbers stay finite and sizes are those of a real one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.support.model_source import default_model_path
+from mlc_llm.testing.gguf_writer import TensorData, write_gguf
+
+MODELS = ("default", "default-q4_0", "1b-q4_0")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a Llama whose head is its embedding table."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    context: int = 8192
+    kind: str = "Q4_0"
+    """Of every matrix but the table."""
+    table_kind: str = "Q4_0"
+
+
+ONE_BILLION = Shape("random 1B", 2048, 16, 32, 8, 64, 8192, 32_000)
+OTHER_SIZES = Shape("other sizes", 384, 12, 6, 2, 64, 1024, 32_000, kind="Q4_1", table_kind="Q8_0")
+"""The default model's tensor types in another shape: does it have to be compiled anew?"""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What limits a model's speed, read from its file's header."""
+
+    file: int
+    """Bytes of the file."""
+    weights: int
+    """Bytes of tensors that a decode step reads: all of them, once."""
+    operations: int
+    """Multiplications and additions of one prompt token: two for each weight of the layers."""
+    kv_per_token: int
+    """Bytes of keys and values of one token, in 16 bits."""
+
+
+def sizes_of(path: Path) -> Sizes:
+    file = GGUFFile.open(path)
+    layers = [t for name, t in file.tensors.items() if name.startswith("blk.") and _matrix(t)]
+    heads = file.get_int("llama.attention.head_count_kv")
+    width = file.get_int("llama.embedding_length") // file.get_int("llama.attention.head_count")
+    return Sizes(
+        file=path.stat().st_size,
+        weights=sum(len(t.data) for t in file.tensors.values()),
+        operations=2 * sum(int(np.prod(t.shape)) for t in layers),
+        kv_per_token=4 * file.get_int("llama.block_count") * heads * width,
+    )
+
+
+def _matrix(tensor: Any) -> bool:
+    return len(tensor.shape) == 2
+
+
+def model_file(name: str, folder: Path, quantize: Path | None) -> Path:
+    """A model of MODELS, made in `folder` if need be. quantize: llama.cpp's llama-quantize.
+
+    SystemExit where the program that makes it is missing.
+    """
+    if name == "default":
+        return default_model_path()
+    made = folder / f"{name}.gguf"
+    if not made.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = made.with_suffix(".part")
+        _make(name, unfinished, quantize)
+        unfinished.rename(made)
+    return made
+
+
+def _make(name: str, path: Path, quantize: Path | None) -> None:
+    if name == "1b-q4_0":
+        write_random(path, ONE_BILLION)
+        return
+    if quantize is None:
+        raise SystemExit(f"model {name} is made by llama-quantize, and llama.cpp is not built")
+    command = [str(quantize), "--allow-requantize", str(default_model_path()), str(path), "Q4_0"]
+    subprocess.run(["nice", "-n", "10", *command, "1"], check=True, capture_output=True)
+
+
+def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:
+    """A model of random weights with the default model's tokenizer, cut to the vocabulary."""
+    rng = np.random.default_rng(seed)
+    source = GGUFFile.open(default_model_path())
+    tensors = {name: _random(rng, name, size, shape) for name, size in _tensor_sizes(shape)}
+    write_gguf(path, _metadata(shape, source.metadata), tensors)
+    return path
+
+
+def _tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, wide = shape.hidden, shape.intermediate
+    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    block = {
+        "attn_norm": (hidden,), "attn_q": (query, hidden), "attn_k": (kv, hidden),
+        "attn_v": (kv, hidden), "attn_output": (hidden, query), "ffn_norm": (hidden,),
+        "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide),
+    }  # fmt: skip
+    yield "token_embd.weight", (shape.vocabulary, hidden)
+    for i in range(shape.layers):
+        for name, sizes in block.items():
+            yield f"blk.{i}.{name}.weight", sizes
+    yield "output_norm.weight", (hidden,)
+
+
+def _random(
+    rng: np.random.Generator, name: str, sizes: tuple[int, ...], shape: Shape
+) -> TensorData:
+    """Scaled so that every product keeps about the size of its input."""
+    values = rng.standard_normal(sizes, dtype=np.float32)
+    if len(sizes) == 1:
+        return TensorData.quantized(1 + np.float32(0.1) * values, "F32")
+    values *= np.float32(sizes[1] ** -0.5)
+    kind = shape.table_kind if name.startswith("token_embd") else shape.kind
+    return TensorData.quantized(values, kind)
+
+
+def _metadata(shape: Shape, source: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "general.architecture": "llama",
+        "general.name": shape.name,
+        "llama.block_count": shape.layers,
+        "llama.context_length": shape.context,
+        "llama.embedding_length": shape.hidden,
+        "llama.feed_forward_length": shape.intermediate,
+        "llama.attention.head_count": shape.heads,
+        "llama.attention.head_count_kv": shape.kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": shape.head_dim,
+        "llama.rope.freq_base": 10000.0,
+        "llama.vocab_size": shape.vocabulary,
+        "general.file_type": 2,
+    } | _cut_tokenizer(source, shape.vocabulary)
+
+
+def _cut_tokenizer(source: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The first `count` tokens, and the merges that make them out of each other."""
+    kept = {key: value for key, value in source.items() if key.startswith("tokenizer.")}
+    tokens = list(kept["tokenizer.ggml.tokens"])[:count]
+    known = set(tokens)
+    merges = [
+        merge for merge in kept["tokenizer.ggml.merges"] if known.issuperset(_parts_of(merge))
+    ]
+    kinds = list(kept["tokenizer.ggml.token_type"])[:count]
+    return kept | {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def _parts_of(merge: str) -> tuple[str, ...]:
+    """Both sides of a merge and what they make."""
+    left, right = merge.split(" ")
+    return left, right, left + right

@@ -1,0 +1,331 @@
+"""The figures that are aimed at, and whether a run reached them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from common import Spread
+from rounds import Results
+
+DEFAULT, DEFAULT_Q4, ONE_B = "default", "default-q4_0", "1b-q4_0"
+OURS, FAST, AVX2 = "ours", "ours, faster setting", "ours, AVX2"
+LLAMA, LLAMA_AVX2 = "llama.cpp", "llama.cpp, AVX2"
+WIDE = ("vLLM",)
+"""Peers that do not compute with 4-bit weights."""
+NOT_PEERS = (OURS, FAST, AVX2, LLAMA_AVX2)
+DECODE_DEPTH = 128 + 64
+"""Tokens of context in the middle of the decode test."""
+CLIFF = 0.7
+TITLES = {DEFAULT: "default model", DEFAULT_Q4: "default model, Q4_0", ONE_B: "1B Q4_0"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    figure: str
+    target: str
+    measured: str
+    reached: bool | None
+    """None if it could not be measured."""
+
+    def cells(self) -> tuple[str, str, str, str]:
+        verdict = {True: "yes", False: "**no**", None: "not measured"}[self.reached]
+        return self.figure, self.target, self.measured, verdict
+
+
+def table(results: Results) -> list[Row]:
+    """Every row for which something was measured."""
+    rows: list[Row] = []
+    for make in (
+        decode_rows, prefill_rows, fast_rows, long_prompt_rows, batch_rows, attention_rows,
+        start_rows, compile_rows, memory_rows, python_rows, growth_rows, avx2_rows,
+    ):  # fmt: skip
+        rows += make(results)
+    return rows
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    head = ["| figure | to reach | measured | reached |", "|---|---|---|---|"]
+    return "\n".join(head + [f"| {' | '.join(row.cells())} |" for row in rows])
+
+
+def speeds(results: Results, model: str) -> str:
+    """All speeds of a model, sides side by side, as a table in Markdown."""
+    tests = [what for what in results.samples.get(model, {}) if _is_speed(what)]
+    sides = list(dict.fromkeys(side for t in tests for side in results.sides(model, t)))
+    lines = [f"| tok/s | {' | '.join(sides)} |", "|---" * (len(sides) + 1) + "|"]
+    for test in tests:
+        found = results.sides(model, test)
+        cells = [str(Spread.of(found[side])) if side in found else "–" for side in sides]
+        lines.append(f"| {test} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _is_speed(what: str) -> bool:
+    return what.startswith(("prefill", "decode")) or what.endswith(" streams")
+
+
+# --- ratios ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of medians, with the least and the greatest of the rounds."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+        each = [a / b for a, b in zip(ours, theirs, strict=False)]
+        return cls(Spread.of(ours).median / Spread.of(theirs).median, min(each), max(each))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+    @property
+    def percent(self) -> str:
+        return f"{self.value:.0%} ({self.low:.0%} to {self.high:.0%})"
+
+
+Place = tuple[str, str, str]
+"""Model, what, side."""
+
+
+def values(results: Results, place: Place) -> list[float]:
+    model, what, side = place
+    return list(results.sides(model, what).get(side, []))
+
+
+def versus(
+    results: Results, figure: str, least: float, ours: Place, theirs: Place, *, note: str = ""
+) -> Iterator[Row]:
+    """`ours` has to be `least` times `theirs`."""
+    left, right = values(results, ours), values(results, theirs)
+    if not left:
+        return
+    target = f"≥ {least:g} × {note or theirs[2]}"
+    if not right:
+        yield Row(figure, target, f"ours {Spread.of(left)} tok/s, no peer", None)
+        return
+    ratio = Ratio.of(left, right)
+    text = f"{ratio}: {Spread.of(left).median:.4g} against {Spread.of(right).median:.4g} tok/s"
+    yield Row(figure, target, text, ratio.value >= least)
+
+
+def best_peer(results: Results, models: Sequence[str], what: str, *, wide: bool) -> Place | None:
+    """The peer with the greatest median on any of these files."""
+    found = [
+        (Spread.of(each).median, (model, what, side))
+        for model in models
+        for side, each in results.sides(model, what).items()
+        if side not in NOT_PEERS and (wide or side not in WIDE)
+    ]
+    return max(found)[1] if found else None
+
+
+def files_of(model: str) -> tuple[str, ...]:
+    return (DEFAULT, DEFAULT_Q4) if model == DEFAULT else (model,)
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+def decode_rows(results: Results) -> Iterator[Row]:
+    what, figure = "decode", "single-stream decode"
+    if rates := values(results, (ONE_B, what, OURS)):
+        sizes = results.facts[f"sizes {ONE_B}"]
+        read = (sizes["weights"] + DECODE_DEPTH * sizes["kv_per_token"]) / 1e9
+        limits = values(results, (ONE_B, f"{what}, limits", "bandwidth"))
+        share = Ratio.of([rate * read for rate in rates], limits)
+        text = f"{share.percent} of {Spread.of(limits)} GB/s, {read * 1e3:.0f} MB a token"
+        row = "≥ 90 % of read bandwidth ÷ bytes a token"
+        yield Row(f"{figure}, 1B Q4_0", row, text, share.value >= 0.9)
+    one, default = (ONE_B, what, OURS), (DEFAULT, what, OURS)
+    yield from versus(results, f"{figure}, 1B Q4_0", 1.8, one, (ONE_B, what, LLAMA))
+    yield from versus(
+        results, f"{figure}, default model", 2.5, default, (DEFAULT, what, LLAMA),
+        note="llama.cpp on the same file",
+    )  # fmt: skip
+    yield from versus(
+        results, f"{figure}, default model", 1.9, default, (DEFAULT_Q4, what, LLAMA),
+        note="llama.cpp on its Q4_0",
+    )  # fmt: skip
+
+
+def prefill_rows(results: Results) -> Iterator[Row]:
+    for model in (ONE_B, DEFAULT):
+        best = best_peer(results, files_of(model), "prefill 512", wide=False)
+        peer = best or (model, "prefill 512", "the best 4-bit peer")
+        note = f"the best 4-bit peer ({peer[2]})" if best else ""
+        figure = f"prefill 512, {TITLES[model]}"
+        yield from versus(results, figure, 1.2, (model, "prefill 512", OURS), peer, note=note)
+
+
+def fast_rows(results: Results) -> Iterator[Row]:
+    """The setting that trades accuracy for speed, where there is one; else the default's share."""
+    what = "prefill 512"
+    for model in (ONE_B, DEFAULT):
+        fast = (model, what, FAST)
+        named = f"prefill 512, {TITLES[model]}, faster setting"
+        if not values(results, fast):
+            if values(results, (model, what, OURS)):
+                yield Row(named, "≥ 1.5 × the best peer of any width", "no such setting", None)
+            fast = (model, what, OURS)
+            named = f"prefill 512, {TITLES[model]}, default precision"
+        else:
+            peer = best_peer(results, files_of(model), what, wide=True) or (model, what, "peer")
+            note = f"the best peer of any width ({peer[2]})"
+            yield from versus(results, named, 1.5, fast, peer, note=note)
+            kl = results.facts.get(f"kl {model}")
+            named += "" if kl is None else f" (KL {kl:.1e})"
+        yield from _vnni_share(results, model, named, values(results, fast))
+
+
+def _vnni_share(results: Results, model: str, figure: str, rates: Sequence[float]) -> Iterator[Row]:
+    limits = values(results, (model, "prefill 512, limits", "vnni"))
+    if not rates or not limits:
+        return
+    work = results.facts[f"sizes {model}"]["operations"] / 1e9
+    share = Ratio.of([rate * work for rate in rates], limits)
+    text = f"{share.percent} of {Spread.of(limits)} GOPS"
+    yield Row(figure, "≥ 50 % of VNNI peak over the pass", text, share.value >= 0.5)
+
+
+def long_prompt_rows(results: Results) -> Iterator[Row]:
+    for model in (ONE_B, DEFAULT):
+        short, long = (values(results, (model, f"prefill {n}", OURS)) for n in (512, 2048))
+        if short and long:
+            cost = Ratio.of(short, long)
+            figure = f"prefill 2,048, {TITLES[model]}"
+            yield Row(figure, "a token costs ≤ 1.25 × that of 512", str(cost), cost.value <= 1.25)
+
+
+def batch_rows(results: Results) -> Iterator[Row]:
+    what = "32 streams"
+    for model in (ONE_B, DEFAULT):
+        best = best_peer(results, files_of(model), what, wide=True)
+        peer = best or (model, what, "the best peer")
+        note = f"the best peer ({peer[2]})" if best else ""
+        figure = f"decode of 32 streams, {TITLES[model]}"
+        yield from versus(results, figure, 2.0, (model, what, OURS), peer, note=note)
+
+
+def attention_rows(results: Results) -> Iterator[Row]:
+    """From the times of whole steps: what a deeper context adds is reading its keys and values."""
+    for model in (ONE_B, DEFAULT):
+        steps = curve(results, model, "step at context ")
+        if not steps:
+            continue
+        shallow, deepest = min(steps), max(steps)
+        kv = results.facts[f"sizes {model}"]["kv_per_token"]
+        for depth in sorted(d for d in steps if d >= 2000 and d in (2048, deepest)):
+            added = (depth - shallow) * kv / 1e9
+            rates = [
+                added / max(a - b, 1e-9) for a, b in zip(steps[depth], steps[shallow], strict=False)
+            ]
+            limits = values(results, (model, "contexts, limits", "bandwidth"))
+            share = Ratio.of(rates, limits)
+            text = f"{share.percent} of {Spread.of(limits)} GB/s"
+            figure = f"attention in decode at context {depth}, {TITLES[model]}"
+            row = "≥ 80 % of read bandwidth over the KV bytes"
+            yield Row(figure, row, text, share.value >= 0.8)
+
+
+def start_rows(results: Results) -> Iterator[Row]:
+    ours, theirs = (values(results, (DEFAULT, "cold start", side)) for side in (OURS, LLAMA))
+    if ours and theirs:
+        ratio = Ratio.of(ours, theirs)
+        text = f"{ratio}: {Spread.of(ours)} s against {Spread.of(theirs)} s"
+        yield Row(
+            "cold start to first token, default model", "≤ 1.5 × llama.cpp", text,
+            ratio.value <= 1.5,
+        )  # fmt: skip
+
+
+def compile_rows(results: Results) -> Iterator[Row]:
+    if first := values(results, (DEFAULT, "first start", OURS)):
+        spread = Spread.of(first)
+        note = f"{spread} s to the first byte, all included"
+        yield Row("first compile, default model", "≤ 20 s", note, spread.median <= 20)
+    if second := values(results, (DEFAULT, "first start, other sizes", OURS)):
+        ratio = Ratio.of(second, first)
+        note = f"{ratio} times the first: {Spread.of(second)} s; "
+        new = results.facts["libraries for other sizes"]
+        note += "nothing compiled" if new == 0 else f"{new} library compiled"
+        row = "a second model of other sizes needs no more"
+        yield Row("first compile, other sizes", row, note, new == 0 or ratio.high <= 1.0)
+
+
+def memory_rows(results: Results) -> Iterator[Row]:
+    if peaks := values(results, (ONE_B, "peak memory", OURS)):
+        file, kv = results.facts[f"sizes {ONE_B}"]["file"], results.facts["kv served"]
+        most = (1.25 * file + kv) / 1e6
+        spread = Spread.of([peak / 1e6 for peak in peaks])
+        text = f"{spread} MB; the bound is {most:.0f} MB, {kv / 1e6:.0f} of them KV"
+        row = "≤ 1.25 × file + KV cache"
+        yield Row("peak memory serving 1B Q4_0, 32 streams", row, text, spread.median <= most)
+
+
+def python_rows(results: Results) -> Iterator[Row]:
+    for model in (ONE_B, DEFAULT):
+        if shares := values(results, (model, "Python share", OURS)):
+            spread = Spread.of(shares)
+            text = f"{spread.median:.1%} ({spread.low:.1%} to {spread.high:.1%})"
+            figure = f"step time lost to Python, one stream, {TITLES[model]}"
+            yield Row(figure, "≤ 3 %", text, spread.median <= 0.03)
+
+
+def growth_rows(results: Results) -> Iterator[Row]:
+    for model in (ONE_B, DEFAULT):
+        streams = curve(results, model, "step of streams ")
+        depths = curve(results, model, "step at context ")
+        rates = {
+            "batch": {n: n / Spread.of(each).median for n, each in streams.items()},
+            "context": {n: 1 / Spread.of(each).median for n, each in depths.items()},
+        }
+        for name, points in rates.items():
+            if len(points) > 2:
+                share, where = worst_point(points)
+                text = f"lowest {share:.0%} of the trend, at {where}"
+                row = "no point below 70 % of its neighbours' trend"
+                figure = f"tok/s against {name}, {TITLES[model]}"
+                yield Row(figure, row, text, share >= CLIFF)
+
+
+def avx2_rows(results: Results) -> Iterator[Row]:
+    for model in (ONE_B, DEFAULT):
+        for what in ("decode", "prefill 512"):
+            ours, theirs = (model, what, AVX2), (model, what, LLAMA_AVX2)
+            figure = f"{what}, AVX2 kernels, {TITLES[model]}"
+            yield from versus(
+                results, figure, 1.0, ours, theirs, note="llama.cpp built without AVX-512"
+            )
+
+
+def curve(results: Results, model: str, prefix: str) -> dict[int, list[float]]:
+    """Samples of ours by the number that ends their name, in order."""
+    found = {
+        int(what.removeprefix(prefix)): list(sides[OURS])
+        for what, sides in results.samples.get(model, {}).items()
+        if what.startswith(prefix)
+    }
+    return dict(sorted(found.items()))
+
+
+def worst_point(points: dict[int, float]) -> tuple[float, int]:
+    """The least share of what a straight line between its neighbours would give, and where.
+
+    The line is drawn through logarithms of both, so that constant growth is straight.
+    """
+    places = sorted(points)
+    shares = []
+    for before, here, after in zip(places, places[1:], places[2:], strict=False):
+        weight = math.log(here / before) / math.log(after / before)
+        trend = points[before] ** (1 - weight) * points[after] ** weight
+        shares.append((points[here] / trend, here))
+    return min(shares)

@@ -1,0 +1,58 @@
+"""Ours as a side of the comparison: a process of `ours_worker.py` that holds one model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from common import HERE
+from ours import versions
+from peers.base import LineWorker, run
+from startup import first_byte
+
+from mlc_llm.support.files import cache_root
+
+PROMPT = "The sun rises in the east and sets in the west. In the evening one can"
+"""16 tokens of the default model's tokenizer, as the peers' cold starts have."""
+
+
+class Ours:
+    """Kernels and further settings are environment variables of its processes."""
+
+    def __init__(self, threads: int, name: str = "ours", settings: Mapping[str, str] = {}) -> None:
+        self.name = name
+        self.environment = {**settings, "MLC_NUM_THREADS": str(threads)}
+
+    def install(self) -> str:
+        return " ".join(f"{package} {version}" for package, version in versions().items())
+
+    def prepare(self, model: Path) -> None:
+        """Compile and pack what is not in the cache, so that no round has to."""
+        session = self.open(model)
+        session.ask({"do": "about"})
+        session.close()
+
+    def open(self, model: Path) -> LineWorker:
+        command = [sys.executable, HERE / "ours_worker.py", model]
+        return LineWorker(command, self.environment)
+
+    def cold_start(self, model: Path, home: Path | None = None) -> float:
+        """`mlc_llm generate` to the first byte of its answer; home: another cache."""
+        seconds, _ = first_byte(
+            model, PROMPT, str(home or cache_root()), tokens=1, raw=True, more=self.environment
+        )
+        return seconds
+
+    def divergence(self, model: Path, other: Ours) -> float:
+        """Mean KL(ours || other) in nats over some 1,000 positions of text."""
+        command = [sys.executable, HERE / "divergence.py", model]
+        for side in (self, other):
+            command += [f"{k}={v}" for k, v in side.environment.items()] + ["--"]
+        return float(run(command).splitlines()[-1])
+
+
+def environment_text(settings: Mapping[str, str]) -> str:
+    """Settings as they would stand before a command."""
+    return " ".join(f"{key}={value}" for key, value in settings.items() if key not in os.environ)

@@ -1,0 +1,209 @@
+"""Holds one model with our engine and answers measurements: `ours_worker.py MODEL`.
+
+Each line of JSON on standard input gets one on standard output (see `peers/base.py`). Greedy
+sampling is part of every speed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from machine import Limits
+from ours import GREEDY, open_runner
+
+from mlc_llm.errors import MLCError
+from mlc_llm.protocol.debug_protocol import DebugConfig
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime import model_runner
+from mlc_llm.runtime.batch import Batch, BatchRow, Runner
+from mlc_llm.runtime.executable import Executable
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
+from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.request import Request
+
+CONTEXT = 8192
+CONFIG = EngineConfig(
+    max_num_sequence=64,
+    max_total_sequence_length=2 * CONTEXT,
+    max_single_sequence_length=CONTEXT,
+    prefill_chunk_size=DEFAULT_PREFILL_CHUNK,
+)
+
+
+class Clock:
+    """A compiled function; all of them together add up the time they take."""
+
+    seconds = 0.0
+
+    def __init__(self, inner: Callable[..., Any]) -> None:
+        self._inner = inner
+
+    def __call__(self, *args: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._inner(*args)
+        finally:
+            Clock.seconds += time.perf_counter() - start
+
+
+class ClockedExecutable(Executable):
+    """Costs less than a microsecond a call."""
+
+    def __getitem__(self, name: str) -> Any:
+        return Clock(super().__getitem__(name))
+
+
+class Streams:
+    """Sequences of a runner that decode together, each from the token it sampled last."""
+
+    def __init__(self, runner: Runner, count: int, depth: int) -> None:
+        """`count` fresh sequences, each with its own prompt of `depth` tokens."""
+        self._runner = runner
+        runner.reset()
+        self._last = []
+        for i in range(count):
+            runner.add_sequence(i)
+            self._last.append(self._prompt(i, depth))
+
+    def _prompt(self, seq_id: int, depth: int) -> int:
+        limits = self._runner.limits
+        ids = [(7919 * i + 1000 + 31 * seq_id) % limits.vocab_size for i in range(depth)]
+        most = limits.max_batch_tokens
+        pieces = [ids[start : start + most] for start in range(0, depth, most)]
+        for piece in pieces[:-1]:
+            self._runner.run(Batch([BatchRow(seq_id, piece, ())]))
+        ((sampled,),) = self._runner.run(Batch([BatchRow(seq_id, pieces[-1], (GREEDY,))])).samples
+        return int(sampled.token_id)
+
+    def decode(self, steps: int, count: int | None = None) -> list[float]:
+        """Seconds of each step of the first `count` sequences (of all, if None)."""
+        return [self._step(count or len(self._last)) for _ in range(steps)]
+
+    def _step(self, count: int) -> float:
+        start = time.perf_counter()
+        rows = [BatchRow(i, [self._last[i]], (GREEDY,)) for i in range(count)]
+        for i, samples in enumerate(self._runner.run(Batch(rows)).samples):
+            self._last[i] = samples[0].token_id
+        return time.perf_counter() - start
+
+    def forget(self, tokens: int, count: int = 1) -> None:
+        """Roll the first `count` sequences back."""
+        for i in range(count):
+            self._runner.rollback_sequence(i, tokens)
+
+
+class Worker:
+    """What can be asked; each method takes the request's other entries."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._threads = int(os.environ["MLC_NUM_THREADS"])
+        model_runner.Executable = ClockedExecutable
+        self.runner = open_runner(model, None, self._threads, CONFIG)
+        self._limits: Limits | None = None
+        self._warm: set[tuple[int, bool, int]] = set()
+
+    def about(self) -> dict[str, Any]:
+        """Kernels, and bytes of the packed weights."""
+        sizes = [p.numel() * p.dtype.itemsize for p in self.runner._params]
+        return {"kernels": self.runner.metadata.isa, "packed": sum(sizes)}
+
+    def measure(self, name: str, depth: int, tokens: int, streams: int) -> float:
+        """Tokens a second (see `peers.base.Trial`); the first time after a shorter one."""
+        if (depth, tokens > 0, streams) not in self._warm:
+            self._warm.add((depth, tokens > 0, streams))
+            Streams(self.runner, streams, min(depth, 512)).decode(min(tokens, 4))
+        start = time.perf_counter()
+        running = Streams(self.runner, streams, depth)
+        if not tokens:
+            return streams * depth / (time.perf_counter() - start)
+        return streams * tokens / sum(running.decode(tokens))
+
+    def limits(self) -> dict[str, float | None]:
+        """What the machine gives at this moment."""
+        self._limits = self._limits or Limits()
+        return {"bandwidth": self._limits.bandwidth(), "vnni": self._limits.vnni()}
+
+    def contexts(self, depths: Sequence[int], steps: int) -> list[float]:
+        """Median seconds of a step of one stream at each depth; the depths fall."""
+        running = Streams(self.runner, 1, depths[0])
+        found, at = [], depths[0]
+        for depth in depths:
+            running.forget(at - depth)
+            found.append(statistics.median(running.decode(steps + 2)[2:]))
+            at = depth + steps + 2
+        return found
+
+    def batches(self, streams: Sequence[int], depth: int, steps: int) -> list[float]:
+        """Median seconds of a step of so many streams, each with `depth` tokens behind it."""
+        running = Streams(self.runner, max(streams), depth)
+        found = []
+        for count in streams:
+            found.append(statistics.median(running.decode(steps + 1, count)[1:]))
+            running.forget(steps + 1, count)
+        return found
+
+    def python_share(self, steps: int) -> list[float]:
+        """Of each step of the engine core with one stream, the share outside compiled code."""
+        core = self._core(1, 128, steps + 8)
+        while not core.step():
+            pass
+        shares = []
+        for _ in range(steps + 4):
+            before = Clock.seconds
+            start = time.perf_counter()
+            core.step()
+            shares.append(1 - (Clock.seconds - before) / (time.perf_counter() - start))
+        return shares[4:]
+
+    def serve(self, streams: int, depth: int, tokens: int) -> dict[str, int]:
+        """Serve so many requests at once to their end: peak memory, and bytes of KV written."""
+        core = self._core(streams, depth, tokens)
+        while any(core.has_request(str(i)) for i in range(streams)):
+            core.step()
+        info = self.runner.metadata.kv
+        kv = streams * (depth + tokens) * info.bytes_per_page // info.page_size
+        return {"peak": _peak_memory(), "kv": kv}
+
+    def _core(self, streams: int, depth: int, tokens: int) -> EngineCore:
+        """A core with requests that wait, each ended by nothing but its length."""
+        self.runner.reset()
+        core = EngineCore(self.runner, open_model(str(self._model)).tokenizer, CONFIG)
+        debug = DebugConfig(ignore_eos=True)
+        config = GenerationConfig(temperature=0, max_tokens=tokens, debug_config=debug)
+        for i in range(streams):
+            ids = [(7919 * j + 1000 + 31 * i) % self.runner.limits.vocab_size for j in range(depth)]
+            core.add_request(Request(str(i), [TokenData(ids)], config))
+        return core
+
+
+def _peak_memory() -> int:
+    """Bytes of this process that were in memory at once, mapped files included."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = [one for one in status.splitlines() if one.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    worker = Worker(Path(sys.argv[1]))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            value = getattr(worker, request.pop("do"))(**request)
+            print(json.dumps({"value": value}), flush=True)
+        except MLCError as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

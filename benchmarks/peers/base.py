@@ -1,0 +1,172 @@
+"""What every side of the comparison can do, and how their processes are run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+WORKERS = Path(__file__).resolve().parent / "workers"
+"""Scripts that run in the environments of the peers."""
+
+
+class Missing(Exception):
+    """A side that cannot be measured here, or not on this model; the text says why."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One speed: of prompts (`tokens` is 0) or of decoding, in tokens a second of all streams."""
+
+    name: str
+    depth: int
+    """Tokens of the prompt of each stream."""
+    tokens: int = 0
+    """Tokens that each stream decodes behind it; the prompt's time does not count then."""
+    streams: int = 1
+
+
+class Session(Protocol):
+    """One model held by one side, for the length of a round."""
+
+    def measure(self, test: Trial) -> float:
+        """Tokens a second, after a warm-up. Raises Missing."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+class Side(Protocol):
+    """An engine: ours or a peer."""
+
+    name: str
+
+    def install(self) -> str:
+        """Make it ready; returns a line that names the version. Raises Missing."""
+
+    def open(self, model: Path) -> Session:
+        """Raises Missing if the model cannot be read."""
+
+    def cold_start(self, model: Path) -> float:
+        """Seconds of a whole fresh process to its first token. Raises Missing."""
+
+
+def run(command: Sequence[str | Path], *, path: str | None = None) -> str:
+    """Standard output of a program; Missing with the end of its complaint if it fails."""
+    environment = os.environ | ({"PATH": path} if path else {})
+    text = [str(part) for part in command]
+    done = subprocess.run(text, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-3:]
+        raise Missing(f"{Path(text[0]).name} failed ({done.returncode}): {' | '.join(last)[:300]}")
+    return done.stdout
+
+
+def timed(command: Sequence[str | Path]) -> float:
+    """Seconds that a program takes from start to end."""
+    start = time.perf_counter()
+    run(command)
+    return time.perf_counter() - start
+
+
+def python_environment(folder: Path, *requirements: str) -> Path:
+    """The interpreter of a virtual environment that has these packages; made if it is not there."""
+    python = folder / "bin" / "python"
+    done = folder / "installed"
+    if not done.exists():
+        run([sys.executable, "-m", "venv", folder])
+        for requirement in requirements:
+            run(["nice", "-n", "10", python, "-m", "pip", "install", "--quiet", requirement])
+        done.write_text("\n".join(requirements))
+    return python
+
+
+def source_archive(folder: Path, package: str, release: str) -> Path:
+    """The unpacked source archive of a package of the index, downloaded if it is not there."""
+    unpacked = folder / f"{package.replace('-', '_')}-{release}"
+    if not unpacked.exists():
+        python = python_environment(folder / "tools", "cmake", "ninja", "scikit-build-core")
+        options = ("--no-deps", "--no-build-isolation", "--no-binary", package, "--dest", folder)
+        run([python, "-m", "pip", "download", *options, f"{package}=={release}"])
+        with tarfile.open(unpacked.with_name(unpacked.name + ".tar.gz")) as archive:
+            archive.extractall(folder, filter="data")
+    return unpacked
+
+
+def cmake_build(
+    folder: Path, source: Path, options: Sequence[str], programs: Sequence[str]
+) -> Path:
+    """The folder of the built programs; built politely with one process if one is missing."""
+    made = folder / "bin"
+    if all((made / program).exists() for program in programs):
+        return made
+    if shutil.which("c++") is None:
+        raise Missing("it has to be built, and there is no C++ compiler (c++)")
+    tools = python_environment(folder.parent / "tools", "cmake", "ninja", "scikit-build-core")
+    path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
+    configure = ["cmake", "-G", "Ninja", "-S", source, "-B", folder, *options]
+    run(configure, path=path)
+    run(["nice", "-n", "10", "ninja", "-j1", "-C", folder, *programs], path=path)
+    return made
+
+
+class LineWorker:
+    """A process that answers each line of JSON with one: {"value": ...} or {"error": text}."""
+
+    def __init__(self, command: Sequence[str | Path], environment: dict[str, str]) -> None:
+        self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env=os.environ | environment,
+        )
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Missing(self._ending()) from None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # whatever else a library prints is not for us
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise Missing(answer["error"])
+                return answer["value"]
+        raise Missing(self._ending())
+
+    def _ending(self) -> str:
+        """Why there is no answer."""
+        code = self._process.wait()
+        self._complaints.seek(0)
+        last = self._complaints.read().strip().splitlines()[-1:]
+        return f"its process ended with {code}: {' '.join(last)[:300]}"
+
+    def measure(self, test: Trial) -> float:
+        return float(self.ask({"do": "measure", **asdict(test)}))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._complaints.close()

@@ -1,0 +1,114 @@
+"""llama.cpp, built from a pinned source archive; measured by its own benchmark programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from .base import Missing, Trial, cmake_build, run, source_archive, timed
+
+CMAKE_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DLLAMA_CURL=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+NATIVE = ("-DGGML_NATIVE=ON",)
+AVX2 = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON")
+
+
+class LlamaCpp:
+    """The archive carries llama.cpp (commit 0c1e570) and can be had from the package index.
+
+    llama-bench runs each test once before measuring and draws random tokens: its speeds include
+    no sampling, ours do.
+    """
+
+    name = "llama.cpp"
+    package, release = "llama-cpp-python", "0.3.36"
+    source = Path("vendor", "llama.cpp")
+    programs: tuple[str, ...] = ("llama-bench", "llama-batched-bench", "llama-quantize")
+    options: tuple[str, ...] = CMAKE_OPTIONS + NATIVE
+    build = "build"
+    bench_options: tuple[str, ...] = ()
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.folder, self.threads = folder, threads
+        self.bin = folder / self.build / "bin"
+
+    def install(self) -> str:
+        if not all((self.bin / program).exists() for program in self.programs):
+            source = source_archive(self.folder, self.package, self.release) / self.source
+            self.complete(source)
+            cmake_build(self.folder / self.build, source, self.options, self.programs)
+        return f"{self.package} {self.release}, {self.options[len(CMAKE_OPTIONS)]}"
+
+    def complete(self, source: Path) -> None:
+        """Add to the sources what the archive lacks: nothing."""
+
+    def open(self, model: Path) -> LlamaSession:
+        return LlamaSession(self, model)
+
+    @staticmethod
+    def single(test: Trial) -> tuple[str, ...]:
+        """llama-bench's options for one stream."""
+        if not test.tokens:
+            return ("-p", str(test.depth), "-n", "0")
+        return ("-p", "0", "-n", str(test.tokens), "-d", str(test.depth))
+
+    def cold_start(self, model: Path) -> float:
+        """A 16-token prompt to the end of the process: its output would be one token."""
+        once = ("-p", "16", "-n", "0", "-r", "1", "--no-warmup", *self.bench_options)
+        return timed([self.bin / "llama-bench", "-m", model, "-t", str(self.threads), *once])
+
+
+class LlamaAvx2(LlamaCpp):
+    """The same without AVX-512, for ours with AVX2 kernels to be compared with."""
+
+    name = "llama.cpp, AVX2"
+    options = CMAKE_OPTIONS + AVX2
+    programs = ("llama-bench",)
+    build = "build-avx2"
+
+
+class LlamaSession:
+    """Every test is a fresh process, so there is nothing to hold."""
+
+    def __init__(self, side: LlamaCpp, model: Path) -> None:
+        self._side, self._model = side, model
+
+    def measure(self, test: Trial) -> float:
+        return self._single(test) if test.streams == 1 else self._batched(test)
+
+    def close(self) -> None:
+        pass
+
+    def _single(self, test: Trial) -> float:
+        options = [*self._side.single(test), *self._side.bench_options, "-r", "1", "-o", "json"]
+        (entry,) = json.loads(self._run("llama-bench", options))
+        return float(entry["samples_ts"][0])
+
+    def _batched(self, test: Trial) -> float:
+        """llama-batched-bench's decoding speed, which leaves the prompts out."""
+        context = test.streams * (test.depth + test.tokens)
+        sizes = {"-c": context, "-npp": test.depth, "-ntg": test.tokens, "-npl": test.streams}
+        options = [str(part) for pair in sizes.items() for part in pair]
+        text = self._run("llama-batched-bench", [*options, "-tb", str(self._side.threads)])
+        return batched_speed(text, test.streams)
+
+    def _run(self, program: str, options: Sequence[str]) -> str:
+        common = ("-m", self._model, "-t", str(self._side.threads))
+        return run([self._side.bin / program, *common, *options])
+
+
+def batched_speed(text: str, streams: int) -> float:
+    """The column S_TG of the one row of llama-batched-bench's table; Missing if there is none."""
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) >= 8 and cells[2] == str(streams):
+            return float(cells[7])
+    raise Missing("llama-batched-bench printed no result")

@@ -1,0 +1,148 @@
+"""vLLM for CPUs, from the package index, on the model's weights in 8 bits (W8A8)."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.quantization.ggml_blocks import dequantize
+
+from .base import WORKERS, LineWorker, python_environment, run, timed
+
+RELEASE = "0.32.0"
+TORCH = "torch==2.13.0"
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_TARGET_DEVICE": "cpu",
+    "HF_HUB_OFFLINE": "1",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+            "input_activations": {
+                "num_bits": 8, "type": "int", "symmetric": True, "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}  # fmt: skip
+
+
+class VLLM:
+    """Eager, in one process. It reads 8 bits a weight where the others read 4."""
+
+    name = "vLLM"
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.folder, self.threads = folder / "vllm", threads
+        self._python = self.folder / "venv" / "bin" / "python"
+
+    def install(self) -> str:
+        requirement = f"vllm-cpu=={RELEASE}"
+        self._python = python_environment(self.folder / "venv", TORCH, requirement)
+        # They are built for another torch, and nothing here needs them.
+        unfit = ("torchvision", "torchaudio", "torchcodec")
+        run([self._python, "-m", "pip", "uninstall", "--quiet", "--yes", *unfit])
+        return f"{requirement}, {TORCH}, W8A8, eager"
+
+    def open(self, model: Path) -> LineWorker:
+        return LineWorker([*self._command(model), "serve"], self._environment())
+
+    def cold_start(self, model: Path) -> float:
+        prefix = [f"{key}={value}" for key, value in self._environment().items()]
+        return timed(["env", *prefix, *self._command(model), "once"])
+
+    def _command(self, model: Path) -> list[str | Path]:
+        folder = self.folder / "models" / model.stem
+        if not (folder / "config.json").exists():
+            write_w8a8(GGUFFile.open(model), folder)
+        return [self._python, WORKERS / "vllm_worker.py", folder]
+
+    def _environment(self) -> dict[str, str]:
+        bind = f"0-{self.threads - 1}"
+        return {
+            **ENVIRONMENT,
+            "VLLM_CPU_OMP_THREADS_BIND": bind,
+            "OMP_NUM_THREADS": str(self.threads),
+        }
+
+
+def write_w8a8(model: GGUFFile, folder: Path) -> None:
+    """A model folder for speed only: rows of queries and keys stay in GGUF's order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_safetensors(folder / "model.safetensors", dict(_w8a8_tensors(model)))
+    (folder / "config.json").write_text(json.dumps(_config(model), indent=1))
+
+
+def _config(model: GGUFFile) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": model.get_int("llama.embedding_length"),
+        "intermediate_size": model.get_int("llama.feed_forward_length"),
+        "num_hidden_layers": model.get_int("llama.block_count"),
+        "num_attention_heads": model.get_int("llama.attention.head_count"),
+        "num_key_value_heads": model.get_int("llama.attention.head_count_kv"),
+        "max_position_embeddings": model.get_int("llama.context_length"),
+        "rms_norm_eps": 1e-5,
+        "vocab_size": model.tensors["token_embd.weight"].shape[0],
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "bfloat16",
+        "quantization_config": W8A8,
+    }
+
+
+def _w8a8_tensors(model: GGUFFile) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """Names as Transformers has them, with (type, array) in safetensors' words."""
+    for name, tensor in model.tensors.items():
+        values = np.asarray(dequantize(tensor.kind, tensor.data, tensor.shape), np.float32)
+        parts = name.removesuffix(".weight").split(".")
+        if parts[0] != "blk":
+            known = {"token_embd": "embed_tokens", "output_norm": "norm"}
+            yield f"model.{known[parts[0]]}.weight", ("BF16", _bfloat16(values))
+            continue
+        target = f"model.layers.{parts[1]}.{LAYER_NAMES[parts[2]]}.weight"
+        if values.ndim == 1:
+            yield target, ("BF16", _bfloat16(values))
+            continue
+        scale = np.abs(values).max(axis=1, keepdims=True) / 127
+        yield target, ("I8", np.rint(values / scale).astype(np.int8))
+        yield f"{target}_scale", ("BF16", _bfloat16(scale))
+
+
+def _bfloat16(values: Any) -> Any:
+    return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+    header, offset = {}, 0
+    for name, (kind, array) in tensors.items():
+        end = offset + array.nbytes
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _, array in tensors.values():
+            array.tofile(file)

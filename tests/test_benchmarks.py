@@ -1,0 +1,172 @@
+"""The comparison with peers, without its measurements: options, the table, what peers print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+import compare
+from compared_models import Shape, sizes_of, write_random
+from figures import LLAMA, ONE_B, OURS, Row, markdown, speeds, table, worst_point
+from peers import KINDS, make_peer
+from peers.base import LineWorker, Missing, Trial
+from peers.ik_llama import IkLlama
+from peers.llama_cpp import batched_speed
+from rounds import Results, attempt, speed_round
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.tokenizers import Tokenizer
+
+BATCHED = """
+|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |      T s |    S t/s |
+|-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
+|    64 |     16 |    8 |    640 |    5.035 |   101.70 |    3.919 |    32.66 |    8.953 |    71.48 |
+"""
+
+
+def decode_results(ours: list[float], theirs: list[float], bandwidth: float) -> Results:
+    results = Results(facts={f"sizes {ONE_B}": {"weights": 10**9, "kv_per_token": 0}})
+    for mine, other in zip(ours, theirs, strict=True):
+        results.add(ONE_B, "decode", OURS, mine)
+        results.add(ONE_B, "decode", LLAMA, other)
+        results.add(ONE_B, "decode, limits", "bandwidth", bandwidth)
+    return results
+
+
+def test_options() -> None:
+    given = compare.parse(["--peer-dir", "x", "--quick", "--fast", "A=1", "--peers", "vLLM"])
+    assert (given.rounds, given.fast, given.peers) == (2, ["A=1"], ["vLLM"])
+    assert compare.parse(["--peer-dir", "x"]).rounds == 5
+    assert compare.parse(["--report", "x.json"]).report == Path("x.json")
+
+
+@pytest.mark.parametrize("wrong", [[], ["--peer-dir", "x", "--fast", "A"], ["--peers", "nobody"]])
+def test_wrong_options_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.parse(wrong)
+    assert "error" in capsys.readouterr().err
+
+
+def test_rows_compare_medians_and_the_bound() -> None:
+    rows = table(decode_results([18.0, 20.0, 19.0], [10.0, 10.0, 9.0], bandwidth=20.0))
+    bound, ratio = rows
+    assert bound.reached is True and bound.measured.startswith("95% (90% to 100%)")
+    assert ratio.reached is True and ratio.measured.startswith("1.90 (1.80 to 2.11)")
+    (slow, slower) = table(decode_results([17.0], [10.0], bandwidth=20.0))
+    assert slow.reached is False and slower.reached is False
+
+
+def test_a_row_without_a_peer_is_not_measured() -> None:
+    results = Results()
+    results.add(ONE_B, "32 streams", OURS, 5.0)
+    (row,) = table(results)
+    assert row.reached is None and "not measured" in markdown([row])
+
+
+def test_tables_are_markdown() -> None:
+    assert markdown([Row("a", "b", "c", False)]).splitlines()[-1] == "| a | b | c | **no** |"
+    assert "| decode | 2.00 (2.00 to 2.00) | – |" in speeds(_two_tests(), ONE_B)
+
+
+def _two_tests() -> Results:
+    results = Results()
+    results.add(ONE_B, "decode", OURS, 2.0)
+    results.add(ONE_B, "prefill 512", LLAMA, 3.0)
+    return results
+
+
+def test_a_cliff_is_the_point_below_its_neighbours() -> None:
+    assert worst_point({1: 10.0, 2: 20.0, 4: 40.0}) == (pytest.approx(1.0), 2)
+    share, where = worst_point({1: 10.0, 2: 20.0, 4: 20.0, 8: 80.0})
+    assert where == 4 and share == pytest.approx(0.5)
+
+
+def test_batched_speed_is_the_decoding_column() -> None:
+    assert batched_speed(BATCHED, 8) == 32.66
+    with pytest.raises(Missing):
+        batched_speed(BATCHED, 4)
+
+
+def test_options_of_a_fork_differ() -> None:
+    assert IkLlama.single(Trial("decode", 128, 32)) == ("-p", "0", "-n", "0", "-gp", "128,32")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_peers_are_made_without_being_installed(name: str, tmp_path: Path) -> None:
+    assert make_peer(name, tmp_path, 2).name == name
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_worker_that_ends_is_missing_with_its_last_words() -> None:
+    worker = LineWorker([sys.executable, "-c", "raise SystemExit('no such model')"], {})
+    with pytest.raises(Missing, match="no such model"):
+        worker.ask({"do": "anything"})
+    worker.close()
+
+
+def test_a_worker_answers_and_refuses_by_line() -> None:
+    code = "import sys\nprint('noise')\nfor _ in sys.stdin: print('{\"value\": 3}', flush=True)"
+    worker = LineWorker([sys.executable, "-c", code], {})
+    assert worker.measure(Trial("t", 1)) == 3.0
+    worker.close()
+
+
+class FakeSide:
+    def __init__(self, name: str, log: list[str], *, broken: bool = False) -> None:
+        self.name, self._log, self._broken = name, log, broken
+
+    def install(self) -> str:
+        return "1"
+
+    def open(self, model: Path) -> Any:
+        return self
+
+    def cold_start(self, model: Path) -> float:
+        return 1.0
+
+    def measure(self, test: Trial) -> float:
+        if self._broken:
+            raise Missing("it cannot")
+        self._log.append(f"{self.name} {test.name}")
+        return 1.0
+
+    def close(self) -> None:
+        self._log.append(f"{self.name} closed")
+
+
+def test_sides_take_turns_and_a_broken_one_is_noted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("rounds.add_limits", lambda *_: None)
+    log: list[str] = []
+    sides = [FakeSide("a", log), FakeSide("b", log), FakeSide("c", log, broken=True)]
+    results = Results()
+    tests = [Trial("one", 1), Trial("two", 1)]
+    speed_round(results, "m", [(side, tmp_path) for side in sides], tests)
+    assert log == ["a one", "b one", "b two", "a two", "c closed", "b closed", "a closed"]
+    assert results.missing == {"c, one, m": "it cannot", "c, two, m": "it cannot"}
+    assert results.median("m", "two", "b") == 1.0
+
+
+def test_attempt_lets_other_errors_through() -> None:
+    with pytest.raises(ZeroDivisionError):
+        attempt(Results(), "x", lambda: 1 // 0)
+
+
+@pytest.mark.model
+def test_a_random_model_is_one_that_can_be_read(tmp_path: Path) -> None:
+    shape = Shape("small", 64, 2, 4, 2, 16, 96, 1000)
+    path = write_random(tmp_path / "small.gguf", shape)
+    sizes = sizes_of(path)
+    layer = 64 * 64 * 2 + 2 * 32 * 64 + 3 * 96 * 64
+    assert sizes.operations == 2 * 2 * layer
+    assert sizes.kv_per_token == 2 * 2 * 2 * 2 * 16
+    assert sizes.weights < sizes.file
+    file = GGUFFile.open(path)
+    assert file.tensors["token_embd.weight"].shape == (1000, 64)
+    assert Tokenizer.from_gguf_metadata(file.metadata).vocab_size == 1000
