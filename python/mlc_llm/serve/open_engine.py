@@ -28,8 +28,8 @@ class OpenEngine:
     core: EngineCore
     bundle: ModelBundle
     config: EngineConfig
-    runner: ModelRunner | None = None
-    """What computes inside the core; None for the echo engine, which computes nothing."""
+    runners: tuple[ModelRunner, ...] = ()
+    """What computes inside the core; nothing in the echo engine."""
 
 
 def open_engine(
@@ -48,8 +48,8 @@ def open_engine(
     if config.verbose:
         _log.info("memory: %s", plan.describe())
     runner = create_runner(bundle, complete, kind)
-    drafters = [
-        DraftModel(create_runner(draft, _draft_config(draft, info.model_lib, complete), kind))
+    guessers = [
+        create_runner(draft, _draft_config(draft, info.model_lib, complete), kind)
         for draft, info in zip(drafts, models[1:], strict=True)
     ]
     core = EngineCore(
@@ -58,9 +58,9 @@ def open_engine(
         complete,
         stop_token_ids=bundle.stop_token_ids,
         trace=trace,
-        drafter=next(iter(drafters), None),
+        drafter=DraftModel(guessers[0]) if guessers else None,
     )
-    return OpenEngine(core, bundle, complete, runner)
+    return OpenEngine(core, bundle, complete, (runner, *guessers))
 
 
 def _draft_size(draft: ModelBundle, size: ModelSize) -> ModelSize:

@@ -73,8 +73,8 @@ class Worker:
         else:
             self._flush()  # a step without the model has left it
             self._held = self._roster.filter(outputs)
-            if self._may_flush_now():
-                self._flush()
+            if self.loaded.core.is_idle or not self.loaded.runners:
+                self._flush()  # no step follows, or none that says when it computes
 
     def end(self, instructions: list[Instruction], reason: FinishReason, why: str) -> None:
         """Nothing runs after this: every request and everybody who waits is answered now."""
@@ -149,8 +149,8 @@ class Worker:
         self._drop()
         try:
             self.loaded = open_engine(config, self.device, self.trace)
-            if self.loaded.runner is not None:
-                self.loaded.runner.before_compute = self._flush
+            for runner in self.loaded.runners:
+                runner.before_compute = self._flush
         except BaseException as error:
             self.why_not_loaded = f"no engine is loaded, the last reload failed: {_words(error)}"
             raise
@@ -163,10 +163,6 @@ class Worker:
         if function is None:
             raise InvalidField("func_name", name, "there is no TVM global function of this name")
         function(*([] if args is None else [args]))
-
-    def _may_flush_now(self) -> bool:
-        """No step follows, or none that says when it computes."""
-        return self.loaded is None or self.loaded.runner is None or self.loaded.core.is_idle
 
     def _refuse(self, request: Request, why: str) -> None:
         self._give(self._roster.end(request.request_id, "error", why))
