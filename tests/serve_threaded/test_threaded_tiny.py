@@ -132,6 +132,25 @@ def test_an_output_is_given_out_before_the_next_step_ends(tiny: Path) -> None:
         assert steps == [0, 1, 2, 3]
 
 
+def test_nothing_is_held_while_a_draft_model_computes(tiny: Path) -> None:
+    guesses = {"speculative_mode": "small_draft", "additional_models": [str(tiny)]}
+    with engine_of(tiny, **guesses) as running:
+        held: list[list[int]] = []
+        for runner in running.engine.loaded.runners:
+            mine: list[int] = []
+            held.append(mine)
+
+            def forward(*args: Any, usual: Any = runner._forward, mine: Any = mine) -> Any:
+                mine.append(len(running.engine._worker._held))
+                return usual(*args)
+
+            runner._forward = forward
+        running.add("a", "text", max_tokens=20, **GREEDY)
+        assert len(running.reader.end_of("a").tokens) == 20
+        model, draft = held
+        assert model and draft and not any(model + draft)
+
+
 def test_an_output_goes_out_when_the_next_step_fails_before_it_computes(tiny: Path) -> None:
     with engine_of(tiny) as running:
         runner, calls = running.core._runner, []
