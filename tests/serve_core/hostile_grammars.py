@@ -84,8 +84,23 @@ def many_rules(count: int) -> str:
     return "\n".join(["root ::= r0", *rules, f'r{count} ::= "x"'])
 
 
+def chain(count: int, link: Any) -> Any:
+    """Definitions each of which uses the next one as `link` says."""
+    parts = {f"d{i}": link({"$ref": f"#/$defs/d{i + 1}"}) for i in range(count)}
+    return {"$ref": "#/$defs/d0", "$defs": {**parts, f"d{count}": {"type": "null"}}}
+
+
+def chain_of_rules(count: int, rule: str = "r{} : r{}") -> str:
+    rules = [rule.format(i, i + 1) for i in range(count)]
+    last = rule.format(count, "").split(":")[0]
+    return "\n".join([f"start: {rule[0]}0", *rules, f'{last}: "x"'])
+
+
 def hostile() -> Iterator[tuple[str, Format]]:
     yield from _schemas()
+    yield from _chains()
+    yield from _large()
+    yield from _optional()
     yield from _patterns()
     yield from _regexes()
     yield from _written()
@@ -145,6 +160,78 @@ def _schemas() -> Iterator[tuple[str, Format]]:
     yield "type of wrong type", schema({"type": 17})
     yield "properties of wrong type", schema({"type": "object", "properties": [1, 2]})
     yield "lone surrogate", {"type": "json_object", "schema": '{"const": "\\ud800"}'}
+
+
+def _chains() -> Iterator[tuple[str, Format]]:
+    """The library goes down them by recursion: on a usual stack they end the process."""
+    yield "chain of references", schema(chain(6000, lambda ref: ref))
+    yield "chain of arrays", schema(chain(5000, lambda ref: {"items": ref}))
+    yield "chain of choices", schema(chain(3000, lambda ref: {"anyOf": [ref, {"type": "null"}]}))
+    yield "chain of properties", schema(chain(950, lambda ref: {"properties": {"a": ref}}))
+    yield "chain of maps", schema(chain(4000, lambda ref: {"additionalProperties": ref}))
+    yield "embedded chain", lark("start: %json " + json.dumps(chain(6000, lambda ref: ref)))
+    yield "chain of rules", lark(chain_of_rules(15_000))
+    yield "chain of terminals", lark(chain_of_rules(15_000, "T{} : T{}"))
+    yield "chain of complements", lark(chain_of_rules(15_000, "T{} : ~T{}"))
+    yield (
+        "gbnf chain",
+        gbnf("\n".join([*(f"r{i} ::= r{i + 1}" for i in range(900)), "root ::= r0"])),
+    )
+
+
+def _large() -> Iterator[tuple[str, Format]]:
+    yield "10 MB schema", {"type": "json_object", "schema": json.dumps({"const": "x" * 10**7})}
+    yield "10 MB of brackets", {"type": "json_object", "schema": "[" * 10**7}
+    yield "100,000 properties", schema(optional_properties(100_000))
+    yield "embedded 3,000 properties", lark(f"start: %json {json.dumps(optional_properties(3000))}")
+    yield "many embedded schemas", lark("start: " + " ".join(['%json {"a": "'] * 10_000))
+    yield "huge const", schema({"const": "x" * 200_000})
+    yield "const of many keys", schema({"const": {f"k{i}": i for i in range(6000)}})
+    yield "1 MB regex", regex("a|" * 500_000 + "b")
+    yield "giant terminal", lark("start: T\nT: " + " | ".join(f'"w{i}x"' for i in range(15_000)))
+    yield "giant string", lark(f'start: "{"x" * 100_000}"')
+    yield "number beyond floats", {"type": "json_object", "schema": '{"maximum": 1e400}'}
+    yield (
+        "number of 10,000 digits",
+        {"type": "json_object", "schema": '{"const": ' + "9" * 10_000 + "}"},
+    )
+
+
+def _optional() -> Iterator[tuple[str, Format]]:
+    """States of the lexer that grow by the square."""
+    yield "optional letters", regex("a?" * 20_000)
+    yield "optional unicode classes", regex("\\p{L}?" * 4000)
+    yield "empty alternatives", regex("(a|)" * 20_000)
+    yield "stars", regex("a*b*" * 6000)
+    yield "optional letters in a pattern", schema({"type": "string", "pattern": "a?" * 20_000})
+    yield "optional terminals", lark("start: T\nT: " + "A " * 16_000 + '\nA: "a" | ""')
+    yield (
+        "doubling terminals",
+        lark(
+            "start: T0\n" + "\n".join(f"T{i}: T{i + 1} T{i + 1}" for i in range(14)) + "\nT14: /a?/"
+        ),
+    )
+    yield "nearly too many optional parts", regex("\\w?" * 1000)
+    yield "repeated optional", regex("(a?b*c?){5000}")
+    yield "repeat of 100,000", regex("(abc|abd|xyz){1,100000}")
+    yield "exactly 50,000", regex("a{50000}")
+    yield "two windows", regex(".{1,100000}foo.{1,100000}bar")
+    yield "unicode window", regex("\\p{L}{1,100000}\\p{N}")
+    yield "folded case", regex("(?i)(stra\u00dfe|\ufb01|\u017f|K){1,5000}")
+    yield "overlapping alternatives", regex("|".join(f".*{c}.*" for c in "abcdefghijklmnopqrst"))
+    yield (
+        "windows of alternatives",
+        regex("(" + "|".join(f"[^{c}]*{c}[^{c}]*" for c in "abcdefghijklmnop") + "){1,50}"),
+    )
+    yield (
+        "many patterns at once",
+        lark(
+            "start: ("
+            + " | ".join(f"T{i}" for i in range(300))
+            + ")*\n"
+            + "\n".join(f"T{i}: /.*a.{{{i}}}b/" for i in range(300))
+        ),
+    )
 
 
 def _patterns() -> Iterator[tuple[str, Format]]:

@@ -8,7 +8,9 @@ request, before the engine's thread sees it.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from threading import Lock
 from typing import TypeVar
 
@@ -17,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits
 from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.protocol.response_format import RequestResponseFormat
 from mlc_llm.serve.core.grammar_cache import Cache
+from mlc_llm.serve.core.grammar_stack import on_deep_stack
 from mlc_llm.serve.core.grammar_text import field_and_text, library_text, one_line
 from mlc_llm.serve.core.grammar_vocabulary import Vocabulary
 from mlc_llm.tokenizers import Tokenizer
@@ -25,6 +28,7 @@ MAX_CACHE_BYTES = 128 * 1024 * 1024
 MAX_ITEMS_IN_ROW = 6000
 """An object of 1,000 optional properties needs 4,000."""
 MAX_GRAMMAR_SIZE = 150_000
+MAX_FORCED = 256
 MAX_LEXER_STATES = 100_000
 """About 1 KB each."""
 
@@ -151,7 +155,8 @@ class Grammar:
             max_lexer_states=MAX_LEXER_STATES,
             verbose_errors=False,
         )
-        return LLMatcher(self.vocabulary.library, self._text, log_level=0, limits=limits)
+        vocabulary, text = self.vocabulary.library, self._text
+        return on_deep_stack(lambda: LLMatcher(vocabulary, text, log_level=0, limits=limits))
 
     def charge(self, seconds: float) -> None:
         """Count the memory that so much work may have taken."""
@@ -168,6 +173,10 @@ class GrammarMatcher:
         self._is_own = False
         self._tokens: list[int] = []
         self._mask: bytes | None = mask
+        self._forced: deque[int] = deque()
+        """What comes next whatever the model says, as far as it was asked for."""
+        self._wait = 0
+        """Tokens until it is asked for again."""
 
     @property
     def is_finished(self) -> bool:
@@ -197,10 +206,18 @@ class GrammarMatcher:
         self._tried(lambda library: library.consume_token(token_id))
         self._tokens.append(token_id)
         self._mask = None
+        self._wait = max(self._wait - 1, 0)
+        if self._forced and self._forced.popleft() != token_id:
+            self._wait = len(self._forced) // 64
+            self._forced.clear()
 
     def forced_tokens(self) -> list[int]:
-        """The tokens that the model's tokenizer would write next whatever the model says."""
-        return self._tried(lambda library: library.compute_ff_tokens())
+        """The tokens that the model's tokenizer would write next whatever the model says, or the
+        first of them where there are many."""
+        # A long text is cut into tokens once, and seldom again when others are chosen.
+        if not self._forced and not self._wait:
+            self._forced.extend(self._tried(lambda library: library.compute_ff_tokens()))
+        return list(islice(self._forced, MAX_FORCED))
 
     def ahead(self, may_jump: bool) -> GrammarAhead:
         """A copy that can go on over tokens which may never come. may_jump: whether text that the

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.json_text import parse_json
+from mlc_llm.serve.core.grammar_optional import check_pattern
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64
@@ -15,6 +17,8 @@ MAX_PROPERTIES = 1000
 """In all objects of the schema together."""
 MAX_ENUM = 10_000
 """In all lists of values together."""
+MAX_VALUE_CHARS = 16 * 1024
+"""Of one value, written as JSON: it is forced text, which takes time in each step."""
 
 _SCHEMA, _NAMES, _DATA = range(3)
 """What an array or object is: (a list of) schemas, a map from names to schemas, or values."""
@@ -40,11 +44,12 @@ def check_schema(text: str, field: str) -> dict[str, Any]:
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise InvalidField(field, schema, "a JSON schema is an object, true or false")
-    _check_counts(schema, field)
+    check_parts(schema, field)
     return schema
 
 
-def _check_counts(schema: Any, field: str) -> None:
+def check_parts(schema: Any, field: str) -> None:
+    """Raise `InvalidField` for a schema beyond the bounds of what is in it."""
     properties = values = 0
     for node, depth, kind in _walk(schema):
         if depth > MAX_DEPTH:
@@ -58,6 +63,8 @@ def _check_counts(schema: Any, field: str) -> None:
         if values > MAX_ENUM:
             raise _too_much(field, "more than", MAX_ENUM, "values in enum")
         _check_references(node, field)
+        _check_values(node, field)
+        _check_patterns(node, field)
 
 
 def _check_references(node: dict[str, Any], field: str) -> None:
@@ -67,6 +74,22 @@ def _check_references(node: dict[str, Any], field: str) -> None:
             raise InvalidField(
                 f"{field} {key}", target, "a reference stays in the schema: it starts with #"
             )
+
+
+def _check_values(node: dict[str, Any], field: str) -> None:
+    given = node.get("enum", ())
+    for value in [node.get("const"), *(given if isinstance(given, list) else ())]:
+        if isinstance(value, (str, list, dict)) and len(json.dumps(value)) > MAX_VALUE_CHARS:
+            raise _too_much(field, "a value of more than", MAX_VALUE_CHARS, "characters")
+
+
+def _check_patterns(node: dict[str, Any], field: str) -> None:
+    named, layout = node.get("patternProperties"), node.get("x-guidance")
+    patterns = [node.get("pattern"), *(named if isinstance(named, dict) else ())]
+    patterns += layout.values() if isinstance(layout, dict) else ()
+    for pattern in patterns:
+        if isinstance(pattern, str):
+            check_pattern(f"{field} pattern", pattern)
 
 
 def _walk(schema: Any) -> Iterator[tuple[Any, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.response_format import RequestResponseFormat, StructuralTag, WrittenGrammar
-from mlc_llm.serve.core.grammar_schema import check_schema
+from mlc_llm.serve.core.grammar_optional import check_lark, check_pattern
+from mlc_llm.serve.core.grammar_schema import check_parts, check_schema
 
 FIELD = "response_format"
+MAX_EMBEDDED = 128
 MAX_GBNF_CHARS = 16 * 1024
 """The conversion to Lark takes time by the square of the number of rules."""
 
@@ -36,7 +39,10 @@ def library_text(wanted: RequestResponseFormat, split: Split) -> str:
     Raises `InvalidField` naming the part of the format that is refused before the library sees it.
     """
     if wanted.grammar is not None:
-        return _of_lark(_written(wanted.grammar))
+        field, lark = f"{FIELD}.grammar.definition", _written(wanted.grammar)
+        _check_embedded(lark, field)
+        check_lark(field, lark)
+        return _of_lark(lark)
     if wanted.structures is not None:
         return _of_lark(_tags(wanted.structures, wanted.triggers or (), split))
     return _of_schema(wanted.json_schema)
@@ -64,8 +70,22 @@ def _written(grammar: WrittenGrammar) -> str:
     if grammar.syntax == "lark":
         return grammar.definition
     if grammar.syntax == "regex":
+        check_pattern(f"{FIELD}.grammar.definition", grammar.definition)
         return f"start: /{regex_to_lark(grammar.definition or '(?:)', '')}/"
     return _converted(grammar.definition)
+
+
+def _check_embedded(lark: str, field: str) -> None:
+    """The bounds of schemas hold inside a grammar too. What is broken is left to the library."""
+    places = list(re.finditer(r"%json\s*(?=\{)", lark))
+    if len(places) > MAX_EMBEDDED:
+        raise InvalidField(field, lark, f"at most {MAX_EMBEDDED} schemas stand in a grammar")
+    for place in places:
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, place.end())
+        except (ValueError, RecursionError):
+            continue
+        check_parts(schema, f"{field} %json")
 
 
 def _converted(gbnf: str) -> str:
