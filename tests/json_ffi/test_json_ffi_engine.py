@@ -193,6 +193,16 @@ def test_overlapping_requests_never_mix(engine: JSONFFIEngine) -> None:
     assert engine._state._readers == {}
 
 
+def test_any_text_may_be_an_id(engine: JSONFFIEngine) -> None:
+    request = json.dumps({"messages": [{"role": "user", "content": "hello" * 9}]})
+    names = ["a\\", 'a"b', "a", "\N{GRINNING FACE}", '", "object": "chat.completion.chunk"', "\n"]
+    streams = [engine._raw_chat_completion(request, True, name) for name in names]
+    firsts = [next(stream) for stream in streams]
+    answers = [Answer([first, *stream]) for first, stream in zip(firsts, streams, strict=True)]
+    assert [answer.text for answer in answers] == ["hello" * 9] * len(names)
+    assert [{chunk.id for chunk in answer.chunks} for answer in answers] == [{n} for n in names]
+
+
 def test_streams_can_be_read_in_turns_by_one_thread(engine: JSONFFIEngine) -> None:
     streams = [
         engine.chat.completions.create(messages=[{"role": "user", "content": text * 20}])

@@ -152,7 +152,8 @@ def _only_id(text: str) -> str:
     """
     if not text.startswith(_ID) or text.count(_OBJECT) != 1 or '"usage"' in text:
         return ""
-    return text[len(_ID) : text.index('"', len(_ID))]
+    request_id = text[len(_ID) : text.index('"', len(_ID))]
+    return "" if "\\" in request_id else request_id  # an escape stands for something else
 
 
 _ID = '[{"id": "'
