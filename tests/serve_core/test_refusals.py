@@ -51,6 +51,12 @@ def test_abort_of_an_unknown_or_finished_request_does_nothing() -> None:
     harness.add("a", prompt_of(4))
     harness.run()
     assert harness.core.abort_request("a") == [] and harness.core.abort_request("no") == []
+    harness.add("other", prompt_of(9), temperature=1.0, seed=1, max_tokens=12)
+    while not harness.core.is_idle:
+        assert harness.core.abort_request("a") == [] and harness.core.abort_request("no") == []
+        harness.step()
+    config = {"temperature": 1.0, "seed": 1, "max_tokens": 12}
+    assert harness.seen["other"].tokens == alone("other", prompt_of(9), **config)
 
 
 def test_abort_while_waiting_runs_no_model() -> None:
@@ -146,10 +152,14 @@ def test_refused_requests_leave_no_trace(
     inputs: list[Any], config: dict[str, Any], named: str
 ) -> None:
     harness = Harness()
+    before = harness.core.metrics().metrics
     with pytest.raises(InvalidField) as caught:
         harness.core.add_request(Request("a", inputs, GenerationConfig(**config)))
     assert named in str(caught.value)
     assert harness.core.is_idle and not harness.core.has_request("a")
+    assert harness.core.metrics().metrics == before and harness.runner.batches == []
+    assert harness.runner.free_pages == harness.runner.limits.num_pages
+    harness.core.check_integrity()
 
 
 def test_a_pin_needs_the_prefix_cache() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data, open_engine
 from mlc_llm.serve.limits import ModelSize
@@ -51,6 +52,123 @@ def test_seven_branches_on_four_sequences(engine: SyncMLCEngine, runner: FakeRun
 def test_seeds_are_drawn_when_none_is_given(engine: SyncMLCEngine) -> None:
     config = GenerationConfig(temperature=1.0, max_tokens=20)
     assert engine.generate("x", config) != engine.generate("x", config)
+
+
+ENGINE_SUMS = {
+    "engine_prefill_time_sum",
+    "engine_decode_time_sum",
+    "engine_jump_forward_time_sum",
+    "prompt_tokens_sum",
+    "completion_tokens_sum",
+    "prefill_tokens_sum",
+    "decode_tokens_sum",
+    "jump_forward_tokens_sum",
+}
+BY_BATCH_SIZE = {f"{name}_time_by_batch_size" for name in ("decode", "draft", "verify")}
+RATES = {"prefill_tokens_per_s", "decode_tokens_per_s"}
+OF_A_REQUEST = RATES | {
+    "prompt_tokens",
+    "completion_tokens",
+    "prefill_tokens",
+    "decode_tokens",
+    "jump_forward_tokens",
+    "end_to_end_latency_s",
+    "ttft_s",
+    "inter_token_latency_s",
+}
+
+
+class Listener:
+    """A stream callback that keeps everything, by request."""
+
+    def __init__(self, engine: SyncMLCEngine) -> None:
+        self.outputs: dict[str, list[data.SingleRequestStreamOutput]] = {}
+        self.calls = 0
+        engine._ffi["set_request_stream_callback"](self)
+
+    def __call__(self, outputs: Any) -> None:
+        self.calls += 1
+        for output in outputs:
+            request_id, singles = output.unpack()
+            self.outputs.setdefault(request_id, []).extend(singles)
+
+    def ended(self, request_id: str) -> tuple[set[str], dict[str, Any]]:
+        """The reasons, and the one usage, which must be the last item."""
+        *before, last = self.outputs[request_id]
+        assert last.request_final_usage_json_str is not None
+        assert all(one.request_final_usage_json_str is None for one in before)
+        reasons = {one.finish_reason for one in before if one.finish_reason}
+        return reasons, json.loads(last.request_final_usage_json_str)
+
+
+def test_every_kind_of_end_is_followed_by_exactly_one_usage(
+    engine: SyncMLCEngine, runner: FakeRunner
+) -> None:
+    listener = Listener(engine)
+    runner.bad_rows = lambda tokens: tokens[:1] == [66] and len(tokens) == 9
+    kinds: dict[str, Any] = {
+        "length": ([65] * 8, {"max_tokens": 3}),
+        "stop": ([67] * 8, {"max_tokens": 99, "logit_bias": {70: 100}, "stop_token_ids": [70]}),
+        "error": ([66] * 8, {"max_tokens": 30}),
+        "abort": ([68] * 8, {"max_tokens": 999}),
+    }
+    for name, (prompt, config) in kinds.items():
+        made = GenerationConfig(temperature=0.0, n=2, **config)
+        engine.add_request(engine.create_request(name, data.TokenData(prompt), made))
+    for _ in range(12):
+        engine.step()
+    engine.abort_request("abort")
+    for name in kinds:
+        reasons, usage = listener.ended(name)
+        assert reasons == {name} and usage["prompt_tokens"] == 8
+    engine.add_request(engine.create_request("reset", data.TextData("x"), GenerationConfig(n=3)))
+    engine.step()
+    engine.reset()
+    assert listener.ended("reset")[0] == {"abort"} and runner.free_pages == 80
+    assert engine.metrics()["prompt_tokens_sum"] == 0
+
+
+def test_every_key_of_the_metrics_while_a_stream_is_open(engine: SyncMLCEngine) -> None:
+    listener = Listener(engine)
+    for name, most in (("done", 6), ("open", 60)):
+        config = GenerationConfig(max_tokens=most)
+        engine.add_request(engine.create_request(name, data.TextData("some text"), config))
+    for _ in range(10):
+        engine.step()
+    special = GenerationConfig(debug_config={"special_request": "query_engine_metrics"})
+    engine.add_request(engine.create_request("q", [], special))
+    _, usage = listener.ended("q")
+    for found in (usage["extra"], engine.metrics().metrics):
+        assert set(found) >= ENGINE_SUMS | RATES | BY_BATCH_SIZE | {"last_finished_request"}
+        assert set(found["last_finished_request"]) >= OF_A_REQUEST
+        assert {"mean{batch_size=1}", "count{batch_size=1}"} <= set(
+            found["decode_time_by_batch_size"]
+        )
+    assert set(listener.ended("done")[1]["extra"]) >= OF_A_REQUEST
+    assert "open" in listener.outputs and engine._ffi["has_request"]("open")
+
+
+def test_one_call_of_the_callback_a_step(engine: SyncMLCEngine) -> None:
+    listener = Listener(engine)
+    for name in "abc":
+        config = GenerationConfig(max_tokens=5)
+        engine.add_request(engine.create_request(name, data.TextData("some text"), config))
+    for step in range(5):
+        engine.step()
+        assert listener.calls == step + 1
+    engine.step()
+    assert listener.calls == 5, "an empty step says nothing"
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [('{"n": 0}', "n = 0"), ("{", "Failed to parse JSON"), ('{"temprature": 1}', "temperature")],
+)
+def test_a_wrong_config_is_refused_when_the_request_is_made(
+    engine: SyncMLCEngine, config: str, named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        engine._ffi["create_request"]("a", data.TextData("x"), config)
 
 
 def test_usage_example_of_the_reference_page(engine: SyncMLCEngine) -> None:
