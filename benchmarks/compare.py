@@ -12,6 +12,7 @@ least and the greatest ratio of a round. `--report FILE` prints the table of an 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -56,7 +57,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=FIGURES, metavar="FIGURE")
     parser.add_argument("--rounds", type=int, help="5 if not given, 2 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer tests: a look, not a result")
-    parser.add_argument("--minutes", type=float, help="begin no round after so many")
+    parser.add_argument("--minutes", type=float, help="begin no test after so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--fast", nargs="+", default=[], metavar="NAME=VALUE",
@@ -92,6 +93,7 @@ class Comparison:
             self._installed([LlamaAvx2(folder, threads)]) if self.wants("avx2") else []
         )
         self.files = self._model_files()
+        self.clock = Clock(arguments.minutes)
 
     def wants(self, figure: str) -> bool:
         return figure in self.arguments.figures
@@ -130,22 +132,24 @@ class Comparison:
         return sides + ([self.avx2] if self.wants("avx2") and self.avx2_peers else [])
 
     def round(self, number: int) -> None:
-        """Everything once, model by model."""
-        for name, file in self.files.items():
-            self._speeds(name, file)
-            self._curves(name, file)
-            self._starts(name, file)
-        if number == 0 and self.wants("compile"):
+        """Everything once, model by model; what the clock cuts off is left out."""
+        parts = (self._speeds, self._curves, self._starts)
+        for part, (name, file) in itertools.product(parts, self.files.items()):
+            if not self.clock.over:
+                part(name, file)
+        if number == 0 and self.wants("compile") and not self.clock.over:
             self._first_starts()
 
     def _speeds(self, name: str, file: Path) -> None:
         sides: list[Any] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
         tests = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
         if self.wants("speed"):
-            speed_round(self.results, name, [(side, file) for side in sides], tests)
+            speed_round(self.results, name, [(side, file) for side in sides], tests, self.clock)
         if self.wants("avx2") and self.avx2_peers:
             pair: list[Any] = [self.avx2, *self.avx2_peers]
-            speed_round(self.results, name, [(side, file) for side in pair], SPEED_TESTS[:2])
+            speed_round(
+                self.results, name, [(side, file) for side in pair], SPEED_TESTS[:2], self.clock
+            )
 
     def _curves(self, name: str, file: Path) -> None:
         """What only ours is asked, in one process but for the peak memory."""
@@ -199,10 +203,9 @@ class Comparison:
             self.results.facts["libraries for other sizes"] = after - before
 
     def run(self) -> None:
-        clock = Clock(self.arguments.minutes)
         self.prepare()
         for number in range(self.arguments.rounds):
-            if clock.over:
+            if self.clock.over:
                 print(f"no time for more than {number} rounds", flush=True)
                 break
             self.round(number)

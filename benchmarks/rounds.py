@@ -53,9 +53,16 @@ class Clock:
 
 
 def speed_round(
-    results: Results, model: str, sides: Sequence[tuple[Side, Path]], tests: Iterable[Trial]
+    results: Results,
+    model: str,
+    sides: Sequence[tuple[Side, Path]],
+    tests: Iterable[Trial],
+    clock: Clock,
 ) -> None:
-    """Each test on each side in turn; the first side is ours and measures the limits as well."""
+    """Each test on each side in turn; the first side is ours and measures the limits as well.
+
+    No test is begun when the clock is over.
+    """
     with ExitStack() as stack:
         sessions: list[tuple[str, Session]] = []
         for side, path in sides:
@@ -64,6 +71,9 @@ def speed_round(
                 stack.callback(opened.close)
                 sessions.append((side.name, opened))
         for number, test in enumerate(tests):
+            if clock.over or not sessions:
+                break
+            found = []
             turn = number % len(sessions)
             for name, session in sessions[turn:] + sessions[:turn]:
                 key = f"{name}, {test.name}, {model}"
@@ -72,8 +82,10 @@ def speed_round(
                 value = attempt(results, key, lambda s=session, t=test: s.measure(t))
                 if value is not None:
                     results.add(model, test.name, name, value)
+                    found.append(f"{name} {value:.4g}")
                     if session is sessions[0][1]:
                         add_limits(results, model, test.name, session)
+            print(f"  {model}, {test.name}: {', '.join(found)}", flush=True)
     results.loads.append(os.getloadavg()[0])
 
 

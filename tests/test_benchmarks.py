@@ -17,7 +17,7 @@ from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial
 from peers.ik_llama import IkLlama
 from peers.llama_cpp import batched_speed
-from rounds import Results, attempt, speed_round
+from rounds import Clock, Results, attempt, speed_round
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.tokenizers import Tokenizer
@@ -147,10 +147,18 @@ def test_sides_take_turns_and_a_broken_one_is_noted(
     sides = [FakeSide("a", log), FakeSide("b", log), FakeSide("c", log, broken=True)]
     results = Results()
     tests = [Trial("one", 1), Trial("two", 1)]
-    speed_round(results, "m", [(side, tmp_path) for side in sides], tests)
+    speed_round(results, "m", [(side, tmp_path) for side in sides], tests, Clock(None))
     assert log == ["a one", "b one", "b two", "a two", "c closed", "b closed", "a closed"]
     assert results.missing == {"c, one, m": "it cannot", "c, two, m": "it cannot"}
     assert results.median("m", "two", "b") == 1.0
+
+
+def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
+    log: list[str] = []
+    results = Results()
+    sides = [(FakeSide("a", log), tmp_path)]
+    speed_round(results, "m", sides, [Trial("one", 1)], Clock(-1.0))
+    assert log == ["a closed"] and not results.samples
 
 
 def test_attempt_lets_other_errors_through() -> None:

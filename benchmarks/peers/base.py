@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,9 @@ from typing import Any, Protocol
 
 WORKERS = Path(__file__).resolve().parent / "workers"
 """Scripts that run in the environments of the peers."""
+
+LIMIT = 600.0
+"""Seconds that one measurement may take."""
 
 
 class Missing(Exception):
@@ -61,11 +65,21 @@ class Side(Protocol):
         """Seconds of a whole fresh process to its first token. Raises Missing."""
 
 
-def run(command: Sequence[str | Path], *, path: str | None = None) -> str:
-    """Standard output of a program; Missing with the end of its complaint if it fails."""
+def run(
+    command: Sequence[str | Path], *, path: str | None = None, limit: float | None = None
+) -> str:
+    """Standard output of a program; Missing with the end of its complaint if it fails.
+
+    limit: seconds after which it has failed.
+    """
     environment = os.environ | ({"PATH": path} if path else {})
     text = [str(part) for part in command]
-    done = subprocess.run(text, capture_output=True, text=True, env=environment, check=False)
+    try:
+        done = subprocess.run(
+            text, capture_output=True, text=True, env=environment, check=False, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        raise Missing(f"{Path(text[0]).name} took more than {limit:g} s") from None
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-3:]
         raise Missing(f"{Path(text[0]).name} failed ({done.returncode}): {' | '.join(last)[:300]}")
@@ -75,7 +89,7 @@ def run(command: Sequence[str | Path], *, path: str | None = None) -> str:
 def timed(command: Sequence[str | Path]) -> float:
     """Seconds that a program takes from start to end."""
     start = time.perf_counter()
-    run(command)
+    run(command, limit=LIMIT)
     return time.perf_counter() - start
 
 
@@ -141,12 +155,14 @@ class LineWorker:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise Missing(self._ending()) from None
-        for line in self._process.stdout:
-            if line.startswith("{"):  # whatever else a library prints is not for us
-                answer = json.loads(line)
-                if "error" in answer:
-                    raise Missing(answer["error"])
-                return answer["value"]
+        watchdog = threading.Timer(LIMIT, self._process.kill)
+        watchdog.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):  # whatever else a library prints is not for us
+                    return _value(json.loads(line))
+        finally:
+            watchdog.cancel()
         raise Missing(self._ending())
 
     def _ending(self) -> str:
@@ -170,3 +186,9 @@ class LineWorker:
             self._process.wait()
         self._process.stdout.close()
         self._complaints.close()
+
+
+def _value(answer: dict[str, Any]) -> Any:
+    if "error" in answer:
+        raise Missing(answer["error"])
+    return answer["value"]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .base import Missing, Trial, cmake_build, run, source_archive, timed
+from .base import LIMIT, Missing, Trial, cmake_build, run, source_archive, timed
 
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -102,7 +102,7 @@ class LlamaSession:
 
     def _run(self, program: str, options: Sequence[str]) -> str:
         common = ("-m", self._model, "-t", str(self._side.threads))
-        return run([self._side.bin / program, *common, *options])
+        return run([self._side.bin / program, *common, *options], limit=LIMIT)
 
 
 def batched_speed(text: str, streams: int) -> float:
