@@ -20,7 +20,9 @@ Array = npt.NDArray[np.float64]
 class ReferenceLlama:
     """All logits of a sequence at once, float64 [tokens, vocab]."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, window: tuple[int, int] | None = None) -> None:
+        """window: how many tokens one sees, itself included, and how many first ones."""
+        self.window = window
         reader = gguf.GGUFReader(path)
         self.fields = {key: field.contents() for key, field in reader.fields.items()}
         self.tensors = {t.name: _float64(t) for t in reader.tensors}
@@ -42,8 +44,11 @@ class ReferenceLlama:
         share = self.heads // self.kv_heads
         q, k, v = self._rotated(q), np.repeat(self._rotated(k), share, 1), np.repeat(v, share, 1)
         scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(self.head_dim)
-        future = np.triu(np.ones(scores.shape[1:], bool), 1)
-        scores[:, future] = -np.inf
+        query, key = np.ogrid[: len(x), : len(x)]
+        seen = key <= query
+        if self.window is not None:
+            seen &= (key > query - self.window[0]) | (key < self.window[1])
+        scores[:, ~seen] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
         out = np.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)

@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {*GROUND, "runtime.batch", "model_lib", "protocol", "support"},
     "runtime.batch": GROUND,
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
+    "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": CORE,
     "serve.core.create": {*CORE, *COMPILER, "compiler", "runtime", "serve.model_args"},
     "serve.model_args": {*CONTRACTS, *OPENING},

@@ -12,6 +12,7 @@ from mlc_llm.compiler.weights import pack_weights, plan_model
 from mlc_llm.kernels.isa import ISAS
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.gguf_llama import Plan
+from mlc_llm.runtime.batch import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import DEFAULT_KINDS, TinyShape, write_tiny_model
 
@@ -82,7 +83,9 @@ class TinyModels:
         model = GGUFFile.open(self.path(name))
         return model, plan_model(model.metadata, model.tensors, ISAS[isa_name])
 
-    def runner(self, name: str, isa_name: str, *, num_pages: int = 24) -> ModelRunner:
+    def runner(
+        self, name: str, isa_name: str, *, num_pages: int = 24, window: Window | None = None
+    ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
         return ModelRunner(
             self.library(name, isa_name),
@@ -91,4 +94,5 @@ class TinyModels:
             max_num_sequence=4,
             max_batch_tokens=64,
             context_window=512,
+            window=window,
         )

@@ -5,7 +5,7 @@ A library is a folder of three files: `kernels.o` (machine code), `vm.bin` (VM b
 float32 unless said otherwise.
 
 forward(tokens [m], rope [p, 2, head_dim/2], slot [m], position [m], tiles [t, 3], page_ids [n],
-        logit_rows [s], pages (one tensor a layer), params) -> logits [s, padded_vocab]
+        window [2], logit_rows [s], pages (one tensor a layer), params) -> logits [s, padded_vocab]
 top_tokens(logits [s, padded_vocab], rows [r]) -> token [r, 20], logprob [r, 20], log_total [r]
 edit_logits(place [e, 2], number [e, 3], masked [r], allowed [r, w], logits [s, padded_vocab])
         -> the logits, changed in place

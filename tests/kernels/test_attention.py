@@ -58,11 +58,15 @@ class Cache:
         keys, values = (np.stack(part).astype(np.float64) for part in zip(*taken, strict=True))
         return keys, values
 
-    def only_up_to(self, ends: dict[int, int]) -> Array:
-        """The pages with NaN everywhere but in the first `end` tokens of these sequences."""
+    def only(self, rows: Rows, window: Window) -> Array:
+        """The pages with NaN everywhere but in the pages that a row of these sequences sees, and
+        there after the row's end."""
         pages = np.full_like(self.pages, np.nan)
-        for index, end in ends.items():
+        for index, start, end in rows:
             for token in range(end):
+                first = token // PAGE * PAGE
+                if first >= window[1] and first + PAGE <= start - window[0] + 1:
+                    continue
                 page, at = self.tables[index][token // PAGE], token % PAGE
                 parts = zip(
                     self.place(pages, page, at), self.place(self.pages, page, at), strict=True
@@ -72,11 +76,16 @@ class Cache:
         return pages
 
 
+Window = tuple[int, int]
+"""Tokens that are seen, and sinks."""
+ALL: Window = (2**31 - 1, 0)
 Rows = list[tuple[int, int, int]]
 """(sequence, first position, end): the new tokens of a step."""
 
 
-def attend(isa: Isa, heads: int, cache: Cache, rows: Rows, q: Array) -> Array:
+def attend(
+    isa: Isa, heads: int, cache: Cache, rows: Rows, q: Array, *, window: Window = ALL
+) -> Array:
     """The kernel on these rows; q float32 [m, heads * head_dim], not yet scaled."""
     tile = query_tile(heads, cache.kv_heads, isa)
     tiles, page_ids, position = [], [], []
@@ -90,10 +99,11 @@ def attend(isa: Isa, heads: int, cache: Cache, rows: Rows, q: Array) -> Array:
     kernel = attention(heads, cache.kv_heads, cache.head_dim, isa, cache.dtype)
     build(kernel, isa)(
         scaled,
-        cache.only_up_to({index: end for index, _, end in rows}),
+        cache.only(rows, window),
         np.asarray(position, np.int32),
         np.asarray(tiles, np.int32),
         np.asarray(page_ids, np.int32),
+        np.asarray(window, np.int32),
         out,
     )
     return out
@@ -108,7 +118,9 @@ def queries(rows: Rows, heads: int, head_dim: int) -> Array:
     return np.concatenate(parts).astype(np.float32)
 
 
-def reference(heads: int, cache: Cache, rows: Rows, q: Array) -> tuple[Array, Array]:
+def reference(
+    heads: int, cache: Cache, rows: Rows, q: Array, window: Window
+) -> tuple[Array, Array]:
     """Exact attention, and a bound of what float32 may make of it; float64 like q."""
     share, dim = heads // cache.kv_heads, cache.head_dim
     outs, bounds, first = [], [], 0
@@ -116,8 +128,10 @@ def reference(heads: int, cache: Cache, rows: Rows, q: Array) -> tuple[Array, Ar
         keys, values = (np.repeat(a, share, axis=1) for a in cache.sequence(index, end))
         own = q[first : first + end - start].reshape(-1, heads, dim).astype(np.float64)
         first += end - start
-        seen = np.arange(end)[None, None] <= np.arange(start, end)[:, None, None]
+        key, token = np.arange(end)[None, None], np.arange(start, end)[:, None, None]
+        seen = (key <= token) & ((key > token - window[0]) | (key < window[1]))
         scores = np.einsum("qhd,khd->qhk", own, keys) * dim**-0.5
+        scores[~np.broadcast_to(seen, scores.shape)] = -np.inf
         terms = np.einsum("qhd,khd->qhk", np.abs(own), np.abs(keys)) * dim**-0.5
         weights = np.where(seen, np.exp(scores - scores.max(axis=2, keepdims=True)), 0)
         weights /= weights.sum(axis=2, keepdims=True)
@@ -181,6 +195,17 @@ def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> N
 @each_isa()
 def test_decoding_gives_what_prefill_gives(isa: Isa, shape: tuple[int, int, int]) -> None:
     check_alone(isa, shape)
+
+
+@pytest.mark.parametrize(
+    "window", [(1, 0), (5, 3), (40, 1), (16, 16), (20, 150), (130, 0)], ids=str
+)
+@each_isa()
+def test_windows(isa: Isa, window: Window) -> None:
+    """Pages that no token of a row sees are NaN, and the bits are those of one token alone."""
+    for rows in BATCHES.values():
+        check(isa, (9, 3, 64), rows, window)
+    check_alone(isa, (9, 3, 64), window)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import KVInfo
+from mlc_llm.runtime.batch import Window
 from mlc_llm.runtime.kv_cache import KVCache
 
 PAGE, TILE, NUM_PAGES, MAX_SEQUENCES = 4, 3, 6, 4
@@ -19,9 +20,10 @@ INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE)
 class Memory:
     """Pages of plain numbers behind a KVCache, written only where the cache says."""
 
-    def __init__(self, num_pages: int = NUM_PAGES) -> None:
+    def __init__(self, num_pages: int = NUM_PAGES, window: Window | None = None) -> None:
         self.slots = np.full(num_pages * PAGE, -1)
-        self.cache = KVCache(INFO, num_pages, MAX_SEQUENCES, self.copy_pages)
+        self.cache = KVCache(INFO, num_pages, MAX_SEQUENCES, self.copy_pages, window)
+        self.window = window or Window(10**6)
         self.next_token = 0
 
     def copy_pages(self, source: list[int], target: list[int]) -> None:
@@ -43,10 +45,17 @@ class Memory:
             assert place.position[first : first + n].tolist() == list(range(length - n, length))
             count = -(-length // PAGE)
             pages = place.page_ids[listed : listed + count]
-            assert self.slots.reshape(-1, PAGE)[pages].reshape(-1)[:length].tolist() == held[seq_id]
+            found = self.slots.reshape(-1, PAGE)[pages].reshape(-1)[:length].tolist()
+            seen = self.seen(length - n, length)
+            assert [found[i] for i in seen] == [held[seq_id][i] for i in seen]
             self.check_tiles(place.tiles, first, n, listed)
             first, listed = first + n, listed + count
         assert listed == len(place.page_ids)
+
+    def seen(self, start: int, length: int) -> list[int]:
+        """Places that the tokens from `start` to `length` see."""
+        oldest = start - self.window.size
+        return [i for i in range(length) if i > oldest or i < self.window.sinks]
 
     def check_tiles(self, tiles: np.ndarray, first: int, n: int, start: int) -> None:
         """The tiles of these rows cover each of them once, none longer than TILE."""
@@ -56,15 +65,25 @@ class Memory:
         assert all(1 <= count <= TILE and at == start for _, count, at in own)
 
     def held(self, seq_id: int) -> list[int]:
-        """The tokens in the sequence's pages."""
+        """The tokens in the sequence's pages, -1 for those that are gone."""
         sequence = self.cache._sequences[seq_id]
-        return self.slots.reshape(-1, PAGE)[sequence.pages].reshape(-1)[: sequence.length].tolist()
+        pages = self.slots.reshape(-1, PAGE)[sequence.pages]
+        pages[list(sequence.gone)] = -1
+        return pages.reshape(-1)[: sequence.length].tolist()
+
+    def lacks(self, seq_id: int, length: int) -> bool:
+        """Whether the token behind the first `length` would see one that is gone, or lie in a
+        page that is."""
+        held, gone = self.held(seq_id), self.cache._sequences[seq_id].gone
+        return any(held[i] < 0 for i in self.seen(length, length)) or gone.stop * PAGE > length
 
 
 class CacheMachine(RuleBasedStateMachine):
+    window: Window | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.memory = Memory()
+        self.memory = Memory(window=self.window)
         self.model: dict[int, list[int]] = {}
         self.next_id = 0
 
@@ -92,9 +111,13 @@ class CacheMachine(RuleBasedStateMachine):
         chosen = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=1, unique=True))
         rows = [(s, data.draw(st.integers(1, 2 * PAGE + 1))) for s in chosen]
         pages = {s: -(-len(self.model[s]) // PAGE) for s in chosen}
+        trimmed = data.draw(st.booleans())
         needed = sum(-(-(len(self.model[s]) + n) // PAGE) - pages[s] for s, n in rows)
         if needed <= self.cache.free_pages:
             self.memory.run(rows, self.model)
+            for seq_id in chosen if trimmed else ():
+                self.cache.trim(seq_id)
+                assert not self.memory.lacks(seq_id, len(self.model[seq_id]) - 1)
             return
         free = self.cache.free_pages
         with pytest.raises(RequestError, match="KV pages"):
@@ -110,6 +133,10 @@ class CacheMachine(RuleBasedStateMachine):
         length = data.draw(st.integers(1, len(self.model[parent])))
         free = self.cache.free_pages
         room = len(self.model) < MAX_SEQUENCES and (length % PAGE == 0 or free)
+        if self.memory.lacks(parent, length):
+            with pytest.raises(AssertionError, match="pages are gone"):
+                self.cache.fork(parent, self.next_id, length)
+            return
         try:
             self.cache.fork(parent, self.next_id, length)
         except RequestError:
@@ -126,6 +153,10 @@ class CacheMachine(RuleBasedStateMachine):
             return
         count = data.draw(st.integers(0, len(self.model[seq_id])))
         free = self.cache.free_pages
+        if self.memory.lacks(seq_id, len(self.model[seq_id]) - count):
+            with pytest.raises(AssertionError, match="pages are gone"):
+                self.cache.rollback(seq_id, count)
+            return
         try:
             self.cache.rollback(seq_id, count)
         except RequestError:
@@ -153,17 +184,29 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check_integrity()
         for seq_id, tokens in self.model.items():
             assert self.cache.length(seq_id) == len(tokens)
-            assert self.memory.held(seq_id) == tokens
+            pairs = zip(self.memory.held(seq_id), tokens, strict=True)
+            assert all(held in (token, -1) for held, token in pairs)
+            assert not self.memory.lacks(seq_id, len(tokens))
+
+
+class WindowMachine(CacheMachine):
+    window = Window(5, 3)
+
+
+class NarrowMachine(CacheMachine):
+    window = Window(1)
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestWindowMachine, TestNarrowMachine = WindowMachine.TestCase, NarrowMachine.TestCase
+for machine in (TestCacheMachine, TestWindowMachine, TestNarrowMachine):
+    machine.settings = settings(
+        max_examples=150,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 
 
 def filled(length: int, num_pages: int = NUM_PAGES) -> tuple[Memory, dict[int, list[int]]]:

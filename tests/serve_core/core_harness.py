@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from mlc_llm.errors import ContextLengthExceeded
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.batch import Window
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import RequestStreamOutput, TokenData
@@ -132,7 +133,8 @@ class Harness:
         """What the prefix cache keeps is what the pages hold, token by token."""
         cache = self.core.prefix_cache
         for seq_id in (*cache.recycling, *cache.pinned):
-            assert self.runner.tokens_of(seq_id) == cache.tokens(seq_id)
+            pairs = zip(self.runner.tokens_of(seq_id), cache.tokens(seq_id), strict=True)
+            assert all(held in (known, -1) for held, known in pairs)  # -1: outside the window
         if self.core.is_idle:
             assert len(self.runner.sequences) == cache.num_sequences
 
@@ -166,10 +168,12 @@ class Harness:
         return whole[: len(whole) - seen.cut[branch]]
 
 
-def alone(request_id: str, prompt: Sequence[int], **config: Any) -> list[list[int]]:
+def alone(
+    request_id: str, prompt: Sequence[int], window: Window | None = None, **config: Any
+) -> list[list[int]]:
     """The tokens of a request that has a large engine for itself, and no prefix cache."""
     harness = Harness(
-        FakeRunner(num_pages=256, max_num_sequence=16, max_batch_tokens=256),
+        FakeRunner(num_pages=256, max_num_sequence=16, max_batch_tokens=256, window=window),
         EngineConfig(prefix_cache_mode="disable"),
     )
     harness.add(request_id, prompt, **config)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spec_tools import Seer, speculative
 
 from mlc_llm.errors import RequestError
-from mlc_llm.runtime.batch import Batch
+from mlc_llm.runtime.batch import Batch, Window
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.draft_model import DraftModel
 from mlc_llm.serve.core.drafting import PromptLookup
@@ -52,16 +52,21 @@ class CoreMachine(RuleBasedStateMachine):
         cache=st.sampled_from([("radix", None), ("radix", 1), ("radix", 0), ("disable", None)]),
         guesses=st.sampled_from([None, "seer", "lookup", "model"]),
         most=st.integers(1, 8),
+        window=st.sampled_from([None, None, None, Window(1), Window(6), Window(7, 5), Window(30)]),
     )
-    def start(self, mode: Any, cache: Any, guesses: str | None, most: int, **limits: int) -> None:
-        runner = FakeRunner(page_size=4, context_window=60, **limits)
+    def start(
+        self, mode: Any, cache: Any, guesses: Any, most: int, window: Any, **limits: int
+    ) -> None:
+        runner = FakeRunner(page_size=4, context_window=60, window=window, **limits)
+        guesses = None if window else guesses  # the two are refused together
+        self.window = window
         config = EngineConfig(
             prefill_mode=mode,
             prefix_cache_mode=cache[0],
             prefix_cache_max_num_recycling_seqs=cache[1],
         )
         self.harness = harness_of(guesses, most, runner, config)
-        self.can_pin = cache[0] == "radix"
+        self.can_pin = cache[0] == "radix" and window is None
         self.added: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.is_faulty = False
         runner.faults.append(self._fault)
@@ -114,11 +119,11 @@ class CoreMachine(RuleBasedStateMachine):
         if not hasattr(self, "harness"):
             return
         self.harness.run()
-        capacity = self.harness.runner.limits.num_pages * 4
+        capacity = self.harness.runner.limits.capacity
         for name, seen in self.harness.seen.items():
             prompt, config = self.added[name]
             if len(prompt) + 20 <= min(capacity, 60):
-                self._compare(seen.tokens, seen.reasons, alone(name, prompt, **config))
+                self._compare(seen.tokens, seen.reasons, alone(name, prompt, self.window, **config))
 
     def _fault(self, batch: Batch) -> None:
         if self.is_faulty and batch.rows[-1].seq_id % 2 == 0:

@@ -106,13 +106,37 @@ def test_a_step_is_no_longer_than_all_that_can_be_held() -> None:
             {"max_single_sequence_length": 200, "max_total_sequence_length": 100},
             "longer than max_total_sequence_length, 100",
         ),
-        ({"sliding_window_size": 128}, "sliding"),
+        ({"attention_sink_size": 4}, "needs a sliding_window_size"),
+        ({"attention_sink_size": 4, "sliding_window_size": -1}, "needs a sliding_window_size"),
+        (
+            {"sliding_window_size": 128, "speculative_mode": "prompt_lookup"},
+            "not together with speculative_mode",
+        ),
     ],
 )
 def test_given_limits_are_refused_with_the_numbers(given: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidField, match=named) as caught:
         complete_config(EngineConfig(**given), SMALL, 8 * GB)
     assert caught.value.field in given
+
+
+def test_a_window_bounds_the_pages_of_a_sequence() -> None:
+    """What is seen, a page for the ends on both sides, and the tokens of a step."""
+    window = {"sliding_window_size": 100, "attention_sink_size": 4, "prefill_chunk_size": 64}
+    held = 16 * (1 + 7 + 2)
+    for given, total in (
+        ({"mode": "interactive"}, held + 64),
+        ({"mode": "server", "max_num_sequence": 3}, 3 * (held + 64)),
+        ({"mode": "local", "max_single_sequence_length": 50}, 50),
+        ({"max_total_sequence_length": held, "max_single_sequence_length": 4000}, held),
+    ):
+        config, _ = complete_config(EngineConfig(**window, **given), SMALL, 8 * GB)
+        assert config.max_total_sequence_length == total
+    too_few = EngineConfig(
+        **window, max_total_sequence_length=held - 16, max_single_sequence_length=4000
+    )
+    with pytest.raises(InvalidField, match="longer than max_total_sequence_length, 144"):
+        complete_config(too_few, SMALL, 8 * GB)
 
 
 def test_a_given_context_that_does_not_fit_is_refused() -> None:

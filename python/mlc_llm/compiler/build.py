@@ -97,6 +97,7 @@ def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
             "position": ints("m"),
             "tiles": ints("t", 3),
             "page_ids": ints("n"),
+            "window": ints(2),
             "logit_rows": ints("s"),
             "pages": pages,
             "$": {"param_mode": "packed", "effect_mode": "none"},

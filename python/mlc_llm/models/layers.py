@@ -33,6 +33,7 @@ class Step:
     position: Tensor
     tiles: Tensor
     page_ids: Tensor
+    window: Tensor
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
@@ -139,7 +140,7 @@ def attend(
     return op.tensor_ir_op(
         attention(heads, kv_heads, dim, isa, kv_dtype),
         "attention",
-        [rotated, pages, step.position, step.tiles, step.page_ids],
+        [rotated, pages, step.position, step.tiles, step.page_ids, step.window],
         out,
     )
 

@@ -68,10 +68,11 @@ class Llama(nn.Module):  # type: ignore[misc]
         position: Tensor,
         tiles: Tensor,
         page_ids: Tensor,
+        window: Tensor,
         logit_rows: Tensor,
         pages: list[Tensor],
     ) -> Tensor:
-        step = Step(rope, slot, position, tiles, page_ids)
+        step = Step(rope, slot, position, tiles, page_ids, window)
         x = self.embedding(tokens)
         for layer, layer_pages in zip(self.layers, pages, strict=True):
             x = layer(x, step, layer_pages)

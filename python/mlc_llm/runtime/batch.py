@@ -82,6 +82,24 @@ class BatchOutput:
 
 
 @dataclass(frozen=True)
+class Window:
+    """What a token sees of its sequence: the last `size` tokens, itself included, and the first
+    `sinks`. Positions are absolute: no rotation is changed when tokens leave the window."""
+
+    size: int
+    sinks: int = 0
+
+    def unseen(self, length: int, page_size: int) -> range:
+        """Pages, counted in the sequence, that no token from place `length` on sees."""
+        first = -(-self.sinks // page_size)
+        return range(first, max(first, (length - self.size + 1) // page_size))
+
+    def most_pages(self, page_size: int) -> int:
+        """Pages with which a sequence of any length gets on, though it may be a token a step."""
+        return -(-self.sinks // page_size) - (-self.size // page_size) + 2
+
+
+@dataclass(frozen=True)
 class RunnerLimits:
     """What the runner can hold. Filled by the runner, read by the scheduler."""
 
@@ -91,6 +109,18 @@ class RunnerLimits:
     max_batch_tokens: int
     context_window: int
     vocab_size: int
+    window: Window | None = None
+    """None: a token sees all before it. Else pages that nothing can see any more are given back
+    at the end of a run, but for what computing a sequence's last token again needs: a sequence is
+    not forked or rolled back to where it lacks pages."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of one sequence for which the pages are enough."""
+        tokens, window = self.num_pages * self.page_size, self.window
+        if window is not None and window.most_pages(self.page_size) <= self.num_pages:
+            return max(tokens, self.context_window)
+        return tokens
 
 
 class Runner(Protocol):

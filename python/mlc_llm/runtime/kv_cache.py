@@ -2,7 +2,8 @@
 
 Page tables are plain arrays handed to the compiled step as tensors. (TVM's own PagedKVCache was
 measured against this: see docs/performance.md.) A page may belong to several sequences; it is
-shared only while it is full, so that nobody ever writes to a shared page.
+shared only while it is full, so that nobody ever writes to a shared page. With a sliding window a
+sequence gives back the pages that it cannot see any more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import KVInfo
+from mlc_llm.runtime.batch import Window
 
 Ints = npt.NDArray[np.int32]
 Numbers: TypeAlias = "array[int]"
@@ -29,6 +31,12 @@ class SequencePages:
 
     pages: Numbers = field(default_factory=lambda: array("i"))
     length: int = 0
+    gone: range = range(0)
+    """Places in `pages` that were given back; what stands there means nothing."""
+
+    @property
+    def owned(self) -> Numbers:
+        return self.pages[: self.gone.start] + self.pages[self.gone.stop :]
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,7 @@ class Placement:
     position: Ints
     tiles: Ints
     page_ids: Ints
+    """Any id stands for a page that is not seen."""
     longest: int
     """Length of the longest sequence, its new tokens included."""
 
@@ -47,11 +56,16 @@ class KVCache:
     """Page bookkeeping for one model. Not thread safe: one engine thread owns it."""
 
     def __init__(
-        self, info: KVInfo, num_pages: int, max_num_sequence: int, copy_pages: CopyPages
+        self,
+        info: KVInfo,
+        num_pages: int,
+        max_num_sequence: int,
+        copy_pages: CopyPages,
+        window: Window | None = None,
     ) -> None:
         self._page_size, self._tile = info.page_size, info.query_tile
         self._num_pages, self._max_sequences = num_pages, max_num_sequence
-        self._copy_pages = copy_pages
+        self._copy_pages, self._window = copy_pages, window
         self._references = [0] * num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._sequences: dict[int, SequencePages] = {}
@@ -75,22 +89,24 @@ class KVCache:
         """Full pages are shared; a page that is not full is copied. Raises RequestError."""
         source = self._sequences[parent]
         assert 0 < length <= source.length, "fork past the parent's end"
+        self._check_seen(source, length)
         full, rest = divmod(length, self._page_size)
         if rest and not self._free:
             raise RequestError("no free KV page to fork a sequence")
         self.add(child)
-        pages = source.pages[:full]
-        for page in pages:
+        forked = SequencePages(source.pages[:full], length, source.gone)
+        for page in forked.owned:
             self._references[page] += 1
         if rest:
-            pages.append(self._copied(source.pages[full]))
-        self._sequences[child] = SequencePages(pages, length)
+            forked.pages.append(self._copied(source.pages[full]))
+        self._sequences[child] = forked
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
         """Drops the last tokens. A shared page that is full no more is copied."""
         sequence = self._sequences[seq_id]
         assert 0 <= num_tokens <= sequence.length, "rollback past the beginning"
         length = sequence.length - num_tokens
+        self._check_seen(sequence, length)
         kept = self._pages_for(length)
         cut = length % self._page_size and self._references[sequence.pages[kept - 1]] > 1
         freed = any(self._references[page] == 1 for page in sequence.pages[kept:])
@@ -104,9 +120,21 @@ class KVCache:
             sequence.pages[-1] = self._copied(shared)
             self._drop([shared])
 
+    def trim(self, seq_id: int) -> None:
+        """Gives back the pages that neither the last token nor a later one sees."""
+        if self._window is None:
+            return
+        sequence = self._sequences[seq_id]
+        unseen = self._window.unseen(sequence.length - 1, self._page_size)
+        fresh = slice(max(sequence.gone.stop, unseen.start), unseen.stop)
+        if fresh.start < fresh.stop:
+            self._drop(sequence.pages[fresh])
+            sequence.gone = unseen
+            sequence.pages[fresh] = array("i", bytes(4 * (fresh.stop - fresh.start)))
+
     def remove(self, seq_id: int) -> None:
         """Gives the sequence's pages back."""
-        self._drop(self._sequences.pop(seq_id).pages)
+        self._drop(self._sequences.pop(seq_id).owned)
 
     def reset(self) -> None:
         """Drops every sequence."""
@@ -139,12 +167,19 @@ class KVCache:
         counts = [0] * self._num_pages
         for sequence in self._sequences.values():
             assert len(sequence.pages) == self._pages_for(sequence.length), "pages and length"
-            for page in sequence.pages:
+            for page in sequence.owned:
                 counts[page] += 1
         assert counts == self._references, "reference counts"
         assert sorted(self._free) == [p for p, count in enumerate(counts) if count == 0], (
             "free list"
         )
+
+    def _check_seen(self, sequence: SequencePages, length: int) -> None:
+        """AssertionError if the token behind the first `length` would see a page that is gone."""
+        if sequence.gone:
+            assert self._window is not None
+            unseen = self._window.unseen(length, self._page_size)
+            assert sequence.gone.stop <= unseen.stop, "pages are gone that would be seen"
 
     def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
         wanted = [

@@ -12,7 +12,7 @@ import tvm_ffi
 
 from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits
+from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Window
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.memory import zeroed
@@ -23,6 +23,7 @@ from mlc_llm.runtime.staging import Staging
 from mlc_llm.runtime.threads import configure_threads
 
 Array = npt.NDArray[Any]
+MAX_INT32 = 2**31 - 1
 
 
 class ModelRunner:
@@ -37,6 +38,7 @@ class ModelRunner:
         max_num_sequence: int,
         max_batch_tokens: int,
         context_window: int,
+        window: Window | None = None,
     ) -> None:
         """library, weights: folders made by the compiler.
 
@@ -56,7 +58,12 @@ class ModelRunner:
         self._staging = Staging()
         self._sampler = Sampler(self._executable)
         self._copy = self._executable[COPY_PAGES]
-        self._cache = KVCache(self.metadata.kv, num_pages, max_num_sequence, self._copy_pages)
+        self._cache = KVCache(
+            self.metadata.kv, num_pages, max_num_sequence, self._copy_pages, window
+        )
+        seen = zeroed(8).view(np.int32)
+        seen[:] = (window.size, window.sinks) if window else (MAX_INT32, 0)
+        self._window = tvm_ffi.from_dlpack(seen)
         self._limits = RunnerLimits(
             num_pages=num_pages,
             page_size=self.metadata.kv.page_size,
@@ -64,6 +71,7 @@ class ModelRunner:
             max_batch_tokens=max_batch_tokens,
             context_window=context_window,
             vocab_size=self.metadata.vocab_size,
+            window=window,
         )
 
     @property
@@ -96,12 +104,16 @@ class ModelRunner:
         self._check(batch)
         before = {row.seq_id: self._cache.length(row.seq_id) for row in batch.rows}
         try:
-            return self._run(batch)
+            output = self._run(batch)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
             for seq_id, length in before.items():
                 self._cache.rollback(seq_id, self._cache.length(seq_id) - length)
             raise
+        for row in batch.rows:
+            if len(row.samplings) <= 1:  # else a part of it may be rolled back
+                self._cache.trim(row.seq_id)
+        return output
 
     def _run(self, batch: Batch) -> BatchOutput:
         places: list[int] = []
@@ -129,6 +141,7 @@ class ModelRunner:
                 rows = [BatchRow(seq_id, part, ())]
                 logits, _ = self._logits(rows, list(range(len(part))))
                 parts.append(np.from_dlpack(logits).copy())
+                self._cache.trim(seq_id)
         finally:
             self._cache.remove(seq_id)
         return np.concatenate(parts)[:, : self._limits.vocab_size]
@@ -150,7 +163,10 @@ class ModelRunner:
         )
         rope = self._rope.reaching(place.longest)
         self.before_compute()
-        logits = self._forward(tokens, rope, *tensors[:5], self._pages, self._params)
+        *places, logit_tokens = tensors[:5]
+        logits = self._forward(
+            tokens, rope, *places, self._window, logit_tokens, self._pages, self._params
+        )
         return logits, tensors[5:]
 
     def _copy_pages(self, source: list[int], target: list[int]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.runtime.batch import Window
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 
 DEFAULT_UTILIZATION = 0.85
@@ -109,10 +110,11 @@ def complete_config(
     plan = plan_memory(asked, size, free_memory)
     if plan.fit < least_tokens(config):
         raise _too_large(config, size, plan)
+    held = _held(asked, _single(asked), asked.prefill_chunk_size or 0)
     wanted = {
-        "interactive": _single(asked),
-        "local": config.max_single_sequence_length or min(_single(asked), LOCAL_MAX_TOTAL),
-        "server": (asked.max_num_sequence or 1) * _single(asked),
+        "interactive": held,
+        "local": held if config.max_single_sequence_length else min(held, LOCAL_MAX_TOTAL),
+        "server": (asked.max_num_sequence or 1) * held,
     }
     total = config.max_total_sequence_length or min(plan.fit, wanted[asked.mode or "local"])
     return replace(asked, max_total_sequence_length=total), plan
@@ -123,7 +125,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
 
     Raises `InvalidField` for what the model, or another given limit, does not allow.
     """
-    _refuse_unsupported(config)
+    _refuse_windows(config)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
     single = config.max_single_sequence_length or size.context_window
@@ -160,15 +162,34 @@ def plan_memory(asked: EngineConfig, size: ModelSize, free_memory: int) -> Memor
 
 def least_tokens(config: EngineConfig) -> int:
     """Tokens that have to fit, or the config is refused: those that were given, or one page."""
-    given = config.max_total_sequence_length or config.max_single_sequence_length
-    return given or config.kv_cache_page_size
+    if config.max_total_sequence_length:
+        return config.max_total_sequence_length
+    single = config.max_single_sequence_length
+    return _held(config, single) if single else config.kv_cache_page_size
 
 
-def _refuse_unsupported(config: EngineConfig) -> None:
-    for name in ("sliding_window_size", "attention_sink_size"):
-        value = getattr(config, name)
-        if value not in (None, -1, 0):
-            raise InvalidField(name, value, "sliding windows are not supported yet; leave it out")
+def window_of(config: EngineConfig) -> Window | None:
+    """What a token sees, if not everything before it."""
+    size = config.sliding_window_size
+    return None if size in (None, -1) else Window(size, config.attention_sink_size or 0)
+
+
+def _held(config: EngineConfig, single: int, chunk: int = 0) -> int:
+    """Tokens of a sequence of `single` that are in pages at once, with `chunk` new ones."""
+    window = window_of(config)
+    if window is None:
+        return single
+    page = config.kv_cache_page_size
+    return min(single, window.most_pages(page) * page + chunk)
+
+
+def _refuse_windows(config: EngineConfig) -> None:
+    size, sinks = config.sliding_window_size, config.attention_sink_size
+    if window_of(config) is None and sinks:
+        raise InvalidField("attention_sink_size", sinks, "it needs a sliding_window_size")
+    if window_of(config) is not None and config.speculative_mode != "disable":
+        words = f"not together with speculative_mode {config.speculative_mode!r}; leave one out"
+        raise InvalidField("sliding_window_size", size, words)
 
 
 def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
@@ -178,7 +199,7 @@ def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
     if single > size.context_window:
         words = f"the model's context window is {size.context_window} tokens"
         raise InvalidField("max_single_sequence_length", single, words)
-    if total is not None and single > total:
+    if total is not None and _held(config, single) > total:
         words = f"one sequence cannot be longer than max_total_sequence_length, {total}"
         raise InvalidField("max_single_sequence_length", single, words)
 

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mlc_llm.errors import RequestError
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+from mlc_llm.runtime.batch import (
+    Batch,
+    BatchOutput,
+    BatchRow,
+    RunnerLimits,
+    Sampled,
+    Sampling,
+    Window,
+)
 
 Fault = Callable[[Batch], None]
 """Called before a batch is run; raises to make the run fail."""
@@ -50,6 +58,12 @@ class FakeSequence:
 
     pages: list[int] = field(default_factory=list)
     length: int = 0
+    gone: set[int] = field(default_factory=set)
+    """Places in `pages` that were given back."""
+
+    @property
+    def owned(self) -> list[int]:
+        return [page for i, page in enumerate(self.pages) if i not in self.gone]
 
 
 class FakeRunner:
@@ -64,6 +78,7 @@ class FakeRunner:
         max_batch_tokens: int = 64,
         context_window: int = 1024,
         vocab_size: int = 300,
+        window: Window | None = None,
     ) -> None:
         self.limits = RunnerLimits(
             num_pages=num_pages,
@@ -72,6 +87,7 @@ class FakeRunner:
             max_batch_tokens=max_batch_tokens,
             context_window=context_window,
             vocab_size=vocab_size,
+            window=window,
         )
         self.sequences: dict[int, FakeSequence] = {}
         self.batches: list[Batch] = []
@@ -96,27 +112,29 @@ class FakeRunner:
         assert 0 < length <= source.length
         self.add_sequence(child)
         full, rest = divmod(length, self.limits.page_size)
-        pages = source.pages[:full]
-        for page in pages:
+        forked = FakeSequence(source.pages[:full], length, set(source.gone))
+        for page in forked.owned:
             self._pages.share(page)
         if rest:
+            assert full not in source.gone
             copy = self._pages.take()
             self._pages.tokens[copy] = self._pages.tokens[source.pages[full]][:rest]
-            pages.append(copy)
-        self.sequences[child] = FakeSequence(pages, length)
+            forked.pages.append(copy)
+        self.sequences[child] = forked
 
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         sequence = self.sequences[seq_id]
         assert 0 <= num_tokens <= sequence.length
         sequence.length -= num_tokens
         kept = self._pages_for(sequence.length)
+        assert not sequence.gone or kept > max(sequence.gone), "pages are gone that are kept"
         for page in sequence.pages[kept:]:
             self._pages.drop(page)
         del sequence.pages[kept:]
         self._own_last_page(sequence)
 
     def remove_sequence(self, seq_id: int) -> None:
-        for page in self.sequences.pop(seq_id).pages:
+        for page in self.sequences.pop(seq_id).owned:
             self._pages.drop(page)
 
     def run(self, batch: Batch) -> BatchOutput:
@@ -134,15 +152,17 @@ class FakeRunner:
         counts = [0] * self.limits.num_pages
         for sequence in self.sequences.values():
             assert len(sequence.pages) == self._pages_for(sequence.length)
-            for page in sequence.pages:
+            for page in sequence.owned:
                 counts[page] += 1
         assert counts == self._pages.references
         assert sorted(self._pages.free) == [i for i, count in enumerate(counts) if count == 0]
 
     def tokens_of(self, seq_id: int) -> list[int]:
-        """The sequence's tokens, read back from its pages."""
-        sequence = self.sequences[seq_id]
-        found = [token for page in sequence.pages for token in self._pages.tokens[page]]
+        """The sequence's tokens, read back from its pages; -1 for those that are gone."""
+        sequence, size = self.sequences[seq_id], self.limits.page_size
+        found: list[int] = []
+        for i, page in enumerate(sequence.pages):
+            found += [-1] * size if i in sequence.gone else self._pages.tokens[page]
         assert len(found) == sequence.length
         return found
 
@@ -166,7 +186,29 @@ class FakeRunner:
         assert sequence.length <= self.limits.context_window
         tokens = self.tokens_of(row.seq_id)
         first = len(tokens) - len(row.samplings) + 1
-        return [self._sample(tokens[: first + i], one) for i, one in enumerate(row.samplings)]
+        ends = range(first, first + len(row.samplings))
+        seen = [self._seen(tokens[:end]) for end in ends]
+        if len(row.samplings) <= 1:
+            self._trim(sequence)
+        return [self._sample(*pair) for pair in zip(seen, row.samplings, strict=True)]
+
+    def _seen(self, tokens: list[int]) -> list[int]:
+        """What the last of these tokens sees."""
+        window = self.limits.window
+        if window is None:
+            return tokens
+        start = max(len(tokens) - window.size, window.sinks)
+        seen = tokens[: window.sinks] + tokens[start:]
+        assert min(seen) >= 0, "a token is gone that is seen"
+        return [len(tokens), *seen]
+
+    def _trim(self, sequence: FakeSequence) -> None:
+        if self.limits.window is None:
+            return
+        unseen = self.limits.window.unseen(sequence.length - 1, self.limits.page_size)
+        for i in set(unseen) - sequence.gone:
+            self._pages.drop(sequence.pages[i])
+        sequence.gone |= set(unseen)
 
     def _sample(self, tokens: Sequence[int], sampling: Sampling) -> Sampled:
         if self.bad_rows(tokens):

@@ -71,7 +71,8 @@ class Admission:
             raise InvalidField(
                 "debug_config.pinned_system_prompt",
                 True,
-                "the prefix cache is off; set prefix_cache_mode to 'radix'",
+                "nothing could begin with it: set prefix_cache_mode to 'radix', and no "
+                "sliding_window_size",
             )
 
     def _stop_ids(self, config: GenerationConfig) -> frozenset[int]:

@@ -12,6 +12,7 @@ from mlc_llm.runtime.executable import BrokenLibrary
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.params import BrokenParams
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.limits import window_of
 
 if TYPE_CHECKING:
     from mlc_llm.serve.model_args import ModelBundle
@@ -55,4 +56,5 @@ def _runner(library: Path, weights: Path, config: EngineConfig) -> ModelRunner:
         max_num_sequence=config.max_num_sequence,
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
+        window=window_of(config),
     )

@@ -61,7 +61,7 @@ class EngineCore:
         """
         self._runner, self._trace = runner, trace
         limits = runner.limits
-        self._capacity = limits.num_pages * limits.page_size
+        self._capacity = limits.capacity
         self.max_single_sequence_length = min(
             config.max_single_sequence_length or limits.context_window, limits.context_window
         )
@@ -69,7 +69,7 @@ class EngineCore:
             tokenizer,
             limits.vocab_size,
             frozenset(stop_token_ids),
-            can_pin=config.prefix_cache_mode == "radix",
+            can_pin=config.prefix_cache_mode == "radix" and limits.window is None,
             max_prompt_tokens=self.max_single_sequence_length,
         )
         self._scheduler = _scheduler(runner, config)

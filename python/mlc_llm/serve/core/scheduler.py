@@ -37,7 +37,7 @@ class Scheduler:
         limits = runner.limits
         places = min(max_num_sequence, limits.max_num_sequence)
         self._runner = runner
-        self._page_size = limits.page_size
+        self._page_size, self._window = limits.page_size, limits.window
         self._max_batch_tokens = limits.max_batch_tokens
         # A running branch must get one token in every step.
         self._max_running = min(places, limits.max_batch_tokens)
@@ -49,7 +49,11 @@ class Scheduler:
         self._free_ids = list(range(places))  # a heap: the lowest free id is used first
         self.num_preemptions = 0
         self.cache = PrefixCache(
-            self._free, max_num_sequence=places, max_recycling=max_recycling, enabled=prefix_cache
+            self._free,
+            max_num_sequence=places,
+            max_recycling=max_recycling,
+            exact_only=limits.window is not None,
+            enabled=prefix_cache,
         )
 
     @property
@@ -251,7 +255,7 @@ class Scheduler:
         if len(self._running) == self._max_running:
             return None
         donor = _donor(branch)
-        if donor is not None:
+        if donor is not None and self._has_all(donor, _shared(branch)):
             if donor.computed < _shared(branch):
                 return None  # the prompt that it shares is still under way
             origin = Origin("fork", _shared(branch), donor.seq_id)
@@ -272,12 +276,21 @@ class Scheduler:
         One page a running branch is left over, so that it is not preempted at once. A branch that
         is alone can always start: what can never fit was refused when it was added.
         """
-        shared = origin.length // self._page_size
-        needed = self._pages(branch.known) - shared + len(self._running)
+        needed = self._pages(branch.known) - origin.length // self._page_size
+        if self._window is not None:
+            needed = min(needed, self._window.most_pages(self._page_size))
+        needed += len(self._running)
         while not self._has_place(origin) or needed > self._available_pages(plan):
             if not self.cache.evict(origin.source, even_pinned=even_pinned):
                 return even_pinned
         return True
+
+    def _has_all(self, donor: Branch, length: int) -> bool:
+        """Whether a branch that begins with so many tokens would see nothing that is gone."""
+        if self._window is None:
+            return True
+        gone = self._window.unseen(donor.computed - 1, self._page_size)
+        return gone.stop <= self._window.unseen(length, self._page_size).stop
 
     def _has_place(self, origin: Origin) -> bool:
         return bool(self._free_ids) or origin.kind == "reuse"
