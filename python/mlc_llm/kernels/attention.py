@@ -61,10 +61,7 @@ def attention(
     pages       kv_dtype [pages, kv_heads, 2, PAGE * head_dim], holding the new tokens already
     position    int32 [m], place of each token in its sequence
     tiles       int32 [t, 3]: first token row, number of tokens, start of the page list
-    page_ids    int32 [n], the sequences' pages, one list after the other; any page stands for one
-                that is not seen
-    window      int32 [2]: a token sees the last window[0] tokens, itself included, and the first
-                window[1] of its sequence
+    page_ids    int32 [n], the sequences' pages, one list after the other
     out         float32 [m, heads * head_dim]
     """
     L, D, share = isa.lanes, head_dim, heads // kv_heads
@@ -72,15 +69,9 @@ def attention(
     f32, lane = f"float32x{L}", lanes_at(0, L)
     line = LINE_BYTES // {"float16": 2, "float32": 4}[kv_dtype]
 
-    def visible(score: Any, first: Any, position: Any, window: Any) -> Any:
+    def visible(score: Any, first: Any, position: Any) -> Any:
         token = T.ramp(first, 1, L)
-        is_near = T.And(token <= splat(position, L), token > splat(position - window[0], L))
-        is_sink = T.And(token <= splat(position, L), token < splat(window[1], L))
-        return T.Select(T.Or(is_near, is_sink), score, fsplat(MASKED, L))
-
-    def is_seen(first: Any, count: Any, oldest: Any, window: Any) -> Any:
-        """Whether a token at `oldest`, or one after it, sees any of these places before it."""
-        return T.Or(first < window[1], first + count > oldest - window[0] + 1)
+        return T.Select(token <= splat(position, L), score, fsplat(MASKED, L))
 
     def weigh(score: Any, best: Any) -> Any:
         """A masked score weighs exactly nothing, not 2^-126."""
@@ -97,7 +88,6 @@ def attention(
         position: T.handle,
         tiles: T.handle,
         page_ids: T.handle,
-        window: T.handle,
         out: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -110,7 +100,6 @@ def attention(
         POS = T.match_buffer(position, (m,), "int32")
         TILE = T.match_buffer(tiles, (num_tiles, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
-        W = T.match_buffer(window, (2,), "int32")
         O = T.match_buffer(out, (m, heads * D), "float32")
 
         @T.inline
@@ -148,7 +137,6 @@ def attention(
                                 sums[g, r, v, lane],
                                 (first + at * group + g) * PAGE + v * L,
                                 POS[token[r // share]],
-                                W,
                             )
 
         @T.inline
@@ -166,9 +154,8 @@ def attention(
                 weight[r] = reduce_sum(part, L)
 
         @T.inline
-        def values(s, o, h, start, first, count, oldest, tokens, rows):
-            # Places past the newest token, and pages that are not seen, may hold anything: they
-            # are never multiplied.
+        def values(s, o, h, start, first, count, tokens, rows):
+            # Places past the newest token may hold anything: they are never multiplied.
             group = T.meta_var(_at_once(rows, VD, isa))
             sums = T.alloc_buffer((group, rows, L), "float32")
             value = T.alloc_buffer((group, L), "float32")
@@ -177,13 +164,7 @@ def attention(
                     for r in T.unroll(rows):
                         sums[g, r, lane] = fsplat(0.0, L)
                 for p in T.serial(count):
-                    for i in T.serial(
-                        T.Select(
-                            is_seen((first + p) * PAGE, PAGE, oldest, W),
-                            T.min(PAGE, tokens - p * PAGE),
-                            0,
-                        )
-                    ):
+                    for i in T.serial(T.min(PAGE, tokens - p * PAGE)):
                         for g in T.unroll(group):
                             value[g, lane] = T.cast(
                                 P[
@@ -210,7 +191,7 @@ def attention(
             count: T.let[T.int32] = T.min(SECTION, last + 1 - first)
             scores(s, token, h, start, first, count, last, rows)
             softmax(s, best, weight, count, rows)
-            values(s, o, h, start, first, count, POS[token[0]], newest + 1 - first * PAGE, rows)
+            values(s, o, h, start, first, count, newest + 1 - first * PAGE, rows)
 
         @T.inline
         def fold(best, total, o, r, new_best, new_total, new_o, j):
@@ -260,22 +241,11 @@ def attention(
                 clear(best, total, o, r)
             newest: T.let[T.int32] = POS[token[QT - 1]]
             for which in T.serial(sections(newest)):
-                if is_seen(which * SECTION * PAGE, SECTION * PAGE, POS[token[0]], W):
-                    section(
-                        s,
-                        new_o,
-                        new_best,
-                        new_total,
-                        token,
-                        t,
-                        h,
-                        which,
-                        newest // PAGE,
-                        newest,
-                        rows,
-                    )
-                    for r in T.serial(rows):
-                        fold(best, total, o, r, new_best, new_total, new_o, r)
+                section(
+                    s, new_o, new_best, new_total, token, t, h, which, newest // PAGE, newest, rows
+                )
+                for r in T.serial(rows):
+                    fold(best, total, o, r, new_best, new_total, new_o, r)
             for r in T.serial(rows):
                 if r // share < TILE[t, 1]:
                     write(o, total, r, token[r // share], h * share + r % share)
@@ -344,12 +314,7 @@ def attention(
                     if TILE[tile[0], 1] > 1 or width[0] < sections(POS[TILE[tile[0], 0]]):
                         if which[0] == 0:
                             walk(tile[0], unit[0] // width[0], QT * share)
-                    elif T.And(
-                        which[0] < sections(POS[TILE[tile[0], 0]]),
-                        is_seen(
-                            which[0] * SECTION * PAGE, SECTION * PAGE, POS[TILE[tile[0], 0]], W
-                        ),
-                    ):
+                    elif which[0] < sections(POS[TILE[tile[0], 0]]):
                         one(tile[0], unit[0] // width[0], which[0], begin[0] + which[0])
             for t in T.serial(num_tiles):
                 begin = T.alloc_buffer((1,), "int32")
@@ -362,17 +327,16 @@ def attention(
                         o = T.alloc_buffer((1, D), "float32")
                         clear(best, total, o, 0)
                         for which in T.serial(sections(POS[TILE[t, 0]])):
-                            if is_seen(which * SECTION * PAGE, SECTION * PAGE, POS[TILE[t, 0]], W):
-                                fold(
-                                    best,
-                                    total,
-                                    o,
-                                    0,
-                                    part_best,
-                                    part_total,
-                                    part_o,
-                                    (begin[0] + which) * heads + head,
-                                )
+                            fold(
+                                best,
+                                total,
+                                o,
+                                0,
+                                part_best,
+                                part_total,
+                                part_o,
+                                (begin[0] + which) * heads + head,
+                            )
                         write(o, total, 0, TILE[t, 0], head)
 
     return paged_attention
