@@ -19,6 +19,8 @@ from mlc_llm.kernels.vectors import LOG2E, SCHEDULED, lanes_at, splat
 PAGE = 16
 """Tokens a page."""
 ROPE_LANES = 8
+MANY = 8
+"""Tokens from which on a second thread is worth its wake-up."""
 
 
 @cache
@@ -100,8 +102,12 @@ def rope_append(
                     )
 
         with T.sblock("root"):
-            for row in T.serial(m):
-                one_token(row)
+            if m >= MANY:
+                for row in T.parallel(m):
+                    one_token(row)
+            else:
+                for row in T.serial(m):
+                    one_token(row)
 
     return append
 

@@ -21,9 +21,8 @@ from mlc_llm.kernels.scales import minimum_at, scale_at
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
 PREFETCH_BYTES = 10240
-"""How far ahead weights are asked for: the hardware's own prefetching stops at each 4 KiB.
-
-A single row asks as it goes; many rows use a block so long that the next is asked for at once."""
+"""How far ahead weights are asked for: the hardware's own prefetching stops at each 4 KiB. The
+first rows of a block ask as they go; for the others the block is in cache."""
 LINE = LINE_BYTES // 4
 
 
@@ -72,13 +71,13 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
         Y = T.match_buffer(y, (m, n), "float32")
 
         @T.inline
-        def tile(block, row, rows):
+        def tile(block, row, rows, is_first):
             f = T.alloc_buffer((rows, V, L), "float32")
             acc = T.alloc_buffer((P, rows, V, L), "int32")
             w = T.alloc_buffer((V, L), "int32")
             _clear(f, rows, L)
             for g in T.serial(G):
-                if rows == 1:
+                if is_first:
                     _prefetch(W, block, g + ahead, stride // LINE)
                 for r in T.unroll(rows):
                     for v in T.unroll(V):
@@ -107,13 +106,12 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
 
         with T.sblock("root"):
             for block in T.parallel(NB):
-                if m >= MB:
-                    for g in T.serial(G):
-                        _prefetch(W, block + 1, g, stride // LINE)
-                for t in T.serial(m // MB):
-                    tile(block, t * MB, MB)
+                for _ in T.serial(T.min(m // MB, 1)):
+                    tile(block, 0, MB, True)
+                for t in T.serial(T.max(m // MB, 1) - 1):
+                    tile(block, (t + 1) * MB, MB, False)
                 for t in T.serial(m % MB):
-                    tile(block, m - m % MB + t, 1)
+                    tile(block, m - m % MB + t, 1, True)
 
     return integer_matmul
 
@@ -145,12 +143,12 @@ def _dequantised(
         Y = T.match_buffer(y, (m, n), "float32")
 
         @T.inline
-        def tile(block, row, rows):
+        def tile(block, row, rows, is_first):
             f = T.alloc_buffer((rows, V, L), "float32")
             w = T.alloc_buffer((V, L), "float32")
             _clear(f, rows, L)
             for g in T.serial(G):
-                if rows == 1:
+                if is_first:
                     _prefetch(W, block, g + ahead, stride // LINE)
                 for j in T.serial(words):
                     for part in T.unroll(parts):
@@ -173,13 +171,12 @@ def _dequantised(
 
         with T.sblock("root"):
             for block in T.parallel(NB):
-                if m >= MB:
-                    for g in T.serial(G):
-                        _prefetch(W, block + 1, g, stride // LINE)
-                for t in T.serial(m // MB):
-                    tile(block, t * MB, MB)
+                for _ in T.serial(T.min(m // MB, 1)):
+                    tile(block, 0, MB, True)
+                for t in T.serial(T.max(m // MB, 1) - 1):
+                    tile(block, (t + 1) * MB, MB, False)
                 for t in T.serial(m % MB):
-                    tile(block, m - m % MB + t, 1)
+                    tile(block, m - m % MB + t, 1, True)
 
     return dequantised_matmul
 
