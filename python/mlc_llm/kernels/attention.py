@@ -61,7 +61,10 @@ def attention(
     pages       kv_dtype [pages, kv_heads, 2, PAGE * head_dim], holding the new tokens already
     position    int32 [m], place of each token in its sequence
     tiles       int32 [t, 3]: first token row, number of tokens, start of the page list
-    page_ids    int32 [n], the sequences' pages, one list after the other
+    page_ids    int32 [n], the sequences' pages, one list after the other; any page stands for one
+                that is not seen
+    window      int32 [2]: a token sees the last window[0] tokens, itself included, and the first
+                window[1] of its sequence
     out         float32 [m, heads * head_dim]
     """
     L, D, share = isa.lanes, head_dim, heads // kv_heads
@@ -69,9 +72,15 @@ def attention(
     f32, lane = f"float32x{L}", lanes_at(0, L)
     line = LINE_BYTES // {"float16": 2, "float32": 4}[kv_dtype]
 
-    def visible(score: Any, first: Any, position: Any) -> Any:
+    def visible(score: Any, first: Any, position: Any, window: Any) -> Any:
         token = T.ramp(first, 1, L)
-        return T.Select(token <= splat(position, L), score, fsplat(MASKED, L))
+        is_near = T.And(token <= splat(position, L), token > splat(position - window[0], L))
+        is_sink = T.And(token <= splat(position, L), token < splat(window[1], L))
+        return T.Select(T.Or(is_near, is_sink), score, fsplat(MASKED, L))
+
+    def is_seen(first: Any, count: Any, oldest: Any, window: Any) -> Any:
+        """Whether a token at `oldest`, or one after it, sees any of these places before it."""
+        return T.Or(first < window[1], first + count > oldest - window[0] + 1)
 
     def weigh(score: Any, best: Any) -> Any:
         """A masked score weighs exactly nothing, not 2^-126."""
@@ -88,6 +97,7 @@ def attention(
         position: T.handle,
         tiles: T.handle,
         page_ids: T.handle,
+        window: T.handle,
         out: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -100,7 +110,21 @@ def attention(
         POS = T.match_buffer(position, (m,), "int32")
         TILE = T.match_buffer(tiles, (num_tiles, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
+        W = T.match_buffer(window, (2,), "int32")
         O = T.match_buffer(out, (m, heads * D), "float32")
+
+        @T.inline
+        def ask(h, start, p, last):
+            # Behind a sequence's last page come its pages of the next head, then the next sequence.
+            index = T.alloc_buffer((1,), "int32")
+            head = T.alloc_buffer((1,), "int32")
+            index[0] = start + p
+            head[0] = h
+            if p > last:
+                head[0] = T.if_then_else(h + 1 < kv_heads, h + 1, 0)
+                if h + 1 < kv_heads:
+                    index[0] = start + T.min(p - last - 1, last)
+            _ask_for(P, IDS[T.min(index[0], n - 1)], head[0], line, PAGE * D // line)
 
         @T.inline
         def scores(s, token, h, start, first, count, last, rows):
@@ -111,8 +135,7 @@ def attention(
             page = T.alloc_buffer((group,), "int32")
             for at in T.serial((count + group - 1) // group):
                 for g in T.serial(group):
-                    ahead: T.let[T.int32] = T.min(first + at * group + g + AHEAD, last)
-                    _ask_for(P, IDS[start + ahead], h, line, PAGE * D // line)
+                    ask(h, start, first + at * group + g + AHEAD, last)
                 for g in T.unroll(group):
                     page[g] = IDS[start + T.min(first + at * group + g, last)]
                     for r in T.unroll(rows):
@@ -137,6 +160,7 @@ def attention(
                                 sums[g, r, v, lane],
                                 (first + at * group + g) * PAGE + v * L,
                                 POS[token[r // share]],
+                                W,
                             )
 
         @T.inline
@@ -154,8 +178,9 @@ def attention(
                 weight[r] = reduce_sum(part, L)
 
         @T.inline
-        def values(s, o, h, start, first, count, tokens, rows):
-            # Places past the newest token may hold anything: they are never multiplied.
+        def values(s, o, h, start, first, count, oldest, tokens, rows):
+            # Places past the newest token, and pages that are not seen, may hold anything: they
+            # are never multiplied.
             group = T.meta_var(_at_once(rows, VD, isa))
             sums = T.alloc_buffer((group, rows, L), "float32")
             value = T.alloc_buffer((group, L), "float32")
@@ -164,7 +189,13 @@ def attention(
                     for r in T.unroll(rows):
                         sums[g, r, lane] = fsplat(0.0, L)
                 for p in T.serial(count):
-                    for i in T.serial(T.min(PAGE, tokens - p * PAGE)):
+                    for i in T.serial(
+                        T.Select(
+                            is_seen((first + p) * PAGE, PAGE, oldest, W),
+                            T.min(PAGE, tokens - p * PAGE),
+                            0,
+                        )
+                    ):
                         for g in T.unroll(group):
                             value[g, lane] = T.cast(
                                 P[
@@ -191,7 +222,7 @@ def attention(
             count: T.let[T.int32] = T.min(SECTION, last + 1 - first)
             scores(s, token, h, start, first, count, last, rows)
             softmax(s, best, weight, count, rows)
-            values(s, o, h, start, first, count, newest + 1 - first * PAGE, rows)
+            values(s, o, h, start, first, count, POS[token[0]], newest + 1 - first * PAGE, rows)
 
         @T.inline
         def fold(best, total, o, r, new_best, new_total, new_o, j):
@@ -241,11 +272,22 @@ def attention(
                 clear(best, total, o, r)
             newest: T.let[T.int32] = POS[token[QT - 1]]
             for which in T.serial(sections(newest)):
-                section(
-                    s, new_o, new_best, new_total, token, t, h, which, newest // PAGE, newest, rows
-                )
-                for r in T.serial(rows):
-                    fold(best, total, o, r, new_best, new_total, new_o, r)
+                if is_seen(which * SECTION * PAGE, SECTION * PAGE, POS[token[0]], W):
+                    section(
+                        s,
+                        new_o,
+                        new_best,
+                        new_total,
+                        token,
+                        t,
+                        h,
+                        which,
+                        newest // PAGE,
+                        newest,
+                        rows,
+                    )
+                    for r in T.serial(rows):
+                        fold(best, total, o, r, new_best, new_total, new_o, r)
             for r in T.serial(rows):
                 if r // share < TILE[t, 1]:
                     write(o, total, r, token[r // share], h * share + r % share)
@@ -298,7 +340,9 @@ def attention(
                             r, lanes_at(d * L, L)
                         ]
 
-            for u in T.parallel(_spread_units((n // SECTION + num_tiles) * kv_heads)):
+            for u in T.parallel(
+                _spread_units((n // SECTION + num_tiles) * kv_heads, m > num_tiles)
+            ):
                 # Numbers in buffers, not names: a name is spelt out again wherever it is used,
                 # and compiling takes three times as long.
                 unit = T.alloc_buffer((1,), "int32")
@@ -306,7 +350,7 @@ def attention(
                 begin = T.alloc_buffer((1,), "int32")
                 width = T.alloc_buffer((1,), "int32")
                 which = T.alloc_buffer((1,), "int32")
-                unit[0] = _spread(u, (n // SECTION + num_tiles) * kv_heads)
+                unit[0] = _spread(u, (n // SECTION + num_tiles) * kv_heads, m > num_tiles)
                 if unit[0] < (n // SECTION + num_tiles) * kv_heads:
                     find(unit[0], tile, begin, width)
                     unit[0] = unit[0] - begin[0] * kv_heads
@@ -314,7 +358,12 @@ def attention(
                     if TILE[tile[0], 1] > 1 or width[0] < sections(POS[TILE[tile[0], 0]]):
                         if which[0] == 0:
                             walk(tile[0], unit[0] // width[0], QT * share)
-                    elif which[0] < sections(POS[TILE[tile[0], 0]]):
+                    elif T.And(
+                        which[0] < sections(POS[TILE[tile[0], 0]]),
+                        is_seen(
+                            which[0] * SECTION * PAGE, SECTION * PAGE, POS[TILE[tile[0], 0]], W
+                        ),
+                    ):
                         one(tile[0], unit[0] // width[0], which[0], begin[0] + which[0])
             for t in T.serial(num_tiles):
                 begin = T.alloc_buffer((1,), "int32")
@@ -327,33 +376,35 @@ def attention(
                         o = T.alloc_buffer((1, D), "float32")
                         clear(best, total, o, 0)
                         for which in T.serial(sections(POS[TILE[t, 0]])):
-                            fold(
-                                best,
-                                total,
-                                o,
-                                0,
-                                part_best,
-                                part_total,
-                                part_o,
-                                (begin[0] + which) * heads + head,
-                            )
+                            if is_seen(which * SECTION * PAGE, SECTION * PAGE, POS[TILE[t, 0]], W):
+                                fold(
+                                    best,
+                                    total,
+                                    o,
+                                    0,
+                                    part_best,
+                                    part_total,
+                                    part_o,
+                                    (begin[0] + which) * heads + head,
+                                )
                         write(o, total, 0, TILE[t, 0], head)
 
     return paged_attention
 
 
-def _stride(units: Any) -> Any:
-    return T.max(units // SPREAD // 2, 1)
+def _stride(units: Any, is_prompt: Any) -> Any:
+    return T.if_then_else(is_prompt, T.max(units // SPREAD // 2, 1), 1)
 
 
-def _spread_units(units: Any) -> Any:
+def _spread_units(units: Any, is_prompt: Any) -> Any:
     """How many numbers `_spread` takes: a few more than there are units."""
-    return (units + _stride(units) - 1) // _stride(units) * _stride(units)
+    stride = _stride(units, is_prompt)
+    return (units + stride - 1) // stride * stride
 
 
-def _spread(u: Any, units: Any) -> Any:
+def _spread(u: Any, units: Any, is_prompt: Any) -> Any:
     """A different unit for each u; the units of a stretch of u are spread over all the work."""
-    stride = _stride(units)
+    stride = _stride(units, is_prompt)
     columns = (units + stride - 1) // stride
     return u % stride * columns + u // stride
 
