@@ -147,28 +147,28 @@ def reference(
 LENGTHS = (70, 16, 33, 17, 2 * SECTION * PAGE + 3, SECTION * PAGE)
 
 
-def check(isa: Isa, shape: tuple[int, int, int], rows: Rows) -> None:
+def check(isa: Isa, shape: tuple[int, int, int], rows: Rows, window: Window = ALL) -> None:
     heads, kv_heads, head_dim = shape
     cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
     q = queries(rows, heads, head_dim)
-    out = attend(isa, heads, cache, rows, q)
-    expected, bound = reference(heads, cache, rows, q)
+    out = attend(isa, heads, cache, rows, q, window=window)
+    expected, bound = reference(heads, cache, rows, q, window)
     assert (np.abs(out - expected) <= bound).all()
 
 
-def check_alone(isa: Isa, shape: tuple[int, int, int]) -> None:
+def check_alone(isa: Isa, shape: tuple[int, int, int], window: Window = ALL) -> None:
     """Every token of a prefill, decoded alone, gives the very bits."""
     heads, kv_heads, head_dim = shape
     cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
     edge = SECTION * PAGE
     rows = [(0, 3, 70), (1, 0, 16), (2, 32, 33), (4, edge - 2, 2 * edge + 3), (5, edge - 3, edge)]
-    out = attend(isa, heads, cache, rows, queries(rows, heads, head_dim))
+    out = attend(isa, heads, cache, rows, queries(rows, heads, head_dim), window=window)
     first = 0
     for index, start, end in rows:
         count = end - start
         for i in sorted({0, min(1, count - 1), count // 2, max(0, count - 2), count - 1}):
             token = [(index, start + i, start + i + 1)]
-            alone = attend(isa, heads, cache, token, queries(token, heads, head_dim))
+            alone = attend(isa, heads, cache, token, queries(token, heads, head_dim), window=window)
             assert alone[0].tobytes() == out[first + i].tobytes(), f"token {start + i}"
         first += count
 
