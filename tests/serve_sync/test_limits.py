@@ -139,6 +139,21 @@ def test_a_window_bounds_the_pages_of_a_sequence() -> None:
         complete_config(too_few, SMALL, 8 * GB)
 
 
+def test_the_model_s_own_window() -> None:
+    """It holds where the config says nothing; -1 switches it off."""
+    size = replace(SMALL, sliding_window=64, attention_sinks=4)
+    for given, window in (
+        ({}, (64, 4)),
+        ({"attention_sink_size": 0}, (64, 0)),
+        ({"sliding_window_size": 32}, (32, None)),
+        ({"sliding_window_size": -1}, (-1, None)),
+    ):
+        config, _ = complete_config(EngineConfig(**given), size, 8 * GB)  # type: ignore[arg-type]
+        assert (config.sliding_window_size, config.attention_sink_size) == window
+    with pytest.raises(InvalidField, match="not together with"):
+        complete_config(EngineConfig(speculative_mode="prompt_lookup"), size, 8 * GB)
+
+
 def test_a_given_context_that_does_not_fit_is_refused() -> None:
     config, plan = complete_config(EngineConfig(), SMALL, GB // 3)
     assert config.max_total_sequence_length == plan.fit < 8192

@@ -37,6 +37,9 @@ class ModelSize:
     """As the kernels hold them, not as the file does."""
     kv_element_bytes: int = 4
     """Of one key or value element in a page."""
+    sliding_window: int = -1
+    """Of the model's own config; -1: none."""
+    attention_sinks: int = 0
     draft: ModelSize | None = None
     """The model that guesses tokens for this one, where there is one; it has as many pages."""
 
@@ -106,6 +109,7 @@ def complete_config(
     Raises `InvalidField` for a given limit that the model or the memory does not allow, `UserError`
     when not even one page fits.
     """
+    config = with_model_window(config, size)
     asked = infer_limits(config, size)
     plan = plan_memory(asked, size, free_memory)
     if plan.fit < least_tokens(config):
@@ -125,6 +129,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
 
     Raises `InvalidField` for what the model, or another given limit, does not allow.
     """
+    config = with_model_window(config, size)
     _refuse_windows(config)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
@@ -166,6 +171,18 @@ def least_tokens(config: EngineConfig) -> int:
         return config.max_total_sequence_length
     single = config.max_single_sequence_length
     return _held(config, single) if single else config.kv_cache_page_size
+
+
+def with_model_window(config: EngineConfig, size: ModelSize) -> EngineConfig:
+    """The config with the model's own window where it leaves that open."""
+    if config.sliding_window_size is not None or size.sliding_window < 1:
+        return config
+    sinks = config.attention_sink_size
+    return replace(
+        config,
+        sliding_window_size=size.sliding_window,
+        attention_sink_size=size.attention_sinks if sinks is None else sinks,
+    )
 
 
 def window_of(config: EngineConfig) -> Window | None:

@@ -53,6 +53,9 @@ class ModelBundle:
     """From all the places where the model states them."""
     defaults: GenerationConfig
     """Merged under every request's config."""
+    sliding_window: int = -1
+    """Tokens that a token sees, as mlc-chat-config.json has it; -1: all."""
+    attention_sinks: int = 0
 
 
 def open_model(model: str | None = None) -> ModelBundle:
@@ -85,6 +88,8 @@ def open_model(model: str | None = None) -> ModelBundle:
         context_window=_context_window(gguf, chat),
         stop_token_ids=_stop_token_ids(tokenizer, chat, named, generation),
         defaults=_with_stop_strs(defaults, template),
+        sliding_window=-1 if chat is None else chat.sliding_window_size,
+        attention_sinks=0 if chat is None else max(chat.attention_sink_size, 0),
     )
 
 

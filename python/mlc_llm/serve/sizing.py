@@ -40,6 +40,8 @@ def model_size(bundle: ModelBundle) -> ModelSize:
         context_window=bundle.context_window,
         weight_bytes=packed_bytes(plan, bundle.gguf.tensors),
         kv_element_bytes=np.dtype(isa.kv_dtype).itemsize,
+        sliding_window=bundle.sliding_window,
+        attention_sinks=bundle.attention_sinks,
     )
 
 
