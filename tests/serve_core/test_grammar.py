@@ -6,6 +6,7 @@ import json
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from grammar_tools import (
     PADDED,
@@ -75,6 +76,22 @@ def test_forced_tokens_are_what_the_mask_allows_and_what_the_tokenizer_writes(
             if not text_of(forced).startswith("\ufffd"):  # else it begins inside a character
                 assert tokenizer().encode(text_of(forced)) == forced
             break
+
+
+def test_forced_tokens_are_remembered_as_long_as_they_hold() -> None:
+    """A matcher that was asked before says the same as one that never was."""
+    value = regex("[xy]the hello there of the then[xy] and another")
+    matcher, rng, tokens = matcher_of(value), np.random.default_rng(1), []
+    while not matcher.is_finished:
+        fresh = matcher_of(value)
+        for token in tokens:
+            fresh.accept(token)
+        forced, expected = matcher.forced_tokens(), fresh.forced_tokens()
+        assert expected[: len(forced)] == forced and bool(forced) == bool(expected)
+        choices = allowed_ids(matcher.mask())
+        assert not forced or choices == forced[:1]
+        tokens.append(int(rng.choice(choices)))
+        matcher.accept(tokens[-1])
 
 
 def test_json_stands_on_one_line_and_most_of_it_is_forced() -> None:

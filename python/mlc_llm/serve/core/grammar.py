@@ -175,8 +175,6 @@ class GrammarMatcher:
         self._mask: bytes | None = mask
         self._forced: deque[int] = deque()
         """What comes next whatever the model says, as far as it was asked for."""
-        self._wait = 0
-        """Tokens until it is asked for again."""
 
     @property
     def is_finished(self) -> bool:
@@ -206,16 +204,13 @@ class GrammarMatcher:
         self._tried(lambda library: library.consume_token(token_id))
         self._tokens.append(token_id)
         self._mask = None
-        self._wait = max(self._wait - 1, 0)
         if self._forced and self._forced.popleft() != token_id:
-            self._wait = len(self._forced) // 64
             self._forced.clear()
 
     def forced_tokens(self) -> list[int]:
         """The tokens that the model's tokenizer would write next whatever the model says, or the
         first of them where there are many."""
-        # A long text is cut into tokens once, and seldom again when others are chosen.
-        if not self._forced and not self._wait:
+        if not self._forced:  # a long text is not cut into tokens anew for each of them
             self._forced.extend(self._tried(lambda library: library.compute_ff_tokens()))
         return list(islice(self._forced, MAX_FORCED))
 
