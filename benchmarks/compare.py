@@ -25,11 +25,12 @@ from typing import Any
 
 from common import configuration
 from compared_models import MODELS, OTHER_SIZES, model_file, sizes_of, write_random
-from figures import AVX2, FAST, OURS, TITLES, markdown, speeds, table
+from figures import AVX2, FAST, OURS
 from ours_side import Ours
 from peers import KINDS, make_peer
 from peers.base import Missing, Side, Trial
 from peers.llama_cpp import LlamaAvx2
+from report import block, text, write_block
 from rounds import Clock, Results, add_limits, attempt, speed_round
 
 FIGURES = ("speed", "avx2", "context", "growth", "cold", "compile", "memory", "python")
@@ -65,6 +66,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("compare.json"), help="all samples")
     parser.add_argument("--plots", type=Path, help="folder for plots (needs matplotlib)")
+    parser.add_argument("--docs", type=Path, help="document whose marked part is written anew")
     parser.add_argument("--report", type=Path, help="measure nothing, read an earlier --out")
     arguments = parser.parse_args(given)
     if arguments.report is None and arguments.peer_dir is None:
@@ -214,16 +216,6 @@ class Comparison:
             self.arguments.out.write_text(json.dumps(asdict(self.results), indent=1))
 
 
-def report(results: Results) -> str:
-    """The configuration, the table of figures, and every speed."""
-    lines = [f"  {name:14s} {value}" for name, value in results.configuration.items()]
-    lines += [f"  not measured   {key}: {reason}" for key, reason in results.missing.items()]
-    lines += ["", markdown(table(results))]
-    for model in results.samples:
-        lines += ["", TITLES[model], "", speeds(results, model)]
-    return "\n".join(lines)
-
-
 def main() -> None:
     arguments = parse()
     if arguments.report is not None:
@@ -236,11 +228,16 @@ def main() -> None:
         comparison.run()
         results.configuration["loads"] = ", ".join(f"{load:.1f}" for load in results.loads)
         arguments.out.write_text(json.dumps(asdict(results), indent=1))
-    print(report(results))
+    print(text(results))
+    drawn: list[Path] = []
     if arguments.plots is not None:
         from plots import draw_all  # matplotlib is an extra
 
-        draw_all(results, arguments.plots)
+        drawn = draw_all(results, arguments.plots)
+    if arguments.docs is not None:
+        folder = arguments.docs.resolve().parent
+        addresses = [os.path.relpath(plot.resolve(), folder) for plot in drawn]
+        write_block(arguments.docs, block(results, addresses))
 
 
 if __name__ == "__main__":

@@ -64,8 +64,11 @@ def speeds(results: Results, model: str) -> str:
     return "\n".join(lines)
 
 
+_BATCHES = ("8 streams", "32 streams")
+
+
 def _is_speed(what: str) -> bool:
-    return what.startswith(("prefill", "decode")) or what.endswith(" streams")
+    return what in ("decode", "prefill 128", "prefill 512", "prefill 2048", *_BATCHES)
 
 
 # --- ratios ---------------------------------------------------------------------------------
@@ -137,10 +140,11 @@ def files_of(model: str) -> tuple[str, ...]:
 
 def decode_rows(results: Results) -> Iterator[Row]:
     what, figure = "decode", "single-stream decode"
-    if rates := values(results, (ONE_B, what, OURS)):
+    rates = values(results, (ONE_B, what, OURS))
+    limits = values(results, (ONE_B, f"{what}, limits", "bandwidth"))
+    if rates and limits:
         sizes = results.facts[f"sizes {ONE_B}"]
         read = (sizes["weights"] + DECODE_DEPTH * sizes["kv_per_token"]) / 1e9
-        limits = values(results, (ONE_B, f"{what}, limits", "bandwidth"))
         share = Ratio.of([rate * read for rate in rates], limits)
         text = f"{share.percent} of {Spread.of(limits)} GB/s, {read * 1e3:.0f} MB a token"
         row = "≥ 90 % of read bandwidth ÷ bytes a token"
@@ -219,7 +223,8 @@ def attention_rows(results: Results) -> Iterator[Row]:
     """From the times of whole steps: what a deeper context adds is reading its keys and values."""
     for model in (ONE_B, DEFAULT):
         steps = curve(results, model, "step at context ")
-        if not steps:
+        limits = values(results, (model, "contexts, limits", "bandwidth"))
+        if not steps or not limits:
             continue
         shallow, deepest = min(steps), max(steps)
         kv = results.facts[f"sizes {model}"]["kv_per_token"]
@@ -228,7 +233,6 @@ def attention_rows(results: Results) -> Iterator[Row]:
             rates = [
                 added / max(a - b, 1e-9) for a, b in zip(steps[depth], steps[shallow], strict=False)
             ]
-            limits = values(results, (model, "contexts, limits", "bandwidth"))
             share = Ratio.of(rates, limits)
             text = f"{share.percent} of {Spread.of(limits)} GB/s"
             figure = f"attention in decode at context {depth}, {TITLES[model]}"
@@ -252,7 +256,7 @@ def compile_rows(results: Results) -> Iterator[Row]:
         spread = Spread.of(first)
         note = f"{spread} s to the first byte, all included"
         yield Row("first compile, default model", "≤ 20 s", note, spread.median <= 20)
-    if second := values(results, (DEFAULT, "first start, other sizes", OURS)):
+    if first and (second := values(results, (DEFAULT, "first start, other sizes", OURS))):
         ratio = Ratio.of(second, first)
         note = f"{ratio} times the first: {Spread.of(second)} s; "
         new = results.facts["libraries for other sizes"]

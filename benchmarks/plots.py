@@ -66,7 +66,7 @@ def _bars(axis: Any, results: Results, model: str, tests: list[str]) -> None:
             reach = [[s.median - s.low for s in spreads], [s.high - s.median for s in spreads]]
             colour = COLOURS[side]
             axis.bar(places, middle, 0.13, yerr=reach, color=colour, label=side, capsize=2)
-    axis.set_xticks(range(len(tests)), tests, fontsize=8)
+    axis.set_xticks(range(len(tests)), tests, fontsize=7)
     axis.tick_params(axis="y", labelsize=8)
 
 

@@ -17,6 +17,7 @@ from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial
 from peers.ik_llama import IkLlama
 from peers.llama_cpp import batched_speed
+from report import BEGIN, END, block, write_block
 from rounds import Clock, Results, attempt, speed_round
 
 from mlc_llm.loader.gguf import GGUFFile
@@ -71,6 +72,18 @@ def test_a_row_without_a_peer_is_not_measured() -> None:
 def test_tables_are_markdown() -> None:
     assert markdown([Row("a", "b", "c", False)]).splitlines()[-1] == "| a | b | c | **no** |"
     assert "| decode | 2.00 (2.00 to 2.00) | – |" in speeds(_two_tests(), ONE_B)
+
+
+def test_the_marked_part_of_a_document_is_written_anew(tmp_path: Path) -> None:
+    document = tmp_path / "doc.md"
+    document.write_text(f"before\n{BEGIN} -->\nold\n{END}\nafter\n")
+    write_block(document, block(_two_tests(), ["plots/a.png"]))
+    written = document.read_text()
+    assert written.startswith(f"before\n{BEGIN} -->\n") and written.endswith(f"{END}\nafter\n")
+    assert "![a](plots/a.png)" in written and "| prefill 512 |" in written and "old" not in written
+    document.write_text("no marks")
+    with pytest.raises(ValueError, match="marks"):
+        write_block(document, "")
 
 
 def _two_tests() -> Results:
