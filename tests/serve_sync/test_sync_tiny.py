@@ -67,6 +67,22 @@ def test_text_does_not_depend_on_the_company(
     assert "preempt (0)" in narrow.trace_recorder.dump_json()
 
 
+def test_a_window_of_few_pages(tiny: Path, engine: SyncMLCEngine) -> None:
+    """Answers far longer than the pages, in company and alone; not those without a window."""
+    window = {"sliding_window_size": 24, "attention_sink_size": 4, "max_num_sequence": 4}
+    config = GenerationConfig(temperature=1.0, seed=5, max_tokens=100)
+    few, many = (
+        SyncMLCEngine(str(tiny), "cpu", engine_config=EngineConfig(**window, **more))
+        for more in (
+            {"max_total_sequence_length": 80, "prefill_chunk_size": 20},
+            {"max_total_sequence_length": 2048},
+        )
+    )
+    alone = [many.generate(prompt, config)[0][0] for prompt in PROMPTS]
+    assert few.generate(PROMPTS, config)[0] == alone
+    assert alone != [engine.generate(prompt, config)[0][0] for prompt in PROMPTS]
+
+
 def test_logprobs_go_with_the_text(engine: SyncMLCEngine) -> None:
     config = GenerationConfig(temperature=0, max_tokens=12, n=2, logprobs=True, top_logprobs=4)
     texts, logprobs = engine.generate("The cat", config)
@@ -124,6 +140,8 @@ def test_mlc_chat_config_comes_first(tiny: Path, tmp_path: Path) -> None:
         "quantization": "q4f16_1",
         "vocab_size": 300,
         "context_window_size": 64,
+        "sliding_window_size": 48,
+        "attention_sink_size": 2,
         "temperature": 0.5,
         "eos_token_id": 9,
         "conv_template": "chatml",
@@ -134,6 +152,8 @@ def test_mlc_chat_config_comes_first(tiny: Path, tmp_path: Path) -> None:
     assert bundle.context_window == 64 and 9 in bundle.stop_token_ids
     assert bundle.defaults.given == {"temperature": 0.5, "top_p": 0.5}
     engine = SyncMLCEngine(str(tmp_path))
+    complete = engine.engine_config
+    assert (complete.sliding_window_size, complete.attention_sink_size) == (48, 2)
     request = engine.create_request("a", data.TextData("x"), GenerationConfig(top_p=0.75))
     assert request.generation_config.given == {"temperature": 0.5, "top_p": 0.75}
 
