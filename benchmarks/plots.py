@@ -47,7 +47,8 @@ def _speeds(results: Results, model: str) -> Any:
     for axis, (title, tests) in zip(axes, PANELS, strict=True):
         _bars(axis, results, model, [test for test in tests if results.sides(model, test)])
         axis.set_title(title, fontsize=9)
-    handles = {h.get_label(): h for axis in axes for h in axis.containers if h.get_label()}
+    bars = [bar for axis in axes for bar in axis.containers if bar.get_label() in COLOURS]
+    handles = {bar.get_label(): bar for bar in bars}
     figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=6, fontsize=8)
     figure.suptitle(TITLES[model], fontsize=10)
     figure.tight_layout(rect=(0, 0.07, 1, 1))

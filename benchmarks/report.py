@@ -11,11 +11,23 @@ from rounds import Results
 BEGIN, END = "<!-- compare: begin", "<!-- compare: end -->"
 
 
+BUSY = 1.0
+"""Load above the number of threads that is not ours any more."""
+
+
+def disturbance(results: Results) -> list[str]:
+    """A warning if others computed during the rounds."""
+    most = max(results.loads, default=0.0)
+    if most <= int(results.configuration.get("threads", "2")) + BUSY:
+        return []
+    return [f"**Others computed meanwhile (load up to {most:.1f}): this run proves nothing.**", ""]
+
+
 def text(results: Results) -> str:
     """The configuration, what is missing, the table of figures, and every speed."""
     lines = [f"  {name:14s} {value}" for name, value in results.configuration.items()]
     lines += [f"  not measured   {key}: {reason}" for key, reason in results.missing.items()]
-    return "\n".join([*lines, "", *_tables(results)])
+    return "\n".join([*lines, "", *disturbance(results), *_tables(results)])
 
 
 def block(results: Results, plots: Sequence[str]) -> str:
@@ -24,7 +36,8 @@ def block(results: Results, plots: Sequence[str]) -> str:
     lines += [f"* {name}: {value}" for name, value in results.configuration.items()]
     lines += [f"* not measured: {key}: {reason}" for key, reason in results.missing.items()]
     pictures = [f"![{Path(plot).stem}]({plot})" for plot in plots]
-    return "\n".join([*lines, "", *_tables(results), "", *pictures])
+    lines += ["", *disturbance(results), *_tables(results), "", *pictures]
+    return "\n".join(lines)
 
 
 def _tables(results: Results) -> list[str]:

@@ -17,7 +17,7 @@ from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial
 from peers.ik_llama import IkLlama
 from peers.llama_cpp import batched_speed
-from report import BEGIN, END, block, write_block
+from report import BEGIN, END, block, disturbance, text, write_block
 from rounds import Clock, Results, attempt, speed_round
 
 from mlc_llm.loader.gguf import GGUFFile
@@ -84,6 +84,12 @@ def test_the_marked_part_of_a_document_is_written_anew(tmp_path: Path) -> None:
     document.write_text("no marks")
     with pytest.raises(ValueError, match="marks"):
         write_block(document, "")
+
+
+def test_a_busy_machine_is_named() -> None:
+    calm, busy = Results(loads=[0.5, 2.4]), Results(loads=[2.0, 7.5])
+    assert not disturbance(calm)
+    assert "load up to 7.5" in text(busy)
 
 
 def _two_tests() -> Results:
