@@ -155,7 +155,7 @@ def plan_memory(asked: EngineConfig, size: ModelSize, free_memory: int) -> Memor
         utilization=asked.gpu_memory_utilization,
         weights=size.weight_bytes,
         activations=_activations(size, asked.prefill_chunk_size),
-        # The logits, the sampler's scratch and the raw copies; softmax of one row in float64.
+        # The logits, the sampler's scratch and copies of raw rows; masks and edits of a step.
         logits=12 * (asked.max_num_sequence + drafts) * size.vocab_size + 16 * size.vocab_size,
         # The table doubles as it grows, so it may be twice as long as what needs it.
         rope=2 * 4 * size.head_dim * _single(asked),
