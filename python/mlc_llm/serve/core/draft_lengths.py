@@ -19,8 +19,9 @@ REFRESH = 64
 """Drafted steps until a plain one is measured again."""
 EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
 """Every so many drafted steps, one of another size, by so many guesses."""
-WEIGHT = 0.2
-"""Of the newest time in the moving averages."""
+RISE, FALL = 0.1, 0.5
+"""Of the way to a longer or a shorter time that was just measured. So what is remembered is the
+time of a step that nothing disturbs, which can be compared with others from other moments."""
 HOPE = 0.9
 """What a size that was never measured is expected to take, of what its neighbours do: steps are not
 even in their size, so it is worth a try where it would be good."""
@@ -61,16 +62,15 @@ class StepTimes:
         return self._samples.get(tokens, 0)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step took so long. One slow step (the machine was busy) counts for little."""
+        """A step took so long."""
         known = self._seconds.get(tokens)
         self._samples[tokens] = self.samples(tokens) + 1
         if known is None:
             bisect.insort(self._sizes, tokens)
             self._seconds[tokens] = seconds
-        elif self.samples(tokens) == 2:  # the first time also made room for this size
-            self._seconds[tokens] = min(known, seconds)
         else:
-            self._seconds[tokens] = known + WEIGHT * (min(seconds, 2 * known) - known)
+            weight = RISE if seconds > known else FALL
+            self._seconds[tokens] = known + weight * (min(seconds, 2 * known) - known)
 
     def estimate(self, tokens: int) -> float:
         """Measured, or between what was measured; 0 while nothing was."""
