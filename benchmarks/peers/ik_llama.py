@@ -18,7 +18,10 @@ configure_file("${HERE}/build-info.cpp.in" "${HERE}/build-info.cpp")
 
 
 class IkLlama(LlamaCpp):
-    """Weights are repacked when they are loaded (-rtr), as its authors advise for CPUs."""
+    """Weights are repacked when they are loaded (-rtr), as its authors advise for CPUs.
+
+    Its flash attention aborts on several sequences with heads of 64, so it is off there.
+    """
 
     name = "ik_llama.cpp"
     package, release = "ik-llama-cpp-python", "0.1.5"
@@ -34,6 +37,8 @@ class IkLlama(LlamaCpp):
     )
     build = "ik-build"
     bench_options = ("-rtr", "1")
+    batched_options = ("-rtr", "-no-fa")
+    cold_options = ("-w", "0")
 
     def complete(self, source: Path) -> None:
         """The archive lacks the script that writes down what was built."""

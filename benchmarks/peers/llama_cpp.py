@@ -33,8 +33,11 @@ class LlamaCpp:
     source = Path("vendor", "llama.cpp")
     programs: tuple[str, ...] = ("llama-bench", "llama-batched-bench", "llama-quantize")
     options: tuple[str, ...] = CMAKE_OPTIONS + NATIVE
+    flags = "native"
     build = "build"
     bench_options: tuple[str, ...] = ()
+    batched_options: tuple[str, ...] = ()
+    cold_options: tuple[str, ...] = ("--no-warmup",)
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.folder, self.threads = folder, threads
@@ -45,7 +48,7 @@ class LlamaCpp:
             source = source_archive(self.folder, self.package, self.release) / self.source
             self.complete(source)
             cmake_build(self.folder / self.build, source, self.options, self.programs)
-        return f"{self.package} {self.release}, {self.options[len(CMAKE_OPTIONS)]}"
+        return f"{self.package} {self.release}, built here: {self.flags}"
 
     def complete(self, source: Path) -> None:
         """Add to the sources what the archive lacks: nothing."""
@@ -62,7 +65,7 @@ class LlamaCpp:
 
     def cold_start(self, model: Path) -> float:
         """A 16-token prompt to the end of the process: its output would be one token."""
-        once = ("-p", "16", "-n", "0", "-r", "1", "--no-warmup", *self.bench_options)
+        once = ("-p", "16", "-n", "0", "-r", "1", *self.cold_options, *self.bench_options)
         return timed([self.bin / "llama-bench", "-m", model, "-t", str(self.threads), *once])
 
 
@@ -71,6 +74,7 @@ class LlamaAvx2(LlamaCpp):
 
     name = "llama.cpp, AVX2"
     options = CMAKE_OPTIONS + AVX2
+    flags = "AVX2, no AVX-512"
     programs = ("llama-bench",)
     build = "build-avx2"
 
@@ -97,7 +101,8 @@ class LlamaSession:
         context = test.streams * (test.depth + test.tokens)
         sizes = {"-c": context, "-npp": test.depth, "-ntg": test.tokens, "-npl": test.streams}
         options = [str(part) for pair in sizes.items() for part in pair]
-        text = self._run("llama-batched-bench", [*options, "-tb", str(self._side.threads)])
+        options += ["-tb", str(self._side.threads), *self._side.batched_options]
+        text = self._run("llama-batched-bench", options)
         return batched_speed(text, test.streams)
 
     def _run(self, program: str, options: Sequence[str]) -> str:
