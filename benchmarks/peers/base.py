@@ -66,11 +66,15 @@ class Side(Protocol):
 
 
 def run(
-    command: Sequence[str | Path], *, path: str | None = None, limit: float | None = None
+    command: Sequence[str | Path],
+    *,
+    path: str | None = None,
+    limit: float | None = None,
+    both: bool = False,
 ) -> str:
     """Standard output of a program; Missing with the end of its complaint if it fails.
 
-    limit: seconds after which it has failed.
+    limit: seconds after which it has failed. both: what it says on standard error too.
     """
     environment = os.environ | ({"PATH": path} if path else {})
     text = [str(part) for part in command]
@@ -83,7 +87,7 @@ def run(
     if done.returncode != 0:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-3:]
         raise Missing(f"{Path(text[0]).name} failed ({done.returncode}): {' | '.join(last)[:300]}")
-    return done.stdout
+    return done.stdout + (done.stderr if both else "")
 
 
 def timed(command: Sequence[str | Path]) -> float:

@@ -102,12 +102,12 @@ class LlamaSession:
         sizes = {"-c": context, "-npp": test.depth, "-ntg": test.tokens, "-npl": test.streams}
         options = [str(part) for pair in sizes.items() for part in pair]
         options += ["-tb", str(self._side.threads), *self._side.batched_options]
-        text = self._run("llama-batched-bench", options)
+        text = self._run("llama-batched-bench", options, both=True)
         return batched_speed(text, test.streams)
 
-    def _run(self, program: str, options: Sequence[str]) -> str:
+    def _run(self, program: str, options: Sequence[str], *, both: bool = False) -> str:
         common = ("-m", self._model, "-t", str(self._side.threads))
-        return run([self._side.bin / program, *common, *options], limit=LIMIT)
+        return run([self._side.bin / program, *common, *options], limit=LIMIT, both=both)
 
 
 def batched_speed(text: str, streams: int) -> float:
