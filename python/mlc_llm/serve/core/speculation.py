@@ -40,14 +40,18 @@ class Lengths(Protocol):
     def failed(self) -> None: ...
 
 
+Kind = tuple[int, int]
+"""Guesses that are about equally good: the offer's own kind, and how free the model's choice is."""
+
+
 @dataclass
 class _Record:
     """What is known of one branch's guesses."""
 
     branch: Branch
-    kind: int = 0
+    kind: Kind = (0, 0)
     """Of its last offer."""
-    acceptance: dict[int, Acceptance] = field(default_factory=dict)
+    acceptance: dict[Kind, Acceptance] = field(default_factory=dict)
     """By kind."""
 
 
@@ -68,7 +72,7 @@ class Speculator:
         self._scheduler = scheduler
         self._max_length = max_length
         self._records: dict[tuple[int, int], _Record] = {}
-        self._by_kind: dict[int, Acceptance] = {}
+        self._by_kind: dict[Kind, Acceptance] = {}
         self._has_warned = False
 
     def draft(self, plan: Plan) -> None:
@@ -133,10 +137,11 @@ class Speculator:
         record = self._records.get(branch.key)
         if record is None:
             record = self._records[branch.key] = _Record(branch)
-        record.kind = offer.kind
-        return offer.length, self._acceptance(record, offer.kind).rate
+        freedom = round(2 * min(branch.request.config.temperature, 2.0))
+        record.kind = (offer.kind, freedom)
+        return offer.length, self._acceptance(record, record.kind).rate
 
-    def _acceptance(self, record: _Record, kind: int) -> Acceptance:
+    def _acceptance(self, record: _Record, kind: Kind) -> Acceptance:
         found = record.acceptance.get(kind)
         if found is None:
             prior = self._by_kind.setdefault(kind, Acceptance())
