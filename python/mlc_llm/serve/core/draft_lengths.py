@@ -99,6 +99,8 @@ class DraftLengths:
         self._pause = FIRST_PAUSE
         self._quiet = 0
         self._turn = 0
+        self._refused: Sequence[tuple[int, float]] | None = None
+        """Offers that did not pay: most steps bring the same, and are not worth a second look."""
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None:
         """A step of so many rows and drafted tokens took so long."""
@@ -123,12 +125,15 @@ class DraftLengths:
         if self._quiet < 0:
             self._quiet += 1
             return nothing
+        self._quiet += 1
+        if offers == self._refused and self._quiet < self._pause:
+            return nothing
         places = self._places(offers)
         speed, count = self._best(places, len(offers), cost)
         if speed > MARGIN * rows / self.times.estimate(rows):
-            self._pause, self._quiet = FIRST_PAUSE, 0
+            self._pause, self._quiet, self._refused = FIRST_PAUSE, 0, None
             return _lengths(places[: self._varied(count, len(places))], rows)
-        self._quiet += 1
+        self._refused = offers
         if self._quiet < self._pause:
             return nothing
         self._quiet, self._pause = 0, min(2 * self._pause, LAST_PAUSE)
