@@ -39,6 +39,7 @@ from mlc_llm.models.layers import Step, attend
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.model_runner import allocate_pages
 from mlc_llm.runtime.rope import RopeTable
+from mlc_llm.runtime.staging import Staging
 from mlc_llm.runtime.threads import configure_threads
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
@@ -142,14 +143,14 @@ def our_step() -> Callable[[], float]:
     cache.add(0)
     table = RopeTable(1e5 ** -(np.arange(0, DIM, 2, dtype=np.float32) / DIM))
     x = tvm.runtime.tensor(np.ones((1, WIDTH), np.float32))
-    tensor = tvm.runtime.tensor
+    staging = Staging()
 
     def step() -> float:
         start = time.perf_counter()
         place = cache.place([(0, 1)])
         rope = table.reaching(place.longest)
-        tables = (place.slot, place.position, place.tiles, place.page_ids)
-        run(x, rope, *(tensor(array) for array in tables), pages)
+        tables = ((place.slot, 0), (place.position, 0), (place.tiles, 3), (place.page_ids, 0))
+        run(x, rope, *staging.tensors(*tables), pages)
         return time.perf_counter() - start
 
     return step

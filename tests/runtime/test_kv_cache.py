@@ -48,7 +48,7 @@ class Memory:
             found = self.slots.reshape(-1, PAGE)[pages].reshape(-1)[:length].tolist()
             seen = self.seen(length - n, length)
             assert [found[i] for i in seen] == [held[seq_id][i] for i in seen]
-            self.check_tiles(place.tiles, first, n, listed)
+            self.check_tiles(np.reshape(place.tiles, (-1, 3)), first, n, listed)
             first, listed = first + n, listed + count
         assert listed == len(place.page_ids)
 

@@ -1,6 +1,7 @@
 """What the engine core and the model runner say to each other: ids and lists, no TVM.
 
-The core fills a `Batch`, the runner answers with a `BatchOutput` of the same length.
+The core fills a `Batch`, the runner answers with a `BatchOutput` of the same length. Nobody changes
+any of these once it is made. (Not `frozen`, which would make them cost thrice as much.)
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+GREEDY = 1e-5
+"""The temperature from which on downwards the most likely token is taken."""
 
-@dataclass(frozen=True)
+
+@dataclass(slots=True)
 class Sampling:
-    """How one next token is chosen. Filled by the core, read by the runner.
+    """How one next token is chosen. Filled by the core, read by the runner, which takes the same
+    object for the same choice: `token_counts` may only grow while no `Sampling` with it is used
+    again.
 
     Order: bias, repetition penalty, presence and frequency penalty, mask, temperature, top-k,
     top-p, min-p, draw. `uniform` is the one random number of the draw, so the same numbers give
@@ -20,7 +26,7 @@ class Sampling:
     """
 
     temperature: float = 1.0
-    """At or below 1e-5 the most likely token is taken."""
+    """At or below GREEDY the most likely token is taken, and no random number counts."""
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all."""
@@ -40,7 +46,7 @@ class Sampling:
     """-1: no log-probability; k >= 0: that of the token and of the k most likely (k <= 20)."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BatchRow:
     """New tokens of one sequence. They are appended to its KV pages after those already there."""
 
@@ -54,14 +60,14 @@ class BatchRow:
     would give, bit for bit."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Batch:
     """One step of work: sum of tokens <= `RunnerLimits.max_batch_tokens`, one row a sequence."""
 
     rows: Sequence[BatchRow]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Sampled:
     """The outcome of one `Sampling`. Filled by the runner, read by the core."""
 
@@ -74,7 +80,7 @@ class Sampled:
     """Set when this one failed (NaN or infinite logits); `token_id` means nothing then."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class BatchOutput:
     """One entry a row of the batch, with one `Sampled` for each of the row's samplings."""
 

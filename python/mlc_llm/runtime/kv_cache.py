@@ -11,16 +11,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple, TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import KVInfo
 from mlc_llm.runtime.batch import Window
 
-Ints = npt.NDArray[np.int32]
 Numbers: TypeAlias = "array[int]"
 CopyPages = Callable[[list[int], list[int]], None]
 
@@ -39,14 +35,14 @@ class SequencePages:
         return self.pages[: self.gone.start] + self.pages[self.gone.stop :]
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a step's tokens go and what they see; shapes in `model_lib.py`."""
+class Placement(NamedTuple):
+    """Where a step's tokens go and what they see, as `model_lib.py` says."""
 
-    slot: Ints
-    position: Ints
-    tiles: Ints
-    page_ids: Ints
+    slot: Numbers
+    position: Numbers
+    tiles: Numbers
+    """Three a tile."""
+    page_ids: Numbers
     """Any id stands for a page that is not seen."""
     longest: int
     """Length of the longest sequence, its new tokens included."""
@@ -147,20 +143,20 @@ class KVCache:
         Raises RequestError before any change if there are too few.
         """
         self._reserve(rows)
-        slot, position, tiles, page_ids = (array("i") for _ in range(4))
-        size = self._page_size
+        slot, position, tiles, page_ids = array("i"), array("i"), array("i"), array("i")
+        size, longest = self._page_size, 0
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
-            first_row, pages = len(position), sequence.pages
-            new = range(sequence.length, sequence.length + n)
+            pages, new = sequence.pages, range(sequence.length, sequence.length + n)
+            for start in range(0, n, self._tile):
+                first = len(position) + start
+                tiles.extend((first, min(self._tile, n - start), len(page_ids)))
             slot.extend([pages[at // size] * size + at % size for at in new])
             position.extend(new)
-            for start in range(0, n, self._tile):
-                tiles.extend((first_row + start, min(self._tile, n - start), len(page_ids)))
             page_ids.extend(pages)
             sequence.length += n
-        slots, positions, spans, ids = map(_numpy, (slot, position, tiles, page_ids))
-        return Placement(slots, positions, spans.reshape(-1, 3), ids, max(position) + 1)
+            longest = max(longest, sequence.length)
+        return Placement(slot, position, tiles, page_ids, longest)
 
     def check_integrity(self) -> None:
         """AssertionError unless every page is owned as often as its count says, or free once."""
@@ -182,14 +178,17 @@ class KVCache:
             assert sequence.gone.stop <= unseen.stop, "pages are gone that would be seen"
 
     def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
-        wanted = [
-            self._pages_for(self._sequences[s].length + n) - len(self._sequences[s].pages)
-            for s, n in rows
-        ]
-        if sum(wanted) > len(self._free):
-            raise RequestError(f"{sum(wanted)} KV pages needed, {len(self._free)} are free")
-        for (seq_id, _), count in zip(rows, wanted, strict=True):
-            self._sequences[seq_id].pages.extend(self._take() for _ in range(count))
+        wanted, size = 0, self._page_size
+        for seq_id, n in rows:
+            sequence = self._sequences[seq_id]
+            wanted += -(-(sequence.length + n) // size) - len(sequence.pages)
+        if wanted > len(self._free):
+            raise RequestError(f"{wanted} KV pages needed, {len(self._free)} are free")
+        if wanted:
+            for seq_id, n in rows:
+                sequence = self._sequences[seq_id]
+                while len(sequence.pages) * size < sequence.length + n:
+                    sequence.pages.append(self._take())
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
@@ -209,8 +208,3 @@ class KVCache:
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free.append(page)
-
-
-def _numpy(numbers: Numbers) -> Ints:
-    """A view, not a copy."""
-    return np.frombuffer(numbers, np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,22 @@ import tvm_ffi
 
 from mlc_llm.errors import RequestError
 from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Window
+from mlc_llm.runtime.batch import (
+    Batch,
+    BatchOutput,
+    BatchRow,
+    RunnerLimits,
+    Sampled,
+    Sampling,
+    Window,
+)
 from mlc_llm.runtime.executable import Executable
-from mlc_llm.runtime.kv_cache import KVCache
+from mlc_llm.runtime.kv_cache import KVCache, Placement
 from mlc_llm.runtime.memory import zeroed
 from mlc_llm.runtime.params import ordered_params, read_params
 from mlc_llm.runtime.rope import RopeTable
 from mlc_llm.runtime.sampler import Choice, Sampler
-from mlc_llm.runtime.staging import Staging
+from mlc_llm.runtime.staging import Numbers, Staging, Table
 from mlc_llm.runtime.threads import configure_threads
 
 Array = npt.NDArray[Any]
@@ -57,13 +66,13 @@ class ModelRunner:
         a good moment to wake the threads that would otherwise get in the way."""
         self._staging = Staging()
         self._sampler = Sampler(self._executable)
+        self._choice = Choice.of([], self.metadata.vocab_size)
+        """Of the last step; a greedy one mostly serves the next as well."""
         self._copy = self._executable[COPY_PAGES]
         self._cache = KVCache(
             self.metadata.kv, num_pages, max_num_sequence, self._copy_pages, window
         )
-        seen = zeroed(8).view(np.int32)
-        seen[:] = (window.size, window.sinks) if window else (MAX_INT32, 0)
-        self._window = tvm_ffi.from_dlpack(seen)
+        self._window = _seen(window)
         self._limits = RunnerLimits(
             num_pages=num_pages,
             page_size=self.metadata.kv.page_size,
@@ -102,31 +111,34 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> BatchOutput:
         self._check(batch)
-        before = {row.seq_id: self._cache.length(row.seq_id) for row in batch.rows}
-        try:
-            output = self._run(batch)
-        except BaseException:
-            # Nothing has happened: the core may run the rows again, one by one.
-            for seq_id, length in before.items():
-                self._cache.rollback(seq_id, self._cache.length(seq_id) - length)
-            raise
-        for row in batch.rows:
-            if len(row.samplings) <= 1:  # else a part of it may be rolled back
-                self._cache.trim(row.seq_id)
-        return output
-
-    def _run(self, batch: Batch) -> BatchOutput:
-        places: list[int] = []
-        end = 0
+        samplings: list[Sampling] = []
+        places, end = array("i"), 0
         for row in batch.rows:
             end += len(row.token_ids)
-            places += range(end - len(row.samplings), end)
-        choice = Choice.of(
-            [s for row in batch.rows for s in row.samplings], self._limits.vocab_size
-        )
-        logits, rest = self._logits(batch.rows, places, choice.arrays)
-        samples = iter(self._sampler.choose(logits, choice, rest))
-        return BatchOutput([[next(samples) for _ in row.samplings] for row in batch.rows])
+            places.extend(range(end - len(row.samplings), end))
+            samplings += row.samplings
+        if not self._choice.is_for(samplings):
+            self._choice = Choice.of(samplings, self._limits.vocab_size)
+        samples = self._run(batch.rows, places, self._choice)
+        answers, start = [], 0
+        for row in batch.rows:
+            answers.append(samples[start : start + len(row.samplings)])
+            start += len(row.samplings)
+            if len(row.samplings) <= 1:  # else a part of it may be rolled back
+                self._cache.trim(row.seq_id)
+        return BatchOutput(answers)
+
+    def _run(self, rows: Sequence[BatchRow], places: Numbers, choice: Choice) -> list[Sampled]:
+        """places: tokens behind which one is chosen."""
+        placement = self._place(rows)
+        try:
+            logits, rest = self._logits(rows, placement, places, choice.tables)
+            return self._sampler.choose(logits, choice, rest)
+        except BaseException:
+            # Nothing has happened: the core may run the rows again, one by one.
+            for row in rows:
+                self._cache.rollback(row.seq_id, len(row.token_ids))
+            raise
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Array:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
@@ -139,47 +151,58 @@ class ModelRunner:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 rows = [BatchRow(seq_id, part, ())]
-                logits, _ = self._logits(rows, list(range(len(part))))
+                places = array("i", range(len(part)))
+                logits, _ = self._logits(rows, self._place(rows), places)
                 parts.append(np.from_dlpack(logits).copy())
                 self._cache.trim(seq_id)
         finally:
             self._cache.remove(seq_id)
         return np.concatenate(parts)[:, : self._limits.vocab_size]
 
+    def _place(self, rows: Sequence[BatchRow]) -> Placement:
+        return self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
+
     def _logits(
-        self, rows: Sequence[BatchRow], logit_rows: list[int], more: Sequence[Array] = ()
+        self,
+        rows: Sequence[BatchRow],
+        place: Placement,
+        places: Numbers,
+        more: Sequence[Table] = (),
     ) -> tuple[Any, list[Any]]:
-        """Logits of some tokens, and the arrays `more` as tensors: all go in at once, while the
-        code that does it is in the processor's caches."""
-        place = self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
-        tokens, *tensors = self._staging.tensors(
-            np.asarray([token for row in rows for token in row.token_ids], np.int32),
-            place.slot,
-            place.position,
-            place.tiles,
-            place.page_ids,
-            np.asarray(logit_rows, np.int32),
+        """Logits behind the tokens at `places`, and the tables `more` as tensors: all go in at
+        once, while the code that does it is in the processor's caches."""
+        tokens = array("i")
+        for row in rows:
+            tokens.extend(row.token_ids)
+        tensors = self._staging.tensors(
+            (tokens, 0),
+            (place.slot, 0),
+            (place.position, 0),
+            (place.tiles, 3),
+            (place.page_ids, 0),
+            (places, 0),
             *more,
         )
         rope = self._rope.reaching(place.longest)
         self.before_compute()
-        *places, logit_tokens = tensors[:5]
+        ids, *where, logit_rows = tensors[:6]
         logits = self._forward(
-            tokens, rope, *places, self._window, logit_tokens, self._pages, self._params
+            ids, rope, *where, self._window, logit_rows, self._pages, self._params
         )
-        return logits, tensors[5:]
+        return logits, tensors[6:]
 
     def _copy_pages(self, source: list[int], target: list[int]) -> None:
-        indices = (np.asarray(ids, np.int32) for ids in (source, target))
+        indices = [(array("i", ids), 0) for ids in (source, target)]
         self._copy(*self._staging.tensors(*indices), self._pages)
 
     def _check(self, batch: Batch) -> None:
-        total = sum(len(row.token_ids) for row in batch.rows)
-        assert 0 < total <= self._limits.max_batch_tokens, f"batch of {total} tokens"
+        total, vocab_size = 0, self._limits.vocab_size
         for row in batch.rows:
+            total += len(row.token_ids)
             assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
-            if not all(0 <= token < self._limits.vocab_size for token in row.token_ids):
-                raise RequestError(f"token id outside 0 to {self._limits.vocab_size - 1}")
+            if not 0 <= min(row.token_ids) <= max(row.token_ids) < vocab_size:
+                raise RequestError(f"token id outside 0 to {vocab_size - 1}")
+        assert 0 < total <= self._limits.max_batch_tokens, f"batch of {total} tokens"
 
 
 def allocate_pages(info: KVInfo, num_pages: int) -> Any:
@@ -191,6 +214,13 @@ def allocate_pages(info: KVInfo, num_pages: int) -> Any:
         memory = zeroed(size).view(info.dtype)
         tensors.append(tvm_ffi.from_dlpack(memory.reshape(shape)))
     return tvm_ffi.convert(tensors)
+
+
+def _seen(window: Window | None) -> Any:
+    """`forward`'s tensor `window`; without a window a token sees all before it."""
+    seen = zeroed(8).view(np.int32)
+    seen[:] = (window.size, window.sinks) if window else (MAX_INT32, 0)
+    return tvm_ffi.from_dlpack(seen)
 
 
 def _nothing() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -13,37 +15,44 @@ from mlc_llm.model_lib import EDIT_LOGITS, SAMPLE, TOP_TOKENS
 from mlc_llm.runtime.batch import Sampled, Sampling
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.logit_processor import Edits
+from mlc_llm.runtime.staging import Table, table
 
 Array = npt.NDArray[Any]
 NOT_FINITE = "the model produced logits that are not finite"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Choice:
     """How tokens are chosen from rows of logits, ready for compiled code before these exist."""
 
     samplings: Sequence[Sampling]
-    asked: list[int]
+    tables: list[Table]
+    """`sample`'s options and top_k; rows for `top_tokens` if any; `edit_logits`' if any."""
+    asked: Sequence[int]
     """Rows of which log-probabilities are wanted."""
     edited: set[int]
-    arrays: list[Array]
-    """`sample`'s options and top_k; rows for `top_tokens` if any; `edit_logits`' if any."""
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], vocab_size: int) -> Choice:
         """Raises RequestError for an edit of a token that is not in the vocabulary."""
+        options, top_k, asked = array("f"), array("i"), array("i")
+        for i, one in enumerate(samplings):
+            options.extend((one.temperature, one.top_p, one.min_p, one.uniform))
+            top_k.append(one.top_k)
+            if one.top_logprobs >= 0:
+                asked.append(i)
         edits = Edits.of(samplings)
-        asked = [i for i, sampling in enumerate(samplings) if sampling.top_logprobs >= 0]
-        options = [(s.temperature, s.top_p, s.min_p, s.uniform) for s in samplings]
-        arrays: list[Array] = [
-            np.asarray(options, np.float32).reshape(-1, 4),
-            np.asarray([s.top_k for s in samplings], np.int32),
-        ]
+        edited = edits.rows
+        tables: list[Table] = [(options, 4), (top_k, 0)]
         if asked:
-            arrays.append(np.asarray(asked, np.int32))
-        if edits.rows:
-            arrays += edits.arrays(vocab_size)
-        return cls(samplings, asked, edits.rows, arrays)
+            tables.append((asked, 0))
+        if edited:
+            tables += map(table, edits.arrays(vocab_size))
+        return cls(samplings, tables, asked, edited)
+
+    def is_for(self, samplings: Sequence[Sampling]) -> bool:
+        """Whether these are the very samplings that it was made of."""
+        return len(samplings) == len(self.samplings) and all(map(is_, samplings, self.samplings))
 
 
 class Sampler:
@@ -56,7 +65,7 @@ class Sampler:
     def choose(self, logits: Any, choice: Choice, tensors: Sequence[Any]) -> list[Sampled]:
         """A token for each row of logits [s, padded_vocab], which are edited in place.
 
-        tensors: those of `choice.arrays`.
+        tensors: those of `choice.tables`.
         """
         if not choice.samplings:
             return []
