@@ -116,6 +116,17 @@ def test_an_old_processor(
     assert "remark: the fastest kernels, vnni, need features missing here: avx512f" in out
 
 
+def test_an_old_arm_processor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    monkeypatch.setattr("mlc_llm.compiler.target.cpu_flags", lambda: frozenset({"asimd"}))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "portable (the best for this machine)" in out
+    assert "remark: the fastest kernels, i8mm, need features missing here: asimddp i8mm" in out
+
+
 def test_a_library_that_does_not_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import arm_tools
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -22,21 +23,20 @@ HALF_ULP = 2.0**-24
 
 
 def each_isa() -> Callable[[Any], Any]:
-    """Parametrises `isa`; what this machine cannot run is skipped by name."""
-    lacking = {name: missing_features(name) for name in ISAS}
+    """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
+    skipped by name."""
     return pytest.mark.parametrize(
-        "isa",
-        [
-            pytest.param(
-                isa,
-                id=name,
-                marks=pytest.mark.skipif(
-                    bool(lacking[name]), reason=f"no {', '.join(lacking[name])} here"
-                ),
-            )
-            for name, isa in ISAS.items()
-        ],
+        "isa", [pytest.param(isa, id=name, marks=_marks(isa)) for name, isa in ISAS.items()]
     )
+
+
+def _marks(isa: Isa) -> list[pytest.MarkDecorator]:
+    lacking = ", ".join(missing_features(isa.name))
+    if not lacking:
+        return []
+    missing = arm_tools.missing_programs() if isa in arm_tools.ARM else "emulator for it"
+    reason = f"no {lacking} here, and no {missing}"
+    return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]
 
 
 def accumulated(operations: int) -> float:
@@ -47,6 +47,8 @@ def accumulated(operations: int) -> float:
 @cache
 def build(func: tvm.tirx.PrimFunc, isa: Isa) -> Callable[..., None]:
     """The compiled kernel on NumPy arrays: arrays that it changed are changed in place."""
+    if missing_features(isa.name):
+        return arm_tools.emulated(func, isa)
     kernel = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))["k"]
 
     def call(*arrays: Array) -> None:
@@ -88,10 +90,10 @@ def parts(quantised: Array) -> tuple[Array, Array, Array]:
 
 
 def integers(isa: Isa, words: Array) -> Array:
-    """The 16-bit values int64 [m, groups, group] of packed activations, as `isa.py` lays them."""
+    """The 16-bit values int64 [m, groups, group] of packed activations, as `dot.py` lays them."""
     m, groups, count = words.shape
     quads = count // 2  # words a plane: group / 4
-    if isa.name == "vnni":
+    if isa.sums == 2:
         octets = words.view(np.int8).reshape(m, groups, 2, quads, 4).astype(np.int64)
         values = 256 * octets[:, :, 0] + octets[:, :, 1]  # [m, groups, quads, byte]
         return values.transpose(0, 1, 3, 2).reshape(m, groups, -1)

@@ -30,6 +30,17 @@ def test_reads_the_kernels_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.memory_free is None
 
 
+def test_reads_arm_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(
+        "processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd asimddp sve i8mm\n"
+        "CPU implementer\t: 0x41\n\nprocessor\t: 1\nFeatures\t: fp asimd\n"
+    )
+    monkeypatch.setattr(machine, "_CPUINFO", cpuinfo)
+    assert machine.cpu_flags() == {"fp", "asimd", "asimddp", "sve", "i8mm"}
+    assert machine.describe().features == ("asimd", "asimddp", "i8mm", "sve")
+
+
 def test_a_system_without_those_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(machine, "_MEMINFO", tmp_path / "none")

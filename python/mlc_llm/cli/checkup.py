@@ -19,9 +19,6 @@ from mlc_llm.support.files import cache_dir
 
 DISTRIBUTION = "mlc-llm"
 
-FASTEST = "vnni"
-"""The kernels a newer x86 processor gets."""
-
 LOADED = ("tvm", "tvm_ffi_orcjit")
 """Native libraries that may be installed and still not load."""
 
@@ -101,7 +98,7 @@ def _look_at_choice(report: Report) -> None:
     """Kernels and threads, as the compiler and the runtime choose them here."""
     try:
         # Only this look needs TVM: a doctor must be able to say that TVM does not load.
-        from mlc_llm.compiler.target import choose, missing_features, target_for
+        from mlc_llm.compiler.target import choose, fastest, missing_features, target_for
         from mlc_llm.runtime.threads import configure_threads
 
         chosen = choose()
@@ -117,11 +114,10 @@ def _look_at_choice(report: Report) -> None:
         "target": str(target_for(chosen.isa)),
         "threads": str(threads),
     }
-    if chosen.isa.name != FASTEST and not chosen.forced:
-        lacking = " ".join(missing_features(FASTEST))
-        report.remarks.append(
-            f"the fastest kernels, {FASTEST}, need features missing here: {lacking}"
-        )
+    best = fastest().name
+    if chosen.isa.name != best and not chosen.forced:
+        lacking = " ".join(missing_features(best))
+        report.remarks.append(f"the fastest kernels, {best}, need features missing here: {lacking}")
 
 
 def _look_at_cache(report: Report) -> None:

@@ -34,10 +34,15 @@ from mlc_llm.models.config import ModelConfig
 from mlc_llm.models.registry import MODELS
 
 
-def build_library(config: ModelConfig, isa: Isa, folder: Path) -> None:
-    """Compiles into `folder`, which exists. Raises CompileError with TVM's own message."""
+def build_library(
+    config: ModelConfig, isa: Isa, folder: Path, *, triple: str | None = None
+) -> None:
+    """Compiles into `folder`, which exists; for this system, or for that of an LLVM triple.
+
+    Raises CompileError with TVM's own message.
+    """
     model = MODELS[config.architecture](config, isa, isa.kv_dtype)
-    target = target_for(isa)
+    target = target_for(isa, triple)
     try:
         module, params = model.export_tvm(_specs(config, isa))
         executable = relax.build(module, target=target)

@@ -1,7 +1,7 @@
 """Prepares a matrix's input: RMS normalisation or SiLU gating, then 16-bit quantisation.
 
 For integer kernels it becomes int32 [m, k/group, group/2 + 2]; of each group (of `fmt.group`):
-* group/2 words, two planes of 16-bit values, laid out as `isa.py` says
+* group/2 words, two planes of 16-bit values, laid out as `dot.py` says
 * the bits of the float32 scale: value = scale * integer
 * the sum of the integers, for weights with an offset or a minimum
 For float kernels it stays float32 [m, k].
@@ -15,7 +15,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from mlc_llm.kernels.isa import VNNI, Isa
+from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.vectors import (
     LOG2E,
     SCHEDULED,
@@ -42,7 +42,7 @@ def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
         part = value & splat(T.int32(mask), lanes)
         return part if shift == 0 else T.shift_left(part, splat(T.int32(shift), lanes))
 
-    if isa is not VNNI:
+    if isa.sums == 1:
         return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
     if plane == 0:  # high bytes, rounded so that the low byte is signed
         q = [T.shift_right(v + splat(T.int32(128), lanes), splat(T.int32(8), lanes)) for v in q]

@@ -21,7 +21,7 @@ class Isa:
     row_tile: int
     """Activation rows whose sums stay in registers together."""
     sums: int
-    """Integer sums a row and vector (see `dot.py`)."""
+    """Integer sums a row and vector: 2 with activations as planes of bytes (see `dot.py`)."""
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
 
@@ -33,5 +33,8 @@ class Isa:
 
 VNNI = Isa("vnni", integer=True, lanes=16, row_tile=4, sums=2, half=True)
 AVX2 = Isa("avx2", integer=True, lanes=8, row_tile=2, sums=1, half=True)
+I8MM = Isa("i8mm", integer=True, lanes=4, row_tile=1, sums=2, half=True)
+DOTPROD = Isa("dotprod", integer=True, lanes=4, row_tile=1, sums=2, half=True)
 PORTABLE = Isa("portable", integer=False, lanes=8, row_tile=2, sums=0, half=False)
-ISAS = {isa.name: isa for isa in (VNNI, AVX2, PORTABLE)}
+ISAS = {isa.name: isa for isa in (VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
+"""By name; of those that a machine can run the first is the fastest."""

@@ -13,7 +13,7 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.activation import quantized_width
-from mlc_llm.kernels.dot import dot, weight_values, word_parts
+from mlc_llm.kernels.dot import bias, dot, weight_values, word_parts
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.prefetch import LINE_BYTES, prefetch
@@ -44,7 +44,7 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
     L, MB, G, P = isa.lanes, isa.row_tile, k // fmt.group, isa.sums
     V, NB, words, stride = BLOCK // L, n // BLOCK, fmt.words, fmt.stride
     f32, lane, ahead = f"float32x{L}", lanes_at(0, L), max(1, PREFETCH_BYTES // (4 * stride))
-    xscale, xsum = fmt.group // 2, fmt.group // 2 + 1
+    xscale, xsum, offset = fmt.group // 2, fmt.group // 2 + 1, fmt.offset - bias(isa, fmt)
 
     def step(acc: Any, word: Any, x: Any, row: Any, g: Any, j: Any, p: Any) -> Any:
         return dot(isa, fmt, acc, word, lambda i: x[row, g, i], j, p)
@@ -53,8 +53,8 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
         exact = acc[0, r, v, lane]
         if P == 2:
             exact = T.shift_left(exact, splat(T.int32(8), L)) + acc[1, r, v, lane]
-        if fmt.offset:
-            exact = exact - splat(added * T.int32(fmt.offset), L)
+        if offset:
+            exact = exact - splat(added * T.int32(offset), L)
         return T.cast(exact, f32)
 
     def group_sum(f: Any, exact: Any, scale: Any, minimum: Any, xd: Any, added: Any) -> Any:
