@@ -150,8 +150,8 @@ class RequestStreamOutput:
     def _check_shape(self, n: int) -> None:
         """Our own bugs only: groups of one length, one logprob a token, usage alone."""
         assert (n == 0) == (self.request_final_usage_json_str is not None)
-        groups = (self.group_finish_reason, self.group_extra_prefix_string, self.group_cut_bytes)
-        assert all(len(group) == n for group in groups)
+        assert len(self.group_finish_reason) == len(self.group_cut_bytes) == n
+        assert len(self.group_extra_prefix_string) == n
         logprobs = self.group_delta_logprob_json_strs
         if logprobs is not None:
             assert [len(one) for one in logprobs] == [

@@ -201,11 +201,13 @@ class EngineCore:
             self._note_lookup(branch.request, origin)
         if not plan.rows:
             return []
-        self._note_rows(plan, "start")
+        if self._trace is not None:
+            self._note_rows(plan, "start")
         start = _now()
         samples = self._run_rows(plan)
         plan.run_seconds = _now() - start
-        self._note_rows(plan, "finish")
+        if self._trace is not None:
+            self._note_rows(plan, "finish")
         self._scheduler.pace.learn(
             plan.draft_seconds + plan.run_seconds,
             prompt_tokens=plan.prompt_tokens,
@@ -249,22 +251,24 @@ class EngineCore:
                 self._scheduler.publish(branch)
             self._commit(plan, row, branch, several, now)
         self._record(plan)
-        touched = dict.fromkeys(branch.request for branch in plan.branches)
-        return [output for state in touched for output in self._report(state)]
+        outputs: Outputs = []
+        for state in dict.fromkeys([branch.request for branch in plan.branches]):
+            outputs += self._report(state)
+        return outputs
 
     def _commit(
         self, plan: Plan, row: BatchRow, branch: Branch, samples: Sequence[Sampled], now: float
     ) -> None:
         """Take in a row's samples, and end the branch if they end it."""
         metrics, known, start = branch.request.metrics, branch.known, _now()
-        jumped = metrics.jump_forward_tokens
+        drafts, jumped = drafts_of(row), metrics.jump_forward_tokens
         metrics.saw_token(now)
         try:
-            end = self._postprocessor.commit_row(branch, drafts_of(row), samples)
+            end = self._postprocessor.commit_row(branch, drafts, samples)
         except RequestError as error:
             self._fail(branch.request, str(error))
             return
-        if drafts_of(row):
+        if drafts:
             plan.verdicts.append(self._scheduler.settle(branch, row, known))
         if metrics.jump_forward_tokens > jumped:
             forced = metrics.jump_forward_tokens - jumped
@@ -279,7 +283,7 @@ class EngineCore:
         self._recorder.record_step(
             plan.draft_seconds + plan.run_seconds,
             prefill_tokens=plan.prompt_tokens,
-            decode_tokens=plan.decoding + sum(verdict.kept for verdict in plan.verdicts),
+            decode_tokens=plan.decoding + sum([verdict.kept for verdict in plan.verdicts]),
             is_drafted=bool(plan.verdicts),
         )
         if plan.verdicts:
@@ -359,8 +363,6 @@ class EngineCore:
     def _note_rows(self, plan: Plan, end: str) -> None:
         """One end of the stretch in which the requests of a plan compute: `prefill`, `verify` with
         guesses to check, or `decode`."""
-        if self._trace is None:
-            return
         kinds = {branch.request: "decode" for branch in plan.branches}
         pairs = zip(plan.branches, plan.rows, strict=True)
         kinds |= {branch.request: "verify" for branch, row in pairs if drafts_of(row)}

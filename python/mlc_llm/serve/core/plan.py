@@ -23,7 +23,7 @@ class Verdict:
     """Whether the model said something else; else the branch ended, or all of them came true."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Plan:
     """One step of work: `rows[i]` belongs to `branches[i]`."""
 
@@ -66,7 +66,8 @@ class Plan:
 
 def drafts_of(row: BatchRow) -> Sequence[int]:
     """The guesses at the end of a row."""
-    return row.token_ids[len(row.token_ids) - max(len(row.samplings) - 1, 0) :]
+    count = len(row.samplings) - 1
+    return row.token_ids[-count:] if count > 0 else ()
 
 
 def _without_drafts(row: BatchRow) -> BatchRow:

@@ -72,11 +72,13 @@ class Postprocessor:
         token_id, request = sampled.token_id, branch.request
         branch.commit(token_id, is_sampled=is_sampled)
         request.metrics.jump_forward_tokens += not is_sampled
-        if token_id in request.stop_token_ids or _ends_grammar(branch, token_id):
+        grammar = branch.grammar
+        # The model may end a grammar's text with a token even where stop tokens do not count.
+        if token_id in request.stop_token_ids or (grammar is not None and grammar.ends(token_id)):
             self.release_all(branch)
             return Status.STOPPED
-        if branch.grammar is not None:
-            branch.grammar.accept(token_id)
+        if grammar is not None:
+            grammar.accept(token_id)
         if request.config.logprobs:
             branch.held_logprobs.append(logprob_json(sampled, self._tokenizer))
         if self._show(branch, token_id):
@@ -116,29 +118,27 @@ class Postprocessor:
 
 def take_output(request: RequestState) -> RequestStreamOutput | None:
     """What the branches have to show since the last call; None when that is nothing."""
-    branches = request.branches
-    ended = [branch for branch in branches if branch.status.is_end and not branch.is_reported]
-    if not ended and not any(branch.delta_ids for branch in branches):
+    tokens, logprobs, reasons, cut = [], [], [], []
+    has_news = False
+    for branch in request.branches:
+        is_over = branch.status.is_end
+        has_ended = is_over and not branch.is_reported
+        has_news = has_news or has_ended or bool(branch.delta_ids)
+        tokens.append(branch.delta_ids)
+        logprobs.append(branch.delta_logprobs)
+        reasons.append(branch.finish_reason if has_ended else None)
+        cut.append(branch.cut_bytes if has_ended else 0)
+        branch.delta_ids, branch.delta_logprobs, branch.is_reported = [], [], is_over
+    if not has_news:
         return None
-    output = RequestStreamOutput(
+    return RequestStreamOutput(
         request.request_id,
-        group_delta_token_ids=[branch.delta_ids for branch in branches],
-        group_delta_logprob_json_strs=(
-            [branch.delta_logprobs for branch in branches] if request.config.logprobs else None
-        ),
-        group_finish_reason=[b.finish_reason if b in ended else None for b in branches],
-        group_cut_bytes=[branch.cut_bytes if branch in ended else 0 for branch in branches],
+        group_delta_token_ids=tokens,
+        group_delta_logprob_json_strs=logprobs if request.config.logprobs else None,
+        group_finish_reason=reasons,
+        group_cut_bytes=cut,
         error=request.error,
     )
-    for branch in branches:
-        branch.delta_ids, branch.delta_logprobs = [], []
-        branch.is_reported = branch.status.is_end
-    return output
-
-
-def _ends_grammar(branch: Branch, token_id: int) -> bool:
-    """Whether the model ends its text with this token, even where stop tokens do not count."""
-    return branch.grammar is not None and branch.grammar.ends(token_id)
 
 
 def _forced_tokens(branch: Branch, grammar: GrammarMatcher) -> list[int]:

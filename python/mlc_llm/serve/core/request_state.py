@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.protocol.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
+    from mlc_llm.runtime.batch import Sampling
     from mlc_llm.serve.core.grammar import GrammarMatcher
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
@@ -62,6 +63,7 @@ class Branch:
         "held_logprobs",
         "index",
         "is_reported",
+        "lasting_sampling",
         "request",
         "seq_id",
         "status",
@@ -96,6 +98,8 @@ class Branch:
         """Of the last token shown: they belong to a stop string."""
         self.is_reported = False
         """Whether its finish reason was given out."""
+        self.lasting_sampling: Sampling | None = None
+        """How every token is chosen, once that is known to stay so."""
         self._rng: random.Random | None = None
         self._uniforms: list[float] = []
         """Drawn, and not used up yet."""
@@ -127,10 +131,10 @@ class Branch:
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Known tokens from one place to another."""
         prompt = self.request.prompt
-        first, last = start - len(prompt), max(stop - len(prompt), 0)
-        if first >= 0:
-            return self.generated[first:last]
-        return prompt[start:stop] + self.generated[:last]
+        behind = len(prompt)
+        if start >= behind:
+            return self.generated[start - behind : stop - behind]
+        return prompt[start:stop] + self.generated[: max(stop - behind, 0)]
 
     def next_tokens(self, count: int) -> Sequence[int]:
         """The next `count` known tokens that are not computed."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from mlc_llm.runtime.batch import Sampling
+from mlc_llm.runtime.batch import GREEDY, Sampling
 from mlc_llm.serve.core.request_state import Branch
 
 
 def sampling_of(branch: Branch) -> Sampling:
-    """How the branch's next token is chosen; the same until that token is committed."""
-    config, grammar = branch.request.config, branch.grammar
-    return Sampling(
+    """How the branch's next token is chosen; the same until that token is committed.
+
+    A greedy choice without grammar or penalties is the same for every token, and the same object.
+    """
+    if branch.lasting_sampling is not None:
+        return branch.lasting_sampling
+    request, grammar = branch.request, branch.grammar
+    config = request.config
+    sampling = Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=config.top_k,
@@ -23,3 +29,6 @@ def sampling_of(branch: Branch) -> Sampling:
         allowed=None if grammar is None else grammar.mask(),
         top_logprobs=config.top_logprobs if config.logprobs else -1,
     )
+    if config.temperature <= GREEDY and grammar is None and not request.counts_tokens:
+        branch.lasting_sampling = sampling
+    return sampling

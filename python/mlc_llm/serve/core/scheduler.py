@@ -138,7 +138,7 @@ class Scheduler:
         row, branch = plan.rows[index], plan.branches[index]
         assert len(samplings) == len(drafts) + 1 and branch.is_decoding
         end = branch.computed + len(row.token_ids)
-        plan.reserved_pages += self._pages(end + len(drafts)) - self._pages(end)
+        plan.reserved_pages += self._new_pages(end, len(drafts))
         plan.budget -= len(drafts)
         assert plan.budget >= 0 and self._available_pages(plan) >= 0, "no room for drafts"
         plan.rows[index] = BatchRow(row.seq_id, [*row.token_ids, *drafts], samplings)
@@ -185,7 +185,13 @@ class Scheduler:
 
         So a preemption, which only those cause, never takes a branch that has its row already.
         """
-        for branch in sorted(self._running, key=lambda one: one.remaining > 1):
+        longer = []
+        for branch in list(self._running):
+            if branch.remaining > 1:
+                longer.append(branch)
+            elif branch.status is Status.RUNNING:
+                self._extend(plan, branch)
+        for branch in longer:
             if branch.status is Status.RUNNING:
                 self._extend(plan, branch)
 
@@ -201,25 +207,30 @@ class Scheduler:
 
     def _extend(self, plan: Plan, branch: Branch) -> None:
         """Add a row for what fits of the branch's remaining tokens, if anything does."""
-        wanted = min(branch.remaining, plan.budget, self._allowance(plan, branch))
-        self._make_room(plan, branch, wanted)
-        count = min(wanted, self._room(plan, branch))
+        remaining, is_decoding = branch.remaining, branch.is_decoding
+        wanted = min(remaining, plan.budget)
+        if plan.decoding and not is_decoding:
+            wanted = min(wanted, self._allowance(plan))
+        count = self._room(plan, branch, wanted)
+        if count < wanted:
+            self._make_room(plan, branch, wanted)
+            count = self._room(plan, branch, wanted)
         if branch.status is not Status.RUNNING or count <= 0:
             plan.is_open = False
             return
-        is_whole = count == branch.remaining
-        plan.is_open &= is_whole
         plan.budget -= count
-        plan.decoding += branch.is_decoding
-        plan.prompt_tokens += 0 if branch.is_decoding else count
-        plan.reserved_pages += self._pages(branch.computed + count) - self._pages(branch.computed)
+        if is_decoding:
+            plan.decoding += 1
+        else:
+            plan.prompt_tokens += count
+        if count < remaining:
+            plan.is_open = False
+        plan.reserved_pages += self._new_pages(branch.computed, count)
         plan.branches.append(branch)
-        plan.rows.append(_row(branch, count, is_whole))
+        plan.rows.append(_row(branch, count, count == remaining))
 
-    def _allowance(self, plan: Plan, branch: Branch) -> int:
-        """Tokens that the clock leaves for this branch; decoding ones come first and get theirs."""
-        if branch.is_decoding or not plan.decoding:
-            return plan.budget
+    def _allowance(self, plan: Plan) -> int:
+        """Tokens that the clock leaves for a prompt beside the rows that decode."""
         return self.pace.allowance(self._max_batch_tokens) - plan.prompt_tokens
 
     def _make_room(self, plan: Plan, branch: Branch, wanted: int) -> None:
@@ -228,10 +239,10 @@ class Scheduler:
         A decoding branch must get its one token: for that, preempt from the end until it fits or
         the branch is gone itself.
         """
-        while self._room(plan, branch) < wanted and self._evict():
+        while self._room(plan, branch, wanted) < wanted and self._evict():
             pass
-        is_decoding = branch.remaining == wanted == 1
-        while is_decoding and branch.status is Status.RUNNING and not self._room(plan, branch):
+        must = branch.remaining == wanted == 1
+        while must and branch.status is Status.RUNNING and not self._room(plan, branch, wanted):
             if not self._evict():
                 self._preempt(plan)
 
@@ -239,13 +250,19 @@ class Scheduler:
         """Take a sequence from the cache; a pinned one only where nothing could go on else."""
         return self.cache.evict(even_pinned=len(self._running) == 1)
 
-    def _room(self, plan: Plan, branch: Branch) -> int:
-        """Tokens that fit behind the branch's last one."""
+    def _room(self, plan: Plan, branch: Branch, wanted: int) -> int:
+        """Tokens that fit behind the branch's last one, `wanted` at most."""
         slack = -branch.computed % self._page_size
-        return slack + self._available_pages(plan) * self._page_size
+        if wanted <= slack:
+            return wanted
+        return min(wanted, slack + self._available_pages(plan) * self._page_size)
 
     def _available_pages(self, plan: Plan) -> int:
         return self._runner.free_pages - plan.reserved_pages
+
+    def _new_pages(self, length: int, more: int) -> int:
+        """Pages that a sequence takes to grow by so many tokens."""
+        return max(self._pages(more - -length % self._page_size), 0)
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
