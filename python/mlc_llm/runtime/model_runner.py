@@ -110,16 +110,17 @@ class ModelRunner:
         self._cache.check_integrity()
 
     def run(self, batch: Batch) -> BatchOutput:
-        self._check(batch)
         samplings: list[Sampling] = []
-        places, end = array("i"), 0
+        tokens, places = array("i"), array("i")
         for row in batch.rows:
-            end += len(row.token_ids)
-            places.extend(range(end - len(row.samplings), end))
+            self._check(row)
+            tokens.extend(row.token_ids)
+            places.extend(range(len(tokens) - len(row.samplings), len(tokens)))
             samplings += row.samplings
+        assert 0 < len(tokens) <= self._limits.max_batch_tokens, f"batch of {len(tokens)} tokens"
         if not self._choice.is_for(samplings):
             self._choice = Choice.of(samplings, self._limits.vocab_size)
-        samples = self._run(batch.rows, places, self._choice)
+        samples = self._run(batch.rows, tokens, places, self._choice)
         answers, start = [], 0
         for row in batch.rows:
             answers.append(samples[start : start + len(row.samplings)])
@@ -128,11 +129,13 @@ class ModelRunner:
                 self._cache.trim(row.seq_id)
         return BatchOutput(answers)
 
-    def _run(self, rows: Sequence[BatchRow], places: Numbers, choice: Choice) -> list[Sampled]:
-        """places: tokens behind which one is chosen."""
-        placement = self._place(rows)
+    def _run(
+        self, rows: Sequence[BatchRow], tokens: Numbers, places: Numbers, choice: Choice
+    ) -> list[Sampled]:
+        """places: of the tokens behind which one is chosen."""
+        placement = self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
         try:
-            logits, rest = self._logits(rows, placement, places, choice.tables)
+            logits, rest = self._logits(tokens, placement, places, choice.tables)
             return self._sampler.choose(logits, choice, rest)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
@@ -150,30 +153,24 @@ class ModelRunner:
         try:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
-                rows = [BatchRow(seq_id, part, ())]
+                placement = self._cache.place([(seq_id, len(part))])
                 places = array("i", range(len(part)))
-                logits, _ = self._logits(rows, self._place(rows), places)
+                logits, _ = self._logits(array("i", part), placement, places)
                 parts.append(np.from_dlpack(logits).copy())
                 self._cache.trim(seq_id)
         finally:
             self._cache.remove(seq_id)
         return np.concatenate(parts)[:, : self._limits.vocab_size]
 
-    def _place(self, rows: Sequence[BatchRow]) -> Placement:
-        return self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
-
     def _logits(
         self,
-        rows: Sequence[BatchRow],
+        tokens: Numbers,
         place: Placement,
         places: Numbers,
         more: Sequence[Table] = (),
     ) -> tuple[Any, list[Any]]:
         """Logits behind the tokens at `places`, and the tables `more` as tensors: all go in at
         once, while the code that does it is in the processor's caches."""
-        tokens = array("i")
-        for row in rows:
-            tokens.extend(row.token_ids)
         tensors = self._staging.tensors(
             (tokens, 0),
             (place.slot, 0),
@@ -195,14 +192,10 @@ class ModelRunner:
         indices = [(array("i", ids), 0) for ids in (source, target)]
         self._copy(*self._staging.tensors(*indices), self._pages)
 
-    def _check(self, batch: Batch) -> None:
-        total, vocab_size = 0, self._limits.vocab_size
-        for row in batch.rows:
-            total += len(row.token_ids)
-            assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
-            if not 0 <= min(row.token_ids) <= max(row.token_ids) < vocab_size:
-                raise RequestError(f"token id outside 0 to {vocab_size - 1}")
-        assert 0 < total <= self._limits.max_batch_tokens, f"batch of {total} tokens"
+    def _check(self, row: BatchRow) -> None:
+        assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
+        if not 0 <= min(row.token_ids) <= max(row.token_ids) < self._limits.vocab_size:
+            raise RequestError(f"token id outside 0 to {self._limits.vocab_size - 1}")
 
 
 def allocate_pages(info: KVInfo, num_pages: int) -> Any:

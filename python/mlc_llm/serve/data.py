@@ -83,7 +83,7 @@ class SingleRequestStreamOutput:
     """Why, when the finish reason is `error`."""
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestStreamOutput:
     """What all branches of one request produced in a step, or its final usage.
 

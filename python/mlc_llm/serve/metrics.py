@@ -15,7 +15,7 @@ from mlc_llm.serve.prometheus import prometheus_text
 MAX_TRACKED_BATCH_SIZE = 64
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestMetrics:
     """One request from arrival to end. Filled by the engine core, read for its usage item."""
 
@@ -130,19 +130,17 @@ class _TimeByBatchSize:
 
     seconds: dict[int, float] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    _warm: set[int] = field(default_factory=set)
 
     def record(self, batch_size: int, seconds: float) -> None:
-        if not 0 < batch_size <= MAX_TRACKED_BATCH_SIZE:
-            return
-        if batch_size not in self._warm:
-            self._warm.add(batch_size)
-            return
-        self.seconds[batch_size] = self.seconds.get(batch_size, 0.0) + seconds
-        self.counts[batch_size] = self.counts.get(batch_size, 0) + 1
+        count = self.counts.get(batch_size)
+        if count is not None:
+            self.counts[batch_size] = count + 1
+            self.seconds[batch_size] += seconds
+        elif 0 < batch_size <= MAX_TRACKED_BATCH_SIZE:
+            self.counts[batch_size], self.seconds[batch_size] = 0, 0.0
 
     def asdict(self) -> dict[str, int | float]:
-        sizes = sorted(self.counts)
+        sizes = sorted(size for size, count in self.counts.items() if count)
         means = {f"mean{{batch_size={b}}}": self.seconds[b] / self.counts[b] for b in sizes}
         return {**means, **{f"count{{batch_size={b}}}": self.counts[b] for b in sizes}}
 

@@ -280,15 +280,17 @@ class EngineCore:
         """Write down what a plan did, and how long it took."""
         if self._speculator is not None:
             self._speculator.learn(plan)
+        kept = 0
+        if plan.verdicts:
+            kept = sum(verdict.kept for verdict in plan.verdicts)
+            self._recorder.record_draft(plan.draft_seconds, len(plan.rows))
+            self._recorder.record_verify(plan.run_seconds, len(plan.rows))
         self._recorder.record_step(
             plan.draft_seconds + plan.run_seconds,
             prefill_tokens=plan.prompt_tokens,
-            decode_tokens=plan.decoding + sum([verdict.kept for verdict in plan.verdicts]),
+            decode_tokens=plan.decoding + kept,
             is_drafted=bool(plan.verdicts),
         )
-        if plan.verdicts:
-            self._recorder.record_draft(plan.draft_seconds, len(plan.rows))
-            self._recorder.record_verify(plan.run_seconds, len(plan.rows))
         for verdict in plan.verdicts:
             self._recorder.record_acceptance(verdict.drafted, verdict.accepted)
             request, counts = verdict.branch.request, f"{verdict.accepted} of {verdict.drafted}"

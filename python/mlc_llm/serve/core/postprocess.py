@@ -24,7 +24,7 @@ class Postprocessor:
     """
 
     def __init__(self, tokenizer: Tokenizer, max_single_sequence_length: int) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._vocab_size = tokenizer, tokenizer.vocab_size
         self.max_single_sequence_length = max_single_sequence_length
 
     def fault(self, sampled: Sampled) -> str | None:
@@ -32,7 +32,7 @@ class Postprocessor:
 
         Models often have more rows than their tokenizer has tokens; the rest means nothing.
         """
-        if sampled.error is None and sampled.token_id >= self._tokenizer.vocab_size:
+        if sampled.error is None and sampled.token_id >= self._vocab_size:
             return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
         return sampled.error
 

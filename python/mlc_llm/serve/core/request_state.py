@@ -35,9 +35,10 @@ class Status(IntEnum):
     ABORTED = 4
     FAILED = 5
 
-    @property
-    def is_end(self) -> bool:
-        return self >= Status.STOPPED
+    is_end: bool
+
+    def __init__(self, place: int) -> None:
+        self.is_end = place >= 2  # asked for several times a token: no property
 
 
 FINISH_REASON: dict[Status, FinishReason] = {
