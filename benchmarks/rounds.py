@@ -13,6 +13,9 @@ from typing import Any
 from common import Spread
 from peers.base import LineWorker, Missing, Session, Side, Trial
 
+SETTLE = 3.0
+"""Seconds of rest once all models are open: OpenVINO's threads go on spinning for one."""
+
 Samples = dict[str, dict[str, dict[str, list[float]]]]
 """Model -> what was measured -> side -> values. `limits` holds GB/s and GOPS as sides."""
 
@@ -70,6 +73,7 @@ def speed_round(
             if opened is not None:
                 stack.callback(opened.close)
                 sessions.append((side.name, opened))
+        time.sleep(SETTLE)
         for number, test in enumerate(tests):
             if clock.over or not sessions:
                 break
