@@ -84,9 +84,24 @@ def prepare(
 
 def parts(quantised: Array) -> tuple[Array, Array, Array]:
     """Words [m, groups, group/2], scales float32 [m, groups] and sums of quantised rows."""
-    words, scale, total = np.split(quantised, [-2, -1], axis=2)
-    floats = np.ascontiguousarray(scale[..., 0]).view(np.float32)
-    return np.ascontiguousarray(words), floats, total[..., 0]
+    words, described = np.split(quantised, [-6], axis=2)
+    return np.ascontiguousarray(words), _floats(described[..., 0]), described[..., 1]
+
+
+def high_parts(quantised: Array) -> tuple[Array, Array, Array]:
+    """High bytes int8 [m, groups, group] (in the order of the words), their scales and sums."""
+    words, described = np.split(quantised, [-6], axis=2)
+    high = np.ascontiguousarray(words[..., : words.shape[2] // 2]).view(np.int8)
+    return high, _floats(described[..., 3]), described[..., 4]
+
+
+def scaled_sums(quantised: Array) -> tuple[Array, Array]:
+    """scale * sum as the activations say it, of all 16 bits and of the high bytes."""
+    return _floats(quantised[..., -4]), _floats(quantised[..., -1])
+
+
+def _floats(words: Array) -> Array:
+    return np.ascontiguousarray(words).view(np.float32)
 
 
 def integers(isa: Isa, words: Array) -> Array:

@@ -10,10 +10,12 @@ from kernel_tools import (
     build,
     dequantised,
     each_isa,
+    high_parts,
     integers,
     parts,
     prepare,
     rows_alone,
+    scaled_sums,
 )
 
 from mlc_llm.kernels.activation import LIMIT, floats
@@ -86,6 +88,26 @@ def test_sums_and_range(isa: Isa, kind: str, fmt: WeightFormat) -> None:
     # The largest magnitude of a group takes the whole range; its high byte must not overflow.
     assert (np.abs(q).max(axis=2) == LIMIT).all()
     assert (scale > 0).all()
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:2])
+@each_isa()
+def test_descriptions(isa: Isa, fmt: WeightFormat) -> None:
+    if not isa.integer:
+        return
+    (prepared,) = prepare(isa, fmt, inputs("plain")[0])
+    words, scale, total = parts(prepared)
+    scaled, high_scaled = scaled_sums(prepared)
+    assert (scaled == scale * total.astype(np.float32)).all()
+    if isa.sums != 2:
+        return
+    high, high_scale, high_total = high_parts(prepared)
+    assert (high_scale == 256 * scale).all()
+    assert (high.astype(np.int64).sum(axis=2) == high_total).all()
+    assert (high_scaled == high_scale * high_total.astype(np.float32)).all()
+    assert (
+        np.abs(256 * np.sort(high, axis=2).astype(int) - np.sort(integers(isa, words))).max() <= 128
+    )
 
 
 @each_isa()

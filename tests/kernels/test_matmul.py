@@ -18,6 +18,7 @@ from kernel_tools import (
     build,
     dequantised,
     each_isa,
+    high_parts,
     parts,
     prepare,
     rows_alone,
@@ -25,7 +26,7 @@ from kernel_tools import (
 
 from mlc_llm.kernels.formats import WeightFormat, padded_rows
 from mlc_llm.kernels.isa import Isa
-from mlc_llm.kernels.matmul import matmul
+from mlc_llm.kernels.matmul import has_coarse_rows, matmul
 from mlc_llm.quantization.ggml_blocks import Grouped
 from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
 
@@ -92,12 +93,15 @@ def activations(m: int) -> npt.NDArray[np.float32]:
     return (rng.standard_normal((m, COLUMNS)) * spread).astype(np.float32)
 
 
-def product(isa: Isa, w: Weights, x: Array, *, into: Array | None = None) -> Array:
-    """The kernel's Y, from floats x."""
-    n = padded_rows(ROWS)
-    kernel = matmul(n, COLUMNS, w.format, isa, accumulate=into is not None)
+def product(
+    isa: Isa, w: Weights, x: Array, *, into: Array | None = None, coarse: int | None = None
+) -> Array:
+    """The kernel's Y, from floats x. coarse: rows for the kernel that knows such rows."""
+    n, add = padded_rows(ROWS), into is not None
+    kernel = matmul(n, COLUMNS, w.format, isa, accumulate=add, coarse=coarse is not None)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
-    build(kernel, isa)(*prepare(isa, w.format, x), *w.arguments(), y)
+    rows = [] if coarse is None else [np.array([coarse], np.int32)]
+    build(kernel, isa)(*prepare(isa, w.format, x), *w.arguments(), *rows, y)
     return y
 
 
@@ -180,3 +184,47 @@ def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
     assert np.isnan(y[2, :ROWS]).all()
     others = [0, 1, 3, 4]
     assert y[others].tobytes() == clean[others].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_coarse_rows(isa: Isa, kind: str) -> None:
+    """They are the product of the activations' high bytes; all others keep every bit."""
+    w = weights(kind, isa.half)
+    if not has_coarse_rows(w.format, isa):
+        with pytest.raises(AssertionError):
+            matmul(padded_rows(ROWS), COLUMNS, w.format, isa, accumulate=False, coarse=True)
+        return
+    x = activations(9)
+    exact, coarse = product(isa, w, x), product(isa, w, x, coarse=9)
+    given = _high_values(isa, w, x)
+    rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
+    assert (np.abs(coarse - given @ w.exact.T) <= rounding).all()
+    assert (coarse[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
+    for count in (0, 1, 3, 4, 6):
+        mixed = product(isa, w, x, coarse=count)
+        assert mixed[:count].tobytes() == coarse[:count].tobytes(), f"{count} coarse rows"
+        assert mixed[count:].tobytes() == exact[count:].tobytes(), f"{count} coarse rows"
+
+
+def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
+    """float64: what the high bytes of activations stand for, in the order of the columns."""
+    high, scale, _ = high_parts(*prepare(isa, w.format, x))
+    quads = w.format.group // 4
+    ordered = high.reshape(*high.shape[:2], quads, 4).transpose(0, 1, 3, 2)
+    values = ordered.reshape(high.shape) * scale.astype(np.float64)[..., None]
+    return values.reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@each_isa()
+def test_coarse_rows_are_added_too(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa.half)
+    if not has_coarse_rows(w.format, isa):
+        return
+    x = activations(9)
+    ones = np.ones((9, padded_rows(ROWS)), np.float32)
+    summed = product(isa, w, x, into=ones, coarse=6)
+    assert np.abs(summed - 1 - product(isa, w, x, coarse=6)).max() <= 1e-4
+    alone = [product(isa, w, x[i : i + 1], into=ones[:1], coarse=int(i < 6)) for i in range(9)]
+    assert np.concatenate(alone).tobytes() == summed.tobytes()

@@ -1,14 +1,16 @@
 """Prepares a matrix's input: RMS normalisation or SiLU gating, then 16-bit quantisation.
 
-For integer kernels it becomes int32 [m, k/group, group/2 + 2]; of each group (of `fmt.group`):
+For integer kernels it becomes int32 [m, k/group, group/2 + 6]; of each group (of `fmt.group`):
 * group/2 words, two planes of 16-bit values, laid out as `dot.py` says
-* the bits of the float32 scale: value = scale * integer
-* the sum of the integers, for weights with an offset or a minimum
+* SCALE, SUM and SCALED_SUM: the bits of the float32 scale (value = scale * integer); the sum of
+  the integers, for weights with an offset; the bits of scale * sum, for weights with a minimum
+* the same three of the rounded high bytes alone, where they have a plane of their own
 For float kernels it stays float32 [m, k].
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -44,14 +46,24 @@ def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
 
     if isa.sums == 1:
         return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
-    if plane == 0:  # high bytes, rounded so that the low byte is signed
-        q = [T.shift_right(v + splat(T.int32(128), lanes), splat(T.int32(8), lanes)) for v in q]
+    if plane == 0:
+        q = [_high(v, lanes) for v in q]
     return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
 
 
+SCALE, SUM, SCALED_SUM = range(3)
+"""The words that describe a group, or the high bytes of one."""
+
+
 def quantized_width(group: int) -> int:
-    """32-bit words of a quantised group: its values, its scale, its sum."""
-    return group // 2 + 2
+    """32-bit words of a quantised group: its values, then two descriptions."""
+    return group // 2 + 6
+
+
+def description(x: Any, row: Any, g: Any, group: int, is_high: bool) -> Callable[[int], Any]:
+    """The words that describe a group of quantised rows x, or its high bytes alone."""
+    start = group // 2 + (3 if is_high else 0)
+    return lambda word: x[row, g, start + word]
 
 
 @cache
@@ -100,8 +112,12 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
                 total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
                 Y[row, g, lane] = _pack(isa, q, lane, 0, L)
                 Y[row, g, lanes_at(L, L)] = _pack(isa, q, lane, 1, L)
-                Y[row, g, 2 * L] = T.reinterpret(scale[0], dtype="int32")
-                Y[row, g, 2 * L + 1] = reduce_sum(total, L)
+                _describe(Y, row, g, 2 * L, scale[0], reduce_sum(total, L))
+                if isa.sums == 2:
+                    for i in T.unroll(4):
+                        q[i, lane] = _high(q[i, lane], L)
+                    total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
+                    _describe(Y, row, g, 2 * L + 3, scale[0] * T.float32(256), reduce_sum(total, L))
 
         with T.sblock("root"):
             if m <= SERIAL_ROWS:
@@ -147,6 +163,16 @@ def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
 
 
 @T.inline
+def _describe(Y, row, g, at, scale, total):
+    """Writes SCALE, SUM and SCALED_SUM."""
+    Y[row, g, at + SCALE] = T.reinterpret(scale, dtype="int32")
+    Y[row, g, at + SUM] = total
+    Y[row, g, at + SCALED_SUM] = T.reinterpret(
+        T.cast(Y[row, g, at + SUM], "float32") * scale, dtype="int32"
+    )
+
+
+@T.inline
 def _inverse_rms(X, row, k, eps, inv):
     """inv[0] = 1 / sqrt(mean(x^2) + eps), summed in a fixed order."""
     squares = T.alloc_buffer((8,), "float32")
@@ -177,6 +203,11 @@ def _silu(gate: Any, lanes: int) -> Any:
 def _magnitude(x: Any, lanes: int) -> Any:
     """Bits of |x|: they order as integers do, with NaN above all, so that no maximum loses one."""
     return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
+
+
+def _high(q: Any, lanes: int) -> Any:
+    """The high bytes of 16-bit integers, rounded so that the low bytes are signed."""
+    return T.shift_right(q + splat(T.int32(128), lanes), splat(T.int32(8), lanes))
 
 
 def _rounded(x: Any, lanes: int) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from mlc_llm.kernels.activation import quantized_width
+from mlc_llm.kernels.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
 from mlc_llm.kernels.dot import bias, dot, weight_values, word_parts
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa
@@ -26,94 +26,141 @@ first rows of a block ask as they go; for the others the block is in cache."""
 LINE = LINE_BYTES // 4
 
 
+def has_coarse_rows(fmt: WeightFormat, isa: Isa) -> bool:
+    """Whether activations lie in planes, of which a product may leave out the lower."""
+    return isa.sums == 2 and not fmt.is_float
+
+
 @cache
-def matmul(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -> tvm.tirx.PrimFunc:
+def matmul(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool, coarse: bool = False
+) -> tvm.tirx.PrimFunc:
     """Kernel for a weight matrix of n (a multiple of 32) rows and k columns.
 
     Arguments: the activations (see `activation.py`), W (see `formats.py`), Y float32 [m, n].
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
+    coarse (where `has_coarse_rows`): C int32 [1] comes before Y. The first C[0] rows of the
+    activations count with 8 of their 16 bits.
     """
+    assert has_coarse_rows(fmt, isa) or not coarse
     if fmt.is_float:
         return _float_weights(n, k, fmt, isa, accumulate)
-    build = _integer if isa.integer else _dequantised
+    if not isa.integer:
+        return _dequantised(n, k, fmt, isa, accumulate)
+    build = _coarse if coarse else _integer
     return build(n, k, fmt, isa, accumulate)
 
 
-def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
-    """Activations are 16-bit integers with a scale a group; sums within a group are exact."""
-    L, MB, G, P = isa.lanes, isa.row_tile, k // fmt.group, isa.sums
-    V, NB, words, stride = BLOCK // L, n // BLOCK, fmt.words, fmt.stride
-    f32, lane, ahead = f"float32x{L}", lanes_at(0, L), max(1, PREFETCH_BYTES // (4 * stride))
-    xscale, xsum, offset = fmt.group // 2, fmt.group // 2 + 1, fmt.offset - bias(isa, fmt)
+def _integer_tiles(k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> Any:
+    """Statements for `count` rows from `start` on, of which `planes` planes are multiplied."""
+    L, MB, G = isa.lanes, isa.row_tile, k // fmt.group
+    V, words, stride, offset = BLOCK // L, fmt.words, fmt.stride, fmt.offset - bias(isa, fmt)
+    lane, ahead = lanes_at(0, L), max(1, PREFETCH_BYTES // (4 * stride))
 
     def step(acc: Any, word: Any, x: Any, row: Any, g: Any, j: Any, p: Any) -> Any:
         return dot(isa, fmt, acc, word, lambda i: x[row, g, i], j, p)
 
-    def total(acc: Any, r: Any, v: Any, added: Any) -> Any:
-        exact = acc[0, r, v, lane]
-        if P == 2:
-            exact = T.shift_left(exact, splat(T.int32(8), L)) + acc[1, r, v, lane]
+    def group_sum(f: Any, acc: Any, r: Any, v: Any, scale: Any, minimum: Any, x: Any) -> Any:
+        """x: the words that describe the group's activations."""
+        planes = acc.shape[0]
+        whole = acc[0, r, v, lane]
+        if planes == 2:
+            whole = T.shift_left(whole, splat(T.int32(8), L)) + acc[1, r, v, lane]
         if offset:
-            exact = exact - splat(added * T.int32(offset), L)
-        return T.cast(exact, f32)
-
-    def group_sum(f: Any, exact: Any, scale: Any, minimum: Any, xd: Any, added: Any) -> Any:
-        f = f + exact * (scale * splat(xd, L))
+            whole = whole - splat(x(SUM) * T.int32(offset), L)
+        x_scale = T.reinterpret(x(SCALE), dtype="float32")
+        f = f + T.cast(whole, f"float32x{L}") * (scale * splat(x_scale, L))
         if fmt.has_minimum:
-            f = f + minimum * splat(T.cast(added, "float32") * xd, L)
+            f = f + minimum * splat(T.reinterpret(x(SCALED_SUM), dtype="float32"), L)
         return f
 
+    @T.inline
+    def tile(X, W, Y, block, row, rows, is_first, planes):
+        f = T.alloc_buffer((rows, V, L), "float32")
+        acc = T.alloc_buffer((planes, rows, V, L), "int32")
+        w = T.alloc_buffer((V, L), "int32")
+        _clear(f, rows, L)
+        for g in T.serial(G):
+            if is_first:
+                _prefetch(W, block, g + ahead, stride // LINE)
+            for r in T.unroll(rows):
+                for v in T.unroll(V):
+                    for p in T.unroll(planes):
+                        acc[p, r, v, lane] = splat(T.int32(0), L)
+            for j in T.unroll(words):
+                for v in T.unroll(V):
+                    w[v, lane] = W[block, g, lanes_at(j * BLOCK + v * L, L)]
+                for r in T.unroll(rows):
+                    for v in T.unroll(V):
+                        for p in T.unroll(planes):
+                            acc[p, r, v, lane] = step(
+                                acc[p, r, v, lane], w[v, lane], X, row + r, g, j, p
+                            )
+            for r in T.unroll(rows):
+                for v in T.unroll(V):
+                    f[r, v, lane] = group_sum(
+                        f[r, v, lane],
+                        acc,
+                        r,
+                        v,
+                        scale_at(fmt, W, block, g, v, L),
+                        minimum_at(fmt, W, block, g, v, L),
+                        description(X, row + r, g, fmt.group, planes < isa.sums),
+                    )
+        _store(Y, f, row, rows, block, L, accumulate)
+
+    @T.inline
+    def tiles(X, W, Y, block, start, count, planes):
+        for _ in T.serial(T.min(count // MB, 1)):
+            tile(X, W, Y, block, start, MB, True, planes)
+        for t in T.serial(T.max(count // MB, 1) - 1):
+            tile(X, W, Y, block, start + (t + 1) * MB, MB, False, planes)
+        for t in T.serial(count % MB):
+            tile(X, W, Y, block, start + count - count % MB + t, 1, True, planes)
+
+    return tiles
+
+
+def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
+    """Activations are 16-bit integers with a scale a group; sums within a group are exact."""
+    G, NB, planes = k // fmt.group, n // BLOCK, isa.sums
+    tiles = _integer_tiles(k, fmt, isa, accumulate)
+
     @T.prim_func(private=True, s_tir=True)
-    def integer_matmul(x: T.handle, W: T.Buffer((NB, G, stride), "int32"), y: T.handle):
+    def integer_matmul(x: T.handle, W: T.Buffer((NB, G, fmt.stride), "int32"), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, G, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
-
-        @T.inline
-        def tile(block, row, rows, is_first):
-            f = T.alloc_buffer((rows, V, L), "float32")
-            acc = T.alloc_buffer((P, rows, V, L), "int32")
-            w = T.alloc_buffer((V, L), "int32")
-            _clear(f, rows, L)
-            for g in T.serial(G):
-                if is_first:
-                    _prefetch(W, block, g + ahead, stride // LINE)
-                for r in T.unroll(rows):
-                    for v in T.unroll(V):
-                        for p in T.unroll(P):
-                            acc[p, r, v, lane] = splat(T.int32(0), L)
-                for j in T.unroll(words):
-                    for v in T.unroll(V):
-                        w[v, lane] = W[block, g, lanes_at(j * BLOCK + v * L, L)]
-                    for r in T.unroll(rows):
-                        for v in T.unroll(V):
-                            for p in T.unroll(P):
-                                acc[p, r, v, lane] = step(
-                                    acc[p, r, v, lane], w[v, lane], X, row + r, g, j, p
-                                )
-                for r in T.unroll(rows):
-                    for v in T.unroll(V):
-                        f[r, v, lane] = group_sum(
-                            f[r, v, lane],
-                            total(acc, r, v, X[row + r, g, xsum]),
-                            scale_at(fmt, W, block, g, v, L),
-                            minimum_at(fmt, W, block, g, v, L),
-                            T.reinterpret(X[row + r, g, xscale], dtype="float32"),
-                            X[row + r, g, xsum],
-                        )
-            _store(Y, f, row, rows, block, L, accumulate)
-
         with T.sblock("root"):
             for block in T.parallel(NB):
-                for _ in T.serial(T.min(m // MB, 1)):
-                    tile(block, 0, MB, True)
-                for t in T.serial(T.max(m // MB, 1) - 1):
-                    tile(block, (t + 1) * MB, MB, False)
-                for t in T.serial(m % MB):
-                    tile(block, m - m % MB + t, 1, True)
+                tiles(X, W, Y, block, 0, m, planes)
 
     return integer_matmul
+
+
+def _coarse(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
+    """The first C[0] rows by the high bytes of their activations alone, the others exactly."""
+    G, NB, planes = k // fmt.group, n // BLOCK, isa.sums
+    tiles = _integer_tiles(k, fmt, isa, accumulate)
+
+    @T.prim_func(private=True, s_tir=True)
+    def coarse_matmul(
+        x: T.handle,
+        W: T.Buffer((NB, G, fmt.stride), "int32"),
+        C: T.Buffer((1,), "int32"),
+        y: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, G, quantized_width(fmt.group)), "int32")
+        Y = T.match_buffer(y, (m, n), "float32")
+        with T.sblock("root"):
+            for block in T.parallel(NB):
+                tiles(X, W, Y, block, 0, C[0], 1)
+                tiles(X, W, Y, block, C[0], m - C[0], planes)
+
+    return coarse_matmul
 
 
 def _dequantised(
