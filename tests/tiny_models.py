@@ -84,7 +84,13 @@ class TinyModels:
         return model, plan_model(model.metadata, model.tensors, ISAS[isa_name])
 
     def runner(
-        self, name: str, isa_name: str, *, num_pages: int = 24, window: Window | None = None
+        self,
+        name: str,
+        isa_name: str,
+        *,
+        num_pages: int = 24,
+        window: Window | None = None,
+        coarse_prompts: bool = False,
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
         return ModelRunner(
@@ -95,4 +101,5 @@ class TinyModels:
             max_batch_tokens=64,
             context_window=512,
             window=window,
+            coarse_prompts=coarse_prompts,
         )

@@ -5,7 +5,8 @@ A library is a folder of three files: `kernels.o` (machine code), `vm.bin` (VM b
 float32 unless said otherwise.
 
 forward(tokens [m], rope [p, 2, head_dim/2], slot [m], position [m], tiles [t, 3], page_ids [n],
-        window [2], logit_rows [s], pages (one tensor a layer), params) -> logits [s, padded_vocab]
+        window [2], coarse_rows [1], logit_rows [s], pages (one tensor a layer), params)
+        -> logits [s, padded_vocab]
 top_tokens(logits [s, padded_vocab], rows [r]) -> token [r, 20], logprob [r, 20], log_total [r]
 edit_logits(place [e, 2], number [e, 3], masked [r], allowed [r, w], logits [s, padded_vocab])
         -> the logits, changed in place
@@ -35,7 +36,7 @@ ROPE_PARAM = "rope_inverse_frequencies"
 """float32 [head_dim/2] among the packed parameters; the runtime reads it, `forward` does not."""
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Metadata:
     tvm_version: str
     vocab_size: int
     padded_vocab: int
+    has_coarse_rows: bool
+    """`forward` may compute its first `coarse_rows` tokens to 8 bits, which is faster."""
     kv: KVInfo
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]

@@ -71,6 +71,7 @@ def test_memory_share(value: Any) -> None:
         ("speculative_mode", "magic"),
         ("prefix_cache_mode", "tree"),
         ("prefill_mode", ""),
+        ("prompt_precision", "8bit"),
         ("kv_state_kind", "x"),
         ("verbose", 1),
         ("model", ""),

@@ -14,7 +14,7 @@ from mlc_llm.kernels.embedding import embedding
 from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import rope_append
-from mlc_llm.kernels.matmul import matmul
+from mlc_llm.kernels.matmul import has_coarse_rows, matmul
 from mlc_llm.kernels.rows import take_rows
 from mlc_llm.models.config import ModelConfig
 
@@ -34,6 +34,7 @@ class Step:
     tiles: Tensor
     page_ids: Tensor
     window: Tensor
+    coarse_rows: Tensor
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
@@ -51,10 +52,21 @@ class Linear(PackedMatrix):
         super().__init__(n, k, fmt)
         self.isa = isa
 
-    def forward(self, x: Tensor, into: Tensor | None = None) -> Tensor:
-        """x: from `prepare`. into: float32 [m, n] to add to in place, or None for a new tensor."""
-        kernel = matmul(self.n, self.k, self.fmt, self.isa, accumulate=into is not None)
-        args = [x, self.packed]
+    @property
+    def has_coarse_rows(self) -> bool:
+        return has_coarse_rows(self.fmt, self.isa)
+
+    def forward(
+        self, x: Tensor, into: Tensor | None = None, coarse_rows: Tensor | None = None
+    ) -> Tensor:
+        """x: from `prepare`. into: float32 [m, n] to add to in place, or None for a new tensor.
+
+        coarse_rows: int32 [1], how many of the first rows may count with 8 bits where the kernel
+        can do that; None means none.
+        """
+        add, coarse = into is not None, coarse_rows is not None and self.has_coarse_rows
+        kernel = matmul(self.n, self.k, self.fmt, self.isa, accumulate=add, coarse=coarse)
+        args = [x, self.packed, coarse_rows] if coarse else [x, self.packed]
         name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
         if into is None:
             return op.tensor_ir_op(kernel, name, args, float_tensor(x.shape[0], self.n))
@@ -88,7 +100,12 @@ class Fused(nn.Module):  # type: ignore[misc]
         self.linears = [getattr(self, name) for name in sizes]
 
     def forward(
-        self, kind: str, x: Tensor, weight: Tensor | None = None, eps: float = 0.0
+        self,
+        kind: str,
+        x: Tensor,
+        weight: Tensor | None = None,
+        eps: float = 0.0,
+        coarse_rows: Tensor | None = None,
     ) -> list[tuple[Tensor, int]]:
         """One (tensor, first column) a part; the tensors are the same one if they are joined."""
         prepared: dict[Any, Any] = {}
@@ -97,7 +114,7 @@ class Fused(nn.Module):  # type: ignore[misc]
             key = (linear.fmt.is_float, linear.fmt.group)
             if key not in prepared:
                 prepared[key] = linear.prepare(kind, x, weight, eps)
-            results.append(linear(prepared[key]))
+            results.append(linear(prepared[key], coarse_rows=coarse_rows))
         if not self.joined:
             return [(result, 0) for result in results]
         starts = [sum(list(self.parts.values())[:i]) for i in range(len(self.parts))]

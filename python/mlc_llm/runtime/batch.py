@@ -58,6 +58,9 @@ class BatchRow:
     while the prompt goes on in a later step, one for a plain step, more where the row ends with
     drafted tokens. They see the tokens up to theirs alone, so each is what a row that ends there
     would give, bit for bit."""
+    prompt_tokens: int = 0
+    """How many of the first tokens belong to a prompt: what may be computed less exactly, if the
+    runner was made so."""
 
 
 @dataclass(slots=True)

@@ -138,7 +138,7 @@ class KVCache:
             self.remove(seq_id)
 
     def place(self, rows: Sequence[tuple[int, int]]) -> Placement:
-        """Takes pages for `n` new tokens of each (seq_id, n).
+        """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
 
         Raises RequestError before any change if there are too few.
         """
@@ -178,14 +178,17 @@ class KVCache:
             assert sequence.gone.stop <= unseen.stop, "pages are gone that would be seen"
 
     def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
+        totals = dict(rows)
+        if len(totals) < len(rows):
+            totals = {s: sum(n for other, n in rows if other == s) for s in totals}
         wanted, size = 0, self._page_size
-        for seq_id, n in rows:
+        for seq_id, n in totals.items():
             sequence = self._sequences[seq_id]
             wanted += -(-(sequence.length + n) // size) - len(sequence.pages)
         if wanted > len(self._free):
             raise RequestError(f"{wanted} KV pages needed, {len(self._free)} are free")
         if wanted:
-            for seq_id, n in rows:
+            for seq_id, n in totals.items():
                 sequence = self._sequences[seq_id]
                 while len(sequence.pages) * size < sequence.length + n:
                     sequence.pages.append(self._take())

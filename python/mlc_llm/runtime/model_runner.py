@@ -22,6 +22,7 @@ from mlc_llm.runtime.batch import (
     Sampling,
     Window,
 )
+from mlc_llm.runtime.coarse_rows import CoarseRows
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache, Placement
 from mlc_llm.runtime.memory import zeroed
@@ -48,14 +49,16 @@ class ModelRunner:
         max_batch_tokens: int,
         context_window: int,
         window: Window | None = None,
+        coarse_prompts: bool = False,
     ) -> None:
-        """library, weights: folders made by the compiler.
+        """library, weights: folders made by the compiler. coarse_prompts: see `CoarseRows`.
 
-        Raises BrokenLibrary or BrokenParams for what building again mends.
+        Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
         configure_threads()
         self._executable = Executable(library)
         self.metadata = self._executable.metadata
+        self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
         arrays = read_params(weights)
         self._params = ordered_params(arrays, self.metadata.params)
         self._rope = RopeTable(np.array(arrays[ROPE_PARAM]))
@@ -69,9 +72,8 @@ class ModelRunner:
         self._choice = Choice.of([], self.metadata.vocab_size)
         """Of the last step; a greedy one mostly serves the next as well."""
         self._copy = self._executable[COPY_PAGES]
-        self._cache = KVCache(
-            self.metadata.kv, num_pages, max_num_sequence, self._copy_pages, window
-        )
+        info = self.metadata.kv
+        self._cache = KVCache(info, num_pages, max_num_sequence, self._copy_pages, window)
         self._window = _seen(window)
         self._limits = RunnerLimits(
             num_pages=num_pages,
@@ -120,7 +122,7 @@ class ModelRunner:
         assert 0 < len(tokens) <= self._limits.max_batch_tokens, f"batch of {len(tokens)} tokens"
         if not self._choice.is_for(samplings):
             self._choice = Choice.of(samplings, self._limits.vocab_size)
-        samples = self._run(batch.rows, tokens, places, self._choice)
+        samples = self._run(*self._coarse.arranged(batch.rows, tokens, places), self._choice)
         answers, start = [], 0
         for row in batch.rows:
             answers.append(samples[start : start + len(row.samplings)])
@@ -133,9 +135,9 @@ class ModelRunner:
         self, rows: Sequence[BatchRow], tokens: Numbers, places: Numbers, choice: Choice
     ) -> list[Sampled]:
         """places: of the tokens behind which one is chosen."""
-        placement = self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
+        place = self._place(rows)
         try:
-            logits, rest = self._logits(tokens, placement, places, choice.tables)
+            logits, rest = self._logits(tokens, place, places, choice.tables)
             return self._sampler.choose(logits, choice, rest)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
@@ -143,24 +145,33 @@ class ModelRunner:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
 
-    def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> Array:
+    def logits(
+        self, token_ids: Sequence[int], *, chunk: int | None = None, prompt_tokens: int = 0
+    ) -> Array:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
 
-        chunk: tokens a step; 1 goes through the decode path.
+        chunk: tokens a step; 1 goes through the decode path. prompt_tokens: how many of the first
+        count as a prompt.
         """
         seq_id, parts = -1, []
         self._cache.add(seq_id)
         try:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
-                placement = self._cache.place([(seq_id, len(part))])
-                places = array("i", range(len(part)))
-                logits, _ = self._logits(array("i", part), placement, places)
+                of_prompt = min(max(prompt_tokens - start, 0), len(part))
+                whole = [BatchRow(seq_id, part, (), of_prompt)]
+                rows, tokens, places = self._coarse.arranged(
+                    whole, array("i", part), array("i", range(len(part)))
+                )
+                logits, _ = self._logits(tokens, self._place(rows), places)
                 parts.append(np.from_dlpack(logits).copy())
                 self._cache.trim(seq_id)
         finally:
             self._cache.remove(seq_id)
         return np.concatenate(parts)[:, : self._limits.vocab_size]
+
+    def _place(self, rows: Sequence[BatchRow]) -> Placement:
+        return self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
 
     def _logits(
         self,
@@ -184,7 +195,14 @@ class ModelRunner:
         self.before_compute()
         ids, *where, logit_rows = tensors[:6]
         logits = self._forward(
-            ids, rope, *where, self._window, logit_rows, self._pages, self._params
+            ids,
+            rope,
+            *where,
+            self._window,
+            self._coarse.count,
+            logit_rows,
+            self._pages,
+            self._params,
         )
         return logits, tensors[6:]
 

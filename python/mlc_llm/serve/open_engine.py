@@ -78,10 +78,18 @@ def _draft_size(draft: ModelBundle, size: ModelSize) -> ModelSize:
 def _draft_config(
     draft: ModelBundle, model_lib: str | None, complete: EngineConfig
 ) -> EngineConfig:
-    """The model's limits, within the draft model's own window: no drafts for what is longer."""
+    """The model's limits, within the draft model's own window: no drafts for what is longer.
+
+    Guesses are checked anyway, so the draft model has no prompts to be exact about or not.
+    """
     assert complete.max_single_sequence_length
     window = min(complete.max_single_sequence_length, draft.context_window)
-    return replace(complete, model_lib=model_lib, max_single_sequence_length=window)
+    return replace(
+        complete,
+        model_lib=model_lib,
+        max_single_sequence_length=window,
+        prompt_precision="exact",
+    )
 
 
 def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:

@@ -57,4 +57,5 @@ def _runner(library: Path, weights: Path, config: EngineConfig) -> ModelRunner:
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
         window=window_of(config),
+        coarse_prompts=config.prompt_precision == "fast",
     )

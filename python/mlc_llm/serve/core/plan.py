@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlc_llm.runtime.batch import BatchRow
 from mlc_llm.serve.core.prefix_cache import Origin
@@ -72,4 +72,4 @@ def drafts_of(row: BatchRow) -> Sequence[int]:
 
 def _without_drafts(row: BatchRow) -> BatchRow:
     count = len(row.token_ids) - len(drafts_of(row))
-    return BatchRow(row.seq_id, row.token_ids[:count], row.samplings[:1])
+    return replace(row, token_ids=row.token_ids[:count], samplings=row.samplings[:1])

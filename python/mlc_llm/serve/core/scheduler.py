@@ -372,7 +372,8 @@ _ATTEMPTS = ((True, False), (False, False), (False, True))
 def _row(branch: Branch, count: int, is_whole: bool) -> BatchRow:
     assert branch.seq_id is not None
     samplings = [sampling_of(branch)] if is_whole else []
-    return BatchRow(branch.seq_id, branch.next_tokens(count), samplings)
+    of_prompt = min(max(len(branch.request.prompt) - branch.computed, 0), count)
+    return BatchRow(branch.seq_id, branch.next_tokens(count), samplings, of_prompt)
 
 
 def _shared(branch: Branch) -> int:

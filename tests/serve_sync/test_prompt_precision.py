@@ -1,0 +1,77 @@
+"""Engines whose prompts are computed to 8 bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlc_llm.compiler.target import missing_features
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.testing.tiny_model import write_tiny_model
+
+PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
+FAST: dict[str, Any] = {"prompt_precision": "fast"}
+FEW_PAGES = {"max_total_sequence_length": 256, "prefill_chunk_size": 32, "max_num_sequence": 4}
+needs_vnni = pytest.mark.skipif(bool(missing_features("vnni")), reason="no vnni here")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:
+    config = EngineConfig(**settings)
+    return SyncMLCEngine(str(tiny), "cpu", engine_config=config, enable_tracing=True)
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GenerationConfig(temperature=0, max_tokens=60),
+        GenerationConfig(temperature=1.0, seed=3, max_tokens=60, n=3),
+    ],
+)
+def test_text_does_not_depend_on_the_company(tiny: Path, sampling: GenerationConfig) -> None:
+    """Not on chunks either, nor on preemption: what was an answer is computed as one again."""
+    fast = engine(tiny, **FAST)
+    alone = [fast.generate(prompt, sampling)[0][0] for prompt in PROMPTS]
+    narrow = engine(tiny, **FAST, **FEW_PAGES)
+    assert narrow.generate(PROMPTS, sampling)[0] == alone
+    assert narrow.trace_recorder is not None
+    assert "preempt (0)" in narrow.trace_recorder.dump_json()
+
+
+@needs_vnni
+def test_guesses_change_nothing(tiny: Path) -> None:
+    greedy = GenerationConfig(temperature=0, max_tokens=60)
+    guessing = engine(tiny, **FAST, speculative_mode="prompt_lookup", spec_draft_length=4)
+    assert (
+        guessing.generate(PROMPTS, greedy)[0] == engine(tiny, **FAST).generate(PROMPTS, greedy)[0]
+    )
+
+
+@needs_vnni
+def test_the_setting_reaches_the_model(tiny: Path) -> None:
+    watch = GenerationConfig(temperature=0, max_tokens=1, logprobs=True, top_logprobs=5)
+    fast, exact = (engine(tiny, **more).generate(PROMPTS, watch)[1] for more in (FAST, {}))
+    assert all(one != other for one, other in zip(fast, exact, strict=True))
+
+
+def test_kernels_without_it_refuse(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_LLM_KERNELS", "portable")
+    with pytest.raises(InvalidField, match=r"prompt_precision.*portable kernels"):
+        engine(tiny, **FAST)
