@@ -12,13 +12,43 @@ text against float32's. `--chunk 1` sends every position through the decode path
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from agreement import Agreement, OracleAnswers, common_prefix, compare_forced, perplexity_ratio
-from common import digest, model_path, oracle_folder, print_configuration, read_json
-from ours import add_engine_options, greedy, open_runner, versions
+from common import FORCED, digest, model_path, oracle_folder, print_configuration, read_json
+from ours import (
+    ONE_SEQUENCE,
+    add_engine_options,
+    add_precision_option,
+    greedy,
+    open_runner,
+    versions,
+)
+
+
+class AllPrompt:
+    """A runner to which every text is a prompt, to its end."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
+        return self._runner.logits(token_ids, chunk=chunk, prompt_tokens=len(token_ids))
+
+
+class Continued:
+    """A runner to which a text is a prompt up to its last 64 tokens."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
+        prompt = len(token_ids) + 1 - FORCED
+        return self._runner.logits(token_ids, chunk=chunk, prompt_tokens=prompt)
 
 
 def report_forced(runner: Any, oracle: OracleAnswers, chunk: int | None) -> Agreement:
@@ -73,17 +103,23 @@ def missed(total: Agreement, greedy_equal: bool, ratio: float, kernels: str | No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_engine_options(parser)
+    add_precision_option(parser)
     parser.add_argument("--chunk", type=int, help="tokens a step (the runner's own if not given)")
     parser.add_argument("--oracle", help="folder of the oracle's answers (found if not given)")
     arguments = parser.parse_args()
     model, kernels, chunk = model_path(arguments.model), arguments.kernels, arguments.chunk
     oracle = OracleAnswers.read(oracle_folder(model, arguments.oracle))
-    runner = open_runner(model, kernels, arguments.threads)
+    config = replace(ONE_SEQUENCE, prompt_precision=arguments.prompt_precision)
+    runner = open_runner(model, kernels, arguments.threads, config)
     options = {"kernels": runner.metadata.isa, "chunk": chunk or runner.limits.max_batch_tokens}
+    options["prompts"] = config.prompt_precision
     print_configuration("accuracy against float32", model=model.name, **options, **versions())
-    total = report_forced(runner, oracle, chunk)
+    if config.prompt_precision == "fast":
+        whole = Agreement.joined(compare_forced(AllPrompt(runner), oracle, chunk))
+        print(f"{'the last 64 tokens as prompt':31s} {whole}")
+    total = report_forced(Continued(runner), oracle, chunk)
     equal = report_greedy(runner, model)
-    ratio = report_perplexity(runner, oracle, chunk)
+    ratio = report_perplexity(AllPrompt(runner), oracle, chunk)
     if misses := missed(total, equal, ratio, kernels):
         raise SystemExit(f"missed: {', '.join(misses)}")
     print("every figure reached")

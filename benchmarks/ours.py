@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
-from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config import PROMPT_PRECISIONS, EngineConfig
 from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 from mlc_llm.serve.model_args import open_model
@@ -34,6 +34,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2)
 
 
+def add_precision_option(parser: argparse.ArgumentParser) -> None:
+    """For scripts that measure prompts; those that do not must not take it and ignore it."""
+    parser.add_argument("--prompt-precision", choices=PROMPT_PRECISIONS, default="exact")
+
+
 def versions() -> dict[str, str]:
     """Versions of ours and of what compiles for us."""
     return {name: version(name) for name in ("mlc-llm", "apache-tvm")}
@@ -49,13 +54,14 @@ def open_runner(
     return create_runner(open_model(str(model)), config, "cpu")
 
 
-def advance(runner: Runner, ids: Sequence[int]) -> int:
+def advance(runner: Runner, ids: Sequence[int], *, is_prompt: bool = False) -> int:
     """Append ids to the sequence, in steps as long as the runner allows; the next greedy id."""
     most = runner.limits.max_batch_tokens
     steps = [ids[start : start + most] for start in range(0, len(ids), most)]
     for step in steps[:-1]:
-        runner.run(Batch([BatchRow(SEQUENCE, step, ())]))
-    ((sample,),) = runner.run(Batch([BatchRow(SEQUENCE, steps[-1], (GREEDY,))])).samples
+        runner.run(Batch([BatchRow(SEQUENCE, step, (), is_prompt * len(step))]))
+    last = BatchRow(SEQUENCE, steps[-1], (GREEDY,), is_prompt * len(steps[-1]))
+    ((sample,),) = runner.run(Batch([last])).samples
     assert sample is not None and sample.error is None, sample
     return sample.token_id
 
@@ -64,7 +70,7 @@ def greedy(runner: Runner, prompt: Sequence[int], count: int) -> list[int]:
     """`count` most likely ids after a prompt, end tokens being no end."""
     runner.add_sequence(SEQUENCE)
     try:
-        answer = [advance(runner, prompt)]
+        answer = [advance(runner, prompt, is_prompt=True)]
         while len(answer) < count:
             answer.append(advance(runner, answer[-1:]))
         return answer

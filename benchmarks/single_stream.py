@@ -1,9 +1,10 @@
 """Speed of one sequence in a fresh process: decode and prefill, greedy sampling included.
 
-    python benchmarks/single_stream.py [--repeat N] [--json]
+    python benchmarks/single_stream.py [--repeat N] [--prompt-precision fast] [--json]
 
 `decode` is 128 tokens one after the other behind 128 tokens of context; `prefill N` is a prompt of
 N tokens up to its first sampled token. Tokens a second. Each is run once before it is measured.
+With `--prompt-precision fast` the prompts are run that way too, in turns with the exact ones.
 """
 
 from __future__ import annotations
@@ -12,9 +13,19 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from common import Spread, model_path, print_configuration
-from ours import SEQUENCE, add_engine_options, advance, open_runner, versions
+from ours import (
+    ONE_SEQUENCE,
+    SEQUENCE,
+    add_engine_options,
+    add_precision_option,
+    advance,
+    open_runner,
+    versions,
+)
 
 from mlc_llm.runtime.batch import Runner
 
@@ -34,12 +45,12 @@ def fresh(runner: Runner) -> None:
     runner.add_sequence(SEQUENCE)
 
 
-def prefill(runner: Runner, count: int) -> float:
-    """Tokens a second for a prompt."""
+def prefill(runner: Runner, count: int, *, fast: bool = False) -> float:
+    """Tokens a second for a prompt. A fast runner computes exactly what is no prompt to it."""
     fresh(runner)
     ids = prompt_ids(count, runner.limits.vocab_size)
     start = time.perf_counter()
-    advance(runner, ids)
+    advance(runner, ids, is_prompt=fast)
     return count / (time.perf_counter() - start)
 
 
@@ -60,27 +71,44 @@ MEASURES: dict[str, Callable[[Runner], float]] = {
 }
 
 
+IN_TURNS = {
+    f"prefill {count}{' fast' if fast else ''}": partial(prefill, count=count, fast=fast)
+    for count in (128, 512, 2048)
+    for fast in (False, True)
+}
+
+
 def measure(runner: Runner, repeat: int) -> dict[str, list[float]]:
     """All measures, each `repeat` times after one that does not count."""
     return {name: [one(runner) for _ in range(repeat + 1)][1:] for name, one in MEASURES.items()}
 
 
+def measure_in_turns(runner: Runner, repeat: int) -> dict[str, list[float]]:
+    """Prompts, exact and fast, each `repeat` times after one that does not count."""
+    rounds = [[one(runner) for one in IN_TURNS.values()] for _ in range(repeat + 1)][1:]
+    return dict(zip(IN_TURNS, map(list, zip(*rounds, strict=True)), strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_engine_options(parser)
+    add_precision_option(parser)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     model = model_path(arguments.model)
-    runner = open_runner(model, arguments.kernels, arguments.threads)
+    config = replace(ONE_SEQUENCE, prompt_precision=arguments.prompt_precision)
+    runner = open_runner(model, arguments.kernels, arguments.threads, config)
     samples = measure(runner, arguments.repeat)
+    if config.prompt_precision == "fast":
+        samples |= measure_in_turns(runner, arguments.repeat)
     options = {"kernels": runner.metadata.isa, "threads": arguments.threads}
     if arguments.json:
         print(json.dumps(options | {"samples": samples}))
         return
     print_configuration("single stream, tok/s", model=model.name, **options, **versions())
     for name, values in samples.items():
-        print(f"{name:12s} {Spread.of(values)}")
+        print(f"{name:18s} {Spread.of(values)}")
 
 
 if __name__ == "__main__":
