@@ -57,7 +57,7 @@ class ModelRunner:
         """
         configure_threads()
         self._executable = Executable(library)
-        self.metadata = self._executable.metadata
+        self.metadata = metadata = self._executable.metadata
         self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
         arrays = read_params(weights)
         self._params = ordered_params(arrays, self.metadata.params)
@@ -72,16 +72,15 @@ class ModelRunner:
         self._choice = Choice.of([], self.metadata.vocab_size)
         """Of the last step; a greedy one mostly serves the next as well."""
         self._copy = self._executable[COPY_PAGES]
-        info = self.metadata.kv
-        self._cache = KVCache(info, num_pages, max_num_sequence, self._copy_pages, window)
+        self._cache = KVCache(metadata.kv, num_pages, max_num_sequence, self._copy_pages, window)
         self._window = _seen(window)
         self._limits = RunnerLimits(
             num_pages=num_pages,
-            page_size=self.metadata.kv.page_size,
+            page_size=metadata.kv.page_size,
             max_num_sequence=max_num_sequence,
             max_batch_tokens=max_batch_tokens,
             context_window=context_window,
-            vocab_size=self.metadata.vocab_size,
+            vocab_size=metadata.vocab_size,
             window=window,
         )
 
