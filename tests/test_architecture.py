@@ -149,7 +149,8 @@ def project_files() -> list[Path]:
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     files += [path for path in ROOT.iterdir() if path.is_file() and path.name != "LICENSE"]
     made = {"__pycache__", "mlc_llm.egg-info"}
-    return [path for path in files if not made & set(path.parts) and path.suffix != ".pyc"]
+    no_text = {".pyc", ".png"}
+    return [path for path in files if not made & set(path.parts) and path.suffix not in no_text]
 
 
 def test_files_are_short() -> None:
