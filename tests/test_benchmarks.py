@@ -16,7 +16,7 @@ from figures import LLAMA, ONE_B, OURS, Row, markdown, speeds, table, worst_poin
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial
 from peers.ik_llama import IkLlama
-from peers.llama_cpp import batched_speed
+from peers.llama_cpp import LOADED, TILES, LlamaCpp, batched_speed
 from report import BEGIN, END, block, disturbance, text, write_block
 from rounds import Clock, Results, attempt, speed_round
 
@@ -109,6 +109,18 @@ def test_batched_speed_is_the_decoding_column() -> None:
     assert batched_speed(BATCHED, 8) == 32.66
     with pytest.raises(Missing):
         batched_speed(BATCHED, 4)
+
+
+def test_the_configuration_of_tiles_is_kept_once(tmp_path: Path) -> None:
+    side = LlamaCpp(tmp_path, 2)
+    side.complete(tmp_path)
+    file = tmp_path / TILES
+    file.parent.mkdir(parents=True)
+    file.write_text(f"before\n{LOADED}\n")
+    side.complete(tmp_path)
+    once = file.read_text()
+    side.complete(tmp_path)
+    assert file.read_text() == once and once.count("memory") == 1 and once.endswith(f"{LOADED}\n")
 
 
 def test_options_of_a_fork_differ() -> None:

@@ -21,6 +21,11 @@ NATIVE = ("-DGGML_NATIVE=ON",)
 AVX2 = ("-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON")
 
 
+TILES = Path("ggml", "src", "ggml-cpu", "amx", "mmq.cpp")
+LOADED = "    _tile_loadconfig(&tc);"
+KEPT = '    asm volatile("" : : "r"(&tc) : "memory");\n'
+
+
 class LlamaCpp:
     """The archive carries llama.cpp (commit 0c1e570) and can be had from the package index.
 
@@ -51,7 +56,12 @@ class LlamaCpp:
         return f"{self.package} {self.release}, built here: {self.flags}"
 
     def complete(self, source: Path) -> None:
-        """Add to the sources what the archive lacks: nothing."""
+        """GCC 12 reads `_tile_loadconfig` as a load of 8 bytes and leaves out the other 56 of the
+        configuration, so that the first tile instruction is an illegal one. Keep them."""
+        file = source / TILES
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        if LOADED in text and KEPT not in text:
+            file.write_text(text.replace(LOADED, KEPT + LOADED), encoding="utf-8")
 
     def open(self, model: Path) -> LlamaSession:
         return LlamaSession(self, model)
