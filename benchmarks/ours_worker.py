@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import Limits
 from ours import GREEDY, open_runner
 
 from mlc_llm.errors import MLCError
@@ -110,7 +109,7 @@ class Worker:
         self._threads = int(os.environ["MLC_NUM_THREADS"])
         model_runner.Executable = ClockedExecutable
         self.runner = open_runner(model, None, self._threads, CONFIG)
-        self._limits: Limits | None = None
+        self._limits: Any = None
         self._warm: set[tuple[int, bool, int]] = set()
 
     def about(self) -> dict[str, Any]:
@@ -130,8 +129,12 @@ class Worker:
         return streams * tokens / sum(running.decode(tokens))
 
     def limits(self) -> dict[str, float | None]:
-        """What the machine gives at this moment."""
-        self._limits = self._limits or Limits()
+        """What the machine gives at this moment, by the names in `figures.py`."""
+        if self._limits is None:
+            # Only here: it brings the compiler along, which is no part of a served model's memory.
+            from machine import Limits
+
+            self._limits = Limits()
         return {"bandwidth": self._limits.bandwidth(), "vnni": self._limits.vnni()}
 
     def contexts(self, depths: Sequence[int], steps: int) -> list[float]:
