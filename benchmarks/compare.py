@@ -1,12 +1,14 @@
 """Ours against its peers and against the machine: one run, all sides in turn, one table.
 
-    python benchmarks/compare.py --peer-dir FOLDER [--quick] [--rounds N] [--minutes M]
+    python benchmarks/compare.py --peer-dir FOLDER [--minutes M] [--plots FOLDER] [--docs FILE]
 
-Peers are installed and built inside FOLDER where they are not there yet (llama.cpp and its fork
-need a C++ compiler; the first time takes half an hour or more); one that cannot be is reported and
-left out. Models that are made lie there too. Machines are shared and drift, so in each round every
+measures everything there is a row for. Peers are installed and built inside FOLDER where they are
+not there yet (llama.cpp and its fork need a C++ compiler; the first time takes half an hour or
+more). Models that are made lie there too. Machines are shared and drift, so in each round every
 test runs on one side after the other, and what counts is the ratio of the medians, given with the
-least and the greatest ratio of a round. `--report FILE` prints the table of an earlier run.
+least and the greatest ratio of a round. What a side cannot do is reported and left out; a run that
+is ended early, by `--minutes` or an interrupt, reports what there is. `--report FILE` prints the
+table of an earlier run.
 """
 
 from __future__ import annotations
@@ -15,23 +17,29 @@ import argparse
 import itertools
 import json
 import os
+import signal
 import statistics
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from common import configuration
 from compared_models import MODELS, OTHER_SIZES, model_file, sizes_of, write_random
-from figures import AVX2, FAST, OURS
+from figures import AVX2, CONTEXT, FAST, STREAMS
+from ours import PRECISION_VARIABLE
 from ours_side import Ours
 from peers import KINDS, make_peer
-from peers.base import Missing, Side, Trial
+from peers.base import LineWorker, Missing, Side, Trial
 from peers.llama_cpp import LlamaAvx2
 from report import block, text, write_block
-from rounds import Clock, Results, add_limits, attempt, speed_round
+from rounds import OURS, Clock, Results, add_limits, attempt, speed_round
 
 FIGURES = ("speed", "avx2", "context", "growth", "cold", "compile", "memory", "python")
 SPEED_TESTS = (
@@ -45,7 +53,8 @@ SPEED_TESTS = (
 QUICK_TESTS = SPEED_TESTS[:2] + SPEED_TESTS[3:4]
 DEPTHS = (8160, 4096, 2048, 1024, 512, 128)
 QUICK_DEPTHS = (2048, 512, 128)
-STREAMS = (1, 2, 4, 8, 16, 32, 64)
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Of streams."""
 COLD_STARTS = 2
 """Cold starts of each side in a round."""
 
@@ -61,8 +70,9 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin no test after so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--fast", nargs="+", default=[], metavar="NAME=VALUE",
-        help="environment of our faster setting, measured beside the default",
+        "--fast", nargs="*", default=[f"{PRECISION_VARIABLE}=fast"], metavar="NAME=VALUE",
+        help="environment of our faster setting, measured beside the default (%(default)s); "
+        "nothing: none",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("compare.json"), help="all samples")
     parser.add_argument("--plots", type=Path, help="folder for plots (needs matplotlib)")
@@ -73,6 +83,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--peer-dir is needed")
     if any("=" not in one for one in arguments.fast):
         parser.error("--fast takes NAME=VALUE")
+    if arguments.plots is not None and find_spec("matplotlib") is None:
+        parser.error("--plots needs matplotlib: pip install -e .[benchmarks]")
     arguments.rounds = arguments.rounds or (2 if arguments.quick else 5)
     return arguments
 
@@ -111,13 +123,18 @@ class Comparison:
         return made
 
     def _model_files(self) -> dict[str, Path]:
-        quantize = self.arguments.peer_dir / "build" / "bin" / "llama-quantize"
         files = {}
         for name in self.arguments.models:
-            tool = quantize if quantize.exists() else None
-            files[name] = model_file(name, self.arguments.peer_dir / "models", tool)
-            self.results.facts[f"sizes {name}"] = asdict(sizes_of(files[name]))
+            path = attempt(self.results, f"model {name}", partial(self._model_file, name))
+            if path is not None:
+                files[name] = path
+                self.results.facts[f"sizes {name}"] = asdict(sizes_of(path))
         return files
+
+    def _model_file(self, name: str) -> Path:
+        quantize = self.arguments.peer_dir / "build" / "bin" / "llama-quantize"
+        tool = quantize if quantize.exists() else None
+        return model_file(name, self.arguments.peer_dir / "models", tool)
 
     def prepare(self) -> None:
         """Whatever ours compiles and packs, and what KL the faster setting has."""
@@ -125,9 +142,13 @@ class Comparison:
         for name, file in self.files.items():
             print(f"preparing {name}", flush=True)
             for side in self._ours():
-                side.prepare(file)
-            if self.fast is not None and not name.startswith("1b"):
-                self.results.facts[f"kl {name}"] = self.ours.divergence(file, self.fast)
+                attempt(self.results, f"{side.name} on {name}", partial(side.prepare, file))
+            if self.fast is not None and self._can(self.fast, name) and not name.startswith("1b"):
+                compared = partial(self.ours.divergence, file, self.fast)
+                self.results.facts[f"kl {name}"] = attempt(self.results, f"KL, {name}", compared)
+
+    def _can(self, side: Side, name: str) -> bool:
+        return f"{side.name} on {name}" not in self.results.missing
 
     def _ours(self) -> list[Ours]:
         sides = [self.ours, *([self.fast] if self.fast else [])]
@@ -139,8 +160,11 @@ class Comparison:
         for part, (name, file) in itertools.product(parts, self.files.items()):
             if not self.clock.over:
                 part(name, file)
-        if number == 0 and self.wants("compile") and not self.clock.over:
-            self._first_starts()
+                self.results.loads.append(os.getloadavg()[0])
+                self.save()
+        for _ in range(self._first_starts_wanted(number)):
+            if not self.clock.over:
+                attempt(self.results, "ours, first start", self._first_start)
 
     def _speeds(self, name: str, file: Path) -> None:
         sides: list[Any] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
@@ -155,28 +179,37 @@ class Comparison:
 
     def _curves(self, name: str, file: Path) -> None:
         """What only ours is asked, in one process but for the peak memory."""
-        add = self.results.add
-        session = self.ours.open(file)
-        if self.wants("python"):
-            shares = session.ask({"do": "python_share", "steps": 64})
-            add(name, "Python share", OURS, statistics.median(shares))
-        if self.wants("growth"):
-            asked = {"do": "batches", "streams": STREAMS, "depth": 64, "steps": 6}
-            for count, seconds in zip(STREAMS, session.ask(asked), strict=True):
-                add(name, f"step of streams {count}", OURS, seconds)
-        if self.wants("context"):
-            depths = QUICK_DEPTHS if self.arguments.quick else DEPTHS
-            found = session.ask({"do": "contexts", "depths": depths, "steps": 12})
-            for depth, seconds in zip(depths, found, strict=True):
-                add(name, f"step at context {depth}", OURS, seconds)
-            add_limits(self.results, name, "contexts", session)
-        session.close()
-        if self.wants("memory") and name.startswith("1b"):
-            session = self.ours.open(file)
+        wanted = {"python": self._shares, "growth": self._growth, "context": self._contexts}
+        asked = [(figure, ask) for figure, ask in wanted.items() if self.wants(figure)]
+        if asked and self._can(self.ours, name):
+            with closing(self.ours.open(file)) as session:
+                for figure, ask in asked:
+                    attempt(self.results, f"ours, {figure}, {name}", partial(ask, name, session))
+        if self.wants("memory") and name.startswith("1b") and self._can(self.ours, name):
+            attempt(self.results, f"ours, memory, {name}", partial(self._memory, name, file))
+
+    def _shares(self, name: str, session: LineWorker) -> None:
+        shares = session.ask({"do": "python_share", "steps": 64})
+        self.results.add(name, "Python share", OURS, statistics.median(shares))
+
+    def _growth(self, name: str, session: LineWorker) -> None:
+        found = session.ask({"do": "batches", "streams": COUNTS, "depth": 64, "steps": 6})
+        for count, seconds in zip(COUNTS, found, strict=True):
+            self.results.add(name, f"{STREAMS}{count}", OURS, seconds)
+
+    def _contexts(self, name: str, session: LineWorker) -> None:
+        depths = QUICK_DEPTHS if self.arguments.quick else DEPTHS
+        found = session.ask({"do": "contexts", "depths": depths, "steps": 12})
+        for depth, seconds in zip(depths, found, strict=True):
+            self.results.add(name, f"{CONTEXT}{depth}", OURS, seconds)
+        add_limits(self.results, name, "contexts", session)
+
+    def _memory(self, name: str, file: Path) -> None:
+        """In a fresh process that does nothing else."""
+        with closing(self.ours.open(file)) as session:
             served = session.ask({"do": "serve", "streams": 32, "depth": 128, "tokens": 64})
-            session.close()
-            add(name, "peak memory", OURS, served["peak"])
-            self.results.facts["kv served"] = served["kv"]
+        self.results.facts["kv served"] = served["kv"]
+        self.results.add(name, "peak memory", OURS, served["peak"])
 
     def _starts(self, name: str, file: Path) -> None:
         if not self.wants("cold"):
@@ -184,36 +217,66 @@ class Comparison:
         for side in (self.ours, *self.peers):
             for _ in range(COLD_STARTS):
                 key = f"{side.name}, cold start, {name}"
-                seconds = attempt(self.results, key, lambda s=side: s.cold_start(file))
+                if key in self.results.missing or not self._can(side, name):
+                    break
+                seconds = attempt(self.results, key, partial(side.cold_start, file))
                 if seconds is not None:
                     self.results.add(name, "cold start", side.name, seconds)
 
-    def _first_starts(self) -> None:
+    def _first_starts_wanted(self, number: int) -> int:
+        """In the first round only."""
+        if number > 0 or not self.wants("compile"):
+            return 0
+        return 1 if self.arguments.quick else 3
+
+    def _first_start(self) -> None:
         """With an empty cache: the default model, then one of other sizes behind it."""
         other = self.arguments.peer_dir / "models" / "other-sizes.gguf"
         if not other.exists():
             write_random(other, OTHER_SIZES)
         default = model_file("default", other.parent, None)
-        for _ in range(1 if self.arguments.quick else 3):
-            with tempfile.TemporaryDirectory() as home:
-                first = self.ours.cold_start(default, Path(home))
-                before = len(list(Path(home).glob("**/kernels.o")))
-                second = self.ours.cold_start(other, Path(home))
-                after = len(list(Path(home).glob("**/kernels.o")))
-            self.results.add("default", "first start", OURS, first)
-            self.results.add("default", "first start, other sizes", OURS, second)
-            self.results.facts["libraries for other sizes"] = after - before
+        with tempfile.TemporaryDirectory() as home:
+            first = self.ours.cold_start(default, Path(home))
+            before = len(list(Path(home).glob("**/kernels.o")))
+            second = self.ours.cold_start(other, Path(home))
+            after = len(list(Path(home).glob("**/kernels.o")))
+        self.results.facts["libraries for other sizes"] = after - before
+        self.results.add("default", "first start", OURS, first)
+        self.results.add("default", "first start, other sizes", OURS, second)
+
+    def save(self) -> None:
+        self.arguments.out.write_text(json.dumps(asdict(self.results), indent=1))
 
     def run(self) -> None:
-        self.prepare()
-        for number in range(self.arguments.rounds):
-            if self.clock.over:
-                print(f"no time for more than {number} rounds", flush=True)
-                break
-            self.round(number)
-            self.results.configuration["rounds"] = str(number + 1)
-            print(f"round {number + 1} done, load {os.getloadavg()[0]:.1f}", flush=True)
-            self.arguments.out.write_text(json.dumps(asdict(self.results), indent=1))
+        """All rounds, or those that there is time for; an interrupt ends them early."""
+        try:
+            self.prepare()
+            for number in range(self.arguments.rounds):
+                if self.clock.over:
+                    print(f"no time for more than {number} rounds", flush=True)
+                    break
+                start = time.monotonic()
+                self.results.configuration["rounds"] = str(number + 1)
+                self.round(number)
+                minutes, load = (time.monotonic() - start) / 60, os.getloadavg()[0]
+                print(f"round {number + 1} took {minutes:.0f} minutes, load {load:.1f}", flush=True)
+        except KeyboardInterrupt:
+            print("interrupted: this is what there is", flush=True)
+        if loads := self.results.loads:
+            span = f"{min(loads):.1f} to {max(loads):.1f}, ours included"
+            self.results.configuration["load meanwhile"] = span
+        self.save()
+
+
+def measured(arguments: argparse.Namespace) -> Results:
+    """A whole run."""
+    comparison = Comparison(arguments)
+    described = comparison.results.configuration
+    described["threads"] = str(arguments.threads)
+    described["faster setting"] = " ".join(arguments.fast) or "none"
+    described["date"] = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    comparison.run()
+    return comparison.results
 
 
 def main() -> None:
@@ -221,13 +284,9 @@ def main() -> None:
     if arguments.report is not None:
         results = Results(**json.loads(arguments.report.read_text(encoding="utf-8")))
     else:
-        comparison = Comparison(arguments)
-        results = comparison.results
-        results.configuration["threads"] = str(arguments.threads)
-        results.configuration["date"] = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-        comparison.run()
-        results.configuration["loads"] = ", ".join(f"{load:.1f}" for load in results.loads)
-        arguments.out.write_text(json.dumps(asdict(results), indent=1))
+        # What ends a program politely is no reason to lose what it found.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        results = measured(arguments)
     print(text(results))
     drawn: list[Path] = []
     if arguments.plots is not None:

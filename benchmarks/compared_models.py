@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peers.base import Missing
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.support.model_source import default_model_path
@@ -78,7 +79,7 @@ def _matrix(tensor: Any) -> bool:
 def model_file(name: str, folder: Path, quantize: Path | None) -> Path:
     """A model of MODELS, made in `folder` if need be. quantize: llama.cpp's llama-quantize.
 
-    SystemExit where the program that makes it is missing.
+    Raises Missing where the program that makes it is missing.
     """
     if name == "default":
         return default_model_path()
@@ -96,7 +97,7 @@ def _make(name: str, path: Path, quantize: Path | None) -> None:
         write_random(path, ONE_BILLION)
         return
     if quantize is None:
-        raise SystemExit(f"model {name} is made by llama-quantize, and llama.cpp is not built")
+        raise Missing("it is made by llama-quantize, and llama.cpp is not built")
     command = [str(quantize), "--allow-requantize", str(default_model_path()), str(path), "Q4_0"]
     subprocess.run(["nice", "-n", "10", *command, "1"], check=True, capture_output=True)
 

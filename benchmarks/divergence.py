@@ -2,34 +2,60 @@
 
     python benchmarks/divergence.py MODEL [NAME=VALUE ...] -- [NAME=VALUE ...] --
 
-The settings are environment variables; each side runs in a process of its own. The last line is
-mean KL(first || second) in nats a position. (How far the default is from float32 is measured by
-`accuracy.py`: some 5e-7 nats, so it can stand for it here.)
+The settings are environment variables (MLC_PROMPT_PRECISION=fast, MLC_LLM_KERNELS=avx2); each side
+runs in a process of its own. The text is cut into prompts, each continued by the text itself. The
+last line is JSON: mean KL(first || second) in nats a position, over the 64 positions `behind` each
+prompt, which an answer is drawn from, and `inside` the prompts. (How far the default is from
+float32 is measured by `accuracy.py`: some 5e-7 nats, so it can stand for it here.)
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from common import HERE, kl_divergence
-from ours import open_runner
+from common import FORCED, HERE, kl_divergence
+from ours import ONE_SEQUENCE, open_runner, precision_asked
 
 from mlc_llm.serve.model_args import open_model
 
-POSITIONS = 1024
+PROMPT = 256
+"""Tokens of each prompt; the last of them is the first position behind it."""
+PIECE = PROMPT + FORCED - 1
+
+
+def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
+    """Whole pieces of a text, each a prompt and what follows. ValueError for a text too short."""
+    found = [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE + 1, PIECE)]
+    if not found:
+        raise ValueError(f"a text of {len(ids)} tokens is shorter than one piece of {PIECE}")
+    return found
 
 
 def write_logits(model: Path, target: Path) -> None:
-    """Logits [POSITIONS, V] of the public-domain text, in whole prompt steps."""
+    """Logits [pieces, PIECE, V] of the public-domain text."""
     text = (HERE / "public_domain.txt").read_text(encoding="utf-8")
-    ids = open_model(str(model)).tokenizer.encode(text)[:POSITIONS]
-    runner = open_runner(model, None, int(os.environ.get("MLC_NUM_THREADS", "2")))
-    np.save(target, runner.logits(ids))
+    ids = open_model(str(model)).tokenizer.encode(text)
+    config = replace(ONE_SEQUENCE, prompt_precision=precision_asked())
+    runner = open_runner(model, None, int(os.environ.get("MLC_NUM_THREADS", "2")), config)
+    np.save(target, [runner.logits(piece, prompt_tokens=PROMPT) for piece in pieces(ids)])
+
+
+def mean_divergences(first: Any, second: Any) -> dict[str, float]:
+    """Mean KL(first || second) of logits [pieces, PIECE, V], by where the positions are."""
+    each = np.array([kl_divergence(a, b) for a, b in zip(first, second, strict=True)])
+    return {
+        "behind": float(each[:, PROMPT - 1 :].mean()),
+        "inside": float(each[:, : PROMPT - 1].mean()),
+    }
 
 
 def main() -> None:
@@ -45,12 +71,9 @@ def main() -> None:
             target = Path(folder) / f"{number}.npy"
             settings = dict(one.split("=", 1) for one in side)
             command = [sys.executable, __file__, model, "--write", str(target)]
-            subprocess.run(
-                command, check=True, env=os.environ | settings, stderr=subprocess.DEVNULL
-            )
+            subprocess.run(command, check=True, env=os.environ | settings)
             arrays.append(np.load(target, mmap_mode="r"))
-        found = [kl_divergence(a[None], b[None])[0] for a, b in zip(*arrays, strict=True)]
-    print(float(np.mean(found)))
+        print(json.dumps(mean_divergences(*arrays)))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from common import Spread
-from rounds import Results
+from rounds import OURS, Results
 
 DEFAULT, DEFAULT_Q4, ONE_B = "default", "default-q4_0", "1b-q4_0"
-OURS, FAST, AVX2 = "ours", "ours, faster setting", "ours, AVX2"
+FAST, AVX2 = "ours, faster setting", "ours, AVX2"
 LLAMA, LLAMA_AVX2 = "llama.cpp", "llama.cpp, AVX2"
 WIDE = ("vLLM",)
 """Peers that do not compute with 4-bit weights."""
@@ -18,6 +19,9 @@ NOT_PEERS = (OURS, FAST, AVX2, LLAMA_AVX2)
 DECODE_DEPTH = 128 + 64
 """Tokens of context in the middle of the decode test."""
 CLIFF = 0.7
+PEAKS = {"vnni": "VNNI", "amx": "AMX"}
+"""What the machine's products of 8-bit numbers reach, by names among a test's limits: each that was
+measured gets a row of its own."""
 TITLES = {DEFAULT: "default model", DEFAULT_Q4: "default model, Q4_0", ONE_B: "1B Q4_0"}
 
 
@@ -52,23 +56,8 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n".join(head + [f"| {' | '.join(row.cells())} |" for row in rows])
 
 
-def speeds(results: Results, model: str) -> str:
-    """All speeds of a model, sides side by side, as a table in Markdown."""
-    tests = [what for what in results.samples.get(model, {}) if _is_speed(what)]
-    sides = list(dict.fromkeys(side for t in tests for side in results.sides(model, t)))
-    lines = [f"| tok/s | {' | '.join(sides)} |", "|---" * (len(sides) + 1) + "|"]
-    for test in tests:
-        found = results.sides(model, test)
-        cells = [str(Spread.of(found[side])) if side in found else "–" for side in sides]
-        lines.append(f"| {test} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-_BATCHES = ("8 streams", "32 streams")
-
-
-def _is_speed(what: str) -> bool:
-    return what in ("decode", "prefill 128", "prefill 512", "prefill 2048", *_BATCHES)
+STREAMS, CONTEXT = "step of streams ", "step at context "
+"""How the names of points of a curve begin; a number follows."""
 
 
 # --- ratios ---------------------------------------------------------------------------------
@@ -140,12 +129,12 @@ def files_of(model: str) -> tuple[str, ...]:
 
 def decode_rows(results: Results) -> Iterator[Row]:
     what, figure = "decode", "single-stream decode"
-    rates = values(results, (ONE_B, what, OURS))
+    found = values(results, (ONE_B, what, OURS))
     limits = values(results, (ONE_B, f"{what}, limits", "bandwidth"))
-    if rates and limits:
+    if found and limits:
         sizes = results.facts[f"sizes {ONE_B}"]
         read = (sizes["weights"] + DECODE_DEPTH * sizes["kv_per_token"]) / 1e9
-        share = Ratio.of([rate * read for rate in rates], limits)
+        share = Ratio.of([rate * read for rate in found], limits)
         text = f"{share.percent} of {Spread.of(limits)} GB/s, {read * 1e3:.0f} MB a token"
         row = "≥ 90 % of read bandwidth ÷ bytes a token"
         yield Row(f"{figure}, 1B Q4_0", row, text, share.value >= 0.9)
@@ -171,33 +160,45 @@ def prefill_rows(results: Results) -> Iterator[Row]:
 
 
 def fast_rows(results: Results) -> Iterator[Row]:
-    """The setting that trades accuracy for speed, where there is one; else the default's share."""
+    """The setting that trades accuracy for speed, with its KL; without one the default's share."""
     what = "prefill 512"
     for model in (ONE_B, DEFAULT):
-        fast = (model, what, FAST)
-        named = f"prefill 512, {TITLES[model]}, faster setting"
-        if not values(results, fast):
-            if values(results, (model, what, OURS)):
-                yield Row(named, "≥ 1.5 × the best peer of any width", "no such setting", None)
-            fast = (model, what, OURS)
-            named = f"prefill 512, {TITLES[model]}, default precision"
-        else:
-            peer = best_peer(results, files_of(model), what, wide=True) or (model, what, "peer")
-            note = f"the best peer of any width ({peer[2]})"
-            yield from versus(results, named, 1.5, fast, peer, note=note)
-            kl = results.facts.get(f"kl {model}")
-            named += "" if kl is None else f" (KL {kl:.1e})"
-        yield from _vnni_share(results, model, named, values(results, fast))
+        fast, exact = (model, what, FAST), (model, what, OURS)
+        figure = f"prefill 512, {TITLES[model]}"
+        if values(results, fast):
+            best = best_peer(results, files_of(model), what, wide=True)
+            peer = best or (model, what, "")
+            note = "the best peer of any width" + (f" ({best[2]})" if best else "")
+            named = f"{figure}, faster setting"
+            rows = [*versus(results, named, 1.5, fast, peer, note=note)]
+            rows += _peak_shares(results, named, fast)
+            beside = kl_text(results.facts.get(f"kl {model}"))
+            yield from (replace(row, measured=row.measured + beside) for row in rows)
+        elif values(results, exact):
+            row = "≥ 1.5 × the best peer of any width"
+            yield Row(f"{figure}, faster setting", row, "no such setting", None)
+            yield from _peak_shares(results, f"{figure}, default precision", exact)
 
 
-def _vnni_share(results: Results, model: str, figure: str, rates: Sequence[float]) -> Iterator[Row]:
-    limits = values(results, (model, "prefill 512, limits", "vnni"))
-    if not rates or not limits:
-        return
-    work = results.facts[f"sizes {model}"]["operations"] / 1e9
-    share = Ratio.of([rate * work for rate in rates], limits)
-    text = f"{share.percent} of {Spread.of(limits)} GOPS"
-    yield Row(figure, "≥ 50 % of VNNI peak over the pass", text, share.value >= 0.5)
+def kl_text(kl: Any) -> str:
+    """What the faster setting costs, to stand behind a figure; a file of old has one number."""
+    if kl is None:
+        return ""
+    if isinstance(kl, float):
+        return f"; KL {kl:.1e}"
+    return f"; KL {kl['behind']:.1e} behind a prompt, {kl['inside']:.1e} inside"
+
+
+def _peak_shares(results: Results, figure: str, place: Place) -> Iterator[Row]:
+    model, what, _ = place
+    for name, title in PEAKS.items():
+        limits = values(results, (model, f"{what}, limits", name))
+        if not limits:
+            continue
+        work = results.facts[f"sizes {model}"]["operations"] / 1e9
+        share = Ratio.of([rate * work for rate in values(results, place)], limits)
+        text = f"{share.percent} of {Spread.of(limits)} GOPS"
+        yield Row(figure, f"≥ 50 % of {title} peak over the pass", text, share.value >= 0.5)
 
 
 def long_prompt_rows(results: Results) -> Iterator[Row]:
@@ -222,7 +223,7 @@ def batch_rows(results: Results) -> Iterator[Row]:
 def attention_rows(results: Results) -> Iterator[Row]:
     """From the times of whole steps: what a deeper context adds is reading its keys and values."""
     for model in (ONE_B, DEFAULT):
-        steps = curve(results, model, "step at context ")
+        steps = curve(results, model, CONTEXT)
         limits = values(results, (model, "contexts, limits", "bandwidth"))
         if not steps or not limits:
             continue
@@ -230,10 +231,10 @@ def attention_rows(results: Results) -> Iterator[Row]:
         kv = results.facts[f"sizes {model}"]["kv_per_token"]
         for depth in sorted(d for d in steps if d >= 2000 and d in (2048, deepest)):
             added = (depth - shallow) * kv / 1e9
-            rates = [
+            found = [
                 added / max(a - b, 1e-9) for a, b in zip(steps[depth], steps[shallow], strict=False)
             ]
-            share = Ratio.of(rates, limits)
+            share = Ratio.of(found, limits)
             text = f"{share.percent} of {Spread.of(limits)} GB/s"
             figure = f"attention in decode at context {depth}, {TITLES[model]}"
             row = "≥ 80 % of read bandwidth over the KV bytes"
@@ -286,13 +287,8 @@ def python_rows(results: Results) -> Iterator[Row]:
 
 def growth_rows(results: Results) -> Iterator[Row]:
     for model in (ONE_B, DEFAULT):
-        streams = curve(results, model, "step of streams ")
-        depths = curve(results, model, "step at context ")
-        rates = {
-            "batch": {n: n / Spread.of(each).median for n, each in streams.items()},
-            "context": {n: 1 / Spread.of(each).median for n, each in depths.items()},
-        }
-        for name, points in rates.items():
+        for name, prefix in (("batch", STREAMS), ("context", CONTEXT)):
+            points = rates(results, model, prefix)
             if len(points) > 2:
                 share, where = worst_point(points)
                 text = f"lowest {share:.0%} of the trend, at {where}"
@@ -316,9 +312,15 @@ def curve(results: Results, model: str, prefix: str) -> dict[int, list[float]]:
     found = {
         int(what.removeprefix(prefix)): list(sides[OURS])
         for what, sides in results.samples.get(model, {}).items()
-        if what.startswith(prefix)
+        if what.startswith(prefix) and sides.get(OURS)
     }
     return dict(sorted(found.items()))
+
+
+def rates(results: Results, model: str, prefix: str) -> dict[int, float]:
+    """Tokens a second of all streams at each point of a curve; no point is 0."""
+    medians = {n: Spread.of(each).median for n, each in curve(results, model, prefix).items()}
+    return {n: (n if prefix == STREAMS else 1) / s for n, s in medians.items() if s > 0}
 
 
 def worst_point(points: dict[int, float]) -> tuple[float, int]:

@@ -19,6 +19,8 @@ GREEDY = Sampling(temperature=0.0)
 SEQUENCE = 0
 CONTEXT = 2048
 """Tokens of KV pages: more than any measurement here needs."""
+PRECISION_VARIABLE = "MLC_PROMPT_PRECISION"
+"""Environment variable by which `compare.py` sets `prompt_precision` in processes of ours."""
 ONE_SEQUENCE = EngineConfig(
     max_num_sequence=1,
     max_total_sequence_length=CONTEXT,
@@ -37,6 +39,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 def add_precision_option(parser: argparse.ArgumentParser) -> None:
     """For scripts that measure prompts; those that do not must not take it and ignore it."""
     parser.add_argument("--prompt-precision", choices=PROMPT_PRECISIONS, default="exact")
+
+
+def precision_asked() -> Any:
+    """The `prompt_precision` of this process. SystemExit for a word that is none."""
+    given = os.environ.get(PRECISION_VARIABLE, "exact")
+    if given not in PROMPT_PRECISIONS:
+        raise SystemExit(f"{PRECISION_VARIABLE}={given}: one of {', '.join(PROMPT_PRECISIONS)}")
+    return given
 
 
 def versions() -> dict[str, str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import json
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from common import HERE
 from ours import versions
-from peers.base import LineWorker, run
+from peers.base import LineWorker, Missing, run
 from startup import first_byte
 
 from mlc_llm.support.files import cache_root
@@ -30,9 +31,8 @@ class Ours:
 
     def prepare(self, model: Path) -> None:
         """Compile and pack what is not in the cache, so that no round has to."""
-        session = self.open(model)
-        session.ask({"do": "about"})
-        session.close()
+        with closing(self.open(model)) as session:
+            session.wait()
 
     def open(self, model: Path) -> LineWorker:
         command = [sys.executable, HERE / "ours_worker.py", model]
@@ -40,19 +40,19 @@ class Ours:
 
     def cold_start(self, model: Path, home: Path | None = None) -> float:
         """`mlc_llm generate` to the first byte of its answer; home: another cache."""
-        seconds, _ = first_byte(
-            model, PROMPT, str(home or cache_root()), tokens=1, raw=True, more=self.environment
-        )
+        home = home or cache_root()
+        try:
+            seconds, _ = first_byte(
+                model, PROMPT, str(home), tokens=1, raw=True, more=self.environment
+            )
+        except SystemExit as failed:
+            raise Missing(str(failed)) from None
         return seconds
 
-    def divergence(self, model: Path, other: Ours) -> float:
-        """Mean KL(ours || other) in nats over some 1,000 positions of text."""
+    def divergence(self, model: Path, other: Ours) -> dict[str, float]:
+        """Mean KL(ours || other) in nats, `behind` prompts and `inside` them."""
         command = [sys.executable, HERE / "divergence.py", model]
         for side in (self, other):
             command += [f"{k}={v}" for k, v in side.environment.items()] + ["--"]
-        return float(run(command).splitlines()[-1])
-
-
-def environment_text(settings: Mapping[str, str]) -> str:
-    """Settings as they would stand before a command."""
-    return " ".join(f"{key}={value}" for key, value in settings.items() if key not in os.environ)
+        found: dict[str, float] = json.loads(run(command).splitlines()[-1])
+        return found

@@ -1,7 +1,7 @@
 """Holds one model with our engine and answers measurements: `ours_worker.py MODEL`.
 
 Each line of JSON on standard input gets one on standard output (see `peers/base.py`). Greedy
-sampling is part of every speed.
+sampling is part of every speed. MLC_PROMPT_PRECISION sets the engine's `prompt_precision`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ours import GREEDY, open_runner
+from ours import GREEDY, open_runner, precision_asked
 
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.debug_protocol import DebugConfig
@@ -80,8 +81,9 @@ class Streams:
         most = limits.max_batch_tokens
         pieces = [ids[start : start + most] for start in range(0, depth, most)]
         for piece in pieces[:-1]:
-            self._runner.run(Batch([BatchRow(seq_id, piece, ())]))
-        ((sampled,),) = self._runner.run(Batch([BatchRow(seq_id, pieces[-1], (GREEDY,))])).samples
+            self._runner.run(Batch([BatchRow(seq_id, piece, (), len(piece))]))
+        last = BatchRow(seq_id, pieces[-1], (GREEDY,), len(pieces[-1]))
+        ((sampled,),) = self._runner.run(Batch([last])).samples
         return int(sampled.token_id)
 
     def decode(self, steps: int, count: int | None = None) -> list[float]:
@@ -108,7 +110,8 @@ class Worker:
         self._model = model
         self._threads = int(os.environ["MLC_NUM_THREADS"])
         model_runner.Executable = ClockedExecutable
-        self.runner = open_runner(model, None, self._threads, CONFIG)
+        self._config = replace(CONFIG, prompt_precision=precision_asked())
+        self.runner = open_runner(model, None, self._threads, self._config)
         self._limits: Any = None
         self._warm: set[tuple[int, bool, int]] = set()
 
@@ -181,7 +184,7 @@ class Worker:
     def _core(self, streams: int, depth: int, tokens: int) -> EngineCore:
         """A core with requests that wait, each ended by nothing but its length."""
         self.runner.reset()
-        core = EngineCore(self.runner, open_model(str(self._model)).tokenizer, CONFIG)
+        core = EngineCore(self.runner, open_model(str(self._model)).tokenizer, self._config)
         debug = DebugConfig(ignore_eos=True)
         config = GenerationConfig(temperature=0, max_tokens=tokens, debug_config=debug)
         for i in range(streams):

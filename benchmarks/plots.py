@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from common import Spread
-from figures import DEFAULT, FAST, ONE_B, OURS, TITLES, curve
+from figures import CONTEXT, FAST, OURS, STREAMS, TITLES, rates
 from rounds import Results
 
 PANELS = (
@@ -20,47 +20,69 @@ PANELS = (
     ("decode, many streams, tok/s", ("8 streams", "32 streams")),
     ("cold start, s", ("cold start",)),
 )
+CURVES = (("streams", STREAMS), ("tokens of context", CONTEXT))
 COLOURS = {
     OURS: "#c1432e", FAST: "#e39a3b", "llama.cpp": "#3b6ea5", "ik_llama.cpp": "#6aa9c9",
     "OpenVINO": "#5b8c5a", "vLLM": "#8b8b8b",
 }  # fmt: skip
 DOTS = 80
 """An inch."""
+PANEL, HEIGHT = 3.25, 3.2
+"""Inches."""
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
-    """Every plot that there are figures for, as PNG files in `folder`."""
+    """Every plot that there are figures for, as PNG files in `folder`; the others are named."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = [
-        _saved(_speeds(results, model), folder / f"speed-{model}.png")
-        for model in results.samples
-        if results.sides(model, "decode")
-    ]
-    if any(curve(results, model, "step at context ") for model in results.samples):
-        made.append(_saved(_growth(results), folder / "growth.png"))
+    wanted = {f"speed-{model}.png": _speeds(results, model) for model in results.samples}
+    wanted["growth.png"] = _growth(results)
+    made = []
+    for name, figure in wanted.items():
+        if figure is None:
+            print(f"no plot {name}: nothing was measured for it")
+            continue
+        figure.savefig(folder / name, dpi=DOTS)
+        plt.close(figure)
+        made.append(folder / name)
     return made
 
 
 def _speeds(results: Results, model: str) -> Any:
-    """Bars of medians with the least and the greatest."""
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(13, 3.2))
-    for axis, (title, tests) in zip(axes, PANELS, strict=True):
-        _bars(axis, results, model, [test for test in tests if results.sides(model, test)])
+    """Bars of medians with the least and the greatest; None without any."""
+    panels = {}
+    for title, tests in PANELS:
+        if found := [test for test in tests if _drawn(results, model, test)]:
+            panels[title] = found
+    if not panels:
+        return None
+    size = (PANEL * max(len(panels), 2), HEIGHT)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
+    for axis, (title, tests) in zip(axes[0], panels.items(), strict=True):
+        _bars(axis, results, model, tests)
         axis.set_title(title, fontsize=9)
-    bars = [bar for axis in axes for bar in axis.containers if bar.get_label() in COLOURS]
-    handles = {bar.get_label(): bar for bar in bars}
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=6, fontsize=8)
-    figure.suptitle(TITLES[model], fontsize=10)
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    handles = {bar.get_label(): bar for axis in axes[0] for bar in axis.containers}
+    named = {label: handles[label] for label in COLOURS if label in handles}
+    columns = 3 if len(panels) < 3 else 6
+    figure.legend(named.values(), named.keys(), loc="lower center", ncols=columns, fontsize=8)
+    figure.suptitle(TITLES.get(model, model), fontsize=10)
+    figure.tight_layout(rect=(0, 0.14 if columns < len(named) else 0.07, 1, 1))
     return figure
 
 
+def _drawn(results: Results, model: str, test: str) -> dict[str, list[float]]:
+    """Samples by side, of the sides that have a colour."""
+    found = results.sides(model, test)
+    return {side: found[side] for side in COLOURS if found.get(side)}
+
+
 def _bars(axis: Any, results: Results, model: str, tests: list[str]) -> None:
-    for number, side in enumerate(COLOURS):
+    """Side by side for each test, without a gap for a side that has none of them."""
+    sides = [side for side in COLOURS if any(side in _drawn(results, model, t) for t in tests)]
+    for number, side in enumerate(sides):
         places, spreads = [], []
         for place, test in enumerate(tests):
-            if values := results.sides(model, test).get(side):
-                places.append(place + 0.14 * (number - 2.5))
+            if values := _drawn(results, model, test).get(side):
+                places.append(place + 0.14 * (number - (len(sides) - 1) / 2))
                 spreads.append(Spread.of(values))
         if spreads:
             middle = [one.median for one in spreads]
@@ -72,16 +94,20 @@ def _bars(axis: Any, results: Results, model: str, tests: list[str]) -> None:
 
 
 def _growth(results: Results) -> Any:
-    """Tokens a second of ours against streams and against context."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.2))
-    for model in (DEFAULT, ONE_B):
-        for axis, prefix in zip(axes, ("step of streams ", "step at context "), strict=True):
-            points = curve(results, model, prefix)
-            seconds = [Spread.of(each).median for each in points.values()]
-            together = list(points) if "streams" in prefix else [1] * len(points)
-            rates = [n / each for n, each in zip(together, seconds, strict=True)]
-            axis.plot(list(points), rates, marker="o", markersize=3, label=TITLES[model])
-    for axis, label in zip(axes, ("streams", "tokens of context"), strict=True):
+    """Tokens a second of ours against streams and against context; None without any point."""
+    panels = []
+    for label, prefix in CURVES:
+        found = {model: rates(results, model, prefix) for model in results.samples}
+        if lines := {model: points for model, points in found.items() if points}:
+            panels.append((label, lines))
+    if not panels:
+        return None
+    size = (4.5 * len(panels), HEIGHT)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
+    for axis, (label, lines) in zip(axes[0], panels, strict=True):
+        for model, points in lines.items():
+            title = TITLES.get(model, model)
+            axis.plot(list(points), list(points.values()), marker="o", markersize=3, label=title)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xlabel(label, fontsize=8)
@@ -91,9 +117,3 @@ def _growth(results: Results) -> Any:
         axis.legend(fontsize=8)
     figure.tight_layout()
     return figure
-
-
-def _saved(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=DOTS)
-    plt.close(figure)
-    return path

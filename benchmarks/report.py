@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from figures import TITLES, markdown, speeds, table
+from common import Spread
+from figures import CONTEXT, STREAMS, TITLES, markdown, rates, table
 from rounds import Results
 
+SPEEDS = ("decode", "prefill 128", "prefill 512", "prefill 2048", "8 streams", "32 streams")
+STARTS = ("cold start", "first start", "first start, other sizes")
 BEGIN, END = "<!-- compare: begin", "<!-- compare: end -->"
-
-
 BUSY = 1.0
 """Load above the number of threads that is not ours any more."""
 
@@ -43,10 +44,45 @@ def block(results: Results, plots: Sequence[str]) -> str:
 def _tables(results: Results) -> list[str]:
     lines = [markdown(table(results))]
     for model in results.samples:
-        if results.sides(model, "decode") or results.sides(model, "cold start"):
-            title = TITLES[model]
-            lines += ["", f"{title[0].upper()}{title[1:]}:", "", speeds(results, model)]
+        title = TITLES.get(model, model)
+        parts = [make(results, model) for make in (speeds, starts, curves)]
+        for part in filter(None, [f"{title[0].upper()}{title[1:]}:" * any(parts), *parts]):
+            lines += ["", part]
     return lines
+
+
+def speeds(results: Results, model: str) -> str:
+    """All speeds of a model, sides side by side, as a table in Markdown."""
+    return _by_side(results, model, "tok/s", lambda what: what in SPEEDS)
+
+
+def starts(results: Results, model: str) -> str:
+    """The same for what is measured in seconds."""
+    return _by_side(results, model, "seconds", lambda what: what in STARTS)
+
+
+def curves(results: Results, model: str) -> str:
+    """Ours against streams and context, as lines of text."""
+    lines = []
+    for name, prefix in (("streams", STREAMS), ("tokens of context", CONTEXT)):
+        if points := rates(results, model, prefix):
+            found = ", ".join(f"{rate:.4g} at {n}" for n, rate in points.items())
+            lines.append(f"Ours against {name}, tok/s of all streams, medians: {found}.")
+    return "\n\n".join(lines)
+
+
+def _by_side(results: Results, model: str, unit: str, belongs: Callable[[str], bool]) -> str:
+    """Empty if there is nothing."""
+    tests = [what for what in results.samples.get(model, {}) if belongs(what)]
+    if not tests:
+        return ""
+    sides = list(dict.fromkeys(side for t in tests for side in results.sides(model, t)))
+    lines = [f"| {unit} | {' | '.join(sides)} |", "|---" * (len(sides) + 1) + "|"]
+    for test in tests:
+        found = results.sides(model, test)
+        cells = [str(Spread.of(found[side])) if found.get(side) else "–" for side in sides]
+        lines.append(f"| {test} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def write_block(document: Path, content: str) -> None:

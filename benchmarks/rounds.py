@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import os
+import math
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common import Spread
 from peers.base import LineWorker, Missing, Session, Side, Trial
 
+OURS = "ours"
+"""The side whose process measures the limits of the machine as well."""
 SETTLE = 3.0
 """Seconds of rest once all models are open: OpenVINO's threads go on spinning for one."""
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
-"""Model -> what was measured -> side -> values. `limits` holds GB/s and GOPS as sides."""
+"""Model -> what was measured -> side -> values, one a round from the first on. `..., limits` holds
+GB/s and GOPS as sides."""
 
 
 @dataclass
@@ -31,7 +36,7 @@ class Results:
     missing: dict[str, str] = field(default_factory=dict)
     """Side, or side and what was asked of it -> why there is no figure."""
     loads: list[float] = field(default_factory=list)
-    """Load averages between the rounds."""
+    """Load averages behind each part of a round."""
 
     def add(self, model: str, what: str, side: str, value: float) -> None:
         self.samples.setdefault(model, {}).setdefault(what, {}).setdefault(side, []).append(value)
@@ -62,17 +67,18 @@ def speed_round(
     tests: Iterable[Trial],
     clock: Clock,
 ) -> None:
-    """Each test on each side in turn; the first side is ours and measures the limits as well.
+    """Each test on each side in turn, the limits right after ours.
 
-    No test is begun when the clock is over.
+    No test is begun when the clock is over. A side that could not do something is not asked again.
     """
     with ExitStack() as stack:
         sessions: list[tuple[str, Session]] = []
         for side, path in sides:
-            opened = attempt(results, f"{side.name} on {model}", lambda s=side, p=path: s.open(p))
-            if opened is not None:
-                stack.callback(opened.close)
-                sessions.append((side.name, opened))
+            key = f"{side.name} on {model}"
+            if key not in results.missing and not clock.over:
+                opened = attempt(results, key, partial(_opened, side, path, stack))
+                if opened is not None:
+                    sessions.append((side.name, opened))
         time.sleep(SETTLE)
         for number, test in enumerate(tests):
             if clock.over or not sessions:
@@ -83,18 +89,35 @@ def speed_round(
                 key = f"{name}, {test.name}, {model}"
                 if key in results.missing:
                     continue
-                value = attempt(results, key, lambda s=session, t=test: s.measure(t))
+                value = attempt(results, key, lambda s=session, t=test: _speed(s, t))
                 if value is not None:
                     results.add(model, test.name, name, value)
                     found.append(f"{name} {value:.4g}")
-                    if session is sessions[0][1]:
-                        add_limits(results, model, test.name, session)
+                    if name == OURS:
+                        key = f"limits, {test.name}, {model}"
+                        attempt(
+                            results, key, partial(add_limits, results, model, test.name, session)
+                        )
             print(f"  {model}, {test.name}: {', '.join(found)}", flush=True)
-    results.loads.append(os.getloadavg()[0])
+
+
+def _opened(side: Side, path: Path, stack: ExitStack) -> Session:
+    """Loaded: what loads while another is measured takes time from it."""
+    session = side.open(path)
+    stack.callback(session.close)
+    session.wait()
+    return session
+
+
+def _speed(session: Session, test: Trial) -> float:
+    value = session.measure(test)
+    if not (math.isfinite(value) and value > 0):
+        raise Missing(f"it said {value} tok/s")
+    return value
 
 
 def add_limits(results: Results, model: str, what: str, session: Any) -> None:
-    """Bandwidth and VNNI of this moment, beside the figures of this test."""
+    """What the machine gives at this moment, beside the figures of this test. Raises Missing."""
     assert isinstance(session, LineWorker)
     for name, value in session.ask({"do": "limits"}).items():
         if value is not None:
@@ -102,11 +125,19 @@ def add_limits(results: Results, model: str, what: str, session: Any) -> None:
 
 
 def attempt(results: Results, key: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns, or None with the reason noted: a missing peer is no failure."""
+    """What `work` returns, or None with the reason noted: a missing peer is no failure.
+
+    Nor may anything unforeseen on one side end hours of measuring; it is shown where it happens.
+    """
     try:
         return work()
-    except Missing as reason:
-        if key not in results.missing:
-            results.missing[key] = str(reason)
-            print(f"  not measured: {key}: {reason}", flush=True)
-        return None
+    except Missing as missing:
+        reason = str(missing)
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+    reason = " ".join(reason.split())[:300]
+    if key not in results.missing:
+        results.missing[key] = reason
+        print(f"  not measured: {key}: {reason}", flush=True)
+    return None

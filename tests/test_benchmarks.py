@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import compare
 from compared_models import Shape, sizes_of, write_random
-from figures import LLAMA, ONE_B, OURS, Row, markdown, speeds, table, worst_point
+from divergence import PIECE, PROMPT, mean_divergences, pieces
+from figures import LLAMA, ONE_B, Row, markdown, table, worst_point
+from ours import PRECISION_VARIABLE, precision_asked
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial
 from peers.ik_llama import IkLlama
 from peers.llama_cpp import LOADED, TILES, LlamaCpp, batched_speed
-from report import BEGIN, END, block, disturbance, text, write_block
-from rounds import Clock, Results, attempt, speed_round
+from report import BEGIN, END, block, disturbance, speeds, text, write_block
+from rounds import OURS, Clock, Results, attempt, speed_round
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.tokenizers import Tokenizer
@@ -28,6 +32,11 @@ BATCHED = """
 |-------|--------|------|--------|----------|----------|----------|----------|----------|----------|
 |    64 |     16 |    8 |    640 |    5.035 |   101.70 |    3.919 |    32.66 |    8.953 |    71.48 |
 """
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rounds.SETTLE", 0.0)
 
 
 def decode_results(ours: list[float], theirs: list[float], bandwidth: float) -> Results:
@@ -43,6 +52,8 @@ def test_options() -> None:
     given = compare.parse(["--peer-dir", "x", "--quick", "--fast", "A=1", "--peers", "vLLM"])
     assert (given.rounds, given.fast, given.peers) == (2, ["A=1"], ["vLLM"])
     assert compare.parse(["--peer-dir", "x"]).rounds == 5
+    assert compare.parse(["--peer-dir", "x"]).fast == [f"{PRECISION_VARIABLE}=fast"]
+    assert compare.parse(["--peer-dir", "x", "--fast"]).fast == []
     assert compare.parse(["--report", "x.json"]).report == Path("x.json")
 
 
@@ -111,6 +122,29 @@ def test_batched_speed_is_the_decoding_column() -> None:
         batched_speed(BATCHED, 4)
 
 
+def test_divergence_is_told_apart_by_place() -> None:
+    assert [len(piece) for piece in pieces(range(2 * PIECE + 5))] == [PIECE, PIECE]
+    with pytest.raises(ValueError, match="shorter"):
+        pieces(range(PIECE - 1))
+    first = np.zeros((1, PIECE, 2), np.float32)
+    second = first.copy()
+    second[0, PROMPT - 1, 0] = 1.0
+    found = mean_divergences(first, second)
+    assert found["inside"] == 0 and found["behind"] > 1e-3
+
+
+def test_the_precision_of_prompts_is_asked_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(PRECISION_VARIABLE, raising=False)
+    assert precision_asked() == "exact"
+    monkeypatch.setenv(PRECISION_VARIABLE, "fast")
+    assert precision_asked() == "fast"
+    monkeypatch.setenv(PRECISION_VARIABLE, "quick")
+    with pytest.raises(SystemExit, match="one of exact, fast"):
+        precision_asked()
+
+
 def test_the_configuration_of_tiles_is_kept_once(tmp_path: Path) -> None:
     side = LlamaCpp(tmp_path, 2)
     side.complete(tmp_path)
@@ -141,7 +175,11 @@ def test_a_worker_that_ends_is_missing_with_its_last_words() -> None:
 
 
 def test_a_worker_answers_and_refuses_by_line() -> None:
-    code = "import sys\nprint('noise')\nfor _ in sys.stdin: print('{\"value\": 3}', flush=True)"
+    code = """if True:
+        import sys
+        for _ in sys.stdin:
+            print('noise', '{', '{"level": "info"}', '{"value": 3}', sep='\\n', flush=True)
+    """
     worker = LineWorker([sys.executable, "-c", code], {})
     assert worker.measure(Trial("t", 1)) == 3.0
     worker.close()
@@ -156,6 +194,9 @@ class FakeSide:
 
     def open(self, model: Path) -> Any:
         return self
+
+    def wait(self) -> None:
+        self._log.append(f"{self.name} loaded")
 
     def cold_start(self, model: Path) -> float:
         return 1.0
@@ -179,7 +220,8 @@ def test_sides_take_turns_and_a_broken_one_is_noted(
     results = Results()
     tests = [Trial("one", 1), Trial("two", 1)]
     speed_round(results, "m", [(side, tmp_path) for side in sides], tests, Clock(None))
-    assert log == ["a one", "b one", "b two", "a two", "c closed", "b closed", "a closed"]
+    loaded, closed = [[f"{name} {what}" for name in "abc"] for what in ("loaded", "closed")]
+    assert log == [*loaded, "a one", "b one", "b two", "a two", *reversed(closed)]
     assert results.missing == {"c, one, m": "it cannot", "c, two, m": "it cannot"}
     assert results.median("m", "two", "b") == 1.0
 
@@ -189,12 +231,60 @@ def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     results = Results()
     sides = [(FakeSide("a", log), tmp_path)]
     speed_round(results, "m", sides, [Trial("one", 1)], Clock(-1.0))
-    assert log == ["a closed"] and not results.samples
+    assert log == [] and not results.samples
 
 
-def test_attempt_lets_other_errors_through() -> None:
-    with pytest.raises(ZeroDivisionError):
-        attempt(Results(), "x", lambda: 1 // 0)
+@pytest.mark.model
+def test_an_interrupted_run_keeps_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, default_model: Path
+) -> None:
+    class Interrupted(FakeSide):
+        def prepare(self, model: Path) -> None:
+            pass
+
+        def measure(self, test: Trial) -> float:
+            if self._log.count(f"{self.name} decode"):
+                raise KeyboardInterrupt
+            return super().measure(test)
+
+    log: list[str] = []
+    monkeypatch.setattr(compare, "Ours", lambda threads, name="ours", _={}: Interrupted(name, log))
+    monkeypatch.setattr(compare, "make_peer", lambda name, *_: FakeSide(name, log, broken=True))
+    monkeypatch.setattr("rounds.add_limits", lambda *_: None)
+    options = ["--peer-dir", str(tmp_path), "--figures", "speed", "--models", "default", "1b-q4_0"]
+    monkeypatch.setattr(compare, "write_random", lambda *_: None)
+    out = tmp_path / "found.json"
+    arguments = compare.parse([*options, "--peers", "vLLM", "--fast", "--out", str(out)])
+    monkeypatch.setattr(compare, "model_file", lambda name, *_: _only_default(name, default_model))
+    results = compare.measured(arguments)
+    assert results.sides("default", "decode") == {"ours": [1.0]}
+    assert results.missing["vLLM, decode, default"] == "it cannot"
+    assert results.missing["model 1b-q4_0"] == "it cannot be made"
+    assert json.loads(out.read_text())["samples"] == results.samples
+
+
+def _only_default(name: str, path: Path) -> Path:
+    if name != "default":
+        raise Missing("it cannot be made")
+    return path
+
+
+def test_what_nobody_foresaw_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    results = Results()
+    assert attempt(results, "x", lambda: 1 // 0) is None
+    assert results.missing["x"].startswith("ZeroDivisionError")
+    assert "1 // 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("speed", [0.0, float("nan"), float("inf")])
+def test_what_is_no_speed_is_left_out(
+    speed: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(FakeSide, "measure", lambda *_: speed)
+    results = Results()
+    sides = [(FakeSide("a", []), tmp_path)]
+    speed_round(results, "m", sides, [Trial("one", 1)], Clock(None))
+    assert not results.samples and results.missing == {"a, one, m": f"it said {speed} tok/s"}
 
 
 @pytest.mark.model

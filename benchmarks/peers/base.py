@@ -43,6 +43,9 @@ class Trial:
 class Session(Protocol):
     """One model held by one side, for the length of a round."""
 
+    def wait(self) -> None:
+        """Until it is loaded and nothing goes on any more. Raises Missing."""
+
     def measure(self, test: Trial) -> float:
         """Tokens a second, after a warm-up. Raises Missing."""
 
@@ -163,8 +166,9 @@ class LineWorker:
         watchdog.start()
         try:
             for line in self._process.stdout:
-                if line.startswith("{"):  # whatever else a library prints is not for us
-                    return _value(json.loads(line))
+                answer = _answer(line)
+                if answer is not None:
+                    return _value(answer)
         finally:
             watchdog.cancel()
         raise Missing(self._ending())
@@ -175,6 +179,9 @@ class LineWorker:
         self._complaints.seek(0)
         last = self._complaints.read().strip().splitlines()[-1:]
         return f"its process ended with {code}: {' '.join(last)[:300]}"
+
+    def wait(self) -> None:
+        self.ask({"do": "about"})
 
     def measure(self, test: Trial) -> float:
         return float(self.ask({"do": "measure", **asdict(test)}))
@@ -190,6 +197,15 @@ class LineWorker:
             self._process.wait()
         self._process.stdout.close()
         self._complaints.close()
+
+
+def _answer(line: str) -> dict[str, Any] | None:
+    """None for whatever else a library prints."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.keys() & {"value", "error"} else None
 
 
 def _value(answer: dict[str, Any]) -> Any:

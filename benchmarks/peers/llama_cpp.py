@@ -95,6 +95,9 @@ class LlamaSession:
     def __init__(self, side: LlamaCpp, model: Path) -> None:
         self._side, self._model = side, model
 
+    def wait(self) -> None:
+        pass
+
     def measure(self, test: Trial) -> float:
         return self._single(test) if test.streams == 1 else self._batched(test)
 

@@ -1,0 +1,112 @@
+"""What is made of a comparison's samples: rows, text and plots, whatever is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from figures import (
+    AVX2,
+    CONTEXT,
+    DEFAULT,
+    DEFAULT_Q4,
+    FAST,
+    LLAMA,
+    LLAMA_AVX2,
+    ONE_B,
+    STREAMS,
+    rates,
+    table,
+)
+from report import text
+from rounds import OURS, Results
+
+
+def everything() -> Results:
+    """One round in which every figure was measured."""
+    results = Results(facts={"kv served": 10**6, "libraries for other sizes": 0})
+    sizes = {"file": 10**8, "weights": 10**8, "operations": 10**9, "kv_per_token": 1000}
+    for model in (ONE_B, DEFAULT):
+        results.facts[f"sizes {model}"] = sizes
+        for test in ("decode", "prefill 512", "prefill 2048", "32 streams"):
+            for speed, side in enumerate((OURS, FAST, LLAMA, "vLLM", AVX2, LLAMA_AVX2), 1):
+                results.add(model, test, side, float(speed))
+            results.add(model, f"{test}, limits", "bandwidth", 50.0)
+            results.add(model, f"{test}, limits", "vnni", 1000.0)
+        results.add(model, "contexts, limits", "bandwidth", 50.0)
+        for count in (1, 2, 4):
+            results.add(model, f"{STREAMS}{count}", OURS, 0.01)
+            results.add(model, f"{CONTEXT}{1024 * count}", OURS, 0.001 * count)
+        for what in ("Python share", "peak memory"):
+            results.add(model, what, OURS, 0.01)
+    results.facts[f"kl {DEFAULT}"] = {"behind": 1e-4, "inside": 2e-3}
+    for what, side in (("cold start", OURS), ("cold start", LLAMA), ("first start", OURS)):
+        results.add(DEFAULT, what, side, 1.0)
+    results.add(DEFAULT, "first start, other sizes", OURS, 1.0)
+    results.add(DEFAULT_Q4, "decode", LLAMA, 1.0)
+    return results
+
+
+def test_one_round_fills_every_row() -> None:
+    rows = table(everything())
+    assert len(rows) == 32 and all(row.reached is not None for row in rows)
+    assert "Ours against streams, tok/s of all streams, medians: 100 at 1" in text(everything())
+
+
+@pytest.mark.parametrize("lacking", [OURS, FAST, LLAMA, "bandwidth", "vnni", AVX2, LLAMA_AVX2])
+def test_a_report_gets_on_without_a_side(lacking: str) -> None:
+    results = everything()
+    for sides in (sides for tests in results.samples.values() for sides in tests.values()):
+        sides.pop(lacking, None)
+    written = text(Results(**json.loads(json.dumps(vars(results)))))
+    assert f"| {lacking} |" not in written and "Default model:" in written
+
+
+def test_the_faster_setting_stands_beside_its_divergence() -> None:
+    rows = {(row.figure, row.target): row.measured for row in table(everything())}
+    measured = rows[
+        "prefill 512, default model, faster setting", "≥ 50 % of VNNI peak over the pass"
+    ]
+    assert measured.startswith("0%") and "KL 1.0e-04 behind a prompt, 2.0e-03 inside" in measured
+    ratio = rows[
+        "prefill 512, default model, faster setting", "≥ 1.5 × the best peer of any width (vLLM)"
+    ]
+    assert ratio.startswith("0.50 (0.50 to 0.50): 2 against 4 tok/s; KL")
+
+
+def test_each_peak_of_a_machine_is_a_limit() -> None:
+    results = everything()
+    for model in (ONE_B, DEFAULT):
+        results.add(model, "prefill 512, limits", "amx", 8000.0)
+    named = [row.target for row in table(results) if "peak" in row.target]
+    assert named == [f"≥ 50 % of {peak} peak over the pass" for peak in ("VNNI", "AMX")] * 2
+
+
+def test_points_of_no_time_are_no_rates() -> None:
+    results = Results()
+    results.add(DEFAULT, f"{STREAMS}4", OURS, 0.5)
+    results.add(DEFAULT, f"{STREAMS}8", OURS, 0.0)
+    results.add(DEFAULT, f"{STREAMS}1", "nobody", 1.0)
+    assert rates(results, DEFAULT, STREAMS) == {4: 8.0}
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is an extra")
+def test_plots_of_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from plots import draw_all
+
+    assert [path.name for path in draw_all(everything(), tmp_path / "all")] == [
+        *(f"speed-{model}.png" for model in (ONE_B, DEFAULT, DEFAULT_Q4)),
+        "growth.png",
+    ]
+    assert draw_all(Results(), tmp_path) == []
+    assert "no plot growth.png" in capsys.readouterr().out
+    few = Results()
+    few.add(DEFAULT, "cold start", "vLLM", 1.0)
+    few.add(ONE_B, f"{STREAMS}1", OURS, 0.0)
+    assert [path.name for path in draw_all(few, tmp_path)] == [f"speed-{DEFAULT}.png"]
