@@ -82,6 +82,8 @@ def _parameters(plan: Plan, tensors: Mapping[str, Any]) -> Iterator[tuple[str, A
         yield name, _floats(tensors[tensor_name])
     for prefix, sources in plan.matrices.items():
         packed = _matrix(plan.config, plan.config.formats[prefix], sources, tensors)
+        for source in sources:  # or the whole file would be in memory beside the packed weights
+            tensors[source.tensor].give_back()
         yield f"{prefix}.packed", packed.tensor
     factors = tensors.get("rope_freqs.weight")
     inverse = inverse_frequencies(plan.config.rope, None if factors is None else _floats(factors))

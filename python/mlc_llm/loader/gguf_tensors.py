@@ -6,6 +6,7 @@ Format: "Tensor info" and "Tensor data" of the GGUF specification; block sizes a
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,13 @@ class GGUFTensor:
     kind: str
     data: npt.NDArray[np.uint8]
     path: Path
+
+    def give_back(self) -> None:
+        """What was read of the file stays in this process' memory no longer. `data` is as good as
+        before: reading brings it back."""
+        mapping = getattr(self.data.base, "obj", None)  # of NumPy's view of it
+        if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

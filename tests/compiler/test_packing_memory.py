@@ -1,0 +1,45 @@
+"""A model file does not stay in memory beside the weights that were packed from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlc_llm.compiler.weights import pack_weights, plan_model
+from mlc_llm.kernels.isa import ISAS
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.testing.tiny_model import write_tiny_model
+
+SMAPS = Path("/proc/self/smaps")
+pytestmark = pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell")
+
+
+def resident(path: Path) -> int:
+    """Bytes of the mapped file that are in this process' memory."""
+    lines = iter(SMAPS.read_text().splitlines())
+    total = 0
+    for line in lines:
+        if line.endswith(f" {path}"):
+            total += next(int(one.split()[1]) for one in lines if one.startswith("Rss:"))
+    return 1024 * total
+
+
+def test_what_was_read_is_given_back(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    tensor = GGUFFile.open(path).tensors["token_embd.weight"]
+    before = tensor.data.tobytes()
+    assert resident(path) >= len(before)
+    tensor.give_back()
+    assert resident(path) == 0
+    assert tensor.data.tobytes() == before
+
+
+def test_packing_leaves_nothing_of_the_file_behind(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "tiny.gguf")
+    file = GGUFFile.open(path)
+    plan = plan_model(file.metadata, file.tensors, ISAS["vnni"])
+    assert resident(path) > 0
+    pack_weights(plan, file.tensors, tmp_path, lambda _: None)
+    assert resident(path) == 0
+    assert file.tensors["token_embd.weight"].data.any()
