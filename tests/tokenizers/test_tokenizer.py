@@ -83,6 +83,22 @@ def test_no_merge_of_the_file_makes_a_control_token(byte_level: Tokenizer) -> No
     assert small.encode("</s><s>", special=True) == [2, 1]
 
 
+@pytest.mark.parametrize("token", ["Ġ é", "日本", "a\nb", "café"])
+def test_a_token_that_is_not_spelled_in_bytes_means_its_text(token: str) -> None:
+    tokens = [*byte_metadata()[KEY + "tokens"], token]
+    kinds = [*byte_metadata()[KEY + "token_type"], 1]
+    odd = Tokenizer.from_gguf_metadata(byte_metadata(tokens=tokens, token_type=kinds))
+    spelled = token if set(token) <= {*CHARACTERS} or token.isascii() else _spelled(token)
+    assert odd._parts.plain.token_to_id(spelled) == len(tokens) - 1
+    assert odd.encode("hello<|im_end|>") == Tokenizer.from_gguf_metadata(byte_metadata()).encode(
+        "hello<|im_end|>"
+    )
+
+
+def _spelled(text: str) -> str:
+    return "".join(CHARACTERS[byte] for byte in text.encode())
+
+
 def test_what_the_file_says(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert byte_level.bos_token_id == IM_START and not byte_level.add_bos
     assert byte_level.eos_token_ids == {IM_END, END_OF_TEXT}
@@ -207,6 +223,8 @@ def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
         ({"merges": None}, ModelFileError, "tokenizer.ggml.merges is missing"),
         ({"merges": ["ab"]}, ModelFileError, "merges[0] = 'ab' should be two tokens"),
         ({"merges": ["h e", "a b c"]}, ModelFileError, "merges[1]"),
+        ({"merges": ["h e", "l l", " e"]}, ModelFileError, "merges[2]"),
+        ({"merges": ["h e", "h "]}, ModelFileError, "merges[1]"),
         ({"merges": ["q z"]}, ModelFileError, "tokenizer.ggml.merges"),
         ({"merges": "h e"}, ModelFileError, "should be a list"),
         ({"eos_token_id": 99999}, ModelFileError, "tokenizer.ggml.eos_token_id = 99999"),

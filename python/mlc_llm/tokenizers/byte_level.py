@@ -67,22 +67,27 @@ def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
 
 def bpe(vocabulary: Vocabulary) -> models.BPE:
     """The merge table. Raises `ModelFileError` for a merge of tokens that are not there."""
-    control = vocabulary.control
-    merges = [pair for pair in vocabulary.merges or () if pair[0] + pair[1] not in control]
     try:
-        return models.BPE(vocab=_ids(vocabulary), merges=merges, fuse_unk=False)
+        return models.BPE(vocab=_ids(vocabulary), merges=vocabulary.usable_merges, fuse_unk=False)
     except Exception as error:  # the library raises bare exceptions
         raise ModelFileError(f"tokenizer.ggml.merges: {error}") from None
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    literal = {**vocabulary.control, **vocabulary.user_defined}
-    return {
-        token
-        if token in literal or token.isascii() or BYTES.keys() >= set(token)
-        else spelled(token): i
-        for i, token in enumerate(vocabulary.tokens)
-    }
+    """Each token, spelled in the table, to its id."""
+    tokens = vocabulary.tokens
+    strange = set("".join(tokens)) - BYTES.keys()
+    if strange:
+        literal = {**vocabulary.control, **vocabulary.user_defined}
+        tokens = [
+            token if strange.isdisjoint(token) or token in literal else _respelled(token)
+            for token in tokens
+        ]
+    return dict(zip(tokens, range(len(tokens)), strict=True))
+
+
+def _respelled(token: str) -> str:
+    return token if token.isascii() else spelled(token)
 
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:

@@ -42,7 +42,7 @@ def bpe(vocabulary: Vocabulary) -> models.BPE:
     if merges is None:
         merges = recovered_merges(ids, _priorities(vocabulary, tokens), control)
     else:
-        merges = [pair for pair in merges if pair[0] + pair[1] not in control]
+        merges = vocabulary.usable_merges
     unknown = {"unk_token": "<unk>"} if vocabulary.architecture in _GEMMA else {}
     try:
         return models.BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=True, **unknown)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
@@ -76,11 +77,7 @@ class Vocabulary:
     @cached_property
     def control(self) -> dict[str, int]:
         """Text of each control token, and of the named ones, to its id."""
-        found = {
-            token: i
-            for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
-            if kind == TokenKind.CONTROL
-        }
+        found = self._of_kind(TokenKind.CONTROL)
         for name in ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"):
             i = self.ids.get(name)
             if i is not None and self.kinds[i] != TokenKind.USER_DEFINED:
@@ -90,17 +87,27 @@ class Vocabulary:
     @cached_property
     def user_defined(self) -> dict[str, int]:
         """Text of each token that is matched whole wherever it stands, to its id."""
-        return {
-            token: i
-            for i, (token, kind) in enumerate(zip(self.tokens, self.kinds, strict=True))
-            if kind == TokenKind.USER_DEFINED
-        }
+        return self._of_kind(TokenKind.USER_DEFINED)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Every token that ends an answer."""
         named = {self.ids[name] for name in _END_IDS if name in self.ids}
         return frozenset(named | {i for text, i in self.control.items() if text in END_TEXTS})
+
+    @cached_property
+    def usable_merges(self) -> list[tuple[str, str]]:
+        """The merges without those that make a control token: its name in ordinary text must stay
+        text."""
+        merges = self.merges or []
+        pairs = {(name[:i], name[i:]) for name in self.control for i in range(1, len(name))}
+        if pairs.isdisjoint(merges):
+            return merges
+        return [pair for pair in merges if pair not in pairs]
+
+    def _of_kind(self, kind: int) -> dict[str, int]:
+        kind = int(kind)  # comparing with an IntEnum takes three times as long
+        return {self.tokens[i]: i for i, one in enumerate(self.kinds) if one == kind}
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
@@ -173,7 +180,8 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, kind: type) -> 
     if value is None:
         return None
     numbers = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else []
-    if len(numbers) != count or not all(isinstance(one, kind) for one in numbers):
+    kinds = set(map(type, numbers))
+    if len(numbers) != count or not all(issubclass(one, kind) for one in kinds):
         raise ModelFileError(f"{_PREFIX}{name} should hold {count} values of type {kind.__name__}")
     return numbers
 
@@ -182,13 +190,16 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     lines = _strings(metadata, "merges", MAX_MERGES)
     if lines is None:
         return None
-    pairs = []
-    for i, line in enumerate(lines):
-        left, _, right = line.partition(" ")
-        if not left or not right or " " in right:
-            raise ModelFileError(f"{_PREFIX}merges[{i}] = {line[:40]!r} should be two tokens")
-        pairs.append((left, right))
+    pairs: list[Any] = [tuple(line.split(" ")) for line in lines]
+    if set(map(len, pairs)) - {2} or "" in chain.from_iterable(pairs):
+        i, line = next((i, line) for i, line in enumerate(lines) if not _is_pair(line))
+        raise ModelFileError(f"{_PREFIX}merges[{i}] = {line[:40]!r} should be two tokens")
     return pairs
+
+
+def _is_pair(line: str) -> bool:
+    words = line.split(" ")
+    return len(words) == 2 and all(words)
 
 
 def _named_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
