@@ -12,24 +12,12 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.sync_engine import SyncMLCEngine
-from mlc_llm.testing.tiny_model import write_tiny_model
 
 PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
 FAST: dict[str, Any] = {"prompt_precision": "fast"}
 FEW_PAGES = {"max_total_sequence_length": 256, "prefill_chunk_size": 32, "max_num_sequence": 4}
+pytestmark = pytest.mark.usefixtures("tiny")
 needs_vnni = pytest.mark.skipif(bool(missing_features("vnni")), reason="no vnni here")
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:

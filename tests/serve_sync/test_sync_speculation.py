@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
+pytestmark = pytest.mark.usefixtures("tiny")
 NARROW: dict[str, Any] = {
     "max_total_sequence_length": 256,
     "prefill_chunk_size": 32,
@@ -71,21 +73,11 @@ class Always:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The model, and smaller and different ones."""
-    folder = tmp_path_factory.mktemp("models")
+def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The model, and a smaller and different one."""
     small = TinyShape(layers=1, hidden=32, intermediate=32)
-    return {
-        "model": str(write_tiny_model(folder / "model.gguf")),
-        "small": str(write_tiny_model(folder / "small.gguf", shape=small)),
-    }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    return {"model": str(tiny), "small": str(write_tiny_model(path, shape=small))}
 
 
 class Opened:

@@ -18,22 +18,10 @@ from mlc_llm.serve.model_args import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END, byte_tokenizer_metadata
 from mlc_llm.testing.gguf_writer import write_gguf
-from mlc_llm.testing.tiny_model import write_tiny_model
 
 SIZES = {"general.architecture": "llama", "llama.context_length": 64}
+pytestmark = pytest.mark.usefixtures("tiny")
 PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="module")

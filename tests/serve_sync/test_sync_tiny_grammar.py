@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
 
 import pytest
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.sync_engine import SyncMLCEngine
-from mlc_llm.testing.tiny_model import write_tiny_model
 
 POINT = {
     "type": "object",
@@ -24,11 +23,8 @@ POINT = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
-        model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-        yield SyncMLCEngine(str(model), "cpu")
+def engine(tiny: Path) -> SyncMLCEngine:
+    return SyncMLCEngine(str(tiny), "cpu")
 
 
 @pytest.mark.parametrize("mode", ["jump_forward", "constraint"])
