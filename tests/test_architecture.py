@@ -53,7 +53,7 @@ OPENING = {
 }
 """What opening a model takes, before anything is compiled."""
 SERVE = {*COMPILER, *CORE, "compiler", "runtime", "serve.core.create", "serve.model_args"}
-SERVE |= {"serve.openai", "serve.stream", "serve", ""}
+SERVE |= {"serve.openai", "serve.stream", "serve.chat_config", "serve", ""}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve"},
@@ -74,7 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": CORE,
     "serve.core.create": {*CORE, *COMPILER, "compiler", "runtime", "serve.model_args"},
-    "serve.model_args": {*CONTRACTS, *OPENING},
+    "serve.chat_config": {*GROUND, "protocol", "conversation_template"},
+    "serve.model_args": {*CONTRACTS, *OPENING, "serve.chat_config"},
     "serve.stream": {*GROUND, *CONTRACTS, "protocol", "tokenizers"},
     "serve.openai": {
         *GROUND,
@@ -99,6 +100,13 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),  # --help must not load TVM
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
+    # What `generate --raw` does not need is half of the time that its imports would take.
+    ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
+    ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
+    ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
+    ("mlc_llm.protocol.generation_config", "mlc_llm.protocol.request_parts"),  # pydantic
+    ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar"),  # llguidance
+    ("mlc_llm.serve.model_args", "mlc_llm.serve.chat_config"),  # pydantic
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
     ("mlc_llm.compiler.target", "tvm"),
     ("mlc_llm.compiler.target", "tvm.target"),
@@ -276,6 +284,15 @@ def test_the_engines_load_no_compiler_before_it_is_needed() -> None:
     loaded = in_fresh_process(f"import {', '.join(names)}; " + REPORT).split()
     assert "tvm_ffi" in loaded
     assert "tvm" not in loaded
+
+
+def test_a_raw_prompt_loads_only_what_it_needs() -> None:
+    names = f"{NAME}.cli.generate, {NAME}.serve.sync_engine"
+    loaded = in_fresh_process(f"import {names}; " + REPORT).split()
+    assert not {"pydantic", "jinja2", "llguidance", "tvm"} & set(loaded)
+    config = f"from {NAME}.protocol.generation_config import GenerationConfig; "
+    used = "c = GenerationConfig.from_json(GenerationConfig(n=2, seed=1).asjson()); c.needs_grammar"
+    assert "pydantic" not in in_fresh_process(config + used + "; " + REPORT).split()
 
 
 def test_nothing_but_the_server_loads_a_web_framework() -> None:

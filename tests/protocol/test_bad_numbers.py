@@ -109,7 +109,7 @@ def slots() -> Iterator[Slot]:
         hints = get_type_hints(model, include_extras=True)
         fields = getattr(model, "model_fields", None) or model.__dataclass_fields__  # type: ignore[attr-defined]
         for name in fields:
-            for kind, place, wrap in _numbers(hints[name]):
+            for kind, place, wrap in _numbers(hints.get(name)):
                 yield Slot(model, name, kind, place, wrap)
 
 

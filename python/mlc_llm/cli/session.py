@@ -12,7 +12,6 @@ from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
-from mlc_llm.serve.openai.chat import chat_prompt
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import BranchText
 from mlc_llm.tokenizers import Tokenizer
@@ -117,6 +116,8 @@ class Session:
         Raises `UnsupportedModel` for a model that cannot chat, `InvalidField` for messages that
         its template refuses, `ContextLengthExceeded` for what can be seen to be too long.
         """
+        from mlc_llm.serve.openai.chat import chat_prompt
+
         template = self.model.chat_template
         if template is None:
             raise UnsupportedModel(

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from mlc_llm.conversation_template.jinja import ChatTemplate
-from mlc_llm.conversation_template.registry import ConvTemplateRegistry
+
+if TYPE_CHECKING:
+    from mlc_llm.conversation_template.registry import ConvTemplateRegistry
 
 __all__ = ["ChatTemplate", "ConvTemplateRegistry"]
+
+
+def __getattr__(name: str) -> Any:
+    """The named templates, loaded when they are asked for: few models need them."""
+    if name != "ConvTemplateRegistry":
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    from mlc_llm.conversation_template.registry import ConvTemplateRegistry
+
+    return ConvTemplateRegistry

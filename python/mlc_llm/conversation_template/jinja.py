@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-
-from mlc_llm.conversation_template import sandbox
-from mlc_llm.conversation_template.worker import TimeIsUp, Worker, WorkerDied
 from mlc_llm.errors import InvalidField, ModelFileError
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from mlc_llm.conversation_template.worker import Worker
 
 MAX_SOURCE = 256 * 2**10
 """Characters of a template; the longest known are some 30,000."""
@@ -54,7 +55,8 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
-        self._known = sandbox.compile_template(source) if digest in KNOWN else None
+        self._is_known = digest in KNOWN
+        self._compiled: jinja2.Template | None = None
 
     def render(
         self,
@@ -77,8 +79,8 @@ class ChatTemplate:
             "eos_token": self.eos,
         }
         check_values(values)
-        if self._known is not None:
-            answer = self._here(self._known, values)
+        if self._is_known:
+            answer = self._here(values)
         else:
             with self._lock:
                 answer = self._elsewhere(values)
@@ -93,25 +95,20 @@ class ChatTemplate:
                 self._worker.close()
             self._worker = None
 
-    def _here(self, template: jinja2.Template, values: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return {"text": sandbox.render(template, values)}
-        except Exception as error:  # a template's expressions may raise anything
-            return sandbox.describe(error)
+    def _here(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        from mlc_llm.conversation_template import rendering
+
+        if self._compiled is None:
+            self._compiled = rendering.compile_template(self.source)
+        return rendering.render_here(self._compiled, values)
 
     def _elsewhere(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        try:
+        from mlc_llm.conversation_template import rendering
+
+        with rendering.within(self.time_limit):
             if self._worker is None or not self._worker.is_alive:
-                self._worker = Worker(self.source)
+                self._worker = rendering.Worker(self.source)
             return self._worker.render(values, self.time_limit)
-        except TimeIsUp:
-            raise ModelFileError(
-                f"chat template: stopped, rendering took more than {self.time_limit:g} s"
-            ) from None
-        except WorkerDied:
-            raise ModelFileError(
-                "chat template: the process that renders it ended (out of memory or stack)"
-            ) from None
 
 
 def _error(answer: Mapping[str, Any]) -> InvalidField | ModelFileError:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from dataclasses import field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
-from mlc_llm.protocol.debug_protocol import DebugConfig
-from mlc_llm.protocol.error_protocol import validated
 from mlc_llm.protocol.json_text import parse_json_object
-from mlc_llm.protocol.response_format import RequestResponseFormat
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, dataclass_transform
+
+    from mlc_llm.protocol.debug_protocol import DebugConfig
+    from mlc_llm.protocol.response_format import RequestResponseFormat
+
+    @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+    class _Fields:
+        """Gives the type checker the constructor with the names of the fields."""
+
+else:
+    _Fields = object
 
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
@@ -23,15 +34,21 @@ MAX_LOGIT_BIAS = 16384
 MIN_REPETITION_PENALTY = 1e-6
 
 
-class GenerationConfig(BaseModel):
+class GenerationConfig(_Fields):
     """Sampling and stopping of one request; frozen, every field checked when it is made.
 
     A field that was not given (or given as None) holds its default and does not count as set, so
     the model's own defaults can be put under it with `merged_over`. Raises `InvalidField` naming
     field, value and range.
+
+    It is no pydantic model, for pydantic takes as long to load as the rest of a short run of the
+    command line, but offers the methods of one that callers use.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_fields: ClassVar[Mapping[str, Any]]
+    """Each field's name, with what checks it."""
+    model_fields_set: frozenset[str] = field(init=False)
+    """The names of those that were given."""
 
     n: int = 1
     """Answers per prompt, 1 to 128."""
@@ -53,24 +70,34 @@ class GenerationConfig(BaseModel):
     """Report the log-probability of each token."""
     top_logprobs: int = 0
     """Report this many of the likeliest tokens too, 0 to 20; needs `logprobs`."""
-    logit_bias: dict[int, float] = Field(default_factory=dict)
+    logit_bias: dict[int, float] = field(default_factory=dict)
     """Added to the logits: token id to -100..100."""
     max_tokens: int = -1
     """Most tokens to generate; -1 has no limit but the context window, 0 generates none."""
     seed: int | None = None
     """A 64-bit signed number; None draws one at random."""
-    stop_strs: list[str] = Field(default_factory=list)
+    stop_strs: list[str] = field(default_factory=list)
     """The answer ends before any of these; none may be empty."""
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
     """The answer ends before any of these tokens."""
-    response_format: RequestResponseFormat = Field(default_factory=RequestResponseFormat)
-    debug_config: DebugConfig = Field(default_factory=DebugConfig)
-
-    if not TYPE_CHECKING:  # the type checker keeps pydantic's own signature, with field names
+    if TYPE_CHECKING:
+        response_format: RequestResponseFormat = field(default_factory=RequestResponseFormat)
+        debug_config: DebugConfig = field(default_factory=DebugConfig)
+    else:
 
         def __init__(self, **values: Any) -> None:
-            super().__init__(**_checked(values))
+            self._hold(_checked(values))
             self._check_together()
+
+        @cached_property
+        def response_format(self) -> RequestResponseFormat:
+            """Free text if it was not given."""
+            return _request_part("response_format", {})
+
+        @cached_property
+        def debug_config(self) -> DebugConfig:
+            """Nothing out of the ordinary if it was not given."""
+            return _request_part("debug_config", {})
 
     def validate_ranges(self) -> None:
         """Check every field again (a copy made around the constructor may hold anything)."""
@@ -83,7 +110,27 @@ class GenerationConfig(BaseModel):
     @property
     def given(self) -> dict[str, Any]:
         """The fields that were set, with their values."""
-        return {name: getattr(self, name) for name in type(self).model_fields if self._is_set(name)}
+        return {name: getattr(self, name) for name in RULES if name in self.model_fields_set}
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Not every text will do as an answer."""
+        return self._was_given("response_format") and self.response_format.needs_grammar
+
+    @property
+    def ignores_eos(self) -> bool:
+        """`debug_config.ignore_eos`."""
+        return self._was_given("debug_config") and self.debug_config.ignore_eos
+
+    @property
+    def pins_prompt(self) -> bool:
+        """`debug_config.pinned_system_prompt`."""
+        return self._was_given("debug_config") and self.debug_config.pinned_system_prompt
+
+    @property
+    def is_special(self) -> bool:
+        """There is a `debug_config.special_request`."""
+        return self._was_given("debug_config") and self.debug_config.special_request is not None
 
     def merged_over(self, defaults: GenerationConfig | Mapping[str, Any]) -> GenerationConfig:
         """A new config: what is set here, else what is set in `defaults`, else the default.
@@ -102,7 +149,56 @@ class GenerationConfig(BaseModel):
         """Read `asjson`'s text. Raises `UserError` on bad JSON, `InvalidField` on a bad field."""
         return _from_mapping(parse_json_object(text, "the generation config"))
 
-    def _is_set(self, name: str) -> bool:
+    @classmethod
+    def model_validate(cls, values: Mapping[str, Any]) -> Self:
+        """A config of these fields. Raises `InvalidField`."""
+        return cls(**{str(name): value for name, value in values.items()})
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """A copy with other values, which are not checked (see `validate_ranges`)."""
+        made = type(self).__new__(type(self))
+        made._hold({**self.given, **(update or {})})
+        return made
+
+    def model_dump(self, *, exclude_unset: bool = False, **how: Any) -> dict[str, Any]:
+        """Fields and values; `how` (mode, by_alias) is for the two that are pydantic models."""
+        names = [name for name in RULES if name in self.model_fields_set or not exclude_unset]
+        values = {name: getattr(self, name) for name in names}
+        for name in ("response_format", "debug_config"):
+            if name in values:
+                values[name] = values[name].model_dump(exclude_unset=exclude_unset, **how)
+        if how.get("mode") == "json" and "logit_bias" in values:
+            values["logit_bias"] = {str(i): bias for i, bias in self.logit_bias.items()}
+        return values
+
+    def model_dump_json(self, **how: Any) -> str:
+        """`model_dump` as JSON."""
+        dumped = self.model_dump(mode="json", **how)
+        return json.dumps(dumped, ensure_ascii=False, separators=(",", ":"))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GenerationConfig):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in RULES)
+
+    __hash__ = None  # type: ignore[assignment]  # some fields are lists
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        return f"GenerationConfig({given})"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise ValueError(f"GenerationConfig is frozen: {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise ValueError(f"GenerationConfig is frozen: {name} cannot be deleted")
+
+    def _hold(self, values: dict[str, Any]) -> None:
+        """Take checked values, and defaults of its own for what has a changeable one."""
+        fresh = {name: make() for name, make in _FRESH.items() if name not in values}
+        self.__dict__.update(fresh, **values, model_fields_set=frozenset(values))
+
+    def _was_given(self, name: str) -> bool:
         return name in self.model_fields_set
 
     def _check_together(self) -> None:
@@ -111,7 +207,7 @@ class GenerationConfig(BaseModel):
 
 
 def _from_mapping(values: Mapping[str, Any]) -> GenerationConfig:
-    return GenerationConfig(**{str(name): value for name, value in values.items()})
+    return GenerationConfig.model_validate(values)
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +234,12 @@ def _stop_strs(field: str, value: object) -> list[str]:
         checks.string(f"{field}[{i}]", item, MAX_STOP_STRING_CHARS, min_chars=1)
         for i, item in enumerate(items)
     ]
+
+
+def _request_part(field: str, value: object) -> Any:
+    from mlc_llm.protocol import request_parts
+
+    return request_parts.CHECKED[field](field, value)
 
 
 def _number(low: float, high: float, allowed: str = "") -> Callable[[str, object], float]:
@@ -172,6 +274,14 @@ RULES: dict[str, Callable[[str, object], Any]] = {
     "seed": _integer(-(2**63), 2**63 - 1, "should be an integer in range [-2^63, 2^63 - 1]"),
     "stop_strs": _stop_strs,
     "stop_token_ids": lambda field, value: checks.token_ids(field, value, MAX_STOP_TOKENS),
-    "response_format": lambda field, value: validated(RequestResponseFormat, value, field),
-    "debug_config": lambda field, value: validated(DebugConfig, value, field),
+    "response_format": _request_part,
+    "debug_config": _request_part,
 }
+GenerationConfig.model_fields = RULES
+
+_FRESH: dict[str, Callable[[], Any]] = {
+    "logit_bias": dict,
+    "stop_strs": list,
+    "stop_token_ids": list,
+}
+"""Defaults that could be changed, so that each config has its own."""

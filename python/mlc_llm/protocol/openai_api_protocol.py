@@ -238,13 +238,13 @@ class ChatCompletionRequest(_SamplingFields):
         limit = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
-        return GenerationConfig(
-            **self._sampling(),
-            logprobs=self.logprobs or None,
-            top_logprobs=self.top_logprobs or None,
-            max_tokens=limit,
-            stop_strs=self.stop,
-        )
+        own = {
+            "logprobs": self.logprobs or None,
+            "top_logprobs": self.top_logprobs or None,
+            "max_tokens": limit,
+            "stop_strs": self.stop,
+        }
+        return GenerationConfig.model_validate({**self._sampling(), **own})
 
 
 class CompletionRequest(_SamplingFields):
@@ -292,13 +292,13 @@ class CompletionRequest(_SamplingFields):
 
     def generation_config(self) -> GenerationConfig:
         """What this request sets; the model's defaults are merged under it by the engine."""
-        return GenerationConfig(
-            **self._sampling(),
-            logprobs=None if self.logprobs is None else True,
-            top_logprobs=self.logprobs or None,
-            max_tokens=self.max_tokens,
-            stop_strs=self.stop,
-        )
+        own = {
+            "logprobs": None if self.logprobs is None else True,
+            "top_logprobs": self.logprobs or None,
+            "max_tokens": self.max_tokens,
+            "stop_strs": self.stop,
+        }
+        return GenerationConfig.model_validate({**self._sampling(), **own})
 
 
 def _one_prompt(field: str, value: object, first: object) -> str | list[int]:

@@ -7,18 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mlc_llm.conversation_template import ChatTemplate, ConvTemplateRegistry
+from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError, UnsupportedModel, UserError
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.readers import check_architecture
-from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 from mlc_llm.support.model_source import ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
+
+if TYPE_CHECKING:
+    from mlc_llm.protocol.conversation_protocol import Conversation
+    from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 
 MAX_CONFIG_BYTES = 16 * 2**20
 CHAT_CONFIG_FILE = "mlc-chat-config.json"
@@ -27,13 +29,6 @@ DEFAULT_MODEL_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 """What the default model's card recommends; its file says nothing, and it wanders at 1.0."""
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that mean the same here."""
-
-_PLAIN_TEMPLATE = Conversation(
-    name="echo",
-    system_template="{function_string}{system_message}",
-    roles={"user": "", "assistant": "", "tool": ""},
-    seps=[""],
-)
 
 
 @dataclass(frozen=True)
@@ -70,13 +65,12 @@ def open_model(model: str | None = None) -> ModelBundle:
     gguf = GGUFFile.open(path)
     # Beside a file that was named itself may lie the files of another model.
     folder = path.parent if model is not None and Path(model).expanduser() != path else None
-    chat = None if folder is None else _chat_config(folder)
+    chat, named = (None, None) if folder is None else _chat_config(folder)
     generation = DEFAULT_MODEL_SAMPLING if model is None else {}
     if folder is not None:
         generation = _json_file(folder / GENERATION_CONFIG_FILE)
     with _naming(path.parent / GENERATION_CONFIG_FILE):
         defaults = _defaults(chat, generation)
-    named = _conversation(chat)
     tokenizer = open_tokenizer(gguf)
     template = _chat_template(gguf, tokenizer) or named
     return ModelBundle(
@@ -87,7 +81,7 @@ def open_model(model: str | None = None) -> ModelBundle:
         name=source.name,
         context_window=_context_window(gguf, chat),
         stop_token_ids=_stop_token_ids(tokenizer, chat, named, generation),
-        defaults=_with_stop_strs(defaults, template),
+        defaults=_with_stop_strs(defaults, None if template is not named else named),
         sliding_window=-1 if chat is None else chat.sliding_window_size,
         attention_sinks=0 if chat is None else max(chat.attention_sink_size, 0),
     )
@@ -96,11 +90,13 @@ def open_model(model: str | None = None) -> ModelBundle:
 def echo_bundle(context_window: int) -> ModelBundle:
     """What stands for a model where there is none: a tokenizer whose tokens are the 256 bytes, and
     a template that puts tools and messages in a row, so that they come back."""
+    from mlc_llm.serve.chat_config import PLAIN_TEMPLATE
+
     return ModelBundle(
         source=None,
         gguf=None,
         tokenizer=Tokenizer.from_gguf_metadata(_byte_vocabulary()),
-        chat_template=_PLAIN_TEMPLATE,
+        chat_template=PLAIN_TEMPLATE,
         name="mock://echo",
         context_window=context_window,
         stop_token_ids=frozenset(),
@@ -134,11 +130,17 @@ def _gguf_of(source: ModelSource) -> Path:
     return first[0]
 
 
-def _chat_config(folder: Path) -> MLCChatConfig | None:
+def _chat_config(folder: Path) -> tuple[MLCChatConfig | None, Conversation | None]:
+    """What mlc-chat-config.json says, and the template that it names."""
     path = folder / CHAT_CONFIG_FILE
     values = _json_file(path)
+    if not values:
+        return None, None
+    from mlc_llm.serve import chat_config
+
     with _naming(path):
-        return MLCChatConfig.parse(values) if values else None
+        chat = chat_config.MLCChatConfig.parse(values)
+    return chat, chat_config.conversation(chat)
 
 
 @contextmanager
@@ -187,18 +189,6 @@ def _context_window(gguf: GGUFFile, chat: MLCChatConfig | None) -> int:
     return min(window, asked) if asked > 0 else window
 
 
-def _conversation(chat: MLCChatConfig | None) -> Conversation | None:
-    if chat is None:
-        return None
-    if isinstance(chat.conv_template, Conversation):
-        return chat.conv_template
-    named = ConvTemplateRegistry.get(chat.conv_template)
-    if named is None:
-        known = ", ".join(ConvTemplateRegistry.names())
-        raise UnsupportedModel(f"conv_template {chat.conv_template!r} is not known; known: {known}")
-    return named
-
-
 def _stop_token_ids(
     tokenizer: Tokenizer,
     chat: MLCChatConfig | None,
@@ -224,13 +214,11 @@ def _defaults(chat: MLCChatConfig | None, generation: dict[str, Any]) -> Generat
     return below if chat is None else chat.default_generation_config().merged_over(below)
 
 
-def _with_stop_strs(
-    defaults: GenerationConfig, template: ChatTemplate | Conversation | None
-) -> GenerationConfig:
+def _with_stop_strs(defaults: GenerationConfig, named: Conversation | None) -> GenerationConfig:
     """A named template says by which texts an answer ends."""
-    if not isinstance(template, Conversation) or not template.stop_str:
+    if named is None or not named.stop_str:
         return defaults
-    return GenerationConfig(stop_strs=template.stop_str).merged_over(defaults)
+    return GenerationConfig(stop_strs=named.stop_str).merged_over(defaults)
 
 
 def _byte_vocabulary() -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Request:
     @property
     def is_special(self) -> bool:
         """True for a question to the engine itself; no model runs for it."""
-        return self.generation_config.debug_config.special_request is not None
+        return self.generation_config.is_special
 
     @property
     def n(self) -> int:

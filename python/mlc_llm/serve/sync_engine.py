@@ -17,10 +17,10 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.engine_base import _check_engine_config
-from mlc_llm.serve.engine_utils import convert_prompts_to_data
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle
+from mlc_llm.serve.prompts import convert_prompts_to_data
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import RequestTexts
 from mlc_llm.serve.sync_module import FUNCTIONS

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve.core.grammar import Grammar, GrammarCompiler
 from mlc_llm.serve.core.request_state import Branch, RequestState
 from mlc_llm.serve.data import Data, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import StopStrHandler, Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar import Grammar, GrammarCompiler
 
 
 class Admission:
@@ -33,7 +37,8 @@ class Admission:
         self._stop_token_ids = stop_token_ids
         self._can_pin = can_pin
         self._max_prompt_tokens = max_prompt_tokens
-        self._grammars = GrammarCompiler(tokenizer, vocab_size, stop_token_ids)
+        self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = Lock()
 
     def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
         """Check the request and tokenise its prompt.
@@ -63,11 +68,20 @@ class Admission:
 
     def grammar(self, config: GenerationConfig) -> Grammar | None:
         """What the answer has to follow, if anything. Safe to call from any thread."""
-        wanted = config.response_format
-        return self._grammars.compile(wanted) if wanted.needs_grammar else None
+        return self._compiler().compile(config.response_format) if config.needs_grammar else None
+
+    def _compiler(self) -> GrammarCompiler:
+        """The compiler of grammars, loaded with the first request that needs one."""
+        from mlc_llm.serve.core.grammar import GrammarCompiler
+
+        with self._grammars_lock:
+            if self._grammars is None:
+                parts = (self._tokenizer, self._vocab_size, self._stop_token_ids)
+                self._grammars = GrammarCompiler(*parts)
+            return self._grammars
 
     def _refuse_pin(self, config: GenerationConfig) -> None:
-        if config.debug_config.pinned_system_prompt and not self._can_pin:
+        if config.pins_prompt and not self._can_pin:
             raise InvalidField(
                 "debug_config.pinned_system_prompt",
                 True,
@@ -76,12 +90,12 @@ class Admission:
             )
 
     def _stop_ids(self, config: GenerationConfig) -> frozenset[int]:
-        if config.debug_config.ignore_eos:
+        if config.ignores_eos:
             return frozenset()
         return self._stop_token_ids.union(config.stop_token_ids)
 
     def _stops(self, config: GenerationConfig) -> StopStrHandler | None:
-        if config.debug_config.ignore_eos or not config.stop_strs:
+        if config.ignores_eos or not config.stop_strs:
             return None
         return StopStrHandler(config.stop_strs, self._tokenizer)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mlc_llm.runtime.batch import Sampling
-from mlc_llm.serve.core.grammar import GrammarAhead
 from mlc_llm.serve.core.request_state import Branch
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar import GrammarAhead
 
 
 class Outlook:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mlc_llm.runtime.batch import Sampled
-from mlc_llm.serve.core.grammar import GrammarMatcher
 from mlc_llm.serve.core.logprobs import logprob_json
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar import GrammarMatcher
 
 MAX_JUMP = 32
 """Most tokens that a grammar adds at once: so much work stalls no other stream."""

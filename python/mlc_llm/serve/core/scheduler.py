@@ -333,7 +333,7 @@ class Scheduler:
         assert branch.seq_id is not None
         self.publish(branch)
         request = branch.request
-        is_pin = request.config.debug_config.pinned_system_prompt and branch.index == 0
+        is_pin = request.config.pins_prompt and branch.index == 0
         pinned_length = len(request.prompt) if is_pin else 0
         self.cache.finish(branch.seq_id, request.arrival, pinned_length=pinned_length)
         branch.seq_id, branch.computed = None, 0
