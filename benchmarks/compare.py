@@ -256,8 +256,10 @@ class Comparison:
                     print(f"no time for more than {number} rounds", flush=True)
                     break
                 start = time.monotonic()
-                self.results.configuration["rounds"] = str(number + 1)
+                self.results.configuration["rounds"] = f"{number + 1}, the last not whole"
                 self.round(number)
+                if not self.clock.over:
+                    self.results.configuration["rounds"] = str(number + 1)
                 minutes, load = (time.monotonic() - start) / 60, os.getloadavg()[0]
                 print(f"round {number + 1} took {minutes:.0f} minutes, load {load:.1f}", flush=True)
         except KeyboardInterrupt:

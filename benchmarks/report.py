@@ -42,7 +42,8 @@ def block(results: Results, plots: Sequence[str]) -> str:
 
 
 def _tables(results: Results) -> list[str]:
-    lines = [markdown(table(results))]
+    rows = table(results)
+    lines = [markdown(rows)] if rows else []
     for model in results.samples:
         title = TITLES.get(model, model)
         parts = [make(results, model) for make in (speeds, starts, curves)]

@@ -18,7 +18,7 @@ from divergence import PIECE, PROMPT, mean_divergences, pieces
 from figures import LLAMA, ONE_B, Row, markdown, table, worst_point
 from ours import PRECISION_VARIABLE, precision_asked
 from peers import KINDS, make_peer
-from peers.base import LineWorker, Missing, Trial
+from peers.base import LineWorker, Missing, Trial, python_environment
 from peers.ik_llama import IkLlama
 from peers.llama_cpp import LOADED, TILES, LlamaCpp, batched_speed
 from report import BEGIN, END, block, disturbance, speeds, text, write_block
@@ -167,6 +167,16 @@ def test_peers_are_made_without_being_installed(name: str, tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
+def test_packages_are_installed_again_when_another_release_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("peers.base.run", lambda command, **_: asked.append(command[-1]))
+    for wanted in (["a==1", "b"], ["a==1", "b"], ["a==2", "b"]):
+        python_environment(tmp_path, *wanted)
+    assert asked == [tmp_path, "a==1", "b", tmp_path, "a==2", "b"]
+
+
 def test_a_worker_that_ends_is_missing_with_its_last_words() -> None:
     worker = LineWorker([sys.executable, "-c", "raise SystemExit('no such model')"], {})
     with pytest.raises(Missing, match="no such model"):
@@ -259,6 +269,7 @@ def test_an_interrupted_run_keeps_what_it_found(
     results = compare.measured(arguments)
     assert results.sides("default", "decode") == {"ours": [1.0]}
     assert results.missing["vLLM, decode, default"] == "it cannot"
+    assert results.configuration["rounds"] == "1, the last not whole"
     assert results.missing["model 1b-q4_0"] == "it cannot be made"
     assert json.loads(out.read_text())["samples"] == results.samples
 

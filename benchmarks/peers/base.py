@@ -101,14 +101,15 @@ def timed(command: Sequence[str | Path]) -> float:
 
 
 def python_environment(folder: Path, *requirements: str) -> Path:
-    """The interpreter of a virtual environment that has these packages; made if it is not there."""
+    """The interpreter of a virtual environment that has these packages; made if it is not there,
+    completed if it was made for others."""
     python = folder / "bin" / "python"
-    done = folder / "installed"
-    if not done.exists():
+    done, wanted = folder / "installed", "\n".join(requirements)
+    if not done.exists() or done.read_text() != wanted:
         run([sys.executable, "-m", "venv", folder])
         for requirement in requirements:
             run(["nice", "-n", "10", python, "-m", "pip", "install", "--quiet", requirement])
-        done.write_text("\n".join(requirements))
+        done.write_text(wanted)
     return python
 
 
