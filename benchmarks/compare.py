@@ -38,7 +38,7 @@ from ours_side import Ours
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Side, Trial
 from peers.llama_cpp import LlamaAvx2
-from report import block, text, write_block
+from report import block, marked_text, text, write_block
 from rounds import OURS, Clock, Results, add_limits, attempt, speed_round
 
 FIGURES = ("speed", "avx2", "context", "growth", "cold", "compile", "memory", "python")
@@ -85,6 +85,11 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--fast takes NAME=VALUE")
     if arguments.plots is not None and find_spec("matplotlib") is None:
         parser.error("--plots needs matplotlib: pip install -e .[benchmarks]")
+    try:
+        if arguments.docs is not None:
+            marked_text(arguments.docs)
+    except (OSError, ValueError) as error:
+        parser.error(f"--docs: {error}")
     arguments.rounds = arguments.rounds or (2 if arguments.quick else 5)
     return arguments
 

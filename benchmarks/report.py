@@ -86,11 +86,17 @@ def _by_side(results: Results, model: str, unit: str, belongs: Callable[[str], b
     return "\n".join(lines)
 
 
-def write_block(document: Path, content: str) -> None:
-    """Replace what stands between the two marks. ValueError if they are not there once each."""
-    old = document.read_text(encoding="utf-8")
-    if old.count(BEGIN) != 1 or old.count(END) != 1:
+def marked_text(document: Path) -> str:
+    """The whole text. ValueError unless both marks are there once each, OSError."""
+    text = document.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{document}: needs the marks {BEGIN!r} and {END!r} once each")
+    return text
+
+
+def write_block(document: Path, content: str) -> None:
+    """Replace what stands between the two marks. Raises what `marked_text` does."""
+    old = marked_text(document)
     start = old.index("\n", old.index(BEGIN)) + 1
     new = old[:start] + content + "\n" + old[old.index(END) :]
     document.write_text(new, encoding="utf-8")

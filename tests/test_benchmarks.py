@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def test_the_marked_part_of_a_document_is_written_anew(tmp_path: Path) -> None:
     document.write_text("no marks")
     with pytest.raises(ValueError, match="marks"):
         write_block(document, "")
+    with pytest.raises(SystemExit):  # before anything is measured
+        compare.parse(["--peer-dir", "x", "--docs", str(document)])
 
 
 def test_a_busy_machine_is_named() -> None:
@@ -165,6 +168,13 @@ def test_options_of_a_fork_differ() -> None:
 def test_peers_are_made_without_being_installed(name: str, tmp_path: Path) -> None:
     assert make_peer(name, tmp_path, 2).name == name
     assert not list(tmp_path.iterdir())
+
+
+def test_the_process_whose_memory_counts_holds_no_compiler() -> None:
+    folder = str(Path(compare.__file__).parent)
+    code = f"import sys; sys.path.insert(0, {folder!r}); import ours_worker; "
+    code += "raise SystemExit(any(name == 'tvm' or name == 'machine' for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_packages_are_installed_again_when_another_release_is_wanted(
