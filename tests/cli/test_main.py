@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 from mlc_llm import __version__
 from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.commands import COMMANDS
+from mlc_llm.cli.guard import USER_ERROR
 from mlc_llm.cli.parser import build_parser
 from mlc_llm.cli.reference import render, subparsers
+from mlc_llm.cli.session import Session
+from mlc_llm.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = [command.name for command in COMMANDS]
@@ -89,3 +93,24 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_garbage_is_collected_again_when_a_model_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def add_prompt(session: Session, *_: object) -> list[int]:
+        seen.append(gc.isenabled())
+        raise UserError("enough")
+
+    monkeypatch.setattr(Session, "raw_ids", add_prompt)
+    monkeypatch.setattr(Session, "__init__", lambda self, *_, **__: None)
+    assert main(["generate", "x", "--model", "mock://echo", "--raw"]) == USER_ERROR
+    assert seen == [True]
+    assert gc.isenabled()
+
+
+def test_the_command_is_read_before_numpy_is_loaded() -> None:
+    # It says how many threads NumPy makes, which is too late afterwards.
+    code = "import sys, mlc_llm.cli.__main__; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -212,6 +213,8 @@ def open_session(model: str | None, device: str = "auto") -> Session:
         model, device, mode="interactive", request_stream_callback=outputs.extend
     )
     load_s = time.perf_counter() - started
+    gc.freeze()  # what was made so far stays as long as the engine
+    gc.enable()
     return Session(engine, engine.bundle, outputs, window=_window(engine), load_s=load_s)
 
 
