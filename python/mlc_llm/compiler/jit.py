@@ -18,7 +18,7 @@ from mlc_llm.compiler.weights import count_parameters, pack_weights, plan_model
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.model_lib import INDEX_FILE, METADATA_FILE, VERSION
 from mlc_llm.models.gguf_llama import Plan
-from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
+from mlc_llm.support.files import cache_dir, cache_root, file_lock, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
 from mlc_llm.support.superseded import lock_of, record_purpose, use
 
@@ -85,6 +85,13 @@ def prepare(
     _make(library, METADATA_FILE, library_purpose(plan, isa), build, rebuild)
     _make(weights, INDEX_FILE, weights_purpose(model, isa), pack, rebuild)
     return Prepared(plan, isa, library, weights)
+
+
+def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
+    """The folder of a model's packed weights if they are in the cache. Raises like `prepare`."""
+    plan = plan_model(model.metadata, model.tensors, choose(kernels).isa)
+    folder = cache_root() / "model_weights" / "packed" / weights_key(model, plan)
+    return folder if (folder / INDEX_FILE).exists() else None
 
 
 def library_key(plan: Plan, isa: Isa) -> str:

@@ -22,8 +22,9 @@ class BrokenParams(Exception):
     """The packed weights are missing, damaged or of another layout; packing again mends that."""
 
 
-PIECE = 1 << 22
-"""Bytes read at once: they are still in the processor's cache when their checksum is made."""
+PIECE = 1 << 26
+"""Bytes read at once. After each piece a thread that reads waits for Python's lock, up to 5 ms; the
+checksum takes longer than the memory does, so nothing is lost outside the processor's cache."""
 
 
 def read_params(folder: Path) -> dict[str, Array]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tvm_ffi
 
 from mlc_llm.errors import InvalidField, MLCError, ModelNotFound
+from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle, open_model
@@ -75,15 +77,20 @@ def _parse_models(
     return [ModelInfo(model, model_lib), *more]
 
 
-def _process_model_args(models: list[ModelInfo]) -> list[ModelBundle]:
-    """Open every model. Raises `UserError` for a model or a library that is not there."""
+def _process_model_args(
+    models: list[ModelInfo], on_file: Callable[[GGUFFile], None] | None = None
+) -> list[ModelBundle]:
+    """Open every model; `on_file`: see `open_model`.
+
+    Raises `UserError` for a model or a library that is not there.
+    """
     for one in models:
         if one.model_lib is not None and not Path(one.model_lib).is_dir():
             raise ModelNotFound(
                 f"model_lib {one.model_lib!r}: no such folder; leave it out, and the model is "
                 "compiled for this machine"
             )
-    return [open_model(one.model) for one in models]
+    return [open_model(one.model, on_file) for one in models]
 
 
 def _query_engine_metrics(engine: Any) -> EngineMetrics:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,16 +53,21 @@ class ModelBundle:
     attention_sinks: int = 0
 
 
-def open_model(model: str | None = None) -> ModelBundle:
+def open_model(
+    model: str | None = None, on_file: Callable[[GGUFFile], None] | None = None
+) -> ModelBundle:
     """Open a `.gguf` file, a folder with one, a model that has to be fetched, or the default one.
 
     In a folder or a fetched model, mlc-chat-config.json and generation_config.json are read where
-    they exist; the first comes before the second. Raises ModelNotFound, ModelFileError or
+    they exist; the first comes before the second. `on_file` gets the file as soon as its header is
+    known to be sound, before the tokenizer is made. Raises ModelNotFound, ModelFileError or
     UnsupportedModel.
     """
     source = resolve_model(model)
     path = _gguf_of(source)
     gguf = GGUFFile.open(path)
+    if on_file is not None:
+        on_file(gguf)
     # Beside a file that was named itself may lie the files of another model.
     folder = path.parent if model is not None and Path(model).expanduser() != path else None
     chat, named = (None, None) if folder is None else _chat_config(folder)

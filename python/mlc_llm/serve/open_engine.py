@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.compiler.jit import packed_weights
+from mlc_llm.errors import InvalidField, MLCError
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_lib import PARAMS_FILE
 from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.runtime.read_ahead import begin_reading, readings_dropped
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.core.draft_model import DraftModel
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
-from mlc_llm.serve.engine_base import MOCK_ECHO, _parse_models, _process_model_args, detect_device
+from mlc_llm.serve.engine_base import (
+    MOCK_ECHO,
+    ModelInfo,
+    _parse_models,
+    _process_model_args,
+    detect_device,
+)
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import ModelSize, complete_config
 from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
@@ -40,11 +51,38 @@ def open_engine(
     if MOCK_ECHO in (config.model, config.model_lib):
         return _open_echo(config, trace)
     models = _parse_models(config.model, config.model_lib, config.additional_models)
-    bundle, *drafts = _process_model_args(models)
+    free = free_memory()
+    with readings_dropped():
+        bundles = _process_model_args(models, lambda file: _read_ahead(file, free // 2))
+        return _open_models(config, kind, models, bundles, free=free, trace=trace)
+
+
+def _read_ahead(file: GGUFFile, most: int) -> None:
+    """Begin to read a model's packed weights, if they are there and have at most so many bytes.
+
+    What is wrong with the model is said by who opens it.
+    """
+    with suppress(MLCError, OSError):
+        folder = packed_weights(file)
+        if folder is not None and (folder / PARAMS_FILE).stat().st_size <= most:
+            begin_reading(folder)
+
+
+def _open_models(
+    config: EngineConfig,
+    kind: str,
+    models: list[ModelInfo],
+    bundles: list[ModelBundle],
+    *,
+    free: int,
+    trace: EventTraceRecorder | None,
+) -> OpenEngine:
+    """The engine of opened models; `free`: bytes of memory there were before any was read."""
+    bundle, *drafts = bundles
     size = model_size(bundle)
     for draft in drafts:
         size = replace(size, draft=_draft_size(draft, size))
-    complete, plan = complete_config(config, size, free_memory())
+    complete, plan = complete_config(config, size, free)
     if config.verbose:
         _log.info("memory: %s", plan.describe())
     runner = create_runner(bundle, complete, kind)
