@@ -24,7 +24,7 @@ from kernel_tools import (
     rows_alone,
 )
 
-from mlc_llm.kernels.formats import WeightFormat, padded_rows
+from mlc_llm.kernels.formats import BLOCK, WeightFormat, padded_rows
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.matmul import has_coarse_rows, matmul
 from mlc_llm.quantization.ggml_blocks import Grouped
@@ -153,6 +153,29 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     w = weights(kind, isa.half)
     ones = np.ones((9, padded_rows(ROWS)), np.float32)
     rows_alone(lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)], activations(9))
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])
+@each_isa()
+def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
+    """Of four blocks a row goes through two side by side; of three through one at a time."""
+    fmt, rng = format_of_kind(kind, half=isa.half), np.random.default_rng(5)
+    q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, COLUMNS), dtype=np.uint8)
+    scale = rng.standard_normal((4 * BLOCK, COLUMNS // fmt.group)).astype(np.float16)
+    low = scale.astype(np.float32) if fmt.has_minimum else None
+    grouped = Grouped(q, fmt.bits, fmt.group, scale.astype(np.float32), low, fmt.offset, half=True)  # type: ignore[arg-type]
+    tensor = np.asarray(pack(grouped, fmt).tensor)
+    for m in (1, 2, 5):
+        prepared = prepare(isa, fmt, activations(m))
+        ys = []
+        for first, count in ((0, 4), (0, 3), (1, 3)):
+            y = np.ones((m, count * BLOCK), np.float32)
+            kernel = matmul(count * BLOCK, COLUMNS, fmt, isa, accumulate=add)
+            build(kernel, isa)(*prepared, np.ascontiguousarray(tensor[first:][:count]), y)
+            ys.append(y)
+        assert ys[0][:, : 3 * BLOCK].tobytes() == ys[1].tobytes(), f"{m} rows"
+        assert ys[0][:, BLOCK:].tobytes() == ys[2].tobytes(), f"{m} rows"
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K"])

@@ -21,8 +21,8 @@ from mlc_llm.kernels.scales import minimum_at, scale_at
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
 PREFETCH_BYTES = 10240
-"""How far ahead weights are asked for: the hardware's own prefetching stops at each 4 KiB. The
-first rows of a block ask as they go; for the others the block is in cache."""
+"""How far ahead weights are asked for, all streams together: the hardware's own prefetching stops
+at each 4 KiB. The first rows of a block ask as they go; for the others the block is in cache."""
 LINE = LINE_BYTES // 4
 
 
@@ -51,21 +51,40 @@ def matmul(
     return build(n, k, fmt, isa, accumulate)
 
 
-def _integer_tiles(k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> Any:
-    """Statements for `count` rows from `start` on, of which `planes` planes are multiplied."""
-    L, MB, G = isa.lanes, isa.row_tile, k // fmt.group
+def _streams(n: int, isa: Isa) -> int:
+    """Blocks that a single row goes through side by side, each from another part of the matrix.
+
+    Two keep the memory busy while the processor multiplies, where a processor follows each of them
+    only so far ahead. Their sums fit where those of two rows fit; pairs that two threads could
+    not share evenly would cost more than is won.
+    """
+    blocks = n // BLOCK
+    return 2 if isa.row_tile > 1 and (blocks % 4 == 0 or (blocks % 2 == 0 and blocks >= 64)) else 1
+
+
+def _integer_tiles(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> Any:
+    """Statements for `count` rows from `start` on, of which `planes` planes are multiplied.
+
+    They compute block `block` of each stream: those apart by 1 / `_streams` of the matrix.
+    """
+    L, MB, G, S = isa.lanes, isa.row_tile, k // fmt.group, _streams(n, isa)
     V, words, stride, offset = BLOCK // L, fmt.words, fmt.stride, fmt.offset - bias(isa, fmt)
-    lane, ahead = lanes_at(0, L), max(1, PREFETCH_BYTES // (4 * stride))
+    lane, ahead = lanes_at(0, L), max(1, PREFETCH_BYTES // S // (4 * stride))
+    apart = n // BLOCK // S
 
-    def step(acc: Any, word: Any, x: Any, row: Any, g: Any, j: Any, p: Any) -> Any:
-        return dot(isa, fmt, acc, word, lambda i: x[row, g, i], j, p)
+    def added(acc: Any, W: Any, at: Any, v: Any, X: Any, row: Any, p: Any) -> Any:
+        """`acc` plus vector v of the words at (block, group, word) times plane p of a row."""
+        block, g, j = at
+        word = W[block, g, lanes_at(j * BLOCK + v * L, L)]
+        return dot(isa, fmt, acc, word, lambda i: X[row, g, i], j, p)
 
-    def group_sum(f: Any, acc: Any, r: Any, v: Any, scale: Any, minimum: Any, x: Any) -> Any:
-        """x: the words that describe the group's activations."""
-        planes = acc.shape[0]
-        whole = acc[0, r, v, lane]
-        if planes == 2:
-            whole = T.shift_left(whole, splat(T.int32(8), L)) + acc[1, r, v, lane]
+    def group_sum(f: Any, whole: Any, low: Any, scale: Any, minimum: Any, x: Any) -> Any:
+        """whole: the group's sums, or those of its high plane if `low` has the other's.
+
+        x: the words that describe the group's activations.
+        """
+        if low is not None:
+            whole = T.shift_left(whole, splat(T.int32(8), L)) + low
         if offset:
             whole = whole - splat(x(SUM) * T.int32(offset), L)
         x_scale = T.reinterpret(x(SCALE), dtype="float32")
@@ -75,56 +94,66 @@ def _integer_tiles(k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> Any
         return f
 
     @T.inline
-    def tile(X, W, Y, block, row, rows, is_first, planes):
-        f = T.alloc_buffer((rows, V, L), "float32")
-        acc = T.alloc_buffer((planes, rows, V, L), "int32")
-        w = T.alloc_buffer((V, L), "int32")
-        _clear(f, rows, L)
+    def tile(X, W, Y, block, streams, row, rows, is_first, planes):
+        """Sum s * rows + r is that of row r in stream s. The planes have a buffer each, for TVM
+        keeps those of 1 KiB in memory and smaller ones in registers."""
+        f = T.alloc_buffer((streams * rows, V, L), "float32")
+        acc = T.alloc_buffer((streams * rows, V, L), "int32")
+        low = T.alloc_buffer((streams * rows, V, L), "int32")
+        _clear(f, streams * rows, L)
         for g in T.serial(G):
             if is_first:
-                _prefetch(W, block, g + ahead, stride // LINE)
-            for r in T.unroll(rows):
+                for s in T.unroll(streams):
+                    _prefetch(W, block + s * apart, g + ahead, stride // LINE)
+            for i in T.unroll(streams * rows):
                 for v in T.unroll(V):
-                    for p in T.unroll(planes):
-                        acc[p, r, v, lane] = splat(T.int32(0), L)
+                    acc[i, v, lane] = splat(T.int32(0), L)
+                    if planes == 2:
+                        low[i, v, lane] = splat(T.int32(0), L)
             for j in T.unroll(words):
-                for v in T.unroll(V):
-                    w[v, lane] = W[block, g, lanes_at(j * BLOCK + v * L, L)]
+                for s in T.unroll(streams):
+                    for r in T.unroll(rows):
+                        for v in T.unroll(V):
+                            acc[s * rows + r, v, lane] = added(
+                                acc[s * rows + r, v, lane],
+                                *(W, (block + s * apart, g, j), v, X, row + r, 0),
+                            )
+                            if planes == 2:
+                                low[s * rows + r, v, lane] = added(
+                                    low[s * rows + r, v, lane],
+                                    *(W, (block + s * apart, g, j), v, X, row + r, 1),
+                                )
+            for s in T.unroll(streams):
                 for r in T.unroll(rows):
                     for v in T.unroll(V):
-                        for p in T.unroll(planes):
-                            acc[p, r, v, lane] = step(
-                                acc[p, r, v, lane], w[v, lane], X, row + r, g, j, p
-                            )
-            for r in T.unroll(rows):
-                for v in T.unroll(V):
-                    f[r, v, lane] = group_sum(
-                        f[r, v, lane],
-                        acc,
-                        r,
-                        v,
-                        scale_at(fmt, W, block, g, v, L),
-                        minimum_at(fmt, W, block, g, v, L),
-                        description(X, row + r, g, fmt.group, planes < isa.sums),
-                    )
-        _store(Y, f, row, rows, block, L, accumulate)
+                        f[s * rows + r, v, lane] = group_sum(
+                            f[s * rows + r, v, lane],
+                            acc[s * rows + r, v, lane],
+                            low[s * rows + r, v, lane] if planes == 2 else None,
+                            scale_at(fmt, W, block + s * apart, g, v, L),
+                            minimum_at(fmt, W, block + s * apart, g, v, L),
+                            description(X, row + r, g, fmt.group, planes < isa.sums),
+                        )
+        for s in T.unroll(streams):
+            _store(Y, f, s * rows, row, rows, block + s * apart, L, accumulate)
 
     @T.inline
     def tiles(X, W, Y, block, start, count, planes):
-        for _ in T.serial(T.min(count // MB, 1)):
-            tile(X, W, Y, block, start, MB, True, planes)
-        for t in T.serial(T.max(count // MB, 1) - 1):
-            tile(X, W, Y, block, start + (t + 1) * MB, MB, False, planes)
+        for s in T.serial(S):
+            for _ in T.serial(T.min(count // MB, 1)):
+                tile(X, W, Y, block + s * apart, 1, start, MB, True, planes)
+            for t in T.serial(T.max(count // MB, 1) - 1):
+                tile(X, W, Y, block + s * apart, 1, start + (t + 1) * MB, MB, False, planes)
         for t in T.serial(count % MB):
-            tile(X, W, Y, block, start + count - count % MB + t, 1, True, planes)
+            tile(X, W, Y, block, S, start + count - count % MB + t, 1, True, planes)
 
     return tiles
 
 
 def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
     """Activations are 16-bit integers with a scale a group; sums within a group are exact."""
-    G, NB, planes = k // fmt.group, n // BLOCK, isa.sums
-    tiles = _integer_tiles(k, fmt, isa, accumulate)
+    G, NB, planes, S = k // fmt.group, n // BLOCK, isa.sums, _streams(n, isa)
+    tiles = _integer_tiles(n, k, fmt, isa, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
     def integer_matmul(x: T.handle, W: T.Buffer((NB, G, fmt.stride), "int32"), y: T.handle):
@@ -133,7 +162,7 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
         X = T.match_buffer(x, (m, G, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            for block in T.parallel(NB):
+            for block in T.parallel(NB // S):
                 tiles(X, W, Y, block, 0, m, planes)
 
     return integer_matmul
@@ -141,8 +170,8 @@ def _integer(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> t
 
 def _coarse(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tvm.tirx.PrimFunc:
     """The first C[0] rows by the high bytes of their activations alone, the others exactly."""
-    G, NB, planes = k // fmt.group, n // BLOCK, isa.sums
-    tiles = _integer_tiles(k, fmt, isa, accumulate)
+    G, NB, planes, S = k // fmt.group, n // BLOCK, isa.sums, _streams(n, isa)
+    tiles = _integer_tiles(n, k, fmt, isa, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
     def coarse_matmul(
@@ -156,7 +185,7 @@ def _coarse(n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> tv
         X = T.match_buffer(x, (m, G, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            for block in T.parallel(NB):
+            for block in T.parallel(NB // S):
                 tiles(X, W, Y, block, 0, C[0], 1)
                 tiles(X, W, Y, block, C[0], m - C[0], planes)
 
@@ -214,7 +243,7 @@ def _dequantised(
                                         X[row + r, g * fmt.group + quads * byte + part * words + j],
                                         L,
                                     )
-            _store(Y, f, row, rows, block, L, accumulate)
+            _store(Y, f, 0, row, rows, block, L, accumulate)
 
         with T.sblock("root"):
             for block in T.parallel(NB):
@@ -253,7 +282,7 @@ def _float_weights(
                         f[r, v, lane] = f[r, v, lane] + splat(X[row + r, i], L) * T.cast(
                             W[block, i, lanes_at(v * L, L)], f32
                         )
-            _store(Y, f, row, rows, block, L, accumulate)
+            _store(Y, f, 0, row, rows, block, L, accumulate)
 
         with T.sblock("root"):
             for block in T.parallel(NB):
@@ -280,14 +309,16 @@ def _clear(f, rows, lanes):
 
 
 @T.inline
-def _store(Y, f, row, rows, block, lanes, accumulate):
-    """The sums of a tile go to Y, or are added to what is there."""
+def _store(Y, f, first, row, rows, block, lanes, accumulate):
+    """A tile's sums from `first` on go to Y, or are added to what is there."""
     for r in T.unroll(rows):
         for v in T.unroll(BLOCK // lanes):
             if accumulate:
                 Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)] = (
                     Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)]
-                    + f[r, v, lanes_at(0, lanes)]
+                    + f[first + r, v, lanes_at(0, lanes)]
                 )
             else:
-                Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)] = f[r, v, lanes_at(0, lanes)]
+                Y[row + r, lanes_at(block * BLOCK + v * lanes, lanes)] = f[
+                    first + r, v, lanes_at(0, lanes)
+                ]
