@@ -12,7 +12,6 @@ them; and `vpdpbusd` on registers (a product and an addition are two operations)
 from __future__ import annotations
 
 import argparse
-import mmap
 import time
 from typing import Any
 
@@ -26,6 +25,7 @@ from tvm.target import codegen
 from mlc_llm.compiler.target import choose, target_for
 from mlc_llm.kernels.isa import VNNI, Isa
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at
+from mlc_llm.runtime.memory import zeroed
 from mlc_llm.runtime.threads import configure_threads
 
 SIZE = 512 << 20
@@ -131,11 +131,8 @@ class Limits:
 
 
 def _huge(size: int) -> Any:
-    """float32 zeros that have been written, in huge pages if the system gives them."""
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    array = np.frombuffer(memory, np.float32)
+    """float32 zeros that have been written, in the kind of memory that packed weights have."""
+    array = zeroed(size).view(np.float32)
     array[:] = 0
     return tvm_ffi.from_dlpack(array)
 
