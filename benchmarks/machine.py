@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tvm
 import tvm_ffi
 from common import Spread, model_path, print_configuration
@@ -111,7 +112,7 @@ class Limits:
         isa = choose().isa
         self._size = size
         self._sum = built(summing(size // 4), isa)
-        self._data = _huge(size)
+        self._data = tvm_ffi.from_dlpack(written(size).view(np.float32))
         self._sums = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
         self._multiply = built(multiplying(self.threads), isa) if isa is VNNI else None
         self._operands = tvm.runtime.tensor(np.full((2, LANES), 0x01010101, np.int32))
@@ -130,11 +131,11 @@ class Limits:
         return self.threads * CHAINS * TURNS * 2 * 4 * LANES / least / 1e9
 
 
-def _huge(size: int) -> Any:
-    """float32 zeros that have been written, in the kind of memory that packed weights have."""
-    array = zeroed(size).view(np.float32)
+def written(size: int) -> npt.NDArray[Any]:
+    """uint8 zeros that have been written, in the kind of memory that packed weights have."""
+    array = zeroed(size)
     array[:] = 0
-    return tvm_ffi.from_dlpack(array)
+    return array
 
 
 def _seconds(function: Any, *arguments: Any) -> float:

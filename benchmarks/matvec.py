@@ -3,8 +3,9 @@
     python benchmarks/matvec.py
 
 Decode reads every weight once a token, so this is the bound that matters. Each shape runs over
-enough copies of its matrix to leave every cache; the bandwidth is that of a plain sum over as many
-bytes, cut in two the same way, measured in turns.
+enough copies of its matrix to leave every cache, in the kind of memory that a model's weights
+have; the bandwidth is that of a plain sum over as many bytes, cut in two the same way, measured in
+turns.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
+import tvm_ffi
 from common import Spread, print_configuration
-from machine import LANES, PIECES, built, summing
+from machine import LANES, PIECES, built, summing, written
 
 from mlc_llm.compiler.target import choose
 from mlc_llm.kernels.activation import quantized_width
@@ -36,7 +38,7 @@ def reader(isa: Isa, megabytes: int) -> Callable[[], float]:
     """GB/s of one plain pass."""
     size = megabytes * 2**20 // 4
     run = built(summing(size), isa)
-    x = tvm.runtime.tensor(np.zeros(size, np.float32))
+    x = tvm_ffi.from_dlpack(written(size * 4).view(np.float32))
     y = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
 
     def measure() -> float:
@@ -53,7 +55,8 @@ def product(isa: Isa, fmt: WeightFormat, n: int, k: int, megabytes: int) -> Call
     shape, dtype = tensor_shape(fmt, n, k)
     size = int(np.prod(shape)) * 4
     copies = max(2, megabytes * 2**20 // size)
-    weights = [tvm.runtime.tensor(np.zeros(shape, dtype)) for _ in range(copies)]
+    every = written(copies * size).view(dtype).reshape(copies, *shape)
+    weights = [tvm_ffi.from_dlpack(every[i]) for i in range(copies)]
     x = np.zeros((1, k // fmt.group, quantized_width(fmt.group)), np.int32)
     given = tvm.runtime.tensor(x if isa.integer else np.zeros((1, k), np.float32))
     y = tvm.runtime.tensor(np.zeros((1, n), np.float32))
