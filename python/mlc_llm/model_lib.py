@@ -80,6 +80,8 @@ class Metadata:
     padded_vocab: int
     has_coarse_rows: bool
     """`forward` may compute its first `coarse_rows` tokens to 8 bits, which is faster."""
+    has_tiles: bool
+    """Kernels use tile registers, for which a process has to ask."""
     kv: KVInfo
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]

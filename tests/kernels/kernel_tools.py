@@ -13,9 +13,10 @@ import pytest
 import tvm
 
 from mlc_llm.compiler.target import missing_features, target_for
-from mlc_llm.kernels import activation
+from mlc_llm.kernels import activation, sections
 from mlc_llm.kernels.formats import WeightFormat
 from mlc_llm.kernels.isa import ISAS, Isa
+from mlc_llm.quantization.packing import Packed
 
 Array = npt.NDArray[Any]
 HALF_ULP = 2.0**-24
@@ -76,6 +77,10 @@ def prepare(
         y = np.full((m, k), np.nan, np.float32)
         build(activation.floats(kind, k, isa, eps), isa)(x, other, y)
         return [y]
+    if fmt.is_fixed:
+        y = np.full((m, sections.sections_width(k)), -1, np.int32)
+        build(sections.quantize_sections(kind, k, isa, eps), isa)(x, other, y)
+        return [y]
     y = np.full((m, k // fmt.group, activation.quantized_width(fmt.group)), -1, np.int32)
     kernel = activation.quantize(kind, k, fmt.group, isa, eps)
     build(kernel, isa)(x, other, y)
@@ -117,13 +122,63 @@ def integers(isa: Isa, words: Array) -> Array:
     return pairs.transpose(0, 1, 4, 2, 3).reshape(m, groups, -1)
 
 
-def dequantised(isa: Isa, prepared: list[Array]) -> Array:
-    """float64 [m, k]: the numbers that the product is really taken of."""
-    if prepared[0].ndim == 2:
+def row_counts(isa: Isa) -> tuple[int, ...]:
+    """Numbers of rows that take every way through a product."""
+    return (1, 2, 3, 5, 9, 12, 16, 17, 40) if isa.tiles else (1, 2, 3, 5, 9)
+
+
+def dequantised(isa: Isa, prepared: list[Array], k: int = 0) -> Array:
+    """float64 [m, k]: the numbers that the product is really taken of. k: of rows with sections."""
+    if prepared[0].dtype == np.float32:
         return prepared[0].astype(np.float64)
+    if prepared[0].ndim == 2:
+        return section_integers(prepared[0], k) * _wide(section_scales(prepared[0], k), k)
     words, scale, _ = parts(prepared[0])
     values = integers(isa, words) * scale.astype(np.float64)[..., None]
     return values.reshape(len(words), -1)
+
+
+def steps(fmt: WeightFormat, prepared: list[Array], k: int) -> Array:
+    """float64 [m, k]: what a number was rounded to a multiple of; 0 where it was not rounded."""
+    if prepared[0].dtype == np.float32:
+        return 0 * prepared[0].astype(np.float64)
+    if prepared[0].ndim == 2:
+        return _wide(section_scales(prepared[0], k), k)
+    return np.repeat(parts(prepared[0])[1], fmt.group, axis=1).astype(np.float64)
+
+
+def section_integers(rows: Array, k: int) -> Array:
+    """The 16-bit values int64 [m, k] of rows with sections."""
+    planes = np.ascontiguousarray(rows[:, : k // 2]).view(np.int8).astype(np.int64)
+    octets = planes.reshape(len(rows), 2, k // sections.GROUP, sections.QUADS, 4)
+    values = 256 * octets[:, 0] + octets[:, 1]  # [m, groups, quads, byte]
+    return values.transpose(0, 1, 3, 2).reshape(len(rows), k)
+
+
+def section_scales(rows: Array, k: int) -> Array:
+    """float32 [m, sections]."""
+    start = sections.scales_start(k)
+    return _floats(rows[:, start : start + sections.sections(k)])
+
+
+def _wide(scales: Array, k: int) -> Array:
+    """Of each section, repeated for each of its columns."""
+    width = sections.GROUP * sections.SECTION
+    return np.repeat(scales.astype(np.float64), width, axis=1)[:, :k]
+
+
+def fixed_values(packed: Packed, q: Array) -> Array:
+    """float64 [n, k]: what a packed fixed-point matrix of the values q stands for."""
+    fmt, (n, k) = packed.format, q.shape
+    groups = packed.tensor[:, : k // fmt.group, fmt.words * 32 :]
+    integers = np.ascontiguousarray(groups).view(np.int16).astype(np.float64)
+    # [blocks, groups, scales and minima, 32]
+    parts = integers.reshape(*groups.shape[:2], -1, 32).transpose(2, 0, 3, 1)
+    wide = np.repeat(parts.reshape(len(parts), -1, k // fmt.group), fmt.group, axis=2)[:, :n]
+    units = np.ascontiguousarray(packed.tensor[:, -1, :32]).view(np.float32).reshape(-1, 1)[:n]
+    values = wide[0] * (q.astype(np.float64) - fmt.offset) + (wide[1] if fmt.has_minimum else 0)
+    assert np.abs(values).max() <= 32639, "more than two signed bytes hold"
+    return values * units.astype(np.float64)
 
 
 def rows_alone(run: Callable[[Array], list[Array]], x: Array) -> None:

@@ -18,15 +18,18 @@ from kernel_tools import (
     build,
     dequantised,
     each_isa,
+    fixed_values,
     high_parts,
-    parts,
     prepare,
+    row_counts,
     rows_alone,
+    steps,
 )
 
 from mlc_llm.kernels.formats import BLOCK, WeightFormat, padded_rows
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.matmul import has_coarse_rows, matmul
+from mlc_llm.kernels.sections import sections
 from mlc_llm.quantization.ggml_blocks import Grouped
 from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
 
@@ -54,9 +57,12 @@ class Weights:
         return [np.asarray(self.packed.tensor)]
 
 
+def weights(kind: str, isa: Isa) -> Weights:
+    return _weights(format_of_kind(kind, half=isa.half, fixed=isa.tiles))
+
+
 @cache
-def weights(kind: str, half: bool) -> Weights:
-    fmt = format_of_kind(kind, half=half)
+def _weights(fmt: WeightFormat) -> Weights:
     return _floats(fmt) if fmt.is_float else _blocks(fmt)
 
 
@@ -72,14 +78,17 @@ def _blocks(fmt: WeightFormat) -> Weights:
     q = rng.integers(0, 2**fmt.bits, (ROWS, COLUMNS), dtype=np.uint8)
     q[0], q[1] = 0, 2**fmt.bits - 1
     groups = (ROWS, COLUMNS // fmt.group)
-    scale = (rng.standard_normal(groups) * 0.1).astype(fmt.scale_dtype).astype(np.float32)
-    minimum = (-rng.random(groups)).astype(fmt.scale_dtype).astype(np.float32)
+    stored = "float16" if fmt.is_fixed else fmt.scale_dtype
+    scale = (rng.standard_normal(groups) * 0.1).astype(stored).astype(np.float32)
+    minimum = (-rng.random(groups)).astype(stored).astype(np.float32)
     low = minimum if fmt.has_minimum else None
     grouped = Grouped(q, fmt.bits, fmt.group, scale, low, fmt.offset, half=True)  # type: ignore[arg-type]
+    packed = pack(grouped, fmt)
     wide = np.repeat(scale.astype(np.float64), fmt.group, axis=1)
     shift = np.repeat(minimum, fmt.group, axis=1) if fmt.has_minimum else -fmt.offset * wide
     magnitude = np.abs(wide * q) + np.abs(shift)
-    return Weights(pack(grouped, fmt), _padded(wide * q + shift), _padded(magnitude))
+    exact = fixed_values(packed, q) if fmt.is_fixed else wide * q + shift
+    return Weights(packed, _padded(exact), _padded(magnitude))
 
 
 def _padded(matrix: Array) -> Array:
@@ -107,6 +116,8 @@ def product(
 
 def operations(isa: Isa, fmt: WeightFormat) -> int:
     """Longest chain of float32 roundings behind one result, the last addition included."""
+    if fmt.is_fixed:
+        return 2 * sections(COLUMNS) + 5
     if isa.integer and not fmt.is_float:
         return 2 * (COLUMNS // fmt.group) + 5
     return COLUMNS + 5
@@ -115,18 +126,15 @@ def operations(isa: Isa, fmt: WeightFormat) -> int:
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_product(isa: Isa, kind: str) -> None:
-    w = weights(kind, isa.half)
-    for m in (1, 2, 3, 5, 9):
+    w = weights(kind, isa)
+    for m in row_counts(isa):
         x = activations(m)
         y = product(isa, w, x)
         prepared = prepare(isa, w.format, x)
-        given = dequantised(isa, prepared)
+        given = dequantised(isa, prepared, COLUMNS)
         rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
         assert (np.abs(y - given @ w.exact.T) <= rounding).all(), f"{m} rows"
-        step = 0 * x
-        if prepared[0].ndim == 3:
-            step = np.repeat(parts(prepared[0])[1], w.format.group, axis=1)
-        bound = HALF_STEP * step.astype(np.float64) @ np.abs(w.exact.T) + rounding
+        bound = HALF_STEP * steps(w.format, prepared, COLUMNS) @ np.abs(w.exact.T) + rounding
         assert (np.abs(y - x.astype(np.float64) @ w.exact.T) <= bound).all(), f"{m} rows"
         assert (y[:, ROWS:] == 0).all(), "padding"
 
@@ -134,8 +142,8 @@ def test_product(isa: Isa, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
-    w = weights(kind, isa.half)
-    for m in (1, 2, 3, 5, 9):
+    w = weights(kind, isa)
+    for m in row_counts(isa):
         x = activations(m)
         residual = np.random.default_rng(9).standard_normal((m, padded_rows(ROWS)))
         residual = residual.astype(np.float32)
@@ -150,9 +158,13 @@ def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
-    w = weights(kind, isa.half)
-    ones = np.ones((9, padded_rows(ROWS)), np.float32)
-    rows_alone(lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)], activations(9))
+    w = weights(kind, isa)
+    most = max(row_counts(isa))
+    ones = np.ones((most, padded_rows(ROWS)), np.float32)
+    for m in (9, most):
+        rows_alone(
+            lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)], activations(m)
+        )
 
 
 @pytest.mark.parametrize("add", [False, True])
@@ -160,7 +172,7 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 @each_isa()
 def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     """Of four blocks a row goes through two side by side; of three through one at a time."""
-    fmt, rng = format_of_kind(kind, half=isa.half), np.random.default_rng(5)
+    fmt, rng = format_of_kind(kind, half=isa.half, fixed=isa.tiles), np.random.default_rng(5)
     q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, COLUMNS), dtype=np.uint8)
     scale = rng.standard_normal((4 * BLOCK, COLUMNS // fmt.group)).astype(np.float16)
     low = scale.astype(np.float32) if fmt.has_minimum else None
@@ -182,7 +194,7 @@ def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 @each_isa()
 def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
     """All weights and all activations at the end of their ranges, with the same sign."""
-    fmt = format_of_kind(kind, half=isa.half)
+    fmt = format_of_kind(kind, half=isa.half, fixed=isa.tiles)
     top = 2**fmt.bits - 1
     q = np.full((ROWS, COLUMNS), top, np.uint8)
     q[1] = 0
@@ -199,7 +211,7 @@ def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
 @each_isa()
 def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
-    w = weights(kind, isa.half)
+    w = weights(kind, isa)
     x = activations(5)
     clean = product(isa, w, x)
     x[2, 77] = np.nan
@@ -213,7 +225,7 @@ def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
 @each_isa()
 def test_coarse_rows(isa: Isa, kind: str) -> None:
     """They are the product of the activations' high bytes; all others keep every bit."""
-    w = weights(kind, isa.half)
+    w = weights(kind, isa)
     if not has_coarse_rows(w.format, isa):
         with pytest.raises(AssertionError):
             matmul(padded_rows(ROWS), COLUMNS, w.format, isa, accumulate=False, coarse=True)
@@ -242,7 +254,7 @@ def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 @each_isa()
 def test_coarse_rows_are_added_too(isa: Isa, kind: str) -> None:
-    w = weights(kind, isa.half)
+    w = weights(kind, isa)
     if not has_coarse_rows(w.format, isa):
         return
     x = activations(9)

@@ -60,6 +60,7 @@ def build_library(
         vocab_size=config.vocab,
         padded_vocab=model.padded_vocab,
         has_coarse_rows=model.has_coarse_rows,
+        has_tiles=isa.tiles,
         kv=_kv_info(config, isa),
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in (BYTECODE_FILE, KERNELS_FILE)},

@@ -123,7 +123,7 @@ def weights_key(model: ModelFile, plan: Plan) -> str:
 
 def weights_purpose(model: ModelFile, isa: Isa) -> str:
     """What packed weights have in common of which the newer replace the older."""
-    return _digest({"file": str(model.path.resolve()), "half": isa.half})
+    return _digest({"file": str(model.path.resolve()), "half": isa.half, "fixed": isa.tiles})
 
 
 @cache

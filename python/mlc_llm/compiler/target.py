@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.kernels.isa import ISAS, Isa
+from mlc_llm.support import amx
 from mlc_llm.support.machine import cpu_flags
 
 if TYPE_CHECKING:
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 KERNELS_VARIABLE = "MLC_LLM_KERNELS"
 """Environment variable that forces a set of kernels: auto or one of `ISAS`."""
 
+_VNNI_NEEDS = (
+    "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni",
+    "avx2", "fma", "f16c", "bmi1", "bmi2",
+)  # fmt: skip
 _NEEDS = {
-    "vnni": (
-        "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd", "avx512_vnni",
-        "avx2", "fma", "f16c", "bmi1", "bmi2",
-    ),
+    "amx": (*_VNNI_NEEDS, "amx_tile", "amx_int8"),
+    "vnni": _VNNI_NEEDS,
     "avx2": ("avx2", "fma", "f16c", "bmi1", "bmi2"),
     "i8mm": ("asimd", "asimddp", "i8mm"),
     "dotprod": ("asimd", "asimddp"),
@@ -36,9 +39,9 @@ _LLVM_NAMES = {"bmi1": "bmi", "avx512_vnni": "avx512vnni", "asimd": "neon", "asi
 
 _X86 = ("x86_64", "amd64", "i686", "x86")
 _ARM = ("aarch64", "arm64")
-_FAMILIES = {"vnni": _X86, "avx2": _X86, "i8mm": _ARM, "dotprod": _ARM}
+_FAMILIES = {"amx": _X86, "vnni": _X86, "avx2": _X86, "i8mm": _ARM, "dotprod": _ARM}
 """Processors, as operating systems and LLVM's triples name them; portable kernels run on all."""
-_CPU = {"vnni": "cascadelake", "avx2": "haswell"}
+_CPU = {"amx": "sapphirerapids", "vnni": "cascadelake", "avx2": "haswell"}
 """The least processor that has the instructions; of the others the least of the family.
 Compiling for exactly that one makes libraries reproducible; measured on a newer processor, its own
 name gave the same speed."""
@@ -86,7 +89,10 @@ def missing_features(name: str) -> tuple[str, ...]:
     # Emulated machines may show the flags of the real one.
     if not _is_for(name, platform.machine()):
         return _NEEDS[name]
-    return tuple(feature for feature in _NEEDS[name] if not _host_has(feature))
+    lacking = tuple(feature for feature in _NEEDS[name] if not _host_has(feature))
+    if not lacking and ISAS[name].tiles and not amx.permitted():
+        return ("amx_tile (the system does not permit it)",)
+    return lacking
 
 
 def processor(isa: Isa, family: str | None = None) -> str:

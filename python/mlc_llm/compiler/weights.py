@@ -34,7 +34,7 @@ def plan_model(metadata: Mapping[str, Any], tensors: Mapping[str, Any], isa: Isa
     """The model's plan with the packed format of every matrix filled in."""
     plan = read_gguf(metadata, tensors)
     formats = {
-        prefix: format_of_kind(tensors[sources[0].tensor].kind, half=isa.half)
+        prefix: format_of_kind(tensors[sources[0].tensor].kind, half=isa.half, fixed=isa.tiles)
         for prefix, sources in plan.matrices.items()
     }
     return replace(plan, config=replace(plan.config, formats=formats))

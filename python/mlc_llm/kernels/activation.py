@@ -36,7 +36,7 @@ LIMIT = 32512
 """Largest 16-bit activation: its high byte, rounded, still fits a signed byte."""
 
 
-def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
+def pack_plane(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
     """Plane of words from the four quarter-group vectors of integers (bytes 0 to 3)."""
     q = [buffer[i, lane] for i in range(4)]
 
@@ -47,7 +47,7 @@ def _pack(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
     if isa.sums == 1:
         return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
     if plane == 0:
-        q = [_high(v, lanes) for v in q]
+        q = [high_bytes(v, lanes) for v in q]
     return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
 
 
@@ -72,7 +72,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
 
     `weight` is [k] for "norm"; the others read none and get x again.
     """
-    L, G, width = group // 4, k // group, _width(kind, k)
+    L, G, width = group // 4, k // group, input_width(kind, k)
     lane = lanes_at(0, L)
 
     @T.prim_func(private=True, s_tir=True)
@@ -80,7 +80,7 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
-        N = T.match_buffer(weight, _weight_shape(kind, k, m), "float32")
+        N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
         Y = T.match_buffer(y, (m, G, quantized_width(group)), "int32")
 
         @T.inline
@@ -93,13 +93,13 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
             top = T.alloc_buffer((L,), "int32")
             total = T.alloc_buffer((L,), "int32")
             if kind == "norm":
-                _inverse_rms(X, row, k, eps, inv)
+                inverse_rms(X, row, k, eps, inv)
             for g in T.serial(G):
                 for i in T.unroll(4):
-                    v[i, lane] = _load(kind, X, N, row, g * group + i * L, k, inv, L)
+                    v[i, lane] = load(kind, X, N, row, g * group + i * L, k, inv, L)
                 top[lane] = T.max(
-                    T.max(_magnitude(v[0, lane], L), _magnitude(v[1, lane], L)),
-                    T.max(_magnitude(v[2, lane], L), _magnitude(v[3, lane], L)),
+                    T.max(magnitude(v[0, lane], L), magnitude(v[1, lane], L)),
+                    T.max(magnitude(v[2, lane], L), magnitude(v[3, lane], L)),
                 )
                 scale[0] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(
                     1.0 / LIMIT
@@ -108,14 +108,14 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
                     scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0)
                 )
                 for i in T.unroll(4):
-                    q[i, lane] = _rounded(v[i, lane] * splat(step[0], L), L)
+                    q[i, lane] = rounded(v[i, lane] * splat(step[0], L), L)
                 total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
-                Y[row, g, lane] = _pack(isa, q, lane, 0, L)
-                Y[row, g, lanes_at(L, L)] = _pack(isa, q, lane, 1, L)
+                Y[row, g, lane] = pack_plane(isa, q, lane, 0, L)
+                Y[row, g, lanes_at(L, L)] = pack_plane(isa, q, lane, 1, L)
                 _describe(Y, row, g, 2 * L, scale[0], reduce_sum(total, L))
                 if isa.sums == 2:
                     for i in T.unroll(4):
-                        q[i, lane] = _high(q[i, lane], L)
+                        q[i, lane] = high_bytes(q[i, lane], L)
                     total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
                     _describe(Y, row, g, 2 * L + 3, scale[0] * T.float32(256), reduce_sum(total, L))
 
@@ -133,23 +133,23 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
 @cache
 def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """The same without quantisation: float32 [m, k]. k is a multiple of 8."""
-    L, width = 8, _width(kind, k)
+    L, width = 8, input_width(kind, k)
 
     @T.prim_func(private=True, s_tir=True)
     def float_rows(x: T.handle, weight: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
-        N = T.match_buffer(weight, _weight_shape(kind, k, m), "float32")
+        N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
         Y = T.match_buffer(y, (m, k), "float32")
 
         @T.inline
         def one_row(row):
             inv = T.alloc_buffer((1,), "float32")
             if kind == "norm":
-                _inverse_rms(X, row, k, eps, inv)
+                inverse_rms(X, row, k, eps, inv)
             for i in T.serial(k // L):
-                Y[row, lanes_at(i * L, L)] = _load(kind, X, N, row, i * L, k, inv, L)
+                Y[row, lanes_at(i * L, L)] = load(kind, X, N, row, i * L, k, inv, L)
 
         with T.sblock("root"):
             if m <= SERIAL_ROWS:
@@ -173,7 +173,7 @@ def _describe(Y, row, g, at, scale, total):
 
 
 @T.inline
-def _inverse_rms(X, row, k, eps, inv):
+def inverse_rms(X, row, k, eps, inv):
     """inv[0] = 1 / sqrt(mean(x^2) + eps), summed in a fixed order."""
     squares = T.alloc_buffer((8,), "float32")
     squares[lanes_at(0, 8)] = fsplat(0.0, 8)
@@ -184,7 +184,7 @@ def _inverse_rms(X, row, k, eps, inv):
     inv[0] = T.float32(1) / T.sqrt(reduce_sum(squares, 8) / T.float32(k) + T.float32(eps))
 
 
-def _load(kind: str, X: Any, weight: Any, row: Any, at: Any, k: int, inv: Any, lanes: int) -> Any:
+def load(kind: str, X: Any, weight: Any, row: Any, at: Any, k: int, inv: Any, lanes: int) -> Any:
     """`lanes` elements of the normalised, gated or plain row."""
     x = X[row, lanes_at(at, lanes)]
     if kind == "norm":
@@ -200,23 +200,23 @@ def _silu(gate: Any, lanes: int) -> Any:
     return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
 
 
-def _magnitude(x: Any, lanes: int) -> Any:
+def magnitude(x: Any, lanes: int) -> Any:
     """Bits of |x|: they order as integers do, with NaN above all, so that no maximum loses one."""
     return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
 
 
-def _high(q: Any, lanes: int) -> Any:
+def high_bytes(q: Any, lanes: int) -> Any:
     """The high bytes of 16-bit integers, rounded so that the low bytes are signed."""
     return T.shift_right(q + splat(T.int32(128), lanes), splat(T.int32(8), lanes))
 
 
-def _rounded(x: Any, lanes: int) -> Any:
+def rounded(x: Any, lanes: int) -> Any:
     return T.cast(T.nearbyint(x), f"int32x{lanes}")
 
 
-def _width(kind: str, k: int) -> int:
+def input_width(kind: str, k: int) -> int:
     return 2 * k if kind == "silu" else k
 
 
-def _weight_shape(kind: str, k: int, m: Any) -> tuple[Any, ...]:
-    return (k,) if kind == "norm" else (m, _width(kind, k))
+def weight_shape(kind: str, k: int, m: Any) -> tuple[Any, ...]:
+    return (k,) if kind == "norm" else (m, input_width(kind, k))

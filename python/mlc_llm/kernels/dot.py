@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from tvm.target import codegen
 
 from mlc_llm.kernels.formats import WeightFormat
-from mlc_llm.kernels.isa import AVX2, DOTPROD, I8MM, VNNI, Isa
+from mlc_llm.kernels.isa import AMX, AVX2, DOTPROD, I8MM, VNNI, Isa
 from mlc_llm.kernels.vectors import lanes_at, splat
 
 
@@ -122,6 +122,7 @@ def _dot_arm(
 
 
 _STEPS = {
+    AMX.name: _dot_vnni,
     VNNI.name: _dot_vnni,
     AVX2.name: _dot_avx2,
     I8MM.name: _dot_i8mm,

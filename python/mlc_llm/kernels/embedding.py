@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm.script import tirx as T
 
-from mlc_llm.kernels.formats import BLOCK, WeightFormat
+from mlc_llm.kernels.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.kernels.scales import minimum_of, scale_of
 from mlc_llm.kernels.vectors import SCHEDULED
 
@@ -20,7 +20,8 @@ def embedding(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
 
 
 def _packed_rows(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
-    NB, G, words, quads = n // BLOCK, k // fmt.group, fmt.words, fmt.group // 4
+    G, words, quads = k // fmt.group, fmt.words, fmt.group // 4
+    shape, _ = tensor_shape(fmt, n, k)
     parts = 8 // fmt.bits
     mask = (1 << fmt.bits) - 1
 
@@ -33,7 +34,7 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat) -> tvm.tirx.PrimFunc:
     @T.prim_func(private=True, s_tir=True)
     def packed_rows(
         tokens: T.handle,
-        W: T.Buffer((NB, G, fmt.stride), "int32"),
+        W: T.Buffer(shape, "int32"),
         y: T.handle,
     ):
         T.func_attr(SCHEDULED)

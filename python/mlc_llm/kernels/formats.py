@@ -17,6 +17,9 @@ class WeightFormat:
     their minima, in scale_dtype.
 
     value = scale * (q - offset), or scale * q + minimum.
+
+    In a fixed-point format scales and minima are int16, in units of their row. A group more behind
+    the last one begins with the 32 rows' units, float32.
     `bits` 16 and 32 mean plain floats [n/32, k, 32] and no scale.
     """
 
@@ -31,6 +34,11 @@ class WeightFormat:
         return self.bits >= 16
 
     @property
+    def is_fixed(self) -> bool:
+        """A row's values are integers of 16 bits times a unit, so that its sums can be exact."""
+        return self.scale_dtype == "int16"
+
+    @property
     def words(self) -> int:
         """32-bit words of values, a row and group."""
         return self.group * self.bits // 32
@@ -38,7 +46,7 @@ class WeightFormat:
     @property
     def scale_words(self) -> int:
         """32-bit words of the scales (or the minima) of a block and group."""
-        return BLOCK // 2 if self.scale_dtype == "float16" else BLOCK
+        return BLOCK if self.scale_dtype == "float32" else BLOCK // 2
 
     @property
     def stride(self) -> int:
@@ -50,7 +58,8 @@ class WeightFormat:
         if self.is_float:
             return f"f{self.bits}"
         kind = "m" if self.has_minimum else f"o{self.offset}"
-        return f"q{self.bits}g{self.group}{kind}s{self.scale_dtype[5:]}"
+        scale = "i16" if self.is_fixed else self.scale_dtype[5:]
+        return f"q{self.bits}g{self.group}{kind}s{scale}"
 
 
 def padded_rows(rows: int) -> int:
@@ -62,4 +71,4 @@ def tensor_shape(fmt: WeightFormat, n: int, k: int) -> tuple[tuple[int, ...], st
     """Shape and dtype of a packed matrix with n (padded) rows and k columns."""
     if fmt.is_float:
         return (n // BLOCK, k, BLOCK), f"float{fmt.bits}"
-    return (n // BLOCK, k // fmt.group, fmt.stride), "int32"
+    return (n // BLOCK, k // fmt.group + fmt.is_fixed, fmt.stride), "int32"

@@ -22,6 +22,8 @@ class Isa:
     """Activation rows whose sums stay in registers together."""
     sums: int
     """Integer sums a row and vector: 2 with activations as planes of bytes (see `dot.py`)."""
+    tiles: bool
+    """Matrices of bytes are multiplied in tile registers: 4-bit weights are in fixed point."""
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
 
@@ -31,10 +33,11 @@ class Isa:
         return "float16" if self.half else "float32"
 
 
-VNNI = Isa("vnni", integer=True, lanes=16, row_tile=4, sums=2, half=True)
-AVX2 = Isa("avx2", integer=True, lanes=8, row_tile=2, sums=1, half=True)
-I8MM = Isa("i8mm", integer=True, lanes=4, row_tile=1, sums=2, half=True)
-DOTPROD = Isa("dotprod", integer=True, lanes=4, row_tile=1, sums=2, half=True)
-PORTABLE = Isa("portable", integer=False, lanes=8, row_tile=2, sums=0, half=False)
-ISAS = {isa.name: isa for isa in (VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
+AMX = Isa("amx", integer=True, lanes=16, row_tile=4, sums=2, tiles=True, half=True)
+VNNI = Isa("vnni", integer=True, lanes=16, row_tile=4, sums=2, tiles=False, half=True)
+AVX2 = Isa("avx2", integer=True, lanes=8, row_tile=2, sums=1, tiles=False, half=True)
+I8MM = Isa("i8mm", integer=True, lanes=4, row_tile=1, sums=2, tiles=False, half=True)
+DOTPROD = Isa("dotprod", integer=True, lanes=4, row_tile=1, sums=2, tiles=False, half=True)
+PORTABLE = Isa("portable", integer=False, lanes=8, row_tile=2, sums=0, tiles=False, half=False)
+ISAS = {isa.name: isa for isa in (AMX, VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
 """By name; of those that a machine can run the first is the fastest."""

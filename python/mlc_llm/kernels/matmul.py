@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 
 from mlc_llm.kernels.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
 from mlc_llm.kernels.dot import bias, dot, weight_values, word_parts
+from mlc_llm.kernels.fixed import fixed_matmul
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.prefetch import LINE_BYTES, prefetch
@@ -28,7 +29,7 @@ LINE = LINE_BYTES // 4
 
 def has_coarse_rows(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether activations lie in planes, of which a product may leave out the lower."""
-    return isa.sums == 2 and not fmt.is_float
+    return isa.sums == 2 and not fmt.is_float and not fmt.is_fixed
 
 
 @cache
@@ -45,6 +46,8 @@ def matmul(
     assert has_coarse_rows(fmt, isa) or not coarse
     if fmt.is_float:
         return _float_weights(n, k, fmt, isa, accumulate)
+    if fmt.is_fixed:
+        return fixed_matmul(n, k, fmt, isa, accumulate=accumulate)
     if not isa.integer:
         return _dequantised(n, k, fmt, isa, accumulate)
     build = _coarse if coarse else _integer

@@ -16,6 +16,7 @@ from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import rope_append
 from mlc_llm.kernels.matmul import has_coarse_rows, matmul
 from mlc_llm.kernels.rows import take_rows
+from mlc_llm.kernels.sections import quantize_sections, sections_width
 from mlc_llm.models.config import ModelConfig
 
 
@@ -83,6 +84,10 @@ class Linear(PackedMatrix):
         if not self.isa.integer or self.fmt.is_float:
             kernel = floats(kind, k, self.isa, eps)
             return op.tensor_ir_op(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))
+        if self.fmt.is_fixed:
+            kernel = quantize_sections(kind, k, self.isa, eps)
+            out = Tensor.placeholder([m, sections_width(k)], "int32")
+            return op.tensor_ir_op(kernel, f"{kind}_{k}_sections", [x, other], out)
         kernel = quantize(kind, k, group, self.isa, eps)
         out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
         return op.tensor_ir_op(kernel, f"{kind}_{k}g{group}", [x, other], out)
@@ -111,7 +116,7 @@ class Fused(nn.Module):  # type: ignore[misc]
         prepared: dict[Any, Any] = {}
         results = []
         for linear in self.linears:
-            key = (linear.fmt.is_float, linear.fmt.group)
+            key = (linear.fmt.is_float, linear.fmt.is_fixed, linear.fmt.group)
             if key not in prepared:
                 prepared[key] = linear.prepare(kind, x, weight, eps)
             results.append(linear(prepared[key], coarse_rows=coarse_rows))

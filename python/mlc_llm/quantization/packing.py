@@ -47,16 +47,21 @@ _SINGLE = {
     "Q5_K": WeightFormat(8, 32, has_minimum=True, scale_dtype="float32"),
     "Q6_K": WeightFormat(8, 16, offset=32, scale_dtype="float32"),
 }
+LARGEST = 32512
+"""Of fixed-point values: rounded scales leave it below what two signed bytes can hold."""
 _FLOATS = {"F16": WeightFormat(16), "BF16": WeightFormat(32), "F32": WeightFormat(32)}
 """bfloat16 is widened: no kernel reads it."""
 
 
-def format_of_kind(kind: str, *, half: bool) -> WeightFormat:
-    """The packed format that holds a GGUF tensor type exactly.
+def format_of_kind(kind: str, *, half: bool, fixed: bool = False) -> WeightFormat:
+    """The packed format of a GGUF tensor type; it holds the values exactly unless `fixed`.
 
     half: the kernels read float16 (scales, and matrices of floats); otherwise all is float32.
+    fixed: the kernels want 4-bit weights in fixed point, rounded to 16 bits of a row's largest.
     """
     fmt = {**_HALF, **_SINGLE, **_FLOATS}[kind]
+    if fixed and fmt.bits == 4:
+        return replace(fmt, scale_dtype="int16")
     if half:
         return fmt
     return replace(fmt, bits=32) if fmt.is_float else replace(fmt, scale_dtype="float32")
@@ -66,11 +71,46 @@ def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
     """Packs quantised values; `fmt` comes from `format_of_kind`."""
     n, k = grouped.q.shape
     assert (fmt.bits, fmt.group) == (grouped.bits, grouped.group), "format of another kind"
-    assert fmt.scale_dtype == "float32" or grouped.half, "scales do not fit float16"
+    assert fmt.scale_dtype != "float16" or grouped.half, "scales do not fit float16"
     parts = [_words(_pad(grouped.q), fmt)]
     scales = [grouped.scale] + ([grouped.minimum] if grouped.minimum is not None else [])
+    units = _units(grouped) if fmt.is_fixed else None
+    if units is not None:
+        scales = _in_units(scales, np.where(units > 0, units, 1)[:, None], fmt)
     parts += [_interleaved(_pad(scale).astype(fmt.scale_dtype)) for scale in scales]
-    return Packed(fmt, n, k, np.concatenate(parts, axis=2))
+    tensor = np.concatenate(parts, axis=2)
+    if units is not None:
+        tensor = np.concatenate([tensor, _unit_group(units, fmt)], axis=1)
+    return Packed(fmt, n, k, tensor)
+
+
+def _units(grouped: Grouped) -> Array:
+    """float32 [n]: of each row what makes its largest value `LARGEST`."""
+    ends = [-grouped.offset, 2**grouped.bits - 1 - grouped.offset]
+    low = 0 if grouped.minimum is None else grouped.minimum
+    largest = [np.abs(grouped.scale * np.float32(end) + low).max(axis=1) for end in ends]
+    units: Array = (np.maximum(*largest) / LARGEST).astype(np.float32)
+    return units
+
+
+def _in_units(scales: list[Array], units: Array, fmt: WeightFormat) -> list[Array]:
+    """Scales, and minima if there are any, as whole numbers.
+
+    A minimum makes up for what its scale lost in the middle of the values, where most of them are.
+    """
+    scale, *minimum = (part / units for part in scales)
+    whole = np.rint(scale)
+    middle = (2**fmt.bits - 1) / 2
+    return [whole, *(np.rint(low + middle * (scale - whole)) for low in minimum)]
+
+
+def _unit_group(units: Array, fmt: WeightFormat) -> Array:
+    """int32 [blocks, 1, stride] that begins with the units' bits."""
+    blocks = padded_rows(len(units)) // BLOCK
+    group = np.zeros((blocks, 1, fmt.stride), np.int32)
+    padded = np.pad(units, (0, blocks * BLOCK - len(units)))
+    group[:, 0, :BLOCK] = padded.astype(np.float32).view(np.int32).reshape(blocks, BLOCK)
+    return group
 
 
 def pack_floats(weights: Array) -> Packed:
@@ -88,12 +128,16 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
         rows = packed.tensor.transpose(0, 2, 1).reshape(-1, k)
         floats: npt.NDArray[np.float32] = rows[: packed.rows].astype(np.float32)
         return floats
-    end = fmt.words * BLOCK
-    q = _values(packed.tensor[..., :end], fmt)
+    end, groups = fmt.words * BLOCK, k // fmt.group
+    tensor = packed.tensor[:, :groups]
+    q = _values(tensor[..., :end], fmt)
     scale, *minimum = (
-        _floats(packed.tensor[..., start : start + fmt.scale_words], fmt)
+        _floats(tensor[..., start : start + fmt.scale_words], fmt)
         for start in range(end, fmt.stride, fmt.scale_words)
     )
+    if fmt.is_fixed:
+        units = np.ascontiguousarray(packed.tensor[:, groups, :BLOCK]).view(np.float32)
+        scale, *minimum = (part * units.reshape(-1, 1, 1) for part in (scale, *minimum))
     value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))
     result: npt.NDArray[np.float32] = value.reshape(-1, k)[: packed.rows]
     return result

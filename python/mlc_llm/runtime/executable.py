@@ -13,6 +13,7 @@ import tvm_ffi_orcjit
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.model_lib import BYTECODE_FILE, KERNELS_FILE, METADATA_FILE, Metadata
+from mlc_llm.support import amx
 
 _CPU = (1, 0)
 """Device type (as in DLPack) and index."""
@@ -57,6 +58,8 @@ class Executable:
     def __init__(self, folder: Path) -> None:
         """Raises BrokenLibrary."""
         self.metadata = read_metadata(folder)
+        if self.metadata.has_tiles and not amx.permitted():
+            raise BrokenLibrary(f"{folder}: the system does not permit the tiles that it uses")
         try:
             load_runtime()
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
