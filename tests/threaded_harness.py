@@ -24,6 +24,8 @@ from mlc_llm.serve.threaded_loops import LoopThreads
 
 ECHO = json.dumps({"model": "mock://echo"})
 WATCH_SECONDS = 15.0
+COMPILING_SECONDS = 180.0
+"""Of a test with a real model, which may have to be compiled first."""
 LOOP_FUNCTIONS = ("run_background_loop", "run_background_stream_back_loop", "exit_background_loop")
 
 

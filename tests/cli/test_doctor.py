@@ -113,7 +113,7 @@ def test_an_old_processor(
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "portable (the best for this machine)" in out
-    assert "remark: the fastest kernels, vnni, need features missing here: avx512f" in out
+    assert "remark: the fastest kernels, amx, need features missing here: avx512f" in out
 
 
 def test_an_old_arm_processor(

@@ -16,13 +16,15 @@ from mlc_llm.compiler.build import build_library
 from mlc_llm.compiler.target import choose, fastest, missing_features, processor, target_for
 from mlc_llm.compiler.weights import plan_model
 from mlc_llm.errors import InvalidField
-from mlc_llm.kernels.isa import AVX2, DOTPROD, I8MM, ISAS, PORTABLE, VNNI, Isa
+from mlc_llm.kernels.isa import AMX, AVX2, DOTPROD, I8MM, ISAS, PORTABLE, VNNI, Isa
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_lib import BYTECODE_FILE, KERNELS_FILE, METADATA_FILE, Metadata
+from mlc_llm.support import amx
 
 ARM_LINUX = "aarch64-linux-gnu"
 HASWELL = "sse2 avx avx2 fma f16c bmi1 bmi2"
 CASCADELAKE = HASWELL + " avx512f avx512bw avx512vl avx512dq avx512cd avx512_vnni"
+SAPPHIRE_RAPIDS = CASCADELAKE + " amx_bf16 amx_tile amx_int8"
 CORTEX_A72 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
 NEOVERSE_N1 = CORTEX_A72 + " atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp ssbs"
 NEOVERSE_V1 = NEOVERSE_N1 + " sve svei8mm i8mm bf16"
@@ -46,6 +48,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
         monkeypatch.delenv(target.KERNELS_VARIABLE, raising=False)
         monkeypatch.setattr(platform, "machine", lambda: family)
         monkeypatch.setattr(target, "cpu_flags", lambda: known)
+        monkeypatch.setattr(amx, "permitted", lambda: True)
 
     return become
 
@@ -53,6 +56,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
 @pytest.mark.parametrize(
     ("family", "flags", "isa"),
     [
+        ("x86_64", SAPPHIRE_RAPIDS, AMX),
+        ("x86_64", CASCADELAKE + " amx_tile amx_bf16", VNNI),
         ("x86_64", CASCADELAKE, VNNI),
         ("AMD64", HASWELL, AVX2),
         ("x86_64", "sse2 avx", PORTABLE),
@@ -72,11 +77,19 @@ def test_the_best_kernels(pretend: Pretend, family: str, flags: str, isa: Isa) -
 
 @pytest.mark.parametrize(
     ("family", "isa"),
-    [("x86_64", VNNI), ("AMD64", VNNI), ("arm64", I8MM), ("aarch64", I8MM), ("riscv64", PORTABLE)],
+    [("x86_64", AMX), ("AMD64", AMX), ("arm64", I8MM), ("aarch64", I8MM), ("riscv64", PORTABLE)],
 )
 def test_the_fastest_of_a_family(pretend: Pretend, family: str, isa: Isa) -> None:
     pretend(family, "")
     assert fastest() is isa
+
+
+def test_tiles_need_leave(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend("x86_64", SAPPHIRE_RAPIDS)
+    monkeypatch.setattr(amx, "permitted", lambda: False)
+    assert choose().isa is VNNI
+    with pytest.raises(InvalidField, match="the system does not permit it"):
+        choose("amx")
 
 
 def test_kernels_that_are_not_possible(pretend: Pretend) -> None:
@@ -85,7 +98,9 @@ def test_kernels_that_are_not_possible(pretend: Pretend) -> None:
         choose("i8mm")
     with pytest.raises(InvalidField, match="lacks the instructions avx2"):
         choose("avx2")
-    with pytest.raises(InvalidField, match="use one of auto, vnni, avx2, i8mm, dotprod, portable"):
+    with pytest.raises(
+        InvalidField, match="use one of auto, amx, vnni, avx2, i8mm, dotprod, portable"
+    ):
         choose("neon")
     assert choose("portable").isa is PORTABLE
 
@@ -113,7 +128,7 @@ def test_systems_that_do_not_tell(
 
 @pytest.mark.parametrize("isa", ISAS.values(), ids=list(ISAS))
 def test_targets_have_what_the_kernels_need(isa: Isa) -> None:
-    family = "x86_64" if isa in (VNNI, AVX2) else "aarch64"
+    family = "x86_64" if isa in (AMX, VNNI, AVX2) else "aarch64"
     made = target_for(isa, f"{family}-linux-gnu")
     for feature in target._NEEDS[isa.name]:
         assert codegen.llvm_cpu_has_features(target._LLVM_NAMES.get(feature, feature), made)
@@ -133,8 +148,8 @@ def test_a_triple_of_other_processors() -> None:
 
 
 def test_processors(pretend: Pretend) -> None:
-    assert [processor(isa, "x86_64") for isa in (VNNI, AVX2, PORTABLE)] == [
-        "cascadelake", "haswell", "x86-64",
+    assert [processor(isa, "x86_64") for isa in (AMX, VNNI, AVX2, PORTABLE)] == [
+        "sapphirerapids", "cascadelake", "haswell", "x86-64",
     ]  # fmt: skip
     assert processor(I8MM, "aarch64") == processor(PORTABLE, "aarch64") == "generic"
     pretend("aarch64", NEOVERSE_V1)

@@ -25,6 +25,7 @@ from mlc_llm.model_lib import (
 from mlc_llm.runtime.executable import BrokenLibrary, Executable, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.params import BrokenParams, ordered_params, read_params
+from mlc_llm.support import amx
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
 Change = Callable[[Path], None]
@@ -82,6 +83,19 @@ def test_damaged_code_is_never_loaded(library: Path, name: str, damage: Change) 
     damage(library / name)
     with pytest.raises(BrokenLibrary, match=str(library)):
         Executable(library)
+
+
+def test_tiles_that_the_system_does_not_permit(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running them would kill the process."""
+    metadata = replace(read_metadata(library), has_tiles=True)
+    (library / METADATA_FILE).write_text(metadata.to_json())
+    monkeypatch.setattr(amx, "permitted", lambda: False)
+    with pytest.raises(BrokenLibrary, match="does not permit"):
+        Executable(library)
+    monkeypatch.setattr(amx, "permitted", lambda: True)
+    Executable(library)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)

@@ -17,7 +17,14 @@ PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are y
 FAST: dict[str, Any] = {"prompt_precision": "fast"}
 FEW_PAGES = {"max_total_sequence_length": 256, "prefill_chunk_size": 32, "max_num_sequence": 4}
 pytestmark = pytest.mark.usefixtures("tiny")
-needs_vnni = pytest.mark.skipif(bool(missing_features("vnni")), reason="no vnni here")
+
+
+@pytest.fixture
+def vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that have the setting, whatever would be chosen here."""
+    if missing_features("vnni"):
+        pytest.skip("no vnni here")
+    monkeypatch.setenv("MLC_LLM_KERNELS", "vnni")
 
 
 def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:
@@ -25,7 +32,7 @@ def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:
     return SyncMLCEngine(str(tiny), "cpu", engine_config=config, enable_tracing=True)
 
 
-@needs_vnni
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -43,7 +50,7 @@ def test_text_does_not_depend_on_the_company(tiny: Path, sampling: GenerationCon
     assert "preempt (0)" in narrow.trace_recorder.dump_json()
 
 
-@needs_vnni
+@pytest.mark.usefixtures("vnni")
 def test_guesses_change_nothing(tiny: Path) -> None:
     greedy = GenerationConfig(temperature=0, max_tokens=60)
     guessing = engine(tiny, **FAST, speculative_mode="prompt_lookup", spec_draft_length=4)
@@ -52,14 +59,19 @@ def test_guesses_change_nothing(tiny: Path) -> None:
     )
 
 
-@needs_vnni
+@pytest.mark.usefixtures("vnni")
 def test_the_setting_reaches_the_model(tiny: Path) -> None:
     watch = GenerationConfig(temperature=0, max_tokens=1, logprobs=True, top_logprobs=5)
     fast, exact = (engine(tiny, **more).generate(PROMPTS, watch)[1] for more in (FAST, {}))
     assert all(one != other for one, other in zip(fast, exact, strict=True))
 
 
-def test_kernels_without_it_refuse(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLC_LLM_KERNELS", "portable")
-    with pytest.raises(InvalidField, match=r"prompt_precision.*portable kernels"):
+@pytest.mark.parametrize("kernels", ["portable", "amx"])
+def test_kernels_without_it_refuse(
+    tiny: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if missing_features(kernels):
+        pytest.skip(f"no {kernels} here")
+    monkeypatch.setenv("MLC_LLM_KERNELS", kernels)
+    with pytest.raises(InvalidField, match=rf"prompt_precision.*{kernels} kernels"):
         engine(tiny, **FAST)

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from threaded_harness import no_thread_is_left, slow_steps, watched
+from threaded_harness import (
+    COMPILING_SECONDS,
+    WATCH_SECONDS,
+    no_thread_is_left,
+    slow_steps,
+    watched,
+)
 
 
 @pytest.fixture(autouse=True)
-def watch(pytestconfig: pytest.Config) -> Iterator[None]:
-    with watched(pytestconfig), no_thread_is_left(), slow_steps():
+def watch(request: pytest.FixtureRequest) -> Iterator[None]:
+    has_model = request.node.get_closest_marker("model") is not None
+    with (
+        watched(request.config, COMPILING_SECONDS if has_model else WATCH_SECONDS),
+        no_thread_is_left(),
+        slow_steps(),
+    ):
         yield

@@ -34,7 +34,10 @@ _NEEDS = {
     "portable": (),
 }  # fmt: skip
 """Instructions a set of kernels uses, as Linux spells them."""
-_LLVM_NAMES = {"bmi1": "bmi", "avx512_vnni": "avx512vnni", "asimd": "neon", "asimddp": "dotprod"}
+_LLVM_NAMES = {
+    "bmi1": "bmi", "avx512_vnni": "avx512vnni", "amx_tile": "amx-tile", "amx_int8": "amx-int8",
+    "asimd": "neon", "asimddp": "dotprod",
+}  # fmt: skip
 """Where LLVM spells them otherwise."""
 
 _X86 = ("x86_64", "amd64", "i686", "x86")
