@@ -23,18 +23,23 @@ HALF_ULP = 2.0**-24
 """Largest relative error of one rounded float32 operation."""
 
 
-def each_isa() -> Callable[[Any], Any]:
+def each_isa(*, with_tiles: bool = False) -> Callable[[Any], Any]:
     """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
-    skipped by name."""
+    skipped by name.
+
+    with_tiles: only those that have tiles. Else these are slow tests: but for fixed-point weights,
+    which have tests of their own, such kernels are those without tiles.
+    """
+    chosen = [isa for isa in ISAS.values() if isa.tiles or not with_tiles]
     return pytest.mark.parametrize(
-        "isa", [pytest.param(isa, id=name, marks=_marks(isa)) for name, isa in ISAS.items()]
+        "isa", [pytest.param(isa, id=isa.name, marks=_marks(isa, with_tiles)) for isa in chosen]
     )
 
 
-def _marks(isa: Isa) -> list[pytest.MarkDecorator]:
+def _marks(isa: Isa, with_tiles: bool) -> list[pytest.MarkDecorator]:
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
-        return []
+        return [pytest.mark.slow] if isa.tiles and not with_tiles else []
     missing = arm_tools.missing_programs() if isa in arm_tools.ARM else "emulator for it"
     reason = f"no {lacking} here, and no {missing}"
     return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]

@@ -88,11 +88,9 @@ def run(isa: Isa, packed: Packed, x: Array, into: Array | None = None) -> Array:
 
 @pytest.mark.parametrize("k", COLUMNS)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-@each_isa()
+@each_isa(with_tiles=True)
 def test_few_and_many_rows_have_the_same_bits(isa: Isa, kind: str, k: int) -> None:
     """Vectors and tiles, units that overlap and chunks: all against each row by itself."""
-    if not isa.tiles:
-        return
     grouped = random_weights(kind, 70, k)
     packed = pack(grouped, format_of_kind(kind, half=True, fixed=True))
     x = rows(49, k)
@@ -105,11 +103,9 @@ def test_few_and_many_rows_have_the_same_bits(isa: Isa, kind: str, k: int) -> No
         assert run(isa, packed, x[:m], ones[:m]).tobytes() == added[:m].tobytes(), f"{m} rows"
 
 
-@each_isa()
+@each_isa(with_tiles=True)
 def test_chunks_of_rows(isa: Isa) -> None:
     """More rows than a chunk of activations holds."""
-    if not isa.tiles:
-        return
     packed = pack(random_weights("Q4_0", 33, 8192), format_of_kind("Q4_0", half=True, fixed=True))
     x = rows(150, 8192)
     whole = run(isa, packed, x)
@@ -119,11 +115,9 @@ def test_chunks_of_rows(isa: Isa) -> None:
 
 @pytest.mark.parametrize("k", COLUMNS)
 @pytest.mark.parametrize("m", [1, 4, 20])
-@each_isa()
+@each_isa(with_tiles=True)
 def test_sums_of_sections_are_exact(isa: Isa, m: int, k: int) -> None:
     """Only scaling and adding whole sections rounds: a few roundings, however many columns."""
-    if not isa.tiles:
-        return
     grouped = random_weights("Q4_1", 70, k)
     packed = pack(grouped, format_of_kind("Q4_1", half=True, fixed=True))
     x = rows(m, k)
@@ -138,10 +132,8 @@ def test_sums_of_sections_are_exact(isa: Isa, m: int, k: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@each_isa()
+@each_isa(with_tiles=True)
 def test_largest_sections_do_not_overflow(isa: Isa, sign: int) -> None:
-    if not isa.tiles:
-        return
     k = 2 * WIDTH
     q = np.full((32, k), 0 if sign < 0 else 15, np.uint8)
     scale, low = np.ones((32, k // 32), np.float32), np.zeros((32, k // 32), np.float32)
@@ -155,10 +147,8 @@ def test_largest_sections_do_not_overflow(isa: Isa, sign: int) -> None:
 
 
 @pytest.mark.parametrize("k", COLUMNS)
-@each_isa()
+@each_isa(with_tiles=True)
 def test_sections_of_activations(isa: Isa, k: int) -> None:
-    if not isa.tiles:
-        return
     fmt = format_of_kind("Q4_0", half=True, fixed=True)
     x = rows(5, k)
     x[2, 7] *= 1000
