@@ -29,6 +29,11 @@ COMPILING_SECONDS = 180.0
 LOOP_FUNCTIONS = ("run_background_loop", "run_background_stream_back_loop", "exit_background_loop")
 
 
+def limit_of(test: pytest.Item) -> float:
+    """Seconds after which a test hangs."""
+    return WATCH_SECONDS if test.get_closest_marker("model") is None else COMPILING_SECONDS
+
+
 @contextmanager
 def watched(config: pytest.Config, seconds: float = WATCH_SECONDS) -> Iterator[None]:
     """Longer than this is a hang: show where every thread is, and end the test run."""

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from threaded_harness import (
-    COMPILING_SECONDS,
-    WATCH_SECONDS,
+    limit_of,
     no_thread_is_left,
     slow_steps,
     watched,
@@ -16,10 +15,5 @@ from threaded_harness import (
 
 @pytest.fixture(autouse=True)
 def watch(request: pytest.FixtureRequest) -> Iterator[None]:
-    has_model = request.node.get_closest_marker("model") is not None
-    with (
-        watched(request.config, COMPILING_SECONDS if has_model else WATCH_SECONDS),
-        no_thread_is_left(),
-        slow_steps(),
-    ):
+    with watched(request.config, limit_of(request.node)), no_thread_is_left(), slow_steps():
         yield
