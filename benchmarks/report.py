@@ -9,7 +9,7 @@ from common import Spread
 from figures import CONTEXT, STREAMS, TITLES, markdown, rates, table
 from rounds import Results
 
-SPEEDS = ("decode", "prefill 128", "prefill 512", "prefill 2048", "8 streams", "32 streams")
+SPEEDS = ("decode", "prefill 512", "prefill 2048", "32 streams")
 STARTS = ("cold start", "first start", "first start, other sizes")
 BEGIN, END = "<!-- compare: begin", "<!-- compare: end -->"
 BUSY = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -66,8 +66,11 @@ def speed_round(
     sides: Sequence[tuple[Side, Path]],
     tests: Iterable[Trial],
     clock: Clock,
+    *,
+    peers: Collection[str] = (),
 ) -> None:
-    """Each test on each side in turn, the limits right after ours.
+    """Each test on each side in turn, the limits right after ours; peers: names of those sides
+    that tests may leave out.
 
     No test is begun when the clock is over. A side that could not do something is not asked again.
     """
@@ -87,7 +90,7 @@ def speed_round(
             turn = number % len(sessions)
             for name, session in sessions[turn:] + sessions[:turn]:
                 key = f"{name}, {test.name}, {model}"
-                if key in results.missing:
+                if key in results.missing or (name in peers and not test.peers):
                     continue
                 value = attempt(results, key, lambda s=session, t=test: _speed(s, t))
                 if value is not None:

@@ -246,6 +246,17 @@ def test_sides_take_turns_and_a_broken_one_is_noted(
     assert results.median("m", "two", "b") == 1.0
 
 
+def test_some_tests_are_for_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("rounds.add_limits", lambda *_: None)
+    log: list[str] = []
+    results = Results()
+    sides = [(FakeSide(name, log), tmp_path) for name in "ab"]
+    tests = [Trial("all", 1), Trial("long", 9, peers=False)]
+    speed_round(results, "m", sides, tests, Clock(None), peers={"b"})
+    assert log[2:-2] == ["a all", "b all", "a long"]
+    assert not results.missing
+
+
 def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     log: list[str] = []
     results = Results()

@@ -38,6 +38,8 @@ class Trial:
     tokens: int = 0
     """Tokens that each stream decodes behind it; the prompt's time does not count then."""
     streams: int = 1
+    peers: bool = True
+    """Whether they are asked as well: no figure needs it of them, and it takes them long."""
 
 
 class Session(Protocol):
