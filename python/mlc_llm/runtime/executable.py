@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,8 +65,10 @@ class Executable:
             load_runtime()
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
             executable = load(str(folder / BYTECODE_FILE))
-            self._session = tvm_ffi_orcjit.ExecutionSession()
-            executable.import_module(self._session.load_module(str(folder / KERNELS_FILE)))
+            # Plain functions, linked without the runtime of C++, for which it would ask a compiler.
+            self._session = tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
+            kernels = self._session.load_module(str(folder / KERNELS_FILE), cxx=os.devnull)
+            executable.import_module(kernels)
             # The default allocator would keep buffers for every size of step there ever was.
             self._vm = executable["vm_load_executable"]()
             self._vm["vm_initialization"](*_CPU, _NAIVE_ALLOCATOR)
