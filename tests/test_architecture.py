@@ -75,7 +75,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve.core": CORE,
     "serve.core.create": {*CORE, *COMPILER, "compiler", "runtime", "serve.model_args"},
     "serve.chat_config": {*GROUND, "protocol", "conversation_template"},
-    "serve.model_args": {*CONTRACTS, *OPENING, "serve.chat_config"},
+    "serve.model_args": {*CONTRACTS, *OPENING, "serve.chat_config", "serve.model_head"},
+    "serve.model_head": OPENING,
     "serve.stream": {*GROUND, *CONTRACTS, "protocol", "tokenizers"},
     "serve.openai": {
         *GROUND,

@@ -89,7 +89,7 @@ def test_a_token_that_is_not_spelled_in_bytes_means_its_text(token: str) -> None
     kinds = [*byte_metadata()[KEY + "token_type"], 1]
     odd = Tokenizer.from_gguf_metadata(byte_metadata(tokens=tokens, token_type=kinds))
     spelled = token if set(token) <= {*CHARACTERS} or token.isascii() else _spelled(token)
-    assert odd._parts.plain.token_to_id(spelled) == len(tokens) - 1
+    assert odd._parts.backends().plain.token_to_id(spelled) == len(tokens) - 1
     assert odd.encode("hello<|im_end|>") == Tokenizer.from_gguf_metadata(byte_metadata()).encode(
         "hello<|im_end|>"
     )
@@ -245,7 +245,7 @@ def test_a_broken_vocabulary_is_named(
 
 
 def folder_with(folder: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> Path:
-    spec = json.loads(tokenizer._parts.recognising.to_str())
+    spec = json.loads(tokenizer._parts.backends().recognising.to_str())
     spec["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
     (folder / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -269,7 +269,7 @@ def test_a_folder_gives_the_same_ids(tmp_path: Path, byte_level: Tokenizer) -> N
 
 
 def test_a_sentencepiece_folder(tmp_path: Path, sentencepiece: Tokenizer) -> None:
-    spec = json.loads(sentencepiece._parts.recognising.to_str())
+    spec = json.loads(sentencepiece._parts.backends().recognising.to_str())
     spec["decoder"] = {
         "type": "Sequence",
         "decoders": [

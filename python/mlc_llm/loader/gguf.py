@@ -40,16 +40,19 @@ class GGUFFile:
     def __init__(self, part: Part) -> None:
         self.path = part.path
         self.metadata: Mapping[str, Value] = part.metadata
+        self.passed: Mapping[int, int] = part.metadata.passed
+        """What makes opening this very file faster the next time."""
         self.tensors: Mapping[str, GGUFTensor] = part.tensors
 
     @classmethod
-    def open(cls, path: Path | str) -> GGUFFile:
+    def open(cls, path: Path | str, passed: Mapping[int, int] = {}) -> GGUFFile:
         """Open the only file of a model, or the first of its parts.
 
+        passed: what `passed` was when the file was opened before, and it has not changed since.
         Raises ModelNotFound (no such file), ModelFileError (broken), UnsupportedModel (a
         tensor type that is not supported).
         """
-        return cls(open_parts(Path(path)))
+        return cls(open_parts(Path(path), passed))
 
     def get_int(
         self,

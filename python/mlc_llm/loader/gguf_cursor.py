@@ -40,6 +40,9 @@ class Cursor:
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self.path = path
+        self.passed: dict[int, int] = {}
+        """Where strings one after the other start, and where they end: of those that
+        `skip_strings` has checked, now or when this very file was opened before."""
         self.buffer = buffer
         self.pos = 0
         self.size = len(buffer)
@@ -117,6 +120,10 @@ class Cursor:
 
     def skip_strings(self, count: int, what: str) -> None:
         """Step over `count` strings. A plain loop: a vocabulary has a quarter of a million."""
+        start = self.pos
+        if start in self.passed:
+            self.take(self.passed[start] - start, what)
+            return
         pos, end, buffer, read = self.pos, self.end, self.buffer, _U64.unpack_from
         for index in range(count):
             if pos + 8 > end:
@@ -124,7 +131,7 @@ class Cursor:
             pos += 8 + read(buffer, pos)[0]
             if pos > end:
                 self._fail_short(f"{what}[{index}]")
-        self.pos = pos
+        self.pos = self.passed[start] = pos
 
     def strings(self, count: int) -> list[str]:
         """Decode strings that `skip_strings` has passed.

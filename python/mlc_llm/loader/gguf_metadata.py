@@ -67,6 +67,11 @@ class Metadata(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def passed(self) -> dict[int, int]:
+        """Where the file's lists of strings start and end, which takes long to find out."""
+        return self._cursor.passed
+
     def type_of(self, key: str) -> int | None:
         """The file's type number of `key`; None when there is no such key."""
         entry = self._entries.get(key)

@@ -7,6 +7,7 @@ The first part carries the metadata, every part some of the tensors; `split.no`,
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,9 +36,13 @@ class Part:
         return value
 
 
-def open_part(path: Path) -> Part:
-    """Read and check the header of one file, whichever part of a model it is."""
+def open_part(path: Path, passed: Mapping[int, int] = {}) -> Part:
+    """Read and check the header of one file, whichever part of a model it is.
+
+    passed: of this very file, as `Metadata.passed` was then.
+    """
     cursor = Cursor.open(path)
+    cursor.passed.update(passed)
     _check_magic(cursor)
     tensors = cursor.count("number of tensors", MAX_TENSORS, MIN_TENSOR_BYTES)
     keys = cursor.count("number of metadata keys", MAX_KEYS, MIN_ENTRY_BYTES)
@@ -55,9 +60,9 @@ def _check_magic(cursor: Cursor) -> None:
         cursor.fail(f"GGUF version {version} is not supported; versions 2 and 3 are")
 
 
-def open_parts(path: Path) -> Part:
+def open_parts(path: Path, passed: Mapping[int, int] = {}) -> Part:
     """Open a model by its only or its first file and join what belongs to it."""
-    first = open_part(path)
+    first = open_part(path, passed)
     if "split.count" not in first.metadata or first.split_number("split.count") == 1:
         return first
     return _join(first, [open_part(p) for p in _other_parts(first)])

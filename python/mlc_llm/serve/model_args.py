@@ -14,6 +14,7 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel, UserError
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.readers import check_architecture
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.model_head import keep_head, kept_head, tokenizer_of
 from mlc_llm.support.model_source import ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
@@ -65,7 +66,8 @@ def open_model(
     """
     source = resolve_model(model)
     path = _gguf_of(source)
-    gguf = GGUFFile.open(path)
+    head = kept_head(path)
+    gguf = GGUFFile.open(path, {} if head is None else head.passed)
     if on_file is not None:
         on_file(gguf)
     # Beside a file that was named itself may lie the files of another model.
@@ -76,7 +78,9 @@ def open_model(
         generation = _json_file(folder / GENERATION_CONFIG_FILE)
     with _naming(path.parent / GENERATION_CONFIG_FILE):
         defaults = _defaults(chat, generation)
-    tokenizer = open_tokenizer(gguf)
+    tokenizer = tokenizer_of(head, gguf) or open_tokenizer(gguf)
+    if head is None:
+        keep_head(gguf)
     template = _chat_template(gguf, tokenizer) or named
     return ModelBundle(
         source=source,

@@ -54,6 +54,9 @@ def open_engine(
     free = free_memory()
     with readings_dropped():
         bundles = _process_model_args(models, lambda file: _read_ahead(file, free // 2))
+        if config.mode != "interactive":  # nobody's stream is to wait for another's prompt
+            for bundle in bundles:
+                bundle.tokenizer.complete()
         return _open_models(config, kind, models, bundles, free=free, trace=trace)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import tokenizers as hf
 from tokenizers import models, pre_tokenizers
 
@@ -54,7 +57,17 @@ def spelled(text: str) -> str:
     return "".join(CHARACTERS[byte] for byte in text.encode())
 
 
-def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
+class Spelled(Protocol):
+    """What is read of a vocabulary, flat or not."""
+
+    @property
+    def tokens(self) -> Sequence[str]: ...
+
+    @property
+    def kinds(self) -> Sequence[int]: ...
+
+
+def token_bytes(vocabulary: Spelled, token_id: int) -> bytes:
     """The bytes that a token stands for; added tokens stand for their own text."""
     token = vocabulary.tokens[token_id]
     if vocabulary.kinds[token_id] not in (TokenKind.CONTROL, TokenKind.USER_DEFINED):
@@ -90,17 +103,24 @@ def _respelled(token: str) -> str:
     return token if token.isascii() else spelled(token)
 
 
+def is_spelled(vocabulary: Vocabulary) -> bool:
+    """Whether every token stands in the file as the merges spell it."""
+    return _ids(vocabulary).keys() == set(vocabulary.tokens)
+
+
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
     """Set how text is cut up before the merges; a continued text is cut like any other."""
-    if vocabulary.pre not in SPLITS:
+    backend.pre_tokenizer = cutter(vocabulary.pre)
+
+
+def cutter(pre: str) -> pre_tokenizers.PreTokenizer:
+    """What cuts a text into words and spells them in the table, by `tokenizer.ggml.pre`."""
+    if pre not in SPLITS:
         known = ", ".join(SPLITS)
-        raise UnsupportedModel(
-            f"tokenizer.ggml.pre = {vocabulary.pre!r} is not supported; supported: {known}"
-        )
-    split = SPLITS[vocabulary.pre]
+        raise UnsupportedModel(f"tokenizer.ggml.pre = {pre!r} is not supported; supported: {known}")
+    split = SPLITS[pre]
     if split is None:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return
+        return pre_tokenizers.ByteLevel(add_prefix_space=False)
     cut = pre_tokenizers.Split(hf.Regex(split), behavior="isolated")
     spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])
+    return pre_tokenizers.Sequence([cut, spell])

@@ -12,7 +12,7 @@ import tokenizers as hf
 
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.tokenizers.byte_level import BYTES
-from mlc_llm.tokenizers.parts import Parts, Strip
+from mlc_llm.tokenizers.parts import Backends, Parts, Strip
 from mlc_llm.tokenizers.sentencepiece import SPACE, byte_of
 from mlc_llm.tokenizers.vocabulary import END_TEXTS
 
@@ -32,10 +32,13 @@ def parts_of_folder(folder: Path) -> Parts:
     special = {t["content"]: t["id"] for t in spec.get("added_tokens", []) if t.get("special")}
     config = _json(folder / "tokenizer_config.json")
     bos = special.get(_named(config, "bos_token"))
-    return Parts(
+    backends = Backends(
         recognising=_backend(folder, spec, encode_special=False),
         plain=plain,
         continued=_continued(folder, spec, plain),
+    )
+    return Parts(
+        backends=lambda: backends,
         token_bytes=_token_bytes(folder, spec, plain),
         vocab_size=plain.get_vocab_size(),
         special_tokens=special,

@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import tokenizers as hf
 from tokenizers import AddedToken, models
 
 from mlc_llm.tokenizers import byte_level, sentencepiece
-from mlc_llm.tokenizers.parts import Parts
+from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
+from mlc_llm.tokenizers.parts import Backends, Parts
 from mlc_llm.tokenizers.vocabulary import Vocabulary
+from mlc_llm.tokenizers.words import Words
 
 
 def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
     """Raises `ModelFileError` for a broken vocabulary, `UnsupportedModel` for an unknown kind."""
     vocabulary = Vocabulary.from_metadata(metadata)
+    made = _backends(vocabulary)
+    kind = byte_level if vocabulary.model == "gpt2" else sentencepiece
+    return Parts(
+        backends=lambda: made,
+        token_bytes=partial(kind.token_bytes, vocabulary),
+        vocab_size=len(vocabulary.tokens),
+        special_tokens=vocabulary.control,
+        bos_token_id=vocabulary.ids.get("bos_token_id"),
+        eos_token_ids=vocabulary.end_ids,
+        add_bos=vocabulary.add_bos,
+        strips_leading_space=vocabulary.model == "llama" and vocabulary.add_space_prefix,
+    )
+
+
+def flat_form(metadata: Mapping[str, Any]) -> bytes | None:
+    """What `parts_of_flat` reads, of metadata that were found sound; None: they have none."""
+    vocabulary = Vocabulary.from_metadata(metadata)
+    if vocabulary.model != "gpt2" or not byte_level.is_spelled(vocabulary):
+        return None
+    return flattened(vocabulary)
+
+
+def parts_of_flat(data: memoryview, metadata: Mapping[str, Any]) -> Parts:
+    """The same as `parts_of_metadata` of these metadata, of which `data` is the flat form; they are
+    read when the library's tokenizers are wanted. Raises ValueError for another form."""
+    flat = FlatVocabulary(data)
+    return Parts(
+        backends=cache(lambda: _backends(Vocabulary.from_metadata(metadata))),
+        token_bytes=partial(byte_level.token_bytes, flat),
+        vocab_size=len(flat.tokens),
+        special_tokens=flat.control,
+        bos_token_id=flat.ids.get("bos_token_id"),
+        eos_token_ids=flat.end_ids,
+        add_bos=flat.add_bos,
+        strips_leading_space=False,
+        words=Words(flat),
+    )
+
+
+def _backends(vocabulary: Vocabulary) -> Backends:
     kind = byte_level if vocabulary.model == "gpt2" else sentencepiece
     model = kind.bpe(vocabulary)  # one table, shared by the three
 
@@ -28,17 +70,10 @@ def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
         made.encode_special_tokens = plain
         return made
 
-    return Parts(
+    return Backends(
         recognising=backend(plain=False),
         plain=backend(plain=True),
         continued=backend(plain=True, continued=True),
-        token_bytes=partial(kind.token_bytes, vocabulary),
-        vocab_size=len(vocabulary.tokens),
-        special_tokens=vocabulary.control,
-        bos_token_id=vocabulary.ids.get("bos_token_id"),
-        eos_token_ids=vocabulary.end_ids,
-        add_bos=vocabulary.add_bos,
-        strips_leading_space=vocabulary.model == "llama" and vocabulary.add_space_prefix,
     )
 
 

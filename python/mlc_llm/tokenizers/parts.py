@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import tokenizers as hf
 
+from mlc_llm.tokenizers.words import Words
+
 
 class Strip(NamedTuple):
     """Whether a control token swallows the white space on a side of it."""
@@ -16,9 +18,8 @@ class Strip(NamedTuple):
     right: bool
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The pieces of a `Tokenizer`."""
+class Backends(NamedTuple):
+    """The library's tokenizers, each with the whole vocabulary."""
 
     recognising: hf.Tokenizer
     """Takes the names of control tokens for control tokens."""
@@ -26,6 +27,14 @@ class Parts:
     """Takes them for ordinary text."""
     continued: hf.Tokenizer
     """Like `plain`, for text that does not stand at the start."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The pieces of a `Tokenizer`."""
+
+    backends: Callable[[], Backends]
+    """Made at the first call at the latest."""
     token_bytes: Callable[[int], bytes]
     vocab_size: int
     special_tokens: dict[str, int]
@@ -35,3 +44,5 @@ class Parts:
     strips_leading_space: bool
     strips: dict[int, Strip] = field(default_factory=dict)
     """Of the control tokens that swallow white space."""
+    words: Words | None = None
+    """What encodes short texts before the backends are made."""

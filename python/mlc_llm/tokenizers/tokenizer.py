@@ -11,7 +11,7 @@ import tokenizers as hf
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.tokenizers.control import ControlFinder
 from mlc_llm.tokenizers.folder import parts_of_folder
-from mlc_llm.tokenizers.from_gguf import parts_of_metadata
+from mlc_llm.tokenizers.from_gguf import parts_of_flat, parts_of_metadata
 from mlc_llm.tokenizers.parts import Parts
 
 
@@ -40,6 +40,18 @@ class Tokenizer:
         made = cls.__new__(cls)
         made._set_up(parts_of_metadata(metadata))
         return made
+
+    @classmethod
+    def from_flat(cls, data: memoryview, metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer of metadata that `from_gguf.flat_form` made `data` of. It opens faster and
+        does the rest of the work when that is needed. Raises ValueError for another form."""
+        made = cls.__new__(cls)
+        made._set_up(parts_of_flat(data, metadata))
+        return made
+
+    def complete(self) -> None:
+        """Do now what the encoding of some later text would wait for."""
+        self._parts.backends()
 
     def _set_up(self, parts: Parts) -> None:
         self._parts = parts
@@ -75,7 +87,12 @@ class Tokenizer:
         The name of a control token in a text is ordinary text, unless `special`. Other threads
         run meanwhile. Raises `InvalidField` for a text that is not Unicode (a lone surrogate).
         """
-        return _ids(self._parts.recognising if special else self._parts.plain, texts)
+        words = self._parts.words
+        known = None if words is None else words.encode(texts, special=special)
+        if known is not None:
+            return known
+        backends = self._parts.backends()
+        return _ids(backends.recognising if special else backends.plain, texts)
 
     def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
         """Token ids of one text given in pieces: strings are ordinary text, integers the control
@@ -85,7 +102,11 @@ class Tokenizer:
             self._stripped(segments, i) if isinstance(segment, str) else ""
             for i, segment in enumerate(segments)
         ]
-        coded = _ids(self._parts.plain, pieces[:1]) + _ids(self._parts.continued, pieces[1:])
+        words = self._parts.words
+        coded = None if words is None else words.encode(pieces, special=False)
+        if coded is None:
+            backends = self._parts.backends()
+            coded = _ids(backends.plain, pieces[:1]) + _ids(backends.continued, pieces[1:])
         ids: list[int] = []
         for segment, piece in zip(segments, coded, strict=True):
             ids += piece if isinstance(segment, str) else [segment]

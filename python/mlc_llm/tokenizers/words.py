@@ -1,0 +1,82 @@
+"""Byte-level BPE of a short text with the few merges that it needs, out of a flat vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from tokenizers import pre_tokenizers
+
+from mlc_llm.tokenizers.byte_level import cutter
+from mlc_llm.tokenizers.flat import FlatVocabulary
+
+MOST_CHARACTERS = 4096
+"""Of the texts of one call. The merge table pays for itself with longer ones."""
+MOST_IN_ALL = 1 << 16
+"""Characters after which somebody encodes so much that the table pays."""
+LONGEST_WORD = 64
+
+
+class Words:
+    """Ids of texts, word by word, the same as those of the library that has the whole table."""
+
+    def __init__(self, vocabulary: FlatVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._known: dict[str, list[int] | None] = {}
+        self._ranks: dict[tuple[str, str], int | None] = {}
+        self._left = MOST_IN_ALL
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]] | None:
+        """Ids of each text; None where the whole table is needed or worth it.
+
+        special: names of control tokens in a text are these tokens.
+        """
+        count = sum(map(len, texts))
+        self._left -= count
+        if count > MOST_CHARACTERS or self._left < 0:
+            return None
+        try:
+            coded = [self._encode(text, special) for text in texts]
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate: the library says so
+            return None
+        return [ids for ids in coded if ids is not None] if None not in coded else None
+
+    @cached_property
+    def _cut(self) -> pre_tokenizers.PreTokenizer:
+        return cutter(self._vocabulary.pre)
+
+    def _encode(self, text: str, special: bool) -> list[int] | None:
+        text.encode()
+        control = self._vocabulary.control if special else ()
+        if any(name in text for name in (*control, *self._vocabulary.user_defined)):
+            return None
+        ids: list[int] = []
+        for word, _ in self._cut.pre_tokenize_str(text):
+            if word not in self._known:
+                self._known[word] = self._ids(word)
+            found = self._known[word]
+            if found is None:
+                return None
+            ids += found
+        return ids
+
+    def _ids(self, word: str) -> list[int] | None:
+        """Of two neighbours, those merge first whose merge stands first in the list."""
+        parts = list(word)
+        if len(parts) > LONGEST_WORD:
+            return None
+        while True:
+            ranks = [self._rank(pair) for pair in pairwise(parts)]
+            ranked = [(rank, at) for at, rank in enumerate(ranks) if rank is not None]
+            if not ranked:
+                break
+            at = min(ranked)[1]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        ids = [self._vocabulary.tokens.find(part) for part in parts]
+        return [one for one in ids if one is not None] if None not in ids else None
+
+    def _rank(self, pair: tuple[str, str]) -> int | None:
+        if pair not in self._ranks:
+            self._ranks[pair] = self._vocabulary.merges.find(" ".join(pair))
+        return self._ranks[pair]
