@@ -296,6 +296,11 @@ def test_a_raw_prompt_loads_only_what_it_needs() -> None:
     assert "pydantic" not in in_fresh_process(config + used + "; " + REPORT).split()
 
 
+def test_weights_are_read_before_anything_heavy_is_loaded() -> None:
+    loaded = in_fresh_process(f"import {NAME}.cli.early; " + REPORT).split()
+    assert not {"numpy", "tokenizers", "tvm_ffi"} & set(loaded)
+
+
 def test_nothing_but_the_server_loads_a_web_framework() -> None:
     mains = "__main__"
     names = [m for m in modules() if part(m) != "serve.server" and not m.endswith(mains)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_models import TinyModels
 
-from mlc_llm.compiler import jit
+from mlc_llm.compiler import jit, keys
 from mlc_llm.compiler.weights import plan_model
 from mlc_llm.kernels.isa import ISAS
 from mlc_llm.loader.gguf import GGUFFile
@@ -27,13 +27,14 @@ def test_a_new_version_has_new_keys_and_the_old_purposes(
     def names() -> list[str]:
         return [
             jit.library_key(plan, PORTABLE),
-            jit.weights_key(file, plan),
+            jit.weights_key(file.path, PORTABLE),
             jit.library_purpose(plan, PORTABLE),
-            jit.weights_purpose(file, PORTABLE),
+            jit.weights_purpose(file.path, PORTABLE),
         ]
 
     before = names()
-    monkeypatch.setattr(jit, "source_hash", lambda: "another version")
+    for module in (jit, keys):
+        monkeypatch.setattr(module, "source_hash", lambda: "another version")
     after = names()
     assert after[2:] == before[2:] and not set(after[:2]) & set(before)
     assert len({*before, *after}) == 6
@@ -47,7 +48,7 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
         file = GGUFFile.open(tiny_models.path(name))
         for isa in (PORTABLE, VNNI):
             plan = plan_model(file.metadata, file.tensors, isa)
-            found |= {jit.library_purpose(plan, isa), jit.weights_purpose(file, isa)}
+            found |= {jit.library_purpose(plan, isa), jit.weights_purpose(file.path, isa)}
     assert len(found) == 8
 
 

@@ -24,7 +24,8 @@ from mlc_llm.model_lib import (
 )
 from mlc_llm.runtime.executable import BrokenLibrary, Executable, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
-from mlc_llm.runtime.params import BrokenParams, ordered_params, read_params
+from mlc_llm.runtime.packed_file import BrokenParams
+from mlc_llm.runtime.params import ordered_params, read_params
 from mlc_llm.support import amx
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)

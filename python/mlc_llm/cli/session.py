@@ -9,9 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mlc_llm.cli.early import begin_early
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.read_ahead import readings_dropped
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import BranchText
@@ -204,14 +206,16 @@ class Session:
 
 def open_session(model: str | None, device: str = "auto") -> Session:
     """Open the model that was named (None: the default one) on an engine of its own."""
-    # The engine loads TVM, which takes a second that `--help` should not cost.
-    from mlc_llm.serve.sync_engine import SyncMLCEngine
-
     started = time.perf_counter()
-    outputs: list[RequestStreamOutput] = []
-    engine = SyncMLCEngine(
-        model, device, mode="interactive", request_stream_callback=outputs.extend
-    )
+    with readings_dropped():
+        begin_early(model)
+        # The engine loads TVM, which takes a second that `--help` should not cost.
+        from mlc_llm.serve.sync_engine import SyncMLCEngine
+
+        outputs: list[RequestStreamOutput] = []
+        engine = SyncMLCEngine(
+            model, device, mode="interactive", request_stream_callback=outputs.extend
+        )
     load_s = time.perf_counter() - started
     gc.freeze()  # what was made so far stays as long as the engine
     gc.enable()

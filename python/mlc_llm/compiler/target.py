@@ -92,7 +92,8 @@ def missing_features(name: str) -> tuple[str, ...]:
     # Emulated machines may show the flags of the real one.
     if not _is_for(name, platform.machine()):
         return _NEEDS[name]
-    lacking = tuple(feature for feature in _NEEDS[name] if not _host_has(feature))
+    flags = cpu_flags()
+    lacking = tuple(feature for feature in _NEEDS[name] if not _host_has(feature, flags))
     if not lacking and ISAS[name].tiles and not amx.permitted():
         return ("amx_tile (the system does not permit it)",)
     return lacking
@@ -122,8 +123,7 @@ def _is_for(name: str, family: str) -> bool:
     return name not in _FAMILIES or family.lower() in _FAMILIES[name]
 
 
-def _host_has(feature: str) -> bool:
-    flags = cpu_flags()
+def _host_has(feature: str, flags: frozenset[str] | None) -> bool:
     if flags is not None:
         return feature in flags
     from tvm.target import codegen

@@ -26,8 +26,8 @@ from mlc_llm.runtime.coarse_rows import CoarseRows
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache, Placement
 from mlc_llm.runtime.memory import zeroed
-from mlc_llm.runtime.params import ordered_params
-from mlc_llm.runtime.read_ahead import params_of
+from mlc_llm.runtime.params import ordered_params, params_in
+from mlc_llm.runtime.read_ahead import packed_of
 from mlc_llm.runtime.rope import RopeTable
 from mlc_llm.runtime.sampler import Choice, Sampler
 from mlc_llm.runtime.staging import Numbers, Staging, Table
@@ -60,7 +60,7 @@ class ModelRunner:
         self._executable = Executable(library)
         self.metadata = metadata = self._executable.metadata
         self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
-        arrays = params_of(weights)
+        arrays = params_in(packed_of(weights))
         self._params = ordered_params(arrays, self.metadata.params)
         self._rope = RopeTable(np.array(arrays[ROPE_PARAM]))
         self._pages = allocate_pages(self.metadata.kv, num_pages)

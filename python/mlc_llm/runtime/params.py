@@ -1,9 +1,7 @@
-"""Packed parameters, read from their file in one go."""
+"""Packed parameters as arrays, and as the tensors that compiled code takes."""
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,38 +10,23 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM, ParamInfo
-from mlc_llm.runtime.memory import zeroed
+from mlc_llm.model_lib import PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM, ParamInfo
+from mlc_llm.runtime.packed_file import BrokenParams, Packed, read_packed
 
 Array = npt.NDArray[Any]
 
 
-class BrokenParams(Exception):
-    """The packed weights are missing, damaged or of another layout; packing again mends that."""
-
-
-PIECE = 1 << 26
-"""Bytes read at once. After each piece a thread that reads waits for Python's lock, up to 5 ms; the
-checksum takes longer than the memory does, so nothing is lost outside the processor's cache."""
-
-
 def read_params(folder: Path) -> dict[str, Array]:
-    """Arrays by name. Raises BrokenParams.
+    """Arrays by name. Raises BrokenParams."""
+    return params_in(read_packed(folder))
 
-    They are copied, not mapped: memory of our own can have huge pages (see `memory.py`). The
-    checksum is made on the way, for a flipped bit would not be seen in what the model says.
-    """
+
+def params_in(packed: Packed) -> dict[str, Array]:
+    """Arrays by name, over the memory of what was read. Raises BrokenParams."""
     try:
-        index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
-        path = folder / PARAMS_FILE
-        if path.stat().st_size != index["size"]:
-            raise BrokenParams(f"{path} has {path.stat().st_size} bytes, not {index['size']}")
-        memory, crc32 = _read(path, index["size"])
-        if crc32 != index["crc32"]:
-            raise BrokenParams(f"{path} does not match its recorded checksum")
-        return _views(memory, index["tensors"])
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise BrokenParams(f"{folder}: {error}") from error
+        return _views(np.frombuffer(packed.memory, np.uint8)[: packed.size], packed.entries)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise BrokenParams(f"{packed.folder}: {error}") from error
 
 
 def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo]) -> Any:
@@ -55,22 +38,6 @@ def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo]) -> Any:
             raise BrokenParams(f"packed tensor {info.name} is not {info.dtype} {info.shape}")
         tensors.append(tvm_ffi.from_dlpack(array))
     return tvm_ffi.convert(tensors)
-
-
-def _read(path: Path, size: int) -> tuple[Array, int]:
-    """A file's bytes, and their checksum."""
-    memory, crc32 = zeroed(size), 0
-    with path.open("rb", buffering=0) as file:
-        for start in range(0, size, PIECE):
-            piece = memory[start : start + PIECE].data
-            done = 0
-            while done < len(piece):
-                count = file.readinto(piece[done:])
-                if not count:
-                    raise BrokenParams(f"{path} ended after {start + done} of {size} bytes")
-                done += count
-            crc32 = zlib.crc32(piece, crc32)
-    return memory, crc32
 
 
 def _views(memory: Array, entries: Sequence[dict[str, Any]]) -> dict[str, Array]:

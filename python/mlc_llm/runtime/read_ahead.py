@@ -1,4 +1,4 @@
-"""Reading packed parameters on a thread, while the rest of an engine is made."""
+"""Reading packed parameters on a thread, while the rest of an engine is imported and made."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any
 
-import numpy.typing as npt
-
-from mlc_llm.runtime.params import read_params
+from mlc_llm.runtime.packed_file import Packed, read_packed
 
 _begun: dict[Path, _Reading] = {}
 _lock = Lock()
@@ -22,25 +19,26 @@ class _Reading(Thread):
     def __init__(self, folder: Path) -> None:
         super().__init__(name="mlc-read-params", daemon=True)
         self._folder = folder
-        self._params: dict[str, npt.NDArray[Any]] = {}
+        self._packed: Packed | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._params = read_params(self._folder)
+            self._packed = read_packed(self._folder)
         except BaseException as error:  # raised where the result is wanted
             self._error = error
 
-    def result(self) -> dict[str, npt.NDArray[Any]]:
+    def result(self) -> Packed:
         """Wait for it."""
         self.join()
         if self._error is not None:
             raise self._error
-        return self._params
+        assert self._packed is not None
+        return self._packed
 
 
 def begin_reading(folder: Path) -> None:
-    """Start reading what `params_of` will be asked for, once."""
+    """Start reading what `packed_of` will be asked for, once."""
     reading = _Reading(folder)
     with _lock:
         if folder in _begun:
@@ -49,11 +47,11 @@ def begin_reading(folder: Path) -> None:
     reading.start()
 
 
-def params_of(folder: Path) -> dict[str, npt.NDArray[Any]]:
-    """As `read_params`, which it is where no reading was begun. Raises BrokenParams."""
+def packed_of(folder: Path) -> Packed:
+    """As `read_packed`, which it is where no reading was begun. Raises BrokenParams."""
     with _lock:
         reading = _begun.pop(folder, None)
-    return read_params(folder) if reading is None else reading.result()
+    return read_packed(folder) if reading is None else reading.result()
 
 
 @contextmanager

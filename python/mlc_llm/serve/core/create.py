@@ -10,7 +10,7 @@ from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.runtime.executable import BrokenLibrary
 from mlc_llm.runtime.model_runner import ModelRunner
-from mlc_llm.runtime.params import BrokenParams
+from mlc_llm.runtime.packed_file import BrokenParams
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import window_of
 

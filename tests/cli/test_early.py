@@ -1,0 +1,34 @@
+"""Which weights a command begins to read before it opens a model: those that the engine needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlc_llm.cli import early
+from mlc_llm.compiler.jit import packed_weights
+from mlc_llm.compiler.keys import packed_folder, weights_key
+from mlc_llm.compiler.target import choose
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE
+from mlc_llm.testing.tiny_model import write_tiny_model
+
+
+def test_a_command_reads_what_the_engine_will_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "home"))
+    model = tmp_path / "model.gguf"
+    write_tiny_model(model)
+    begun: list[Path] = []
+    monkeypatch.setattr(early, "begin_reading", begun.append)
+    for name in (str(model), str(tmp_path), str(tmp_path / "nothing"), "HF://user/repo"):
+        early.begin_early(name)
+    assert begun == []
+    folder = packed_folder() / weights_key(model, choose().isa)
+    folder.mkdir(parents=True)
+    for file in (PARAMS_FILE, INDEX_FILE):
+        (folder / file).write_bytes(b"x")
+    early.begin_early(str(model))
+    assert begun == [folder] == [packed_weights(GGUFFile.open(model))]
