@@ -40,6 +40,8 @@ def first_byte(
     options += ["--raw"] if raw else []
     command = [sys.executable, "-m", "mlc_llm", "generate", prompt, *options]
     environment = os.environ | more | {"MLC_LLM_HOME": home}
+    # An installed package has its bytecode; here the first start writes it.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
