@@ -113,6 +113,17 @@ def test_chunks_of_rows(isa: Isa) -> None:
         assert whole[i].tobytes() == run(isa, packed, x[i : i + 1])[0].tobytes(), f"row {i}"
 
 
+@pytest.mark.parametrize("m", [13, 16, 40])
+@each_isa(with_tiles=True)
+def test_each_block_is_taken_once(isa: Isa, m: int) -> None:
+    """Threads share hundreds of blocks; one that two of them took would be added twice."""
+    packed = pack(random_weights("Q4_1", 9000, 96), format_of_kind("Q4_1", half=True, fixed=True))
+    x, ones = rows(m, 96), np.ones((m, padded_rows(9000)), np.float32)
+    alone = np.concatenate([run(isa, packed, x[i : i + 1], ones[:1]) for i in range(m)])
+    for _ in range(3):
+        assert run(isa, packed, x, ones).tobytes() == alone.tobytes()
+
+
 @pytest.mark.parametrize("k", COLUMNS)
 @pytest.mark.parametrize("m", [1, 4, 20])
 @each_isa(with_tiles=True)

@@ -1,9 +1,10 @@
 """Products of many rows with fixed-point weights, on tile registers (`amx.py`).
 
 Weights become two bytes, as activations are: four products of tiles, whose sums of bytes count
-65536, 256 (two of them) and 1. For 16 rows of weights and a section of columns the tiles of
-weights are made once and lie in the first cache; then they meet all activations of a chunk, which
-lie in the second.
+65536, 256 (two of them) and 1. For 16 rows of weights and a section of columns, a job, the tiles of
+weights are made once and lie in the first cache; then they meet all activations of a chunk, 16 rows
+(a unit) at a time, which lie in the second. A unit takes as long as its tiles do: meanwhile the
+vector units scale the sums of the unit before and make the tiles of the next job.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from tvm.script import tirx as T
 
 from mlc_llm.kernels import amx
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
-from mlc_llm.kernels.scales import fixed_at, units_at
+from mlc_llm.kernels.prefetch import prefetch
+from mlc_llm.kernels.scales import units_at
 from mlc_llm.kernels.sections import QUADS, SECTION, scales_start, sections, sections_width
 from mlc_llm.kernels.vectors import fsplat, lanes_at, splat
+from mlc_llm.kernels.weight_tiles import STEPS, V, fill_word
 
 ROWS = L = amx.ROWS
-V, HALF, STEPS = BLOCK // L, 8, SECTION // 2
-"""Vectors of a block, lanes of 64-bit sums, and products of tiles in a section: of 64 columns."""
+HALF = 8
+"""Lanes of 64-bit sums."""
 CHUNK_BYTES = 5 * 2**18
 """Activations that stay in the second cache."""
-ROW, KNOWN = range(2)
-"""What a thread is at: a unit's first row, and how many of its rows are already there."""
+SEEN, NOW, NEXT, LAST = range(4)
+"""What a worker remembers: how many blocks it has looked at, and the blocks that it works on, will
+work on, and has worked on. NB is none."""
 
 
 def section_sum(f: Any, exact: Any, units: Any, scale: Any) -> Any:
@@ -42,60 +46,65 @@ def put(Y, row, column, sums, accumulate):
         Y[row, lanes_at(column, HALF)] = sums
 
 
+def take(taken: Any, i: Any) -> Any:
+    """0 for the one thread that asks first for taken[i], which is 0 before."""
+    return T.call_llvm_intrin("int32", "llvm.x86.atomic.bts", T.address_of(taken[i]), T.int8(0))
+
+
 def tiled_rows(n: int, k: int, fmt: WeightFormat, accumulate: bool) -> Any:
     """Statements for all m rows: an inline function of (X, W, Y, m)."""
-    G, NB, S, units = k // fmt.group, n // BLOCK, sections(k), _chunk_units(k)
-    fill, products = _weight_tiles(fmt), _products(k)
-
-    def exact(C: Any, r: Any, h: Any) -> Any:
-        planes = [T.cast(C[p, r, lanes_at(h * HALF, HALF)], f"float64x{HALF}") for p in range(3)]
-        high, middle = (splat(T.float64(factor), HALF) for factor in (65536, 256))
-        return planes[0] * high + (planes[1] * middle + planes[2])
+    NB, S, units = n // BLOCK, sections(k), _chunk_units(k)
+    unit, finish_row, fill = _unit(n, k, fmt, accumulate)
 
     @T.inline
-    def finish(X, W, Y, F, C, block, s, v, u, at, rows):
-        """Adds the section to each row's sums, which lie in F until the last one."""
-        for r in T.serial(rows):
-            for h in T.unroll(2):
-                F[u, v, r, lanes_at(h * HALF, HALF)] = section_sum(
-                    T.if_then_else(s == 0, fsplat(0.0, HALF), F[u, v, r, lanes_at(h * HALF, HALF)]),
-                    exact(C, r, h),
-                    units_at(W, block, v * L + h * HALF, HALF),
-                    X[at[ROW] + r, scales_start(k) + s],
-                )
-                if s == S - 1 and r >= at[KNOWN]:
-                    put(
-                        Y, at[ROW] + r, block * BLOCK + v * L + h * HALF,
-                        F[u, v, r, lanes_at(h * HALF, HALF)], accumulate,
-                    )  # fmt: skip
+    def look(taken, at, start):
+        """Takes a block that nobody has; threads whose own are done help the others."""
+        at[NEXT] = NB
+        while at[NEXT] == NB and at[SEEN] < NB:
+            if take(taken, (start + at[SEEN]) % NB) == 0:
+                at[NEXT] = (start + at[SEEN]) % NB
+            at[SEEN] = at[SEEN] + 1
 
     @T.inline
-    def chunk_rows(X, W, Y, block, m, first, count):
-        at = T.alloc_buffer((2,), "int32")
+    def work(X, W, Y, taken, at, start, m, first, count):
         shape = T.alloc_buffer((amx.SHAPE_WORDS,), "int32")
-        B = T.alloc_buffer((STEPS, 2, ROWS, L), "int32")
+        B = T.alloc_buffer((2, STEPS, 2, ROWS, L), "int32")
         C = T.alloc_buffer((3, ROWS, L), "int32")
-        F = T.alloc_buffer((units, V, ROWS, L), "float32")
+        F = T.alloc_buffer((units, ROWS, L), "float32")
         amx.configure(shape, T.min(m, ROWS))
-        for s in T.serial(S):
-            for v in T.serial(V):
-                fill(W, B, block, v, s * SECTION, T.min(SECTION, G - s * SECTION))
+        for g in T.serial(min(SECTION, k // fmt.group)):
+            for j in T.unroll(fmt.words):
+                fill(W, B, at[NEXT], 0, g, j)
+        at[NOW] = NB
+        while at[NEXT] < NB:
+            at[LAST] = at[NOW]
+            at[NOW] = at[NEXT]
+            look(taken, at, start)
+            for job in T.serial(V * S):
                 for u in T.serial(count):
-                    at[ROW] = T.max(T.min((first + u) * ROWS, m - ROWS), 0)
-                    at[KNOWN] = (first + u) * ROWS - at[ROW]
-                    products(X, B, C, at, s, T.ceildiv(T.min(SECTION, G - s * SECTION), 2))
-                    finish(X, W, Y, F, C, block, s, v, u, at, T.min(m, ROWS))
+                    unit(X, W, Y, B, C, F, at, job, m, first, u, count)
+        for r in T.serial(T.min(m, ROWS)):
+            finish_row(X, W, Y, C, F, at[NOW], V * S - 1, m, first, count - 1, r)
         T.evaluate(amx.release())
 
     @T.inline
     def rows(X, W, Y, m):
-        """The last unit may begin within the one before: what is known then is not stored again."""
+        """A thread's first turn takes blocks until none is left; its other turns find nothing."""
+        taken = T.alloc_buffer((NB + 1,), "int32")
         for chunk in T.serial(T.ceildiv(T.ceildiv(m, ROWS), units)):
-            for block in T.parallel(NB):
-                chunk_rows(
-                    X, W, Y, block, m, chunk * units,
-                    T.min(units, T.ceildiv(m, ROWS) - chunk * units),
-                )  # fmt: skip
+            for i in T.serial(NB + 1):
+                taken[i] = T.int32(0)
+            for start in T.parallel(NB):
+                if taken[NB] == 0:
+                    at = T.alloc_buffer((4,), "int32")
+                    at[SEEN] = 0
+                    look(taken, at, start)
+                    if at[NEXT] < NB:
+                        work(
+                            X, W, Y, taken, at, start, m, chunk * units,
+                            T.min(units, T.ceildiv(m, ROWS) - chunk * units),
+                        )  # fmt: skip
+                    taken[NB] = 1
 
     return rows
 
@@ -105,81 +114,138 @@ def _chunk_units(k: int) -> int:
     return max(1, CHUNK_BYTES // (4 * sections_width(k) * ROWS))
 
 
-def _products(k: int) -> Any:
-    """Inline function that multiplies a unit's section and stores the three sums in C."""
-    stride = 4 * sections_width(k)
+def first_row(m: Any, unit: Any) -> Any:
+    """Of a unit. The last one may begin within the one before: what is known then is not stored
+    again."""
+    return T.max(T.min(unit * ROWS, m - ROWS), 0)
+
+
+def _unit(n: int, k: int, fmt: WeightFormat, accumulate: bool) -> Any:
+    """Inline functions: `unit` multiplies a unit and does the vectors' work meanwhile, which is
+    `finish_row` for rows of the unit before, and `fill` for words of the next job, one a product.
+    """
+    assert fmt.words == 4, "a word for each of the four products"
+    G, NB, S = k // fmt.group, n // BLOCK, sections(k)
+    jobs, shortest = V * S, -(-(G - (S - 1) * SECTION) // 2)
+    rows = -(-ROWS // shortest)
+    fill, load = fill_word(k, fmt), _load(k)
+    finish_row = _finish_row(k, accumulate)
+
+    def groups(job: Any) -> Any:
+        """Of the section that a job multiplies."""
+        return T.min(SECTION, G - job % S * SECTION)
+
+    def before(at: Any, job: Any, u: Any, count: Any) -> Any:
+        """Block, job and number of the unit before."""
+        is_first = T.And(job == 0, u == 0)
+        block = T.if_then_else(is_first, at[LAST], at[NOW])
+        job = T.if_then_else(u > 0, job, (job + jobs - 1) % jobs)
+        return block, job, T.if_then_else(u > 0, u, count) - 1
+
+    def share(at: Any, job: Any, u: Any, count: Any) -> Any:
+        """Block and job to fill, from which group and to which, and how many a step."""
+        after = (job + 1) % jobs
+        block = T.if_then_else(job + 1 < jobs, at[NOW], at[NEXT])
+        low, high = (T.floordiv(i * groups(after), count) for i in (u, u + 1))
+        high = T.if_then_else(block < NB, high, 0)
+        return block, after, low, high, T.ceildiv(T.max(high - low, 0), T.ceildiv(groups(job), 2))
 
     @T.inline
-    def products(X, B, C, at, s, steps):
+    def finish(X, W, Y, C, F, block, job, m, first, u, r):
+        """Some rows of the unit before from r on, if there was one."""
+        if block < NB:
+            for i in T.unroll(rows):
+                if r + i < T.min(m, ROWS):
+                    finish_row(X, W, Y, C, F, block, job, m, first, u, r + i)
+
+    @T.inline
+    def ask(Y, block, job, row, r):
+        """For what the next unit will write."""
+        if job % S == S - 1:
+            for i in T.unroll(rows):
+                T.evaluate(prefetch(Y, row + r + i, block * BLOCK + job // S * L, to_write=True))
+
+    @T.inline
+    def unit(X, W, Y, B, C, F, at, job, m, first, u, count):
+        old_block, old_job, old_u = before(at, job, u, count)
+        block, after, low, high, some = share(at, job, u, count)
         for i in T.unroll(3):
             T.evaluate(amx.clear(amx.SUMS + i))
-        for t in T.serial(steps):
-            for p in T.unroll(2):
-                T.evaluate(
-                    amx.load(
-                        amx.X_TILES + p,
-                        T.address_of(X[at[ROW], p * (k // 4) + (s * STEPS + t) * 2 * QUADS]),
-                        stride,
-                    )
-                )
-                T.evaluate(amx.load(amx.W_TILES + p, T.address_of(B[t, p, 0, 0]), amx.ROW_BYTES))
+        for t in T.serial(T.ceildiv(groups(job), 2)):
+            load(X, B, first_row(m, first + u), job, t)
+            ask(Y, at[NOW], job, first_row(m, first + u), t * rows)
             for p in T.unroll(2):
                 for q in T.unroll(2):
                     T.evaluate(amx.multiply(amx.SUMS + p + q, amx.X_TILES + p, amx.W_TILES + q))
+                    for i in T.serial(some):
+                        if low + t * some + i < high:
+                            fill(W, B, block, after, low + t * some + i, 2 * p + q)
+            finish(X, W, Y, C, F, old_block, old_job, m, first, old_u, t * rows)
         for i in T.unroll(3):
             T.evaluate(amx.store(amx.SUMS + i, T.address_of(C[i, 0, 0]), amx.ROW_BYTES))
 
-    return products
+    return unit, finish_row, fill
 
 
-def _weight_tiles(fmt: WeightFormat) -> Any:
-    """Inline function that turns groups of 16 rows of a block into tiles of high and low bytes.
-
-    Row `part` * words + j of a group holds its word j as `dot.py` describes it, a byte a value.
-    """
-    words = fmt.words
-
-    def twice(integers: Any) -> Any:
-        """16 lanes of 16 bits, each of them two times side by side."""
-        wide = T.cast(T.reinterpret(integers, dtype=f"uint16x{L}"), f"int32x{L}")
-        return T.reinterpret(wide | T.shift_left(wide, splat(T.int32(16), L)), dtype="int16x32")
-
-    def rounding(W: Any, at: Any, v: Any) -> Any:
-        """What is added to q * s: minimum or offset, and half a step of the high byte."""
-        half = splat(T.int16(128), 2 * L)
-        if fmt.has_minimum:
-            return half + twice(fixed_at(fmt, W, at, 1, v, L))
-        return half - splat(T.int16(fmt.offset), 2 * L) * twice(fixed_at(fmt, W, at, 0, v, L))
-
-    def rounded(W: Any, at: Any, v: Any, j: Any, part: Any, odd: int) -> Any:
-        """Half a step more than the weights of bytes 0 and 2, or 1 and 3, of word j."""
-        word = W[at[0], at[1], lanes_at(j * BLOCK + v * L, L)]
-        q = T.shift_right(word, splat(4 * part + 8 * odd, L)) & splat(T.int32(0x000F000F), L)
-        scaled = T.reinterpret(q, dtype="int16x32") * twice(fixed_at(fmt, W, at, 0, v, L))
-        return T.reinterpret(scaled + rounding(W, at, v), dtype=f"int32x{L}")
-
-    def plane(W: Any, at: Any, v: Any, j: Any, part: Any, p: int) -> Any:
-        even, odd = (rounded(W, at, v, j, part, i) for i in range(2))
-        low, high = splat(T.int32(0x00FF00FF), L), splat(T.int32(-0x00FF0100), L)
-        if p == 0:
-            return (T.shift_right(even, splat(T.int32(8), L)) & low) | (odd & high)
-        octets = (even & low) | (T.shift_left(odd, splat(T.int32(8), L)) & high)
-        return octets ^ splat(T.int32(-0x7F7F7F80), L)
+def _load(k: int) -> Any:
+    """Inline function that loads the tiles of 64 columns of a unit's section."""
+    stride, S = 4 * sections_width(k), sections(k)
 
     @T.inline
-    def fill(W, B, block, v, first, groups):
-        for g in T.serial(groups):
-            for j in T.unroll(words):
-                for part in T.unroll(2):
-                    B[g // 2, 0, g % 2 * QUADS + part * words + j, lanes_at(0, L)] = plane(
-                        W, (block, first + g), v, j, part, 0
-                    )
-                    B[g // 2, 1, g % 2 * QUADS + part * words + j, lanes_at(0, L)] = plane(
-                        W, (block, first + g), v, j, part, 1
-                    )
-        if groups % 2 == 1:
-            for i in T.unroll(2):
-                for j in T.unroll(QUADS):
-                    B[groups // 2, i, QUADS + j, lanes_at(0, L)] = splat(T.int32(0), L)
+    def load(X, B, row, job, t):
+        for p in T.unroll(2):
+            T.evaluate(
+                amx.load(
+                    amx.X_TILES + p,
+                    T.address_of(X[row, p * (k // 4) + (job % S * STEPS + t) * 2 * QUADS]),
+                    stride,
+                )
+            )
+            T.evaluate(
+                amx.load(amx.W_TILES + p, T.address_of(B[job % 2, t, p, 0, 0]), amx.ROW_BYTES)
+            )
 
-    return fill
+    return load
+
+
+def _finish_row(k: int, accumulate: bool) -> Any:
+    """Inline function that adds a section to a row's sums, which lie in F until the last one."""
+    S = sections(k)
+
+    def exact(C: Any, r: Any, h: Any) -> Any:
+        planes = [T.cast(C[p, r, lanes_at(h * HALF, HALF)], f"float64x{HALF}") for p in range(3)]
+        high, middle = (splat(T.float64(factor), HALF) for factor in (65536, 256))
+        return planes[0] * high + (planes[1] * middle + planes[2])
+
+    def added(
+        X: Any, W: Any, known: Any, total: Any, block: Any, job: Any, row: Any, h: Any
+    ) -> Any:
+        zero = fsplat(0.0, HALF)
+        return section_sum(
+            T.Select(job % S == 0, zero, known) if S > 1 else zero,
+            total,
+            units_at(W, block, job // S * L + h * HALF, HALF),
+            X[row, scales_start(k) + job % S],
+        )
+
+    @T.inline
+    def finish_row(X, W, Y, C, F, block, job, m, first, u, r):
+        if job % S < S - 1:
+            for h in T.unroll(2):
+                F[u, r, lanes_at(h * HALF, HALF)] = added(
+                    *(X, W, F[u, r, lanes_at(h * HALF, HALF)], exact(C, r, h), block, job),
+                    *(first_row(m, first + u) + r, h),
+                )
+        elif first_row(m, first + u) + r >= (first + u) * ROWS:
+            for h in T.unroll(2):
+                put(
+                    *(Y, first_row(m, first + u) + r),
+                    block * BLOCK + job // S * L + h * HALF,
+                    added(
+                        *(X, W, F[u, r, lanes_at(h * HALF, HALF)], exact(C, r, h), block, job),
+                        *(first_row(m, first + u) + r, h),
+                    ),
+                    accumulate,
+                )
+
+    return finish_row
