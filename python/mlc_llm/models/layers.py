@@ -25,6 +25,32 @@ def float_tensor(*shape: Any) -> Tensor:
     return Tensor.placeholder(list(shape), "float32")
 
 
+class Scratch:
+    """The tensors that a layer makes on its way: later layers write into those of the first, for
+    to make one anew takes the virtual machine longer than it takes to call a small kernel."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[Any, ...], Tensor] = {}
+        self._count = 0
+
+    def start_layer(self) -> None:
+        """What the layer before has made is not needed any more."""
+        self._count = 0
+
+    def tensor(self, shape: list[Any], dtype: str = "float32") -> Tensor:
+        """One to write into; what is in it is not known."""
+        key = (self._count, dtype, *map(str, shape))
+        self._count += 1
+        if key not in self._tensors:
+            self._tensors[key] = op.empty(shape, dtype)
+        return self._tensors[key]
+
+    def call(self, kernel: Any, name: str, args: list[Any], out: Tensor) -> Tensor:
+        """Calls a kernel whose last argument is its result, shaped as `out`."""
+        into = self.tensor(out.shape, out.dtype)
+        return op.tensor_ir_inplace_op(kernel, name, [*args, into], len(args), out)
+
+
 @dataclass(frozen=True)
 class Step:
     """The inputs of one forward call that every layer reads (shapes in `model_lib.py`)."""
@@ -36,6 +62,7 @@ class Step:
     page_ids: Tensor
     window: Tensor
     coarse_rows: Tensor
+    scratch: Scratch
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
@@ -58,9 +85,13 @@ class Linear(PackedMatrix):
         return has_coarse_rows(self.fmt, self.isa)
 
     def forward(
-        self, x: Tensor, into: Tensor | None = None, coarse_rows: Tensor | None = None
+        self,
+        x: Tensor,
+        scratch: Scratch,
+        into: Tensor | None = None,
+        coarse_rows: Tensor | None = None,
     ) -> Tensor:
-        """x: from `prepare`. into: float32 [m, n] to add to in place, or None for a new tensor.
+        """x: from `prepare`. into: float32 [m, n] to add to in place, or None for scratch.
 
         coarse_rows: int32 [1], how many of the first rows may count with 8 bits where the kernel
         can do that; None means none.
@@ -70,27 +101,32 @@ class Linear(PackedMatrix):
         args = [x, self.packed, coarse_rows] if coarse else [x, self.packed]
         name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
         if into is None:
-            return op.tensor_ir_op(kernel, name, args, float_tensor(x.shape[0], self.n))
+            return scratch.call(kernel, name, args, float_tensor(x.shape[0], self.n))
         return op.tensor_ir_inplace_op(
             kernel, f"{name}_add", [*args, into], len(args), float_tensor(*into.shape)
         )
 
     def prepare(
-        self, kind: str, x: Tensor, weight: Tensor | None = None, eps: float = 0.0
+        self,
+        kind: str,
+        x: Tensor,
+        scratch: Scratch,
+        weight: Tensor | None = None,
+        eps: float = 0.0,
     ) -> Tensor:
         """The input as this matrix wants it; kind and shapes as in `kernels/activation.py`."""
         other = x if weight is None else weight
         m, k, group = x.shape[0], self.k, self.fmt.group
         if not self.isa.integer or self.fmt.is_float:
             kernel = floats(kind, k, self.isa, eps)
-            return op.tensor_ir_op(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))
+            return scratch.call(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))
         if self.fmt.is_fixed:
             kernel = quantize_sections(kind, k, self.isa, eps)
             out = Tensor.placeholder([m, sections_width(k)], "int32")
-            return op.tensor_ir_op(kernel, f"{kind}_{k}_sections", [x, other], out)
+            return scratch.call(kernel, f"{kind}_{k}_sections", [x, other], out)
         kernel = quantize(kind, k, group, self.isa, eps)
         out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
-        return op.tensor_ir_op(kernel, f"{kind}_{k}g{group}", [x, other], out)
+        return scratch.call(kernel, f"{kind}_{k}g{group}", [x, other], out)
 
 
 class Fused(nn.Module):  # type: ignore[misc]
@@ -108,6 +144,7 @@ class Fused(nn.Module):  # type: ignore[misc]
         self,
         kind: str,
         x: Tensor,
+        scratch: Scratch,
         weight: Tensor | None = None,
         eps: float = 0.0,
         coarse_rows: Tensor | None = None,
@@ -118,8 +155,8 @@ class Fused(nn.Module):  # type: ignore[misc]
         for linear in self.linears:
             key = (linear.fmt.is_float, linear.fmt.is_fixed, linear.fmt.group)
             if key not in prepared:
-                prepared[key] = linear.prepare(kind, x, weight, eps)
-            results.append(linear(prepared[key], coarse_rows=coarse_rows))
+                prepared[key] = linear.prepare(kind, x, scratch, weight, eps)
+            results.append(linear(prepared[key], scratch, coarse_rows=coarse_rows))
         if not self.joined:
             return [(result, 0) for result in results]
         starts = [sum(list(self.parts.values())[:i]) for i in range(len(self.parts))]
@@ -155,11 +192,11 @@ def attend(
     pages, rotated = op.tensor_ir_inplace_op(
         append,
         "rope_append",
-        [q, k, v, step.rope, step.position, step.slot, pages],
-        [6, -1],
+        [q, k, v, step.rope, step.position, step.slot, pages, step.scratch.tensor(out.shape)],
+        [6, 7],
         [Tensor.placeholder(pages.shape, kv_dtype), out],
     )
-    return op.tensor_ir_op(
+    return step.scratch.call(
         attention(heads, kv_heads, dim, isa, kv_dtype),
         "attention",
         [rotated, pages, step.position, step.tiles, step.page_ids, step.window],

@@ -13,7 +13,16 @@ from mlc_llm.kernels.kv_pages import copy_pages
 from mlc_llm.kernels.sampling import CHUNK, sample
 from mlc_llm.kernels.top_tokens import MOST, top_tokens
 from mlc_llm.models.config import ModelConfig
-from mlc_llm.models.layers import Embedding, Fused, Linear, Step, attend, float_tensor, select_rows
+from mlc_llm.models.layers import (
+    Embedding,
+    Fused,
+    Linear,
+    Scratch,
+    Step,
+    attend,
+    float_tensor,
+    select_rows,
+)
 
 
 class LlamaLayer(nn.Module):  # type: ignore[misc]
@@ -32,13 +41,15 @@ class LlamaLayer(nn.Module):  # type: ignore[misc]
         self.down = Linear(hidden, width, config.formats[prefix + "down"], isa)
 
     def forward(self, x: Tensor, step: Step, pages: Tensor) -> Tensor:
-        eps, rows = self.config.norm_eps, step.coarse_rows
+        eps, rows, scratch = self.config.norm_eps, step.coarse_rows, step.scratch
+        scratch.start_layer()
         # Queries, keys and values stay exact: eight bits there cost most of the accuracy.
-        qkv = self.qkv("norm", x, self.attention_norm, eps)
+        qkv = self.qkv("norm", x, scratch, self.attention_norm, eps)
         heads = attend(self.config, self.isa, self.kv_dtype, qkv, step, pages)
-        x = self.o(self.o.prepare("plain", heads), x, rows)
-        gate_up = self.mlp("norm", x, self.mlp_norm, eps, rows)
-        return self.down(self.down.prepare("silu", join(gate_up)), x, rows)
+        x = self.o(self.o.prepare("plain", heads, scratch), scratch, x, rows)
+        gate_up = self.mlp("norm", x, scratch, self.mlp_norm, eps, rows)
+        gated = self.down.prepare("silu", join(gate_up), scratch)
+        return self.down(gated, scratch, x, rows)
 
 
 def join(parts: list[tuple[Tensor, int]]) -> Tensor:
@@ -74,13 +85,15 @@ class Llama(nn.Module):  # type: ignore[misc]
         logit_rows: Tensor,
         pages: list[Tensor],
     ) -> Tensor:
-        step = Step(rope, slot, position, tiles, page_ids, window, coarse_rows)
+        step = Step(rope, slot, position, tiles, page_ids, window, coarse_rows, Scratch())
         x = self.embedding(tokens)
         for layer, layer_pages in zip(self.layers, pages, strict=True):
             x = layer(x, step, layer_pages)
         head = self._head()
         last = select_rows(x, logit_rows)
-        return head.forward(head.prepare("norm", last, self.norm, self.config.norm_eps))
+        scratch = Scratch()  # its rows are not those of the layers
+        given = head.prepare("norm", last, scratch, self.norm, self.config.norm_eps)
+        return head.forward(given, scratch)
 
     @property
     def has_coarse_rows(self) -> bool:
