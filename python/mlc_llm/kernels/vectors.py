@@ -44,14 +44,18 @@ def exp2(x: Any, lanes: int) -> Any:
     return p * T.reinterpret(bits, dtype=f"float32x{lanes}")
 
 
-def reduce_max(buffer: Any, lanes: int) -> Any:
-    """Largest of the first `lanes` elements, in a fixed order."""
-    return _fold(T.max, [buffer[i] for i in range(lanes)])
+def reduce_max(buffer: Any, lanes: int, row: Any = None) -> Any:
+    """Largest of the first `lanes` elements (of a row), in a fixed order."""
+    return _fold(T.max, _elements(buffer, lanes, row))
 
 
-def reduce_sum(buffer: Any, lanes: int) -> Any:
-    """Sum of the first `lanes` elements as a balanced tree: the order never changes."""
-    return _fold(lambda a, b: a + b, [buffer[i] for i in range(lanes)])
+def reduce_sum(buffer: Any, lanes: int, row: Any = None) -> Any:
+    """Sum of the first `lanes` elements (of a row) as a balanced tree: the order never changes."""
+    return _fold(lambda a, b: a + b, _elements(buffer, lanes, row))
+
+
+def _elements(buffer: Any, lanes: int, row: Any) -> list[Any]:
+    return [buffer[i] if row is None else buffer[row, i] for i in range(lanes)]
 
 
 def _fold(combine: Any, items: list[Any]) -> Any:
