@@ -88,14 +88,23 @@ class Streams:
 
     def decode(self, steps: int, count: int | None = None) -> list[float]:
         """Seconds of each step of the first `count` sequences (of all, if None)."""
-        return [self._step(count or len(self._last)) for _ in range(steps)]
+        return [self._step(range(count or len(self._last))) for _ in range(steps)]
 
-    def _step(self, count: int) -> float:
+    def _step(self, which: Sequence[int]) -> float:
         start = time.perf_counter()
-        rows = [BatchRow(i, [self._last[i]], (GREEDY,)) for i in range(count)]
-        for i, samples in enumerate(self._runner.run(Batch(rows)).samples):
+        rows = [BatchRow(i, [self._last[i]], (GREEDY,)) for i in which]
+        for i, samples in zip(which, self._runner.run(Batch(rows)).samples, strict=True):
             self._last[i] = samples[0].token_id
         return time.perf_counter() - start
+
+    def branch(self, depth: int) -> None:
+        """One more sequence: the first `depth` tokens of the first one."""
+        self._runner.fork_sequence(0, len(self._last), depth)
+        self._last.append(self._last[0])
+
+    def each(self) -> list[float]:
+        """Seconds of a step of each sequence by itself."""
+        return [self._step([i]) for i in range(len(self._last))]
 
     def forget(self, tokens: int, count: int = 1) -> None:
         """Roll the first `count` sequences back."""
@@ -141,14 +150,15 @@ class Worker:
         return {"bandwidth": self._limits.bandwidth(), "vnni": self._limits.vnni()}
 
     def contexts(self, depths: Sequence[int], steps: int) -> list[float]:
-        """Median seconds of a step of one stream at each depth; the depths fall."""
+        """Median seconds of a step of one stream at each depth, in turns; the first is deepest.
+
+        What depths differ in is small beside what a machine's minutes differ in.
+        """
         running = Streams(self.runner, 1, depths[0])
-        found, at = [], depths[0]
-        for depth in depths:
-            running.forget(at - depth)
-            found.append(statistics.median(running.decode(steps + 2)[2:]))
-            at = depth + steps + 2
-        return found
+        for depth in depths[1:]:
+            running.branch(depth)
+        turns = [running.each() for _ in range(steps + 2)][2:]
+        return [statistics.median(found) for found in zip(*turns, strict=True)]
 
     def batches(self, streams: Sequence[int], depth: int, steps: int) -> list[float]:
         """Median seconds of a step of so many streams, each with `depth` tokens behind it."""
