@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlc_llm.compiler.build import build_library
@@ -61,13 +61,14 @@ class TinyModels:
             write_tiny_model(path, kinds=VARIANTS[name].kinds, shape=VARIANTS[name].shape)
         return path
 
-    def library(self, name: str, isa_name: str) -> Path:
-        """Folder of the compiled library."""
+    def library(self, name: str, isa_name: str, *, coarse: bool = False) -> Path:
+        """Folder of the compiled library. coarse: with kernels for bfloat16 if it has tiles."""
         _, plan = self._planned(name, isa_name)
-        folder = self._folder / library_key(plan, ISAS[isa_name])
+        isa = replace(ISAS[isa_name], coarse=coarse and ISAS[isa_name].tiles)
+        folder = self._folder / library_key(plan, isa)
         if not folder.exists():
             folder.mkdir()
-            build_library(plan.config, ISAS[isa_name], folder)
+            build_library(plan.config, isa, folder)
         return folder
 
     def weights(self, name: str, isa_name: str) -> Path:
@@ -94,7 +95,7 @@ class TinyModels:
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
         return ModelRunner(
-            self.library(name, isa_name),
+            self.library(name, isa_name, coarse=coarse_prompts),
             self.weights(name, isa_name),
             num_pages=num_pages,
             max_num_sequence=4,

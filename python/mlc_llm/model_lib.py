@@ -79,7 +79,7 @@ class Metadata:
     vocab_size: int
     padded_vocab: int
     has_coarse_rows: bool
-    """`forward` may compute its first `coarse_rows` tokens to 8 bits, which is faster."""
+    """`forward` may compute its first `coarse_rows` tokens less exactly, which is faster."""
     has_tiles: bool
     """Kernels use tile registers, for which a process has to ask."""
     kv: KVInfo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mlc_llm.kernels.isa import ISAS
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.support.superseded import PURPOSE_FILE
 
-PORTABLE, VNNI = ISAS["portable"], ISAS["vnni"]
+PORTABLE, VNNI, AMX = ISAS["portable"], ISAS["vnni"], ISAS["amx"]
 
 
 def test_a_new_version_has_new_keys_and_the_old_purposes(
@@ -50,6 +51,16 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
             plan = plan_model(file.metadata, file.tensors, isa)
             found |= {jit.library_purpose(plan, isa), jit.weights_purpose(file.path, isa)}
     assert len(found) == 8
+
+
+def test_a_library_with_more_kernels_does_not_take_the_place_of_one_with_fewer(
+    tiny_models: TinyModels,
+) -> None:
+    file = GGUFFile.open(tiny_models.path("plain"))
+    plan = plan_model(file.metadata, file.tensors, AMX)
+    coarse = replace(AMX, coarse=True)
+    assert jit.library_key(plan, AMX) != jit.library_key(plan, coarse)
+    assert jit.library_purpose(plan, AMX) != jit.library_purpose(plan, coarse)
 
 
 def test_a_folder_is_made_once_and_takes_the_place_of_older_ones(tmp_path: Path) -> None:

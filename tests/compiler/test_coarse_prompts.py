@@ -1,4 +1,4 @@
-"""Prompts that are computed to 8 bits: near the exact ones, and just as independent."""
+"""Prompts that are computed coarsely: near the exact ones, and just as independent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 
-pytestmark = pytest.mark.skipif(bool(missing_features("vnni")), reason="no vnni here")
-
 TOKENS = np.random.default_rng(1).integers(0, 300, 120).tolist()
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
+@pytest.fixture(params=["vnni", "amx"])
+def isa_name(request: pytest.FixtureRequest) -> str:
+    """To 8 bits with the one, as bfloat16 with the other."""
+    if missing_features(request.param):
+        pytest.skip(f"no {request.param} here")
+    return str(request.param)
+
+
 @pytest.fixture
-def runner(tiny_models: TinyModels) -> ModelRunner:
-    return tiny_models.runner("plain", "vnni", coarse_prompts=True)
+def runner(tiny_models: TinyModels, isa_name: str) -> ModelRunner:
+    return tiny_models.runner("plain", isa_name, coarse_prompts=True)
 
 
 def run(runner: ModelRunner, *rows: BatchRow) -> list[Sampled]:
@@ -42,8 +48,10 @@ def sequence(runner: ModelRunner, prompt: list[int], *answer: int) -> Sampled:
     return sample
 
 
-def test_near_the_exact_logits_and_not_equal(tiny_models: TinyModels, runner: ModelRunner) -> None:
-    exact = tiny_models.runner("plain", "vnni").logits(TOKENS[:64])
+def test_near_the_exact_logits_and_not_equal(
+    tiny_models: TinyModels, runner: ModelRunner, isa_name: str
+) -> None:
+    exact = tiny_models.runner("plain", isa_name).logits(TOKENS[:64])
     assert runner.logits(TOKENS[:64]).tobytes() == exact.tobytes()
     coarse = runner.logits(TOKENS[:64], prompt_tokens=64)
     difference = np.abs(coarse - exact).max(axis=1)
@@ -89,5 +97,16 @@ def test_too_few_pages_for_both_parts_of_a_row(runner: ModelRunner) -> None:
     ("name", "isa"), [("plain", "portable"), ("floats", "vnni"), ("plain", "avx2")]
 )
 def test_kernels_without_a_faster_way_refuse(tiny_models: TinyModels, name: str, isa: str) -> None:
+    if missing_features(isa):
+        pytest.skip(f"no {isa} here")
     with pytest.raises(InvalidField, match=rf"prompt_precision.*{isa} kernels.*'exact'"):
         tiny_models.runner(name, isa, coarse_prompts=True)
+
+
+def test_a_library_for_exact_prompts_refuses(tiny_models: TinyModels) -> None:
+    if missing_features("amx"):
+        pytest.skip("no amx here")
+    folders = tiny_models.library("plain", "amx"), tiny_models.weights("plain", "amx")
+    limits = {"max_num_sequence": 4, "max_batch_tokens": 64, "context_window": 512}
+    with pytest.raises(InvalidField, match=r"prompt_precision.*amx kernels.*'exact'"):
+        ModelRunner(*folders, num_pages=24, coarse_prompts=True, **limits)

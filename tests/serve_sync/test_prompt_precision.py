@@ -1,4 +1,4 @@
-"""Engines whose prompts are computed to 8 bits."""
+"""Engines whose prompts are computed coarsely."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FEW_PAGES = {"max_total_sequence_length": 256, "prefill_chunk_size": 32, "max_nu
 pytestmark = pytest.mark.usefixtures("tiny")
 
 
-@pytest.fixture
-def vnni(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that have the setting, whatever would be chosen here."""
-    if missing_features("vnni"):
-        pytest.skip("no vnni here")
-    monkeypatch.setenv("MLC_LLM_KERNELS", "vnni")
+@pytest.fixture(params=["vnni", "amx"])
+def with_setting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that have the setting, whatever would be chosen here."""
+    if missing_features(request.param):
+        pytest.skip(f"no {request.param} here")
+    monkeypatch.setenv("MLC_LLM_KERNELS", request.param)
 
 
 def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:
@@ -32,7 +32,7 @@ def engine(tiny: Path, **settings: Any) -> SyncMLCEngine:
     return SyncMLCEngine(str(tiny), "cpu", engine_config=config, enable_tracing=True)
 
 
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("with_setting")
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -50,7 +50,7 @@ def test_text_does_not_depend_on_the_company(tiny: Path, sampling: GenerationCon
     assert "preempt (0)" in narrow.trace_recorder.dump_json()
 
 
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("with_setting")
 def test_guesses_change_nothing(tiny: Path) -> None:
     greedy = GenerationConfig(temperature=0, max_tokens=60)
     guessing = engine(tiny, **FAST, speculative_mode="prompt_lookup", spec_draft_length=4)
@@ -59,14 +59,14 @@ def test_guesses_change_nothing(tiny: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("vnni")
+@pytest.mark.usefixtures("with_setting")
 def test_the_setting_reaches_the_model(tiny: Path) -> None:
     watch = GenerationConfig(temperature=0, max_tokens=1, logprobs=True, top_logprobs=5)
     fast, exact = (engine(tiny, **more).generate(PROMPTS, watch)[1] for more in (FAST, {}))
     assert all(one != other for one, other in zip(fast, exact, strict=True))
 
 
-@pytest.mark.parametrize("kernels", ["portable", "amx"])
+@pytest.mark.parametrize("kernels", ["portable", "avx2"])
 def test_kernels_without_it_refuse(
     tiny: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

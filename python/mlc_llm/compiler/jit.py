@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,10 +56,13 @@ def prepare(
     model: ModelFile,
     kernels: str | None = None,
     *,
+    coarse: bool = False,
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
     """Finds library and weights in the cache, or makes them. `rebuild` replaces what is there.
+
+    coarse: the library has every way to compute prompts faster.
 
     Older builds for the same model are removed when they have not been used for a day.
 
@@ -67,6 +70,7 @@ def prepare(
     UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
     isa = choose(kernels).isa
+    isa = replace(isa, coarse=coarse and isa.tiles)
     plan = plan_model(model.metadata, model.tensors, isa)
     library = cache_dir("model_lib") / library_key(plan, isa)
     weights = packed_folder() / weights_key(model.path, isa)
@@ -109,7 +113,7 @@ def library_key(plan: Plan, isa: Isa) -> str:
 
 def library_purpose(plan: Plan, isa: Isa) -> str:
     """What libraries have in common of which the newer replaces the older."""
-    return digest({"config": _compiled_config(plan), "isa": isa.name})
+    return digest({"config": _compiled_config(plan), "isa": isa.name, "coarse": isa.coarse})
 
 
 def _compiled_config(plan: Plan) -> dict[str, Any]:

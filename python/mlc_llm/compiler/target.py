@@ -26,7 +26,7 @@ _VNNI_NEEDS = (
     "avx2", "fma", "f16c", "bmi1", "bmi2",
 )  # fmt: skip
 _NEEDS = {
-    "amx": (*_VNNI_NEEDS, "amx_tile", "amx_int8"),
+    "amx": (*_VNNI_NEEDS, "amx_tile", "amx_int8", "amx_bf16"),
     "vnni": _VNNI_NEEDS,
     "avx2": ("avx2", "fma", "f16c", "bmi1", "bmi2"),
     "i8mm": ("asimd", "asimddp", "i8mm"),
@@ -36,7 +36,7 @@ _NEEDS = {
 """Instructions a set of kernels uses, as Linux spells them."""
 _LLVM_NAMES = {
     "bmi1": "bmi", "avx512_vnni": "avx512vnni", "amx_tile": "amx-tile", "amx_int8": "amx-int8",
-    "asimd": "neon", "asimddp": "dotprod",
+    "amx_bf16": "amx-bf16", "asimd": "neon", "asimddp": "dotprod",
 }  # fmt: skip
 """Where LLVM spells them otherwise."""
 

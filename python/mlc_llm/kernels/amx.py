@@ -60,3 +60,8 @@ def store(tile: int, address: Any, stride: int) -> Any:
 def multiply(into: int, x: int, w: int) -> Any:
     """Adds a product of signed bytes to sums of 32 bits; a row of w holds four of k columns."""
     return _do("tdpbssd", T.int8(into), T.int8(x), T.int8(w))
+
+
+def multiply_floats(into: int, x: int, w: int) -> Any:
+    """Adds a product of bfloat16 to sums of float32; a row of w holds two of k columns."""
+    return _do("tdpbf16ps", T.int8(into), T.int8(x), T.int8(w))

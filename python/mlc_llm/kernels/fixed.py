@@ -44,8 +44,7 @@ def fixed_matmul(
 ) -> tvm.tirx.PrimFunc:
     """Kernel as `matmul.matmul` describes it; X is int32 [m, sections_width(k)]."""
     G, NB, width = k // fmt.group, n // BLOCK, sections_width(k)
-    streams = 1 if NB % 2 else 2
-    few = _few_rows(NB // streams, streams, k, fmt, isa, accumulate)
+    units, few = few_rows(n, k, fmt, isa, accumulate=accumulate)
     many = tiled_rows(n, k, fmt, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
@@ -56,20 +55,21 @@ def fixed_matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             if m < TILE_ROWS:
-                for block in T.parallel(NB // streams):
-                    few(X, W, Y, block, m)
+                for unit in T.parallel(units):
+                    few(X, W, Y, unit, m)
             else:
                 many(X, W, Y, m)
 
     return fixed_point_matmul
 
 
-def _few_rows(
-    apart: int, streams: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
-) -> Any:
-    """Inline function of (X, W, Y, block, m) for block `block` of each stream, which are `apart`
-    blocks from each other. A single row goes through the streams side by side, as in `matmul.py`.
+def few_rows(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -> tuple[int, Any]:
+    """A number of units, and the inline function of (X, W, Y, unit, m) that computes one of them:
+    for all m rows a block of each stream. A single row goes through the streams side by side, as
+    in `matmul.py`.
     """
+    streams = 1 if n // BLOCK % 2 else 2
+    apart = n // BLOCK // streams
     group_sum = _group_sum(k, fmt)
     multiply = _group_products(k, fmt, isa)
     G, S = k // fmt.group, sections(k)
@@ -154,7 +154,7 @@ def _few_rows(
         for t in T.serial(m % ROW_TILE):
             tile(X, W, Y, block, streams, m - m % ROW_TILE + t, 1)
 
-    return few
+    return apart, few
 
 
 def _group_products(k: int, fmt: WeightFormat, isa: Isa) -> Any:

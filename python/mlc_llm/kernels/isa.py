@@ -26,6 +26,9 @@ class Isa:
     """Matrices of bytes are multiplied in tile registers: 4-bit weights are in fixed point."""
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
+    coarse: bool = False
+    """With tiles: there are kernels for rows in bfloat16 too, which only libraries for
+    `prompt_precision="fast"` have, since they take long to compile."""
 
     @property
     def kv_dtype(self) -> str:

@@ -13,6 +13,7 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
+from mlc_llm.kernels.bf16 import mixed_matmul
 from mlc_llm.kernels.dot import bias, dot, weight_values, word_parts
 from mlc_llm.kernels.fixed import fixed_matmul
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
@@ -28,8 +29,8 @@ LINE = LINE_BYTES // 4
 
 
 def has_coarse_rows(fmt: WeightFormat, isa: Isa) -> bool:
-    """Whether activations lie in planes, of which a product may leave out the lower."""
-    return isa.sums == 2 and not fmt.is_float and not fmt.is_fixed
+    """Whether there is a faster product: of bfloat16 on tiles, or of the upper of two planes."""
+    return isa.coarse if fmt.is_fixed else isa.sums == 2 and not fmt.is_float
 
 
 @cache
@@ -41,11 +42,13 @@ def matmul(
     Arguments: the activations (see `activation.py`), W (see `formats.py`), Y float32 [m, n].
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
     coarse (where `has_coarse_rows`): C int32 [1] comes before Y. The first C[0] rows of the
-    activations count with 8 of their 16 bits.
+    activations count with 8 of their 16 bits, or all is bfloat16 (`bf16.py`).
     """
     assert has_coarse_rows(fmt, isa) or not coarse
     if fmt.is_float:
         return _float_weights(n, k, fmt, isa, accumulate)
+    if fmt.is_fixed and coarse:
+        return mixed_matmul(n, k, fmt, isa, accumulate=accumulate)
     if fmt.is_fixed:
         return fixed_matmul(n, k, fmt, isa, accumulate=accumulate)
     if not isa.integer:

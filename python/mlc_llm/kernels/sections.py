@@ -9,6 +9,7 @@ row is int32 [sections_width(k)]:
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import tvm
 from tvm.script import tirx as T
@@ -60,8 +61,7 @@ def sections_width(k: int) -> int:
 @cache
 def quantize_sections(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kinds and arguments as those of `activation.quantize`."""
-    L, G, S, width = QUADS, k // GROUP, sections(k), input_width(kind, k)
-    lane, sums, scales = lanes_at(0, L), sums_start(k), scales_start(k)
+    width, section = input_width(kind, k), quantized_section(kind, k, isa)
 
     @T.prim_func(private=True, s_tir=True)
     def quantize_row_sections(x: T.handle, weight: T.handle, y: T.handle):
@@ -72,42 +72,12 @@ def quantize_sections(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx
         Y = T.match_buffer(y, (m, sections_width(k)), "int32")
 
         @T.inline
-        def find_scale(row, s, v, inv, scale, step):
-            top = T.alloc_buffer((L,), "int32")
-            top[lane] = splat(T.int32(0), L)
-            for g in T.serial(T.min(SECTION, G - s * SECTION)):
-                for i in T.unroll(4):
-                    v[g, i, lane] = load(
-                        kind, X, N, row, (s * SECTION + g) * GROUP + i * L, k, inv, L
-                    )
-                    top[lane] = T.max(top[lane], magnitude(v[g, i, lane], L))
-            scale[0] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(1.0 / LIMIT)
-            step[0] = T.if_then_else(scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0))
-            Y[row, scales + s] = T.reinterpret(scale[0], dtype="int32")
-
-        @T.inline
-        def store(row, g, v, from_, step):
-            q = T.alloc_buffer((4, L), "int32")
-            total = T.alloc_buffer((L,), "int32")
-            for i in T.unroll(4):
-                q[i, lane] = rounded(v[from_, i, lane] * splat(step[0], L), L)
-            total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
-            Y[row, lanes_at(g * L, L)] = pack_plane(isa, q, lane, 0, L)
-            Y[row, lanes_at(k // 4 + g * L, L)] = pack_plane(isa, q, lane, 1, L)
-            Y[row, sums + g] = reduce_sum(total, L)
-
-        @T.inline
         def one_row(row):
             inv = T.alloc_buffer((1,), "float32")
-            scale = T.alloc_buffer((1,), "float32")
-            step = T.alloc_buffer((1,), "float32")
-            v = T.alloc_buffer((SECTION, 4, L), "float32")
             if kind == "norm":
                 inverse_rms(X, row, k, eps, inv)
-            for s in T.serial(S):
-                find_scale(row, s, v, inv, scale, step)
-                for g in T.serial(T.min(SECTION, G - s * SECTION)):
-                    store(row, s * SECTION + g, v, g, step)
+            for s in T.serial(sections(k)):
+                section(X, N, Y, row, s, inv)
 
         with T.sblock("root"):
             if m <= SERIAL_ROWS:
@@ -118,3 +88,46 @@ def quantize_sections(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx
                     one_row(row)
 
     return quantize_row_sections
+
+
+def quantized_section(kind: str, k: int, isa: Isa) -> Any:
+    """Inline function of (X, N, Y, row, s, inv) that quantises section s of a row.
+
+    X, N and Y are the arguments of `quantize_sections`, inv[0] what `inverse_rms` says of the row.
+    """
+    L, G = QUADS, k // GROUP
+    lane, sums, scales = lanes_at(0, L), sums_start(k), scales_start(k)
+
+    @T.inline
+    def find_scale(X, N, Y, row, s, v, inv, scale, step):
+        top = T.alloc_buffer((L,), "int32")
+        top[lane] = splat(T.int32(0), L)
+        for g in T.serial(T.min(SECTION, G - s * SECTION)):
+            for i in T.unroll(4):
+                v[g, i, lane] = load(kind, X, N, row, (s * SECTION + g) * GROUP + i * L, k, inv, L)
+                top[lane] = T.max(top[lane], magnitude(v[g, i, lane], L))
+        scale[0] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(1.0 / LIMIT)
+        step[0] = T.if_then_else(scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0))
+        Y[row, scales + s] = T.reinterpret(scale[0], dtype="int32")
+
+    @T.inline
+    def store(Y, row, g, v, from_, step):
+        q = T.alloc_buffer((4, L), "int32")
+        total = T.alloc_buffer((L,), "int32")
+        for i in T.unroll(4):
+            q[i, lane] = rounded(v[from_, i, lane] * splat(step[0], L), L)
+        total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
+        Y[row, lanes_at(g * L, L)] = pack_plane(isa, q, lane, 0, L)
+        Y[row, lanes_at(k // 4 + g * L, L)] = pack_plane(isa, q, lane, 1, L)
+        Y[row, sums + g] = reduce_sum(total, L)
+
+    @T.inline
+    def section(X, N, Y, row, s, inv):
+        scale = T.alloc_buffer((1,), "float32")
+        step = T.alloc_buffer((1,), "float32")
+        v = T.alloc_buffer((SECTION, 4, L), "float32")
+        find_scale(X, N, Y, row, s, v, inv, scale, step)
+        for g in T.serial(T.min(SECTION, G - s * SECTION)):
+            store(Y, row, s * SECTION + g, v, g, step)
+
+    return section

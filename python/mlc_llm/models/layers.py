@@ -7,9 +7,11 @@ from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
+from tvm.sym import Analyzer
 
 from mlc_llm.kernels.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.attention import attention
+from mlc_llm.kernels.bf16 import ROOM, prepare_mixed
 from mlc_llm.kernels.embedding import embedding
 from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.kernels.isa import Isa
@@ -93,15 +95,17 @@ class Linear(PackedMatrix):
     ) -> Tensor:
         """x: from `prepare`. into: float32 [m, n] to add to in place, or None for scratch.
 
-        coarse_rows: int32 [1], how many of the first rows may count with 8 bits where the kernel
-        can do that; None means none.
+        coarse_rows: int32 [1], how many of the first rows may count with fewer bits where the
+        kernel can do that; None means none.
         """
         add, coarse = into is not None, coarse_rows is not None and self.has_coarse_rows
         kernel = matmul(self.n, self.k, self.fmt, self.isa, accumulate=add, coarse=coarse)
         args = [x, self.packed, coarse_rows] if coarse else [x, self.packed]
         name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
         if into is None:
-            return scratch.call(kernel, name, args, float_tensor(x.shape[0], self.n))
+            room = ROOM if coarse and self.fmt.is_fixed else 0
+            rows = Analyzer().simplify(x.shape[0] - room)
+            return scratch.call(kernel, name, args, float_tensor(rows, self.n))
         return op.tensor_ir_inplace_op(
             kernel, f"{name}_add", [*args, into], len(args), float_tensor(*into.shape)
         )
@@ -113,13 +117,21 @@ class Linear(PackedMatrix):
         scratch: Scratch,
         weight: Tensor | None = None,
         eps: float = 0.0,
+        coarse_rows: Tensor | None = None,
     ) -> Tensor:
-        """The input as this matrix wants it; kind and shapes as in `kernels/activation.py`."""
+        """The input as this matrix wants it; kind and shapes as in `kernels/activation.py`.
+
+        coarse_rows: what `forward` will get.
+        """
         other = x if weight is None else weight
         m, k, group = x.shape[0], self.k, self.fmt.group
         if not self.isa.integer or self.fmt.is_float:
             kernel = floats(kind, k, self.isa, eps)
             return scratch.call(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))
+        if self.fmt.is_fixed and coarse_rows is not None and self.has_coarse_rows:
+            kernel = prepare_mixed(kind, k, self.isa, eps)
+            out = Tensor.placeholder([m + ROOM, sections_width(k)], "int32")
+            return scratch.call(kernel, f"{kind}_{k}_mixed", [x, other, coarse_rows], out)
         if self.fmt.is_fixed:
             kernel = quantize_sections(kind, k, self.isa, eps)
             out = Tensor.placeholder([m, sections_width(k)], "int32")
@@ -155,7 +167,7 @@ class Fused(nn.Module):  # type: ignore[misc]
         for linear in self.linears:
             key = (linear.fmt.is_float, linear.fmt.is_fixed, linear.fmt.group)
             if key not in prepared:
-                prepared[key] = linear.prepare(kind, x, scratch, weight, eps)
+                prepared[key] = linear.prepare(kind, x, scratch, weight, eps, coarse_rows)
             results.append(linear(prepared[key], scratch, coarse_rows=coarse_rows))
         if not self.joined:
             return [(result, 0) for result in results]

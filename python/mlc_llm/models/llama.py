@@ -46,9 +46,9 @@ class LlamaLayer(nn.Module):  # type: ignore[misc]
         # Queries, keys and values stay exact: eight bits there cost most of the accuracy.
         qkv = self.qkv("norm", x, scratch, self.attention_norm, eps)
         heads = attend(self.config, self.isa, self.kv_dtype, qkv, step, pages)
-        x = self.o(self.o.prepare("plain", heads, scratch), scratch, x, rows)
+        x = self.o(self.o.prepare("plain", heads, scratch, coarse_rows=rows), scratch, x, rows)
         gate_up = self.mlp("norm", x, scratch, self.mlp_norm, eps, rows)
-        gated = self.down.prepare("silu", join(gate_up), scratch)
+        gated = self.down.prepare("silu", join(gate_up), scratch, coarse_rows=rows)
         return self.down(gated, scratch, x, rows)
 
 

@@ -21,7 +21,7 @@ class CoarseRows:
     def __init__(self, metadata: Metadata, *, are_wanted: bool) -> None:
         """Raises InvalidField if they are wanted and the library has none."""
         if are_wanted and not metadata.has_coarse_rows:
-            words = f"the {metadata.isa} kernels compute this model exactly only; use 'exact'"
+            words = f"the {metadata.isa} kernels of this library know no faster way; use 'exact'"
             raise InvalidField("prompt_precision", "fast", words)
         self._are_wanted = are_wanted
         self._count = zeroed(4).view(np.int32)

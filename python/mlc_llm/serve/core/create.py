@@ -34,12 +34,13 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Mod
             return _runner(Path(config.model_lib), weights, config)
         except (BrokenLibrary, BrokenParams) as error:
             raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
-    prepared = prepare(bundle.gguf)
+    coarse = config.prompt_precision == "fast"
+    prepared = prepare(bundle.gguf, coarse=coarse)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
-    prepared = prepare(bundle.gguf, rebuild=True)
+    prepared = prepare(bundle.gguf, coarse=coarse, rebuild=True)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
