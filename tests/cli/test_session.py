@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -81,6 +82,15 @@ def test_ctrl_c_stops_between_steps(session: Any, engine: Any) -> None:
     assert answer.completion_tokens == 5
 
 
+@pytest.fixture
+def python_handles_interrupts() -> Iterator[None]:
+    """As it does unless it was started where interrupts are ignored: behind `nohup` or `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
 def test_a_second_ctrl_c_is_not_held_back() -> None:
     with pytest.raises(KeyboardInterrupt), catch_interrupt() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
