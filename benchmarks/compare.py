@@ -32,7 +32,7 @@ from typing import Any
 
 from common import configuration
 from compared_models import MODELS, OTHER_SIZES, model_file, sizes_of, write_random
-from figures import AVX2, CONTEXT, FAST, STREAMS
+from figures import AVX2, CONTEXT, DEFAULT, FAST, ONE_B, STREAMS
 from ours import PRECISION_VARIABLE
 from ours_side import Ours
 from peers import KINDS, make_peer
@@ -55,6 +55,11 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64)
 """Of streams."""
 COLD_STARTS = 2
 """Cold starts of each side in a round."""
+SLOW_START = 5.0
+"""Seconds. A side that takes longer to start is started once in a run."""
+ROWS_OF = {"speed": MODELS, "cold": (DEFAULT,)}
+"""Models that a figure is measured on, where that is not both of `FIGURE_MODELS`."""
+FIGURE_MODELS = (DEFAULT, ONE_B)
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -112,8 +117,10 @@ class Comparison:
         self.files = self._model_files()
         self.clock = Clock(arguments.minutes)
 
-    def wants(self, figure: str) -> bool:
-        return figure in self.arguments.figures
+    def wants(self, figure: str, model: str | None = None) -> bool:
+        """Whether it is measured, on this model if one is given."""
+        named = model is None or model in ROWS_OF.get(figure, FIGURE_MODELS)
+        return named and figure in self.arguments.figures
 
     def _installed(self, sides: Sequence[Side]) -> list[Side]:
         made = []
@@ -144,7 +151,7 @@ class Comparison:
         self.results.configuration["ours"] = self.ours.install()
         for name, file in self.files.items():
             print(f"preparing {name}", flush=True)
-            for side in self._ours():
+            for side in self._ours(name):
                 attempt(self.results, f"{side.name} on {name}", partial(side.prepare, file))
             if self.fast is not None and self._can(self.fast, name) and not name.startswith("1b"):
                 compared = partial(self.ours.divergence, file, self.fast)
@@ -153,9 +160,9 @@ class Comparison:
     def _can(self, side: Side, name: str) -> bool:
         return f"{side.name} on {name}" not in self.results.missing
 
-    def _ours(self) -> list[Ours]:
+    def _ours(self, model: str) -> list[Ours]:
         sides = [self.ours, *([self.fast] if self.fast else [])]
-        return sides + ([self.avx2] if self.wants("avx2") and self.avx2_peers else [])
+        return sides + ([self.avx2] if self.wants("avx2", model) and self.avx2_peers else [])
 
     def round(self, number: int) -> None:
         """Everything once, model by model; what the clock cuts off is left out."""
@@ -172,11 +179,11 @@ class Comparison:
     def _speeds(self, name: str, file: Path) -> None:
         sides: list[Any] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
         tests = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
-        if self.wants("speed"):
+        if self.wants("speed", name):
             peers = {side.name for side in self.peers}
             sided = [(side, file) for side in sides]
             speed_round(self.results, name, sided, tests, self.clock, peers=peers)
-        if self.wants("avx2") and self.avx2_peers:
+        if self.wants("avx2", name) and self.avx2_peers:
             pair: list[Any] = [self.avx2, *self.avx2_peers]
             speed_round(
                 self.results, name, [(side, file) for side in pair], SPEED_TESTS[:2], self.clock
@@ -185,7 +192,7 @@ class Comparison:
     def _curves(self, name: str, file: Path) -> None:
         """What only ours is asked, in one process but for the peak memory."""
         wanted = {"python": self._shares, "growth": self._growth, "context": self._contexts}
-        asked = [(figure, ask) for figure, ask in wanted.items() if self.wants(figure)]
+        asked = [(figure, ask) for figure, ask in wanted.items() if self.wants(figure, name)]
         if asked and self._can(self.ours, name):
             with closing(self.ours.open(file)) as session:
                 for figure, ask in asked:
@@ -217,12 +224,13 @@ class Comparison:
         self.results.add(name, "peak memory", OURS, served["peak"])
 
     def _starts(self, name: str, file: Path) -> None:
-        if not self.wants("cold"):
+        if not self.wants("cold", name):
             return
         for side in (self.ours, *self.peers):
             for _ in range(COLD_STARTS):
                 key = f"{side.name}, cold start, {name}"
-                if key in self.results.missing or not self._can(side, name):
+                known = self.results.median(name, "cold start", side.name) or 0.0
+                if key in self.results.missing or not self._can(side, name) or known > SLOW_START:
                     break
                 seconds = attempt(self.results, key, partial(side.cold_start, file))
                 if seconds is not None:
