@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from compared_models import Shape, sizes_of, write_random
 from divergence import PIECE, PROMPT, mean_divergences, pieces
 from figures import LLAMA, ONE_B, Row, markdown, table, worst_point
 from ours import PRECISION_VARIABLE, precision_asked
+from ours_worker import Worker
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial, python_environment
 from peers.ik_llama import IkLlama
@@ -202,6 +204,19 @@ def test_a_worker_answers_and_refuses_by_line() -> None:
     """
     worker = LineWorker([sys.executable, "-c", code], {})
     assert worker.measure(Trial("t", 1)) == 3.0
+    worker.close()
+
+
+def test_a_worker_is_told_of_a_test_what_ours_takes() -> None:
+    code = """if True:
+        import json, sys
+        for line in sys.stdin:
+            told = json.loads(line).keys() - {"do"}
+            print(json.dumps({"value": told == set(sys.argv[1:])}), flush=True)
+    """
+    taken = set(inspect.signature(Worker.measure).parameters) - {"self"}
+    worker = LineWorker([sys.executable, "-c", code, *taken], {})
+    assert worker.measure(Trial("t", 1, peers=False)) == 1.0
     worker.close()
 
 
