@@ -6,6 +6,10 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from mlc_llm.kernels.inlining import hasten
+
+hasten()  # every kernel imports this module
+
 LOG2E = 1.4426950408889634
 SCHEDULED = {"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True}
 """Attributes of every kernel: our loops are final, and no fusion may touch them."""
