@@ -16,8 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 import tvm_ffi
-from common import Spread, print_configuration
-from machine import LANES, PIECES, built, summing, written
+from common import print_configuration
+from machine import built, written
+from matvec import beside, reader
 
 from mlc_llm.compiler.target import choose
 from mlc_llm.kernels.attention import attention
@@ -29,20 +30,6 @@ SHAPES = {"default model": (9, 3, 64), "1B": (32, 8, 64)}
 """(heads, kv heads, head size)."""
 SEEN = (2**31 - 1, 0)
 """Every token sees all before it."""
-
-
-def reader(isa: Isa, size: int) -> Callable[[], float]:
-    """GB/s of one plain pass over so many bytes."""
-    run = built(summing(size // 4), isa)
-    x = tvm_ffi.from_dlpack(written(size).view(np.float32))
-    y = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
-
-    def measure() -> float:
-        start = time.perf_counter()
-        run(x, y)
-        return size / (time.perf_counter() - start) / 1e9
-
-    return measure
 
 
 def decoder(isa: Isa, shape: tuple[int, int, int], context: int, size: int) -> Callable[[], float]:
@@ -84,14 +71,11 @@ def main() -> None:
     title = f"kernels {isa.name}, {threads} threads"
     print_configuration("attention of one token, GB/s of keys and values", kernels=title)
     size = arguments.megabytes * 2**20
-    read = reader(isa, size)
+    read = reader(isa, arguments.megabytes)
     for model, shape in SHAPES.items():
         for context in arguments.contexts:
             run = decoder(isa, shape, context, size)
-            pairs = [(run(), read()) for _ in range(arguments.rounds + 1)][1:]
-            ours, plain = (Spread.of(side) for side in zip(*pairs, strict=True))
-            share = ours.median / plain.median
-            print(f"{model}, context {context}: {ours}, {share:.0%} of a plain read's {plain}")
+            print(f"{model}, context {context}: {beside(run, read, arguments.rounds)}")
 
 
 if __name__ == "__main__":

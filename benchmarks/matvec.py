@@ -49,6 +49,13 @@ def reader(isa: Isa, megabytes: int) -> Callable[[], float]:
     return measure
 
 
+def beside(run: Callable[[], float], read: Callable[[], float], rounds: int) -> str:
+    """GB/s of a kernel and of plain reading, in turns behind one round that does not count."""
+    pairs = [(run(), read()) for _ in range(rounds + 1)][1:]
+    ours, plain = (Spread.of(side) for side in zip(*pairs, strict=True))
+    return f"{ours}, {ours.median / plain.median:.0%} of a plain read's {plain}"
+
+
 def product(isa: Isa, fmt: WeightFormat, n: int, k: int, megabytes: int) -> Callable[[], float]:
     """GB/s of weights through one pass over enough copies of a matrix."""
     run = built(matmul(n, k, fmt, isa, accumulate=False), isa)
@@ -87,10 +94,7 @@ def main() -> None:
             fmt = format_of_kind(kind, half=isa.half)
             for n, k in shapes:
                 run = product(isa, fmt, n, k, arguments.megabytes)
-                pairs = [(run(), read()) for _ in range(arguments.rounds + 1)][1:]
-                ours, plain = (Spread.of(side) for side in zip(*pairs, strict=True))
-                share = ours.median / plain.median
-                print(f"{model} {kind} {n}x{k}: {ours}, {share:.0%} of a plain read's {plain}")
+                print(f"{model} {kind} {n}x{k}: {beside(run, read, arguments.rounds)}")
 
 
 if __name__ == "__main__":
