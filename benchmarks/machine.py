@@ -3,10 +3,11 @@
     python benchmarks/machine.py
 
 Decode reads every weight once a token, so the read bandwidth divided by the weights' size bounds
-it; prompts are bound by how many products of 8-bit numbers the processor can add up. Both are
+it; prompts are bound by how many products of 8-bit numbers the processor can add up. All are
 measured by kernels that do nothing else, compiled by TVM and run by the very threads that run a
 model: a sum over 512 MiB, far more than any cache holds, in huge pages where the system has
-them; and `vpdpbusd` on registers (a product and an addition are two operations).
+them; `vpdpbusd` on registers (a product and an addition are two operations); and `tdpbssd`, with a
+load of a tile from the first cache for each, since eight registers allow no fewer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tvm.script import tirx as T
 from tvm.target import codegen
 
 from mlc_llm.compiler.target import choose, target_for
-from mlc_llm.kernels.isa import VNNI, Isa
+from mlc_llm.kernels import amx
+from mlc_llm.kernels.isa import AMX, VNNI, Isa
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at
 from mlc_llm.runtime.memory import zeroed
 from mlc_llm.runtime.threads import configure_threads
@@ -34,6 +36,9 @@ LANES, PIECES = 16, 64
 CHAINS = 12
 """Sums that do not wait for each other: enough to keep every unit busy."""
 TURNS = 1_000_000
+TILE_TURNS = 20_000
+"""Of four products each."""
+TILE_OPERATIONS = 2 * amx.ROWS * amx.ROWS * amx.ROW_BYTES
 
 
 def summing(size: int) -> tvm.tirx.PrimFunc:
@@ -88,6 +93,38 @@ def multiplying(threads: int) -> tvm.tirx.PrimFunc:
     return products
 
 
+def multiplying_tiles(threads: int) -> tvm.tirx.PrimFunc:
+    """TILE_TURNS times four loads of tiles from x and their four products, on every thread."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def products(
+        x: T.Buffer((4, amx.ROWS, amx.ROWS), "int32"),
+        y: T.Buffer((threads, 4, amx.ROWS, amx.ROWS), "int32"),
+    ):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+            for p in T.parallel(threads):
+                shape = T.alloc_buffer((amx.SHAPE_WORDS,), "int32")
+                amx.configure(shape, amx.ROWS)
+                for i in T.unroll(4):
+                    T.evaluate(amx.clear(amx.SUMS + i))
+                for _ in T.serial(TILE_TURNS):
+                    for i in T.unroll(4):
+                        T.evaluate(
+                            amx.load(amx.X_TILES + i, T.address_of(x[i, 0, 0]), amx.ROW_BYTES)
+                        )
+                    for i in T.unroll(2):
+                        for j in T.unroll(2):
+                            T.evaluate(
+                                amx.multiply(amx.SUMS + 2 * i + j, amx.X_TILES + i, amx.W_TILES + j)
+                            )
+                for i in T.unroll(4):
+                    T.evaluate(amx.store(amx.SUMS + i, T.address_of(y[p, i, 0, 0]), amx.ROW_BYTES))
+                T.evaluate(amx.release())
+
+    return products
+
+
 def _added(acc: Any, left: Any, right: Any) -> Any:
     return T.call_llvm_pure_intrin(
         codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
@@ -105,7 +142,7 @@ def built(kernel: tvm.tirx.PrimFunc, isa: Isa) -> Any:
 
 
 class Limits:
-    """Both limits, ready to be measured again and again in a process that runs a model."""
+    """The limits, ready to be measured again and again in a process that runs a model."""
 
     def __init__(self, size: int = SIZE) -> None:
         self.threads = configure_threads()
@@ -114,10 +151,14 @@ class Limits:
         self._sum = built(summing(size // 4), isa)
         self._data = tvm_ffi.from_dlpack(written(size).view(np.float32))
         self._sums = tvm.runtime.tensor(np.zeros((PIECES, LANES), np.float32))
-        self._multiply = built(multiplying(self.threads), isa) if isa is VNNI else None
+        self._multiply = built(multiplying(self.threads), isa) if isa in (VNNI, AMX) else None
         self._operands = tvm.runtime.tensor(np.full((2, LANES), 0x01010101, np.int32))
         shape = (self.threads, CHAINS, LANES)
         self._products = tvm.runtime.tensor(np.zeros(shape, np.int32))
+        self._multiply_tiles = built(multiplying_tiles(self.threads), isa) if isa is AMX else None
+        tiles = (4, amx.ROWS, amx.ROWS)
+        self._tiles = tvm.runtime.tensor(np.full(tiles, 0x01010101, np.int32))
+        self._tile_sums = tvm.runtime.tensor(np.zeros((self.threads, *tiles), np.int32))
 
     def bandwidth(self) -> float:
         """GB/s of the better of three readings: what others take away is no limit of ours."""
@@ -129,6 +170,17 @@ class Limits:
             return None
         least = min(_seconds(self._multiply, self._operands, self._products) for _ in range(3))
         return self.threads * CHAINS * TURNS * 2 * 4 * LANES / least / 1e9
+
+    def amx(self) -> float | None:
+        """GOPS likewise, on tiles that are loaded; None for a processor without them."""
+        if self._multiply_tiles is None:
+            return None
+        least = min(_seconds(self._multiply_tiles, self._tiles, self._tile_sums) for _ in range(3))
+        return self.threads * TILE_TURNS * 4 * TILE_OPERATIONS / least / 1e9
+
+    def all(self) -> dict[str, float | None]:
+        """By the names in `figures.py`."""
+        return {"bandwidth": self.bandwidth(), "vnni": self.vnni(), "amx": self.amx()}
 
 
 def written(size: int) -> npt.NDArray[Any]:
@@ -155,9 +207,10 @@ def main() -> None:
     found = Spread.of([limits.bandwidth() for _ in range(arguments.repeat)])
     bound = found.high * 1e9 / size
     print(f"reading: {found} GB/s; at best {bound:.0f} readings of the file a second")
-    if limits.vnni() is not None:
-        rates = [limits.vnni() or 0.0 for _ in range(arguments.repeat)]
-        print(f"products of 8-bit numbers: {Spread.of(rates)} GOPS")
+    for name, measure in (("vectors", limits.vnni), ("tiles", limits.amx)):
+        rates = [rate for _ in range(arguments.repeat) if (rate := measure()) is not None]
+        if rates:
+            print(f"products of 8-bit numbers on {name}: {Spread.of(rates)} GOPS")
 
 
 if __name__ == "__main__":

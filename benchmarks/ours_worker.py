@@ -147,7 +147,8 @@ class Worker:
             from machine import Limits
 
             self._limits = Limits()
-        return {"bandwidth": self._limits.bandwidth(), "vnni": self._limits.vnni()}
+        found: dict[str, float | None] = self._limits.all()
+        return found
 
     def contexts(self, depths: Sequence[int], steps: int) -> list[float]:
         """Median seconds of a step of one stream at each depth, in turns; the first is deepest.

@@ -17,6 +17,7 @@ from kernel_tools import (
 )
 
 from mlc_llm.kernels.activation import LIMIT
+from mlc_llm.kernels.fixed import LARGE, least_tile_rows
 from mlc_llm.kernels.formats import padded_rows
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.matmul import matmul
@@ -95,12 +96,23 @@ def test_few_and_many_rows_have_the_same_bits(isa: Isa, kind: str, k: int) -> No
     packed = pack(grouped, format_of_kind(kind, half=True, fixed=True))
     x = rows(49, k)
     alone = np.concatenate([run(isa, packed, x[i : i + 1]) for i in range(len(x))])
-    for m in (2, 4, 7, 11, 12, 15, 16, 31, 32, 49):
+    for m in (2, 4, 7, 9, 10, 12, 15, 16, 31, 32, 49):
         assert run(isa, packed, x[:m]).tobytes() == alone[:m].tobytes(), f"{m} rows"
     ones = np.ones_like(alone)
     added = np.concatenate([run(isa, packed, x[i : i + 1], ones[:1]) for i in range(len(x))])
     for m in (3, 13, 49):
         assert run(isa, packed, x[:m], ones[:m]).tobytes() == added[:m].tobytes(), f"{m} rows"
+
+
+@each_isa(with_tiles=True)
+def test_a_large_matrix_uses_tiles_earlier(isa: Isa) -> None:
+    n, k = 1024, LARGE // 1024
+    packed = pack(random_weights("Q4_0", n, k), format_of_kind("Q4_0", half=True, fixed=True))
+    x = rows(least_tile_rows(n, k), k)
+    assert len(x) < least_tile_rows(n, k - GROUP)
+    alone = np.concatenate([run(isa, packed, x[i : i + 1]) for i in range(len(x))])
+    for m in (len(x) - 1, len(x)):
+        assert run(isa, packed, x[:m]).tobytes() == alone[:m].tobytes(), f"{m} rows"
 
 
 @each_isa(with_tiles=True)

@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 
 from mlc_llm.kernels import amx
 from mlc_llm.kernels.activation import SERIAL_ROWS, input_width, inverse_rms, load, weight_shape
-from mlc_llm.kernels.fixed import TILE_ROWS, few_rows
+from mlc_llm.kernels.fixed import few_rows, least_tile_rows
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.scales import fixed_at, units_at
@@ -107,7 +107,7 @@ def mixed_matmul(
             R = T.decl_buffer((m - C[0], n), "float32", data=Y.data, elem_offset=C[0] * n)
             if C[0] > 0:
                 coarse(Z, W, Y, C[0])
-            if m - C[0] >= TILE_ROWS:
+            if m - C[0] >= least_tile_rows(n, k):
                 many(E, W, R, m - C[0])
             elif C[0] < m:
                 for task in T.parallel(tasks):

@@ -33,10 +33,15 @@ L, V = 16, BLOCK // 16
 """Lanes of integers, and their vectors in a block."""
 ROW_TILE = 4
 """Rows whose sums stay in registers together."""
-TILE_ROWS = 12
-"""From so many rows on tiles are faster, though some of the first one are empty."""
+LARGE = 2**21
+"""Weights from which on a matrix hides what tiles cost at its start."""
 PREFETCH_BYTES = 10240
 """How far ahead weights are asked for (see `matmul.py`)."""
+
+
+def least_tile_rows(n: int, k: int) -> int:
+    """Rows from which on tiles are faster, though some of the first one are empty."""
+    return 8 if n * k >= LARGE else 10
 
 
 def fixed_matmul(
@@ -54,7 +59,7 @@ def fixed_matmul(
         X = T.match_buffer(x, (m, width), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            if m < TILE_ROWS:
+            if m < least_tile_rows(n, k):
                 for unit in T.parallel(units):
                     few(X, W, Y, unit, m)
             else:
