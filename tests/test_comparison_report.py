@@ -77,7 +77,17 @@ def test_the_faster_setting_stands_beside_its_divergence() -> None:
     ratio = rows[
         "prefill 512, default model, faster setting", "≥ 1.5 × the best peer of any width (vLLM)"
     ]
-    assert ratio.startswith("0.50 (0.50 to 0.50): 2 against 4 tok/s; KL")
+    assert ratio.startswith("0.50 (0.50 to 0.50): 2 against 4 tok/s; the machine allows 1000; KL")
+
+
+def test_what_the_machine_allows_stands_beside_a_speed() -> None:
+    results = everything()
+    for peaks, prompt in (((), 500), (("amx",), 1000)):
+        for name in peaks:
+            results.add(DEFAULT, "prefill 512, limits", name, 4000.0)
+        rows = {row.figure: row.measured for row in table(results) if "faster" not in row.figure}
+        assert rows["single-stream decode, default model"].endswith("; the machine allows 499")
+        assert rows["prefill 512, default model"].endswith(f"; the machine allows {prompt}")
 
 
 def test_each_peak_of_a_machine_is_a_limit() -> None:
