@@ -142,7 +142,7 @@ def files_of(model: str) -> tuple[str, ...]:
 
 def allowed(limits: Sequence[float], work: float) -> str:
     """What the machine would allow if it did nothing else; work: of a token, in a limit's units."""
-    return f"; the machine allows {Spread.of(limits).median / work:.4g}" if limits else ""
+    return f"; the machine allows {Spread.of(limits).median / work:.4g}"
 
 
 def gigabytes(results: Results, model: str) -> float:
