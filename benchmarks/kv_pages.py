@@ -137,7 +137,7 @@ def our_step() -> Callable[[], float]:
     }  # fmt: skip
     run = machine(Ours(), {"step": arguments})["step"]
     tile = query_tile(HEADS, KV_HEADS, ISA)
-    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, ISA.kv_dtype, tile)
+    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, ISA.kv_dtype, tile, tile)
     pages = allocate_pages(info, 256)
     cache = KVCache(info, 256, 1, lambda source, target: None)
     cache.add(0)

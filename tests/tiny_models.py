@@ -44,6 +44,7 @@ VARIANTS = {
     "big-heads": Variant(
         shape=TinyShape(layers=1, heads=2, kv_heads=1, head_dim=128, intermediate=160)
     ),
+    "two-heads": Variant(shape=TinyShape(heads=2, kv_heads=1, head_dim=32)),
     "one-layer": Variant({"": "Q8_0"}, TinyShape(layers=1, heads=1, kv_heads=1, head_dim=64)),
 }
 

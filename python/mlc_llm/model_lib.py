@@ -36,7 +36,7 @@ ROPE_PARAM = "rope_inverse_frequencies"
 """float32 [head_dim/2] among the packed parameters; the runtime reads it, `forward` does not."""
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class KVInfo:
     dtype: str
     query_tile: int
     """Tokens of one sequence that a row of `tiles` may cover."""
+    coarse_tile: int
+    """The same if they are coarse."""
 
     @property
     def bytes_per_page(self) -> int:

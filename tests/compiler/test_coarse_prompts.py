@@ -15,17 +15,18 @@ TOKENS = np.random.default_rng(1).integers(0, 300, 120).tolist()
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
-@pytest.fixture(params=["vnni", "amx"])
-def isa_name(request: pytest.FixtureRequest) -> str:
-    """To 8 bits with the one, as bfloat16 with the other."""
-    if missing_features(request.param):
-        pytest.skip(f"no {request.param} here")
-    return str(request.param)
+@pytest.fixture(params=[("plain", "vnni"), ("plain", "amx"), ("two-heads", "amx")], ids="-".join)
+def names(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Model and kernels: products to 8 bits; in bfloat16; attention in bfloat16 too."""
+    model, isa_name = request.param
+    if missing_features(isa_name):
+        pytest.skip(f"no {isa_name} here")
+    return model, isa_name
 
 
 @pytest.fixture
-def runner(tiny_models: TinyModels, isa_name: str) -> ModelRunner:
-    return tiny_models.runner("plain", isa_name, coarse_prompts=True)
+def runner(tiny_models: TinyModels, names: tuple[str, str]) -> ModelRunner:
+    return tiny_models.runner(*names, coarse_prompts=True)
 
 
 def run(runner: ModelRunner, *rows: BatchRow) -> list[Sampled]:
@@ -49,9 +50,9 @@ def sequence(runner: ModelRunner, prompt: list[int], *answer: int) -> Sampled:
 
 
 def test_near_the_exact_logits_and_not_equal(
-    tiny_models: TinyModels, runner: ModelRunner, isa_name: str
+    tiny_models: TinyModels, runner: ModelRunner, names: tuple[str, str]
 ) -> None:
-    exact = tiny_models.runner("plain", isa_name).logits(TOKENS[:64])
+    exact = tiny_models.runner(*names).logits(TOKENS[:64])
     assert runner.logits(TOKENS[:64]).tobytes() == exact.tobytes()
     coarse = runner.logits(TOKENS[:64], prompt_tokens=64)
     difference = np.abs(coarse - exact).max(axis=1)

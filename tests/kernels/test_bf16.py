@@ -14,13 +14,14 @@ from mlc_llm.kernels.formats import BLOCK, padded_rows
 from mlc_llm.kernels.isa import AMX, Isa
 from mlc_llm.kernels.matmul import matmul
 from mlc_llm.kernels.sections import quantize_sections, sections_width
+from mlc_llm.kernels.tile_pipeline import CHUNK_BYTES
 from mlc_llm.quantization.ggml_blocks import Grouped
 from mlc_llm.quantization.packing import Packed, format_of_kind, pack
 
 COARSE = replace(AMX, coarse=True)
 ROWS = 70
 COLUMNS = (32, 96, 544, 1088)
-"""A group, an odd number of them, a panel and a bit, more than a section and two panels."""
+"""A group, an odd number of them, two sections (an odd number of groups), three."""
 COUNTS = (1, 2, 15, 16, 17, 32, 33, 49)
 
 
@@ -63,7 +64,7 @@ def prepare(
     x: Array, coarse: int, kind: str = "plain", *, weight: Array | None = None, eps: float = 0.0
 ) -> Array:
     k = x.shape[1] // (2 if kind == "silu" else 1)
-    y = np.full((len(x) + bf16.ROOM, sections_width(k)), -1, np.int32)
+    y = np.full((len(x), sections_width(k)), -1, np.int32)
     other = x if weight is None else weight
     build(bf16.prepare_mixed(kind, k, AMX, eps), AMX)(x, other, np.array([coarse], np.int32), y)
     return y
@@ -131,10 +132,10 @@ def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, k: int, add: bool)
 
 @each_isa(with_tiles=True)
 def test_chunks_of_rows(isa: Isa) -> None:
-    """More rows than the panels of a chunk have, and more blocks than one."""
-    w = weights("Q4_0", 96, 6 * BLOCK)
-    most = bf16.PAIRS * 2 * 16
-    x = activations(most + 50, 96)
+    """More rows than a chunk has, more blocks than one, and an odd number of jobs a block."""
+    w = weights("Q4_0", 1088, 3 * BLOCK)
+    most = CHUNK_BYTES // (4 * sections_width(1088) * 32) * 32
+    x = activations(most + 50, 1088)
     y = product(w, x, most + 41)
     for i in (0, most - 1, most, most + 15, most + 16, most + 40):
         assert y[i].tobytes() == product(w, x[i : i + 1], 1)[0].tobytes(), f"row {i}"
@@ -144,38 +145,31 @@ def test_chunks_of_rows(isa: Isa) -> None:
 @pytest.mark.parametrize("kind", ["plain", "norm", "silu"])
 @each_isa(with_tiles=True)
 def test_prepared_rows(isa: Isa, kind: str) -> None:
-    """Coarse rows are tiles of bfloat16; exact rows keep every bit."""
+    """Coarse rows are bfloat16; exact rows keep every bit."""
     m, coarse, k, eps = 45, 37, 1088, 1e-5
     x = activations(m, 2 * k if kind == "silu" else k)
     weight = activations(1, k)[0] if kind == "norm" else x
     y = prepare(x, coarse, kind, weight=weight, eps=eps)
     exact = np.full((m, sections_width(k)), -1, np.int32)
     build(quantize_sections(kind, k, AMX, eps), AMX)(x, weight, exact)
-    assert y[48 : 48 + m - coarse].tobytes() == exact[coarse:].tobytes()
+    assert y[coarse:].tobytes() == exact[coarse:].tobytes()
     wide = x[:coarse].astype(np.float64)
     if kind == "norm":
         wide = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + eps) * weight
     if kind == "silu":
         gate, up = wide[:, :k], wide[:, k:]
         wide = gate / (1 + np.exp(-gate)) * up
-    found = tiled(y, 3, k)[:coarse]
+    found = floats(y[:coarse], k)
     assert (np.abs(found - wide) <= 2**-8 * 1.0001 * np.abs(wide)).all()
     if kind == "plain":
         assert (found == bfloat16(x[:coarse])).all()
 
 
-def tiled(y: Array, units: int, k: int) -> Array:
-    """float64 [16 * units, k] of coarse rows that lie as tiles."""
-    groups = k // 32
-    words = y.reshape(-1)[: units * groups * 256].view(np.uint32)
-    rows, at = [], 0
-    for first in range(0, groups, bf16.PANEL):
-        width = min(bf16.PANEL, groups - first)
-        panel = words[at : at + units * width * 256].reshape(units, width, 16, 16)
-        at += panel.size
-        pairs = np.stack([panel << 16, panel & 0xFFFF0000], axis=3).view(np.float32)
-        rows.append(pairs.transpose(0, 2, 1, 3, 4).reshape(units * 16, width * 32))
-    return np.concatenate(rows, axis=1).astype(np.float64)
+def floats(y: Array, k: int) -> Array:
+    """float64 [m, k] of coarse rows."""
+    words = np.ascontiguousarray(y[:, : k // 2]).view(np.uint32).reshape(len(y), k // 32, 16)
+    pairs = np.stack([words << 16, words & 0xFFFF0000], axis=2).view(np.float32)
+    return pairs.reshape(len(y), k).astype(np.float64)
 
 
 @each_isa(with_tiles=True)

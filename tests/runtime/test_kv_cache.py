@@ -13,8 +13,8 @@ from mlc_llm.model_lib import KVInfo
 from mlc_llm.runtime.batch import Window
 from mlc_llm.runtime.kv_cache import KVCache
 
-PAGE, TILE, NUM_PAGES, MAX_SEQUENCES = 4, 3, 6, 4
-INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE)
+PAGE, TILE, COARSE_TILE, NUM_PAGES, MAX_SEQUENCES = 4, 3, 5, 6, 4
+INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE, COARSE_TILE)
 
 
 class Memory:
@@ -30,10 +30,13 @@ class Memory:
         pages = self.slots.reshape(-1, PAGE)
         pages[target] = pages[source]
 
-    def run(self, rows: list[tuple[int, int]], held: dict[int, list[int]]) -> None:
+    def run(
+        self, rows: list[tuple[int, int]], held: dict[int, list[int]], coarse_rows: int = 0
+    ) -> None:
         """Places new tokens, checks the placement, writes them, and brings `held` up to date."""
         before = {s: list(tokens) for s, tokens in held.items()}
-        place = self.cache.place(rows)
+        coarse = sum(n for _, n in rows[:coarse_rows])
+        place = self.cache.place(rows, coarse)
         assert len(set(place.slot.tolist())) == len(place.slot) == sum(n for _, n in rows)
         first, listed = 0, 0
         for seq_id, n in rows:
@@ -48,7 +51,8 @@ class Memory:
             found = self.slots.reshape(-1, PAGE)[pages].reshape(-1)[:length].tolist()
             seen = self.seen(length - n, length)
             assert [found[i] for i in seen] == [held[seq_id][i] for i in seen]
-            self.check_tiles(np.reshape(place.tiles, (-1, 3)), first, n, listed)
+            tile = COARSE_TILE if first < coarse else TILE
+            self.check_tiles(np.reshape(place.tiles, (-1, 3)), first, n, listed, tile)
             first, listed = first + n, listed + count
         assert listed == len(place.page_ids)
 
@@ -57,12 +61,13 @@ class Memory:
         oldest = start - self.window.size
         return [i for i in range(length) if i > oldest or i < self.window.sinks]
 
-    def check_tiles(self, tiles: np.ndarray, first: int, n: int, start: int) -> None:
-        """The tiles of these rows cover each of them once, none longer than TILE."""
+    def check_tiles(self, tiles: np.ndarray, first: int, n: int, start: int, most: int) -> None:
+        """The tiles of these rows cover each of them once, as few as can be."""
         own = [t for t in tiles.tolist() if first <= t[0] < first + n]
         covered = [row for t in own for row in range(t[0], t[0] + t[1])]
         assert covered == list(range(first, first + n))
-        assert all(1 <= count <= TILE and at == start for _, count, at in own)
+        assert all(1 <= count <= most and at == start for _, count, at in own)
+        assert len(own) == -(-n // most)
 
     def held(self, seq_id: int) -> list[int]:
         """The tokens in the sequence's pages, -1 for those that are gone."""
@@ -114,7 +119,7 @@ class CacheMachine(RuleBasedStateMachine):
         trimmed = data.draw(st.booleans())
         needed = sum(-(-(len(self.model[s]) + n) // PAGE) - pages[s] for s, n in rows)
         if needed <= self.cache.free_pages:
-            self.memory.run(rows, self.model)
+            self.memory.run(rows, self.model, data.draw(st.integers(0, len(rows))))
             for seq_id in chosen if trimmed else ():
                 self.cache.trim(seq_id)
                 assert not self.memory.lacks(seq_id, len(self.model[seq_id]) - 1)

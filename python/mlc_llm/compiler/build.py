@@ -13,6 +13,7 @@ from tvm.relax.frontend import nn
 from mlc_llm.compiler.target import target_for
 from mlc_llm.errors import CompileError
 from mlc_llm.kernels.attention import query_tile
+from mlc_llm.kernels.coarse_attention import coarse_tile, has_coarse_attention
 from mlc_llm.kernels.edit_logits import WORD
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE
@@ -78,13 +79,15 @@ def file_sha256(path: Path) -> str:
 
 
 def _kv_info(config: ModelConfig, isa: Isa) -> KVInfo:
+    heads, is_coarse = (config.heads, config.kv_heads), has_coarse_attention(config.head_dim, isa)
     return KVInfo(
         num_layers=config.layers,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
         page_size=PAGE,
         dtype=isa.kv_dtype,
-        query_tile=query_tile(config.heads, config.kv_heads, isa),
+        query_tile=query_tile(*heads, isa),
+        coarse_tile=coarse_tile(*heads) if is_coarse else query_tile(*heads, isa),
     )
 
 

@@ -84,7 +84,7 @@ def is_seen(first: Any, count: Any, oldest: Any, window: Any) -> Any:
 def section_parts(shape: Shape) -> Any:
     """Statements for one section, as an inline function (see `section` below)."""
     scores = _scores(shape)
-    mask, softmax = _softmax(shape)
+    mask, softmax = softmax_parts(shape)
     values = _values(shape)
 
     @T.inline
@@ -179,15 +179,18 @@ def _scores(shape: Shape) -> Any:
     return scores
 
 
-def _softmax(shape: Shape) -> Any:
+def seen_score(score: Any, first: Any, position: Any, window: Any, lanes: int) -> Any:
+    """Scores of places from `first` on, masked where a token at `position` does not see them."""
+    token = T.ramp(first, 1, lanes)
+    is_near = T.And(token <= splat(position, lanes), token > splat(position - window[0], lanes))
+    is_sink = T.And(token <= splat(position, lanes), token < splat(window[1], lanes))
+    return T.Select(T.Or(is_near, is_sink), score, fsplat(MASKED, lanes))
+
+
+def softmax_parts(shape: Shape) -> Any:
+    """Inline functions that mask scores, and that turn them into weights."""
     L, share = shape.isa.lanes, shape.share
     VP, lane = PAGE // L, lanes_at(0, L)
-
-    def visible(score: Any, first: Any, position: Any, window: Any) -> Any:
-        token = T.ramp(first, 1, L)
-        is_near = T.And(token <= splat(position, L), token > splat(position - window[0], L))
-        is_sink = T.And(token <= splat(position, L), token < splat(window[1], L))
-        return T.Select(T.Or(is_near, is_sink), score, fsplat(MASKED, L))
 
     def weigh(score: Any, best: Any) -> Any:
         """A masked score weighs exactly nothing, not 2^-126."""
@@ -198,8 +201,8 @@ def _softmax(shape: Shape) -> Any:
     def mask(s, POS, W, token, first, count, rows):
         for r in T.serial(rows):
             for v in T.serial(count[0] * VP):
-                s[r, lanes_at(v * L, L)] = visible(
-                    s[r, lanes_at(v * L, L)], first[0] * PAGE + v * L, POS[token[r // share]], W
+                s[r, lanes_at(v * L, L)] = seen_score(
+                    s[r, lanes_at(v * L, L)], first[0] * PAGE + v * L, POS[token[r // share]], W, L
                 )
 
     @T.inline
@@ -309,3 +312,43 @@ def _values(shape: Shape) -> Any:
                 stored(o, high, row, d * group + half, half, rows)
 
     return values
+
+
+def folding(lanes: int, head_dim: int) -> Any:
+    """Inline functions on a row's state, its best score, total weight and weighted sum of values:
+    to begin with, to take in another row's, and to write the result."""
+    L, D = lanes, head_dim
+    VD, lane = D // L, lanes_at(0, L)
+
+    @T.inline
+    def clear(best, total, o, r):
+        best[r] = T.float32(MASKED)
+        total[r] = T.float32(0)
+        for d in T.unroll(VD):
+            o[r, lanes_at(d * L, L)] = fsplat(0.0, L)
+
+    @T.inline
+    def fold(best, total, o, r, new_best, new_total, new_o, j):
+        # Row r takes in row j of another state; both sides are scaled to the larger best.
+        top = T.alloc_buffer((1,), "float32")
+        old_part = T.alloc_buffer((L,), "float32")
+        new_part = T.alloc_buffer((L,), "float32")
+        top[0] = T.max(best[r], new_best[j])
+        old_part[lane] = exp2(splat(best[r] - top[0], L), L)
+        new_part[lane] = exp2(splat(new_best[j] - top[0], L), L)
+        best[r] = top[0]
+        total[r] = total[r] * old_part[0] + new_total[j] * new_part[0]
+        for d in T.unroll(VD):
+            o[r, lanes_at(d * L, L)] = (
+                o[r, lanes_at(d * L, L)] * old_part[lane]
+                + new_o[j, lanes_at(d * L, L)] * new_part[lane]
+            )
+
+    @T.inline
+    def write(O, o, total, r, row, head):
+        for d in T.unroll(VD):
+            O[row, lanes_at(head * D + d * L, L)] = o[r, lanes_at(d * L, L)] * splat(
+                T.float32(1) / total[r], L
+            )
+
+    return clear, fold, write

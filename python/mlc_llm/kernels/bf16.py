@@ -1,11 +1,10 @@
-"""Products of coarse rows with fixed-point weights: both as bfloat16, on tile registers (`amx.py`).
+"""Products of coarse rows with fixed-point weights: both as bfloat16, on tile registers.
 
 A weight's whole number is rounded to bfloat16 and its row's unit is applied in the end. The sums
-are float32, over all columns in their order, so that a row's bits depend on nothing else.
+are float32, section by section in their order, so that a row's bits depend on nothing else.
 
-Coarse rows of activations lie as tiles in front of the exact rows: of each panel of columns the
-units of 16 rows, of each unit a tile a group. Word i of a tile's row holds columns i and i + 16 of
-the group, which is how nibbles come out of a word of weights two at a time.
+A coarse row takes the place of an exact one (`sections.py`). Word i of a group holds columns i and
+i + 16 of it, which is how nibbles come out of a word of weights two at a time.
 """
 
 from __future__ import annotations
@@ -21,34 +20,30 @@ from mlc_llm.kernels.activation import SERIAL_ROWS, input_width, inverse_rms, lo
 from mlc_llm.kernels.fixed import few_rows, least_tile_rows
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.isa import Isa
+from mlc_llm.kernels.prefetch import prefetch
 from mlc_llm.kernels.scales import fixed_at, units_at
 from mlc_llm.kernels.sections import GROUP, quantized_section, sections, sections_width
-from mlc_llm.kernels.tiles import tiled_rows
-from mlc_llm.kernels.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.tile_pipeline import ROWS, Arithmetic, L, V, first_row, put, tiled_rows
+from mlc_llm.kernels.tiles import exact_rows
+from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
+from mlc_llm.kernels.weight_tiles import AHEAD
 
-ROWS = L = amx.ROWS
-V = BLOCK // L
-ROOM = ROWS - 1
-"""Rows that may stay empty between coarse and exact rows."""
-TILE = ROWS * L
-"""32-bit words of a tile."""
-PANEL = 16
-"""Groups whose weights lie in the first cache, and meet all rows of a chunk before the next."""
-PAIRS = 16
-"""Two units each: rows of a chunk. A panel of their activations stays in the second cache."""
+MOST_GROUPS = 18
+"""Of a section: their weights lie in the first cache."""
+WHOLE = 1024
+"""Columns up to which the rows of a usual prompt stay in the second cache."""
 MOST_BLOCKS = 8
-"""Blocks that a panel of activations meets before the next panel."""
+"""Blocks that a section of longer rows meets before the next section."""
 
 
 @cache
 def prepare_mixed(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kinds and arguments as those of `activation.quantize`, but C int32 [1] comes before Y.
 
-    Y is int32 [m + ROOM, sections_width(k)]: the first C[0] rows of X as tiles in front,
-    the others as `sections.py` says behind them.
+    Y is int32 [m, sections_width(k)]: the first C[0] rows are coarse.
     """
     width, words = input_width(kind, k), sections_width(k)
-    exact, coarse = _section_row(kind, k, isa, eps), _tile_row(kind, k, eps)
+    exact, coarse = quantized_section(kind, k, isa), _coarse_row(kind, k)
 
     @T.prim_func(private=True, s_tir=True)
     def prepare_coarse_and_exact(
@@ -56,24 +51,28 @@ def prepare_mixed(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.Pri
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
-        places = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
-        Y = T.match_buffer(y, (places, words), "int32")
+        Y = T.match_buffer(y, (m, words), "int32")
+
+        @T.inline
+        def one_row(row):
+            inv = T.alloc_buffer((1,), "float32")
+            if kind == "norm":
+                inverse_rms(X, row, k, eps, inv)
+            if row < C[0]:
+                coarse(X, N, Y, row, inv)
+            else:
+                for s in T.serial(sections(k)):
+                    exact(X, N, Y, row, s, inv)
+
         with T.sblock("root"):
-            Z = T.decl_buffer((places * words,), "int32", data=Y.data)
-            E = T.decl_buffer(
-                (m, words), "int32", data=Y.data, elem_offset=(_padded(C[0]) - C[0]) * words
-            )
-            if m <= SERIAL_ROWS and C[0] == 0:
+            if m <= SERIAL_ROWS:
                 for row in T.serial(m):
-                    exact(X, N, E, row)
+                    one_row(row)
             else:
                 for row in T.parallel(m):
-                    if row < C[0]:
-                        coarse(X, N, Z, T.ceildiv(C[0], ROWS), row)
-                    else:
-                        exact(X, N, E, row)
+                    one_row(row)
 
     return prepare_coarse_and_exact
 
@@ -83,9 +82,9 @@ def mixed_matmul(
 ) -> tvm.tirx.PrimFunc:
     """Kernel as `matmul.matmul` describes it for coarse rows; X comes from `prepare_mixed`."""
     G, NB, words = k // fmt.group, n // BLOCK, sections_width(k)
-    coarse = coarse_tiles(n, k, fmt, accumulate)
+    coarse = tiled_rows(n, fmt, _floats(n, k, fmt, accumulate))
     tasks, few = few_rows(n, k, fmt, isa, accumulate=accumulate)
-    many = tiled_rows(n, k, fmt, accumulate)
+    many = exact_rows(n, k, fmt, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
     def coarse_and_exact_matmul(
@@ -96,17 +95,13 @@ def mixed_matmul(
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
-        places = T.int32()
-        X = T.match_buffer(x, (places, words), "int32")
+        X = T.match_buffer(x, (m, words), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            Z = T.decl_buffer((places * words,), "int32", data=X.data)
-            E = T.decl_buffer(
-                (m - C[0], words), "int32", data=X.data, elem_offset=_padded(C[0]) * words
-            )
+            E = T.decl_buffer((m - C[0], words), "int32", data=X.data, elem_offset=C[0] * words)
             R = T.decl_buffer((m - C[0], n), "float32", data=Y.data, elem_offset=C[0] * n)
             if C[0] > 0:
-                coarse(Z, W, Y, C[0])
+                coarse(X, W, Y, C[0])
             if m - C[0] >= least_tile_rows(n, k):
                 many(E, W, R, m - C[0])
             elif C[0] < m:
@@ -116,24 +111,28 @@ def mixed_matmul(
     return coarse_and_exact_matmul
 
 
-def _padded(count: Any) -> Any:
-    """Rows that so many coarse rows take up."""
-    return T.ceildiv(count, ROWS) * ROWS
-
-
-def _tile_at(groups: int, units: Any, unit: Any, g: Any) -> Any:
-    """The word at which the tile of a unit and group begins; units: of all coarse rows."""
-    panel = g // PANEL
-    width = T.min(PANEL, groups - panel * PANEL)
-    return (units * panel * PANEL + unit * width + g % PANEL) * TILE
-
-
-def _round_pair(low: Any, high: Any) -> Any:
-    """Two vectors of floats as bfloat16 in the low and high halves of words; ties go outwards."""
-    half, mask = splat(T.int32(0x8000), L), splat(T.int32(0xFFFF), L)
-    low, high = (T.reinterpret(part, dtype=f"int32x{L}") + half for part in (low, high))
-    low = T.shift_right(low, splat(T.int32(16), L))
-    return (low & mask) | (high & splat(T.int32(-0x10000), L))
+def _floats(n: int, k: int, fmt: WeightFormat, accumulate: bool) -> Arithmetic:
+    """A step takes 32 columns of 32 rows and 32 weights."""
+    groups = k // fmt.group
+    section = -(-groups // -(-groups // MOST_GROUPS))
+    return Arithmetic(
+        groups=groups,
+        section=section,
+        step=1,
+        tiles=2,
+        vectors=V,
+        sums=4,
+        dtype="float32",
+        stride=sections_width(k),
+        multiply=lambda x, w: amx.multiply_floats(
+            amx.SUMS + 2 * x + w, amx.X_TILES + x, amx.W_TILES + w
+        ),
+        row=lambda m, unit, x: first_row(m, 2 * unit + x),
+        column=lambda s, t, x: (s * section + t) * (GROUP // 2),
+        fill=_fill_word(section, fmt),
+        finish_row=_finish_row(-(-groups // section), accumulate),
+        blocks=_blocks_together(n // BLOCK) if k > WHOLE else 1,
+    )
 
 
 def _blocks_together(blocks: int) -> int:
@@ -143,177 +142,96 @@ def _blocks_together(blocks: int) -> int:
     return max(even or fitting)
 
 
-def coarse_tiles(n: int, k: int, fmt: WeightFormat, accumulate: bool) -> Any:
-    """Statements for all `count` coarse rows: an inline function of (Z, W, Y, count)."""
-    G, task = k // fmt.group, _blocks_together(n // BLOCK)
-    width = min(G, PANEL)
-    panels = -(-G // PANEL)
-    fill = _weight_tiles(fmt)
+def _finish_row(S: int, accumulate: bool) -> Any:
+    """`Arithmetic.finish_row`, of 32 rows and 32 weights."""
+
+    def row_of(m: Any, unit: Any, r: Any) -> Any:
+        return first_row(m, 2 * unit + r // ROWS) + r % ROWS
+
+    def added(C: Any, F: Any, section: Any, u: Any, r: Any, v: Any) -> Any:
+        sums = C[r // ROWS * 2 + v, r % ROWS, lanes_at(0, L)]
+        if S == 1:
+            return sums
+        return sums + T.Select(section == 0, fsplat(0.0, L), F[u, r, v, lanes_at(0, L)])
 
     @T.inline
-    def finish(W, Y, F, b, block, u, first, rows):
-        """Puts sums in units of their weights' rows into Y, or adds them."""
-        for r in T.serial(rows):
+    def finish_row(X, W, Y, C, F, block, vector, section, m, unit, u, r):
+        if section % S < S - 1:
             for v in T.unroll(V):
-                if accumulate:
-                    Y[first + r, lanes_at(block * BLOCK + v * L, L)] = Y[
-                        first + r, lanes_at(block * BLOCK + v * L, L)
-                    ] + F[b, u, v, r, lanes_at(0, L)] * units_at(W, block, v * L, L)
-                else:
-                    Y[first + r, lanes_at(block * BLOCK + v * L, L)] = F[
-                        b, u, v, r, lanes_at(0, L)
-                    ] * units_at(W, block, v * L, L)
-
-    @T.inline
-    def load_w(B, v, t):
-        T.evaluate(amx.load(amx.W_TILES + v, T.address_of(B[v, t, 0, 0]), amx.ROW_BYTES))
-
-    @T.inline
-    def load_x(Z, i, units, unit, p, t):
-        T.evaluate(
-            amx.load(
-                amx.X_TILES + i,
-                T.address_of(Z[_tile_at(G, units, T.min(unit + i, units - 1), p * PANEL + t)]),
-                amx.ROW_BYTES,
-            )
-        )
-
-    @T.inline
-    def products(Z, B, F, b, u, p, units, unit):
-        """Adds a panel to the sums of two units and two vectors of a block."""
-        if p == 0:
-            for i in T.unroll(2 * V):
-                T.evaluate(amx.clear(amx.SUMS + i))
-        else:
+                F[u, r, v, lanes_at(0, L)] = added(C, F, section, u, r, v)
+        elif row_of(m, unit, r) >= 2 * unit * ROWS + r // ROWS * ROWS:
             for v in T.unroll(V):
-                for i in T.unroll(2):
-                    T.evaluate(
-                        amx.load(
-                            amx.SUMS + 2 * v + i,
-                            T.address_of(F[b, u, v, i * ROWS, 0]),
-                            amx.ROW_BYTES,
-                        )
-                    )
-        load_w(B, 0, 0)
-        load_x(Z, 0, units, unit, p, 0)
-        for t in T.serial(T.min(PANEL, G - p * PANEL)):
-            # What the next products need is loaded while others are in work.
-            load_x(Z, 1, units, unit, p, t)
-            T.evaluate(amx.multiply_floats(amx.SUMS, amx.X_TILES, amx.W_TILES))
-            load_w(B, 1, t)
-            T.evaluate(amx.multiply_floats(amx.SUMS + 1, amx.X_TILES + 1, amx.W_TILES))
-            load_w(B, 0, T.min(t + 1, T.min(PANEL, G - p * PANEL) - 1))
-            T.evaluate(amx.multiply_floats(amx.SUMS + 2, amx.X_TILES, amx.W_TILES + 1))
-            load_x(Z, 0, units, unit, p, T.min(t + 1, T.min(PANEL, G - p * PANEL) - 1))
-            T.evaluate(amx.multiply_floats(amx.SUMS + 3, amx.X_TILES + 1, amx.W_TILES + 1))
-        for v in T.unroll(V):
-            for i in T.unroll(2):
-                T.evaluate(
-                    amx.store(
-                        amx.SUMS + 2 * v + i, T.address_of(F[b, u, v, i * ROWS, 0]), amx.ROW_BYTES
-                    )
+                put(
+                    *(Y, row_of(m, unit, r), block * BLOCK + v * L),
+                    added(C, F, section, u, r, v) * units_at(W, block, v * L, L),
+                    *(L, accumulate),
                 )
 
-    @T.inline
-    def some_blocks(Z, W, Y, block, first, rows, units):
-        shape = T.alloc_buffer((amx.SHAPE_WORDS,), "int32")
-        B = T.alloc_buffer((V, width, ROWS, L), "int32")
-        F = T.alloc_buffer((task, PAIRS, V, 2 * ROWS, L), "float32")
-        amx.configure(shape, ROWS)
-        for p in T.serial(panels):
-            for b in T.serial(task):
-                fill(W, B, block + b, p * PANEL, T.min(PANEL, G - p * PANEL))
-                for u in T.serial(T.ceildiv(rows, 2 * ROWS)):
-                    products(Z, B, F, b, u, p, units, first // ROWS + 2 * u)
-                    if p == panels - 1:
-                        finish(
-                            W, Y, F, b, block + b, u, first + u * 2 * ROWS,
-                            T.min(2 * ROWS, rows - u * 2 * ROWS),
-                        )  # fmt: skip
-        T.evaluate(amx.release())
-
-    @T.inline
-    def rows(Z, W, Y, count):
-        for chunk in T.serial(T.ceildiv(count, PAIRS * 2 * ROWS)):
-            for s in T.parallel(n // BLOCK // task):
-                some_blocks(
-                    Z, W, Y, s * task, chunk * PAIRS * 2 * ROWS,
-                    T.min(PAIRS * 2 * ROWS, count - chunk * PAIRS * 2 * ROWS),
-                    T.ceildiv(count, ROWS),
-                )  # fmt: skip
-
-    return rows
+    return finish_row
 
 
-def _weight_tiles(fmt: WeightFormat) -> Any:
-    """Inline function that turns groups of a block into tiles; row 4 * t + j holds what bits 4 * t
-    and 16 + 4 * t of word j begin."""
+def _fill_word(width: int, fmt: WeightFormat) -> Any:
+    """`Arithmetic.fill`: of word j of a group bits 4 * t and 16 + 4 * t become row 4 * t + j of the
+    tiles of both vectors in B, int32 [2, groups, 2, 16, 16]."""
     f32 = f"float32x{L}"
 
     def floats(integers: Any) -> Any:
         return T.cast(T.cast(integers, f"int32x{L}"), f32)
 
-    def pair(word: Any, shift: Any, scale: Any, low: Any) -> Any:
+    def pair(word: Any, t: Any, scale: Any, low: Any) -> Any:
         def value(bits: Any) -> Any:
             q = T.shift_right(word, splat(bits, L)) & splat(T.int32(15), L)
             return T.cast(q, f32) * scale + low
 
-        return _round_pair(value(shift), value(shift + 16))
+        return round_pair(value(4 * t), value(4 * t + 16))
+
+    def low(W: Any, at: Any, v: Any, scale: Any) -> Any:
+        if fmt.has_minimum:
+            return floats(fixed_at(fmt, W, at, 1, v, L))
+        return scale * splat(T.float32(-fmt.offset), L)
 
     @T.inline
-    def fill(W, B, block, first, groups):
-        scale = T.alloc_buffer((V, L), "float32")
-        low = T.alloc_buffer((V, L), "float32")
-        for g in T.serial(groups):
-            for v in T.unroll(V):
-                scale[v, lanes_at(0, L)] = floats(fixed_at(fmt, W, (block, first + g), 0, v, L))
-                if fmt.has_minimum:
-                    low[v, lanes_at(0, L)] = floats(fixed_at(fmt, W, (block, first + g), 1, v, L))
-                else:
-                    low[v, lanes_at(0, L)] = scale[v, lanes_at(0, L)] * splat(
-                        T.float32(-fmt.offset), L
-                    )
-                for j in T.unroll(fmt.words):
-                    for t in T.unroll(4):
-                        B[v, g, 4 * t + j, lanes_at(0, L)] = pair(
-                            W[block, first + g, lanes_at(j * BLOCK + v * L, L)],
-                            4 * t,
-                            scale[v, lanes_at(0, L)],
-                            low[v, lanes_at(0, L)],
-                        )
+    def word(W, B, side, block, g, at, j):
+        for v in T.unroll(V):
+            T.evaluate(prefetch(W, block, at + AHEAD, j * BLOCK + v * L))
+        if j == 0:
+            T.evaluate(prefetch(W, block, at + AHEAD, fmt.words * BLOCK))
+        for v in T.unroll(V):
+            for t in T.unroll(4):
+                B[side, g, v, 4 * t + j, lanes_at(0, L)] = pair(
+                    W[block, at, lanes_at(j * BLOCK + v * L, L)],
+                    t,
+                    floats(fixed_at(fmt, W, (block, at), 0, v, L)),
+                    low(W, (block, at), v, floats(fixed_at(fmt, W, (block, at), 0, v, L))),
+                )
+
+    @T.inline
+    def fill(W, B, side, block, vector, section, g, j):
+        word(W, B, side, block, g, section * width + g, j)
 
     return fill
 
 
-def _section_row(kind: str, k: int, isa: Isa, eps: float) -> Any:
-    """Statements for one exact row: an inline function of (X, N, Y, row)."""
-    section = quantized_section(kind, k, isa)
+def round_pair(low: Any, high: Any) -> Any:
+    """Two vectors of floats as bfloat16 in the low and high halves of words; ties go outwards."""
+    low = T.shift_right(_half_more(low), splat(T.int32(16), L))
+    return (low & splat(T.int32(0xFFFF), L)) | (_half_more(high) & splat(T.int32(-0x10000), L))
+
+
+def _half_more(x: Any) -> Any:
+    """Bits of floats and half a step of their upper half."""
+    return T.reinterpret(x, dtype=f"int32x{L}") + splat(T.int32(0x8000), L)
+
+
+def _coarse_row(kind: str, k: int) -> Any:
+    """Statements for one coarse row: an inline function of (X, N, Y, row, inv)."""
 
     @T.inline
-    def section_row(X, N, Y, row):
-        inv = T.alloc_buffer((1,), "float32")
-        if kind == "norm":
-            inverse_rms(X, row, k, eps, inv)
-        for s in T.serial(sections(k)):
-            section(X, N, Y, row, s, inv)
-
-    return section_row
-
-
-def _tile_row(kind: str, k: int, eps: float) -> Any:
-    """Statements for one coarse row: an inline function of (X, N, Z, units, row)."""
-
-    @T.inline
-    def tile_row(X, N, Z, units, row):
-        inv = T.alloc_buffer((1,), "float32")
-        if kind == "norm":
-            inverse_rms(X, row, k, eps, inv)
+    def coarse_row(X, N, Y, row, inv):
         for g in T.serial(k // GROUP):
-            Z[lanes_at(_tile_at(k // GROUP, units, row // ROWS, g) + row % ROWS * L, L)] = (
-                _round_pair(
-                    load(kind, X, N, row, g * GROUP, k, inv, L),
-                    load(kind, X, N, row, g * GROUP + L, k, inv, L),
-                )
+            Y[row, lanes_at(g * L, L)] = round_pair(
+                load(kind, X, N, row, g * GROUP, k, inv, L),
+                load(kind, X, N, row, g * GROUP + L, k, inv, L),
             )
 
-    return tile_row
+    return coarse_row

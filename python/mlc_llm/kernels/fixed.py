@@ -26,7 +26,8 @@ from mlc_llm.kernels.sections import (
     sections_width,
     sums_start,
 )
-from mlc_llm.kernels.tiles import HALF, put, section_sum, tiled_rows
+from mlc_llm.kernels.tile_pipeline import put
+from mlc_llm.kernels.tiles import HALF, exact_rows, section_sum
 from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at, splat
 
 L, V = 16, BLOCK // 16
@@ -50,7 +51,7 @@ def fixed_matmul(
     """Kernel as `matmul.matmul` describes it; X is int32 [m, sections_width(k)]."""
     G, NB, width = k // fmt.group, n // BLOCK, sections_width(k)
     units, few = few_rows(n, k, fmt, isa, accumulate=accumulate)
-    many = tiled_rows(n, k, fmt, accumulate)
+    many = exact_rows(n, k, fmt, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
     def fixed_point_matmul(x: T.handle, W: T.Buffer((NB, G + 1, fmt.stride), "int32"), y: T.handle):
@@ -126,7 +127,7 @@ def few_rows(n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool) -
                 for v in T.unroll(V):
                     put(
                         *(Y, row + r, (block + b * apart) * BLOCK + v * L + h * HALF),
-                        *(f[b * rows + r, v, half], accumulate),
+                        *(f[b * rows + r, v, half], HALF, accumulate),
                     )
 
     @T.inline

@@ -6,28 +6,25 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from mlc_llm.kernels import amx
 from mlc_llm.kernels.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.prefetch import prefetch
 from mlc_llm.kernels.scales import fixed_at
-from mlc_llm.kernels.sections import QUADS, SECTION, sections
+from mlc_llm.kernels.sections import QUADS, SECTION
+from mlc_llm.kernels.tile_pipeline import L
 from mlc_llm.kernels.vectors import lanes_at, splat
 
-L = amx.ROWS
-V, STEPS = BLOCK // L, SECTION // 2
-"""Vectors of a block, and products of tiles in a section: of 64 columns each."""
 AHEAD = 17
 """Groups that weights are asked for before they are needed."""
 
 
 def fill_word(k: int, fmt: WeightFormat) -> Any:
-    """Inline function of (W, B, block, job, g, j): word j of group g of a job's section becomes
-    rows of tiles of high and of low bytes in B, int32 [2, STEPS, 2, 16, 16], for even and odd jobs.
+    """`Arithmetic.fill`: word j of group g of a job's section becomes rows of tiles of high and of
+    low bytes in B, int32 [2, SECTION / 2, 2, 16, 16].
 
     Job v * sections + s is about vector v of the block. Row `part` * words + j of a group holds its
     word j as `dot.py` describes it, a byte a value.
     """
-    words, G, S = fmt.words, k // fmt.group, sections(k)
+    words, G = fmt.words, k // fmt.group
 
     def twice(integers: Any) -> Any:
         """16 lanes of 16 bits, each of them two times side by side."""
@@ -57,27 +54,27 @@ def fill_word(k: int, fmt: WeightFormat) -> Any:
         return octets ^ splat(T.int32(-0x7F7F7F80), L)
 
     @T.inline
-    def word(W, B, block, job, g, at, j):
-        for v in T.unroll(V):
-            T.evaluate(prefetch(W, block, at + AHEAD, j * BLOCK + v * L))
+    def word(W, B, side, block, v, g, at, j):
+        for i in T.unroll(BLOCK // L):
+            T.evaluate(prefetch(W, block, at + AHEAD, j * BLOCK + i * L))
         if j == 0:
             T.evaluate(prefetch(W, block, at + AHEAD, words * BLOCK))
         for part in T.unroll(2):
-            B[job % 2, g // 2, 0, g % 2 * QUADS + part * words + j, lanes_at(0, L)] = plane(
-                W, (block, at), job // S, j, part, 0
+            B[side, g // 2, 0, g % 2 * QUADS + part * words + j, lanes_at(0, L)] = plane(
+                W, (block, at), v, j, part, 0
             )
-            B[job % 2, g // 2, 1, g % 2 * QUADS + part * words + j, lanes_at(0, L)] = plane(
-                W, (block, at), job // S, j, part, 1
+            B[side, g // 2, 1, g % 2 * QUADS + part * words + j, lanes_at(0, L)] = plane(
+                W, (block, at), v, j, part, 1
             )
         if G % 2 == 1 and at + 1 == G:
             for part in T.unroll(2):
                 for p in T.unroll(2):
-                    B[job % 2, g // 2, p, QUADS + part * words + j, lanes_at(0, L)] = splat(
+                    B[side, g // 2, p, QUADS + part * words + j, lanes_at(0, L)] = splat(
                         T.int32(0), L
                     )
 
     @T.inline
-    def fill(W, B, block, job, g, j):
-        word(W, B, block, job, g, job % S * SECTION + g, j)
+    def fill(W, B, side, block, vector, section, g, j):
+        word(W, B, side, block, vector, g, section * SECTION + g, j)
 
     return fill

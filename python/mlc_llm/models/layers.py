@@ -7,11 +7,11 @@ from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
-from tvm.sym import Analyzer
 
 from mlc_llm.kernels.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.attention import attention
-from mlc_llm.kernels.bf16 import ROOM, prepare_mixed
+from mlc_llm.kernels.bf16 import prepare_mixed
+from mlc_llm.kernels.coarse_attention import has_coarse_attention, mixed_attention
 from mlc_llm.kernels.embedding import embedding
 from mlc_llm.kernels.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.kernels.isa import Isa
@@ -103,9 +103,7 @@ class Linear(PackedMatrix):
         args = [x, self.packed, coarse_rows] if coarse else [x, self.packed]
         name = f"matmul_{self.n}x{self.k}_{self.fmt.name}"
         if into is None:
-            room = ROOM if coarse and self.fmt.is_fixed else 0
-            rows = Analyzer().simplify(x.shape[0] - room)
-            return scratch.call(kernel, name, args, float_tensor(rows, self.n))
+            return scratch.call(kernel, name, args, float_tensor(x.shape[0], self.n))
         return op.tensor_ir_inplace_op(
             kernel, f"{name}_add", [*args, into], len(args), float_tensor(*into.shape)
         )
@@ -130,7 +128,7 @@ class Linear(PackedMatrix):
             return scratch.call(kernel, f"{kind}_{k}", [x, other], float_tensor(m, k))
         if self.fmt.is_fixed and coarse_rows is not None and self.has_coarse_rows:
             kernel = prepare_mixed(kind, k, self.isa, eps)
-            out = Tensor.placeholder([m + ROOM, sections_width(k)], "int32")
+            out = Tensor.placeholder([m, sections_width(k)], "int32")
             return scratch.call(kernel, f"{kind}_{k}_mixed", [x, other, coarse_rows], out)
         if self.fmt.is_fixed:
             kernel = quantize_sections(kind, k, self.isa, eps)
@@ -208,12 +206,10 @@ def attend(
         [6, 7],
         [Tensor.placeholder(pages.shape, kv_dtype), out],
     )
-    return step.scratch.call(
-        attention(heads, kv_heads, dim, isa, kv_dtype),
-        "attention",
-        [rotated, pages, step.position, step.tiles, step.page_ids, step.window],
-        out,
-    )
+    build = mixed_attention if has_coarse_attention(dim, isa) else attention
+    args = [rotated, pages, step.position, step.tiles, step.page_ids, step.window]
+    args += [step.coarse_rows] if build is mixed_attention else []
+    return step.scratch.call(build(heads, kv_heads, dim, isa, kv_dtype), "attention", args, out)
 
 
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:

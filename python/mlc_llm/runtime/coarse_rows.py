@@ -28,6 +28,11 @@ class CoarseRows:
         self.count = tvm_ffi.from_dlpack(self._count)
         """The tensor: of the rows that were arranged last."""
 
+    @property
+    def tokens(self) -> int:
+        """How many were coarse in what was arranged last."""
+        return int(self._count[0])
+
     def arranged(
         self, rows: Sequence[BatchRow], tokens: Numbers, places: Numbers
     ) -> tuple[Sequence[BatchRow], Numbers, Numbers]:

@@ -59,7 +59,8 @@ class KVCache:
         copy_pages: CopyPages,
         window: Window | None = None,
     ) -> None:
-        self._page_size, self._tile = info.page_size, info.query_tile
+        self._page_size = info.page_size
+        self._tile, self._coarse_tile = info.query_tile, info.coarse_tile
         self._num_pages, self._max_sequences = num_pages, max_num_sequence
         self._copy_pages, self._window = copy_pages, window
         self._references = [0] * num_pages
@@ -137,8 +138,10 @@ class KVCache:
         for seq_id in list(self._sequences):
             self.remove(seq_id)
 
-    def place(self, rows: Sequence[tuple[int, int]]) -> Placement:
+    def place(self, rows: Sequence[tuple[int, int]], coarse: int = 0) -> Placement:
         """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
+
+        coarse: how many tokens, of the first rows, are coarse.
 
         Raises RequestError before any change if there are too few.
         """
@@ -148,9 +151,10 @@ class KVCache:
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
             pages, new = sequence.pages, range(sequence.length, sequence.length + n)
-            for start in range(0, n, self._tile):
+            tile = self._coarse_tile if len(position) < coarse else self._tile
+            for start in range(0, n, tile):
                 first = len(position) + start
-                tiles.extend((first, min(self._tile, n - start), len(page_ids)))
+                tiles.extend((first, min(tile, n - start), len(page_ids)))
             slot.extend([pages[at // size] * size + at % size for at in new])
             position.extend(new)
             page_ids.extend(pages)

@@ -171,7 +171,9 @@ class ModelRunner:
         return np.concatenate(parts)[:, : self._limits.vocab_size]
 
     def _place(self, rows: Sequence[BatchRow]) -> Placement:
-        return self._cache.place([(row.seq_id, len(row.token_ids)) for row in rows])
+        return self._cache.place(
+            [(row.seq_id, len(row.token_ids)) for row in rows], self._coarse.tokens
+        )
 
     def _logits(
         self,
