@@ -80,7 +80,7 @@ class EngineConfig:
     prompt_precision: Literal["exact", "fast"] = "exact"
     """'fast' computes the tokens of prompts to 8 bits where that costs least, all others as before.
     Given up: answers are no longer those of float32 (mean KL 1.5e-4 behind a prompt, 1.5e-3 within
-    it, instead of 5e-7, on the default model; 1.6e-5 and 2.6e-4 as bfloat16, with AMX), and
+    it, instead of 5e-7, on the default model; 1.0e-4 and 4.9e-4 as bfloat16, with AMX), and
     a text depends on which of its tokens came as a prompt and which of them the prefix cache had
     from an answer. Kernels that have no such way (avx2, portable) refuse it."""
     verbose: bool = True
