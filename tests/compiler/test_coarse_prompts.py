@@ -15,7 +15,13 @@ TOKENS = np.random.default_rng(1).integers(0, 300, 120).tolist()
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
-@pytest.fixture(params=[("plain", "vnni"), ("plain", "amx"), ("two-heads", "amx")], ids="-".join)
+@pytest.fixture(
+    params=[
+        pytest.param(("plain", "vnni"), id="plain-vnni"),
+        pytest.param(("plain", "amx"), id="plain-amx", marks=pytest.mark.slow),
+        pytest.param(("two-heads", "amx"), id="two-heads-amx"),
+    ]
+)
 def names(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Model and kernels: products to 8 bits; in bfloat16; attention in bfloat16 too."""
     model, isa_name = request.param
