@@ -78,7 +78,7 @@ WRONG = [
         {"messages": USER, "debug_config": {"grammar_execution_mode": "x"}},
         "Unknown grammar execution mode x",
     ),
-    ({"messages": USER, "response_format": {"type": "x"}}, "Uknonwn response_format type x"),
+    ({"messages": USER, "response_format": {"type": "x"}}, "Unknown response_format type x"),
     (
         {"messages": [*USER, {"role": "system", "content": "late"}]},
         "System prompt at position 1 in the message list is invalid.",
@@ -96,6 +96,10 @@ def test_a_wrong_request_gets_an_error_reply(
     (choice,) = answer.chunks[0].choices
     assert choice.finish_reason == "error" and choice.delta.role == "assistant"
     assert words in (choice.delta.content or "")
+    error = answer.chunks[0].error
+    assert error is not None and error.message == choice.delta.content
+    assert error.type in ("invalid_request_error", "request_error")
+    assert answer.chunks[1].error is None
     assert answer.chunks[1].choices == [] and answer.usages[0].total_tokens == 0
     assert ask(engine, "fine").text == "fine"
 
@@ -167,11 +171,18 @@ def test_create_raises_for_wrong_parameters(
         next(engine.chat.completions.create(**arguments))
 
 
-def test_a_prompt_without_room_for_an_answer_ends_with_length(engine: JSONFFIEngine) -> None:
-    for size in (4096, 1_000_000):
-        answer = ask(engine, "x" * size, n=2, stream_options={"include_usage": True})
-        assert answer.reasons == {0: "length", 1: "length"}
-        assert answer.texts == {0: "", 1: ""} and answer.usages[0].total_tokens == 0
+@pytest.mark.parametrize(("size", "said"), [(4096, "4096"), (1_000_000, "at least")])
+def test_a_prompt_without_room_for_an_answer_is_an_error_with_both_sizes(
+    engine: JSONFFIEngine, size: int, said: str
+) -> None:
+    answer = ask(engine, "x" * size, n=2, stream_options={"include_usage": True})
+    assert answer.reason == "error" and len(answer.usages) == 1
+    assert f"length is 4096 tokens. Request prompt has {said}" in answer.text
+    error = answer.chunks[0].error
+    assert error is not None and error.message == answer.text
+    assert (error.type, error.code) == ("invalid_request_error", "context_length_exceeded")
+    short = ask(engine, "x" * 4000, max_tokens=1)
+    assert short.reason == "length" and short.chunks[0].error is None
 
 
 def test_a_running_id_is_refused_and_the_other_stream_goes_on(engine: JSONFFIEngine) -> None:
@@ -298,6 +309,8 @@ def test_a_model_that_fails_ends_its_request_only(monkeypatch: pytest.MonkeyPatc
         next(good)
         bad = ask(engine, "text!", stream_options={"include_usage": True})
         assert (bad.reason, bad.text, len(bad.usages)) == ("error", "no such luck", 1)
+        (error,) = [chunk.error for chunk in bad.chunks if chunk.error is not None]
+        assert (error.message, error.type) == ("no such luck", "request_error")
         assert len(read(good).text) == 99
 
 

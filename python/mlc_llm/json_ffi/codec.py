@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable
 from json.encoder import encode_basestring_ascii
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import ContextLengthExceeded, InvalidField
+from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import Data, RequestStreamOutput, TokenData
@@ -20,6 +21,8 @@ from mlc_llm.serve.request import Request
 
 ERROR_MODEL = "json_ffi"
 """The model's name in an error reply."""
+REQUEST_FAILED = "request_error"
+"""The `type` of an error with which the engine ended a request that it had accepted."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,8 @@ def engine_request(
 ) -> Request:
     """What the engine is asked; the model's defaults are merged under the request's own settings.
 
-    Raises `UserError`, and `ContextLengthExceeded` for texts that cannot fit into `window` tokens.
+    Raises `UserError`, and `ContextLengthExceeded` for a prompt that leaves no room for an answer
+    in `window` tokens.
     """
     config = request.generation_config().merged_over(bundle.defaults)
     inputs: list[Data] = []
@@ -55,13 +59,16 @@ def engine_request(
 
 
 def _prompt(request: ChatCompletionRequest, bundle: ModelBundle, window: int) -> list[int]:
-    return chat_prompt(
+    ids = chat_prompt(
         [message.model_dump(exclude_none=True) for message in request.messages],
         tokenizer=bundle.tokenizer,
         template=bundle.chat_template,
         tools=[tool.model_dump(exclude_none=True) for tool in request.usable_tools],
         max_tokens=window,
     )
+    if len(ids) >= window:
+        raise ContextLengthExceeded(len(ids), window)
+    return ids
 
 
 class ChunkWriter:
@@ -89,11 +96,14 @@ class ChunkWriter:
             return self.usage(output.request_final_usage_json_str)
         assert self._answer is not None
         pieces = self._answer.put(output)
+        if output.error is not None:
+            return self.choices(pieces, ErrorBody(message=_utf8(output.error), type=REQUEST_FAILED))
         return self.choices(pieces) if pieces else ""
 
-    def choices(self, pieces: Iterable[ChoicePiece]) -> str:
-        """A chunk that adds to choices."""
-        return self._head + ", ".join(map(_choice, pieces)) + "]}"
+    def choices(self, pieces: Iterable[ChoicePiece], error: ErrorBody | None = None) -> str:
+        """A chunk that adds to choices, or ends them with an error."""
+        end = "]}" if error is None else f'], "error": {json.dumps(error.model_dump())}}}'
+        return self._head + ", ".join(map(_choice, pieces)) + end
 
     def usage(self, usage_json: str) -> str:
         """The request's last chunk."""
@@ -105,20 +115,14 @@ def array(chunks: Iterable[str]) -> str:
     return "[" + ", ".join(chunks) + "]"
 
 
-def error_reply(request_id: str, message: str) -> str:
-    """The whole answer to a request that was rejected: one choice with the reason, and a usage."""
-    return _reply(request_id, ERROR_MODEL, [ChoicePiece(0, _utf8(message), "error", None)])
-
-
-def length_reply(request: ChatCompletionRequest, request_id: str) -> str:
-    """The whole answer to a prompt that leaves no room for an answer."""
-    ends = [ChoicePiece(i, "", "length", None) for i in range(request.n)]
-    return _reply(request_id, request.model or "", ends)
-
-
-def _reply(request_id: str, model: str, pieces: Iterable[ChoicePiece]) -> str:
-    writer = ChunkWriter(request_id, model)
-    return array([writer.choices(pieces), writer.usage(zero_usage_json())])
+def error_reply(request_id: str, error: Exception) -> str:
+    """The whole answer to a request that was rejected: one choice with the reason as its text and
+    an `error` beside it, and a usage."""
+    body = ErrorResponse.of(error).error
+    body = body.model_copy(update={"message": _utf8(body.message or type(error).__name__)})
+    writer = ChunkWriter(request_id, ERROR_MODEL)
+    reason = ChoicePiece(0, body.message, "error", None)
+    return array([writer.choices([reason], body), writer.usage(zero_usage_json())])
 
 
 def _utf8(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm_ffi
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField, MLCError
+from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import RequestStreamOutput
@@ -90,7 +90,7 @@ class JSONFFIModule:
             if not isinstance(error, MLCError):
                 _log.exception("request %s could not be read", request_id)
             self._last_error = str(error) or type(error).__name__
-            self._call_back(codec.error_reply(request_id, self._last_error))
+            self._call_back(codec.error_reply(request_id, error))
             return False
 
     def abort(self, request_id: str) -> bool:
@@ -114,12 +114,7 @@ class JSONFFIModule:
     def _start(
         self, request: ChatCompletionRequest, request_id: str, bundle: ModelBundle, window: int
     ) -> bool:
-        try:
-            made = codec.engine_request(request, request_id, bundle, window)
-        except ContextLengthExceeded:
-            # As the engine ends a prompt that is only a little too long.
-            self._call_back(codec.length_reply(request, request_id))
-            return True
+        made = codec.engine_request(request, request_id, bundle, window)
         answer = AnswerStream(bundle.tokenizer, made.n)
         self._open(request_id, codec.ChunkWriter(request_id, request.model or "", answer))
         try:
@@ -164,7 +159,7 @@ class JSONFFIModule:
             _log.exception("the answer to request %s cannot be written", request_id)
             self._close(request_id)
             self._engine.abort_request(request_id)
-            return codec.error_reply(request_id, str(error))[1:-1]
+            return codec.error_reply(request_id, error)[1:-1]
 
     def _call_back(self, text: str) -> None:
         assert self._callback is not None  # checked before there is anything to say

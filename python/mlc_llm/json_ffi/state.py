@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionStreamResponse
 from mlc_llm.serve.threaded_engine import TERMINATED
@@ -80,7 +81,8 @@ class EngineState:
         """
         mine = _Reader()
         if self._readers.setdefault(request_id, mine) is not mine:
-            mine.queue.put(codec.error_reply(request_id, f"request_id {request_id!r} is in use"))
+            taken = InvalidField("request_id", request_id, "it is in use")
+            mine.queue.put(codec.error_reply(request_id, taken))
             yield from _read(mine.queue, request_id, include_usage)
             return
         self.sync_queue = mine.queue
@@ -127,7 +129,7 @@ class EngineState:
         """An error and a usage for a reader that has not had its end."""
         reader = self._readers.pop(request_id, None)
         if reader is not None:
-            reader.queue.put_nowait(codec.error_reply(request_id, why))
+            reader.queue.put_nowait(codec.error_reply(request_id, MLCError(why)))
 
 
 def _only_id(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from mlc_llm.protocol.base import AnswerModel
+from mlc_llm.protocol.error_protocol import ErrorBody
 from mlc_llm.protocol.openai_messages import ChatCompletionMessage
 
 FinishReason = Literal[
@@ -121,7 +122,10 @@ class ChatCompletionStreamResponseChoice(AnswerModel):
 
 
 class ChatCompletionStreamResponse(AnswerModel):
-    """A chunk of a streamed chat answer. The one with `usage` has no choices and is the last."""
+    """A chunk of a streamed chat answer. The one with `usage` has no choices and is the last.
+
+    With `error`, the text of its choices is no answer but says what went wrong.
+    """
 
     id: str
     choices: list[ChatCompletionStreamResponseChoice]
@@ -130,6 +134,7 @@ class ChatCompletionStreamResponse(AnswerModel):
     system_fingerprint: str = ""
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: UsageInfo | None = None
+    error: ErrorBody | None = None
 
 
 class ChatCompletionResponseChoice(AnswerModel):
