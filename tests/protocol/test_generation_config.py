@@ -86,7 +86,7 @@ def test_a_number_field_takes_its_range_and_nothing_else(field: str) -> None:
         ("logit_bias", {1: 101}, "in range [-100, 100]"),
         ("debug_config", {"special_request": "x"}, "Unknown special request x"),
         ("debug_config", {"grammar_execution_mode": "x"}, "Unknown grammar execution mode x"),
-        ("response_format", {"type": "x"}, "Uknonwn response_format type x"),
+        ("response_format", {"type": "x"}, "Unknown response_format type x"),
         ("repetition_penalty", 0, "should be greater than 0"),
     ],
 )

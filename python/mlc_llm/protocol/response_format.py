@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from mlc_llm.errors import MissingKey
 from mlc_llm.protocol import checks
-from mlc_llm.protocol.error_protocol import MissingKey
 from mlc_llm.protocol.json_text import parse_json
 
 RESPONSE_FORMAT_TYPES = (
@@ -106,9 +106,8 @@ class RequestResponseFormat(BaseModel):
         fields = {key: v for key, v in value.items() if v is not None}
         kind = fields.get("type", "text")
         if kind not in RESPONSE_FORMAT_TYPES:
-            # Callers match upstream's spelling of the first word, so it stays as it is.
             known = ", ".join(RESPONSE_FORMAT_TYPES)
-            allowed = f"Uknonwn response_format type {str(kind)[:64]}; known: {known}"
+            allowed = f"Unknown response_format type {str(kind)[:64]}; known: {known}"
             raise checks.refuse("type", kind, allowed)
         if kind == "json_schema":
             return {"type": "json_object", "schema": _openai_schema(fields)}
