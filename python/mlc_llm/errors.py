@@ -3,6 +3,7 @@
     MLCError
     ├── UserError (also ValueError)     the caller can mend it; one clear line is all they need
     │   ├── InvalidField                names the field, the value and what is allowed
+    │   │   └── MissingKey              a required key is absent
     │   ├── ContextLengthExceeded       the prompt cannot fit the model's context window
     │   ├── ModelNotFound               nothing at that path, or a download that failed
     │   ├── ModelFileError              a broken, truncated or hostile model file
@@ -39,17 +40,31 @@ class InvalidField(UserError):
         self.allowed = allowed
 
 
-class ContextLengthExceeded(UserError):
-    """The prompt is longer than the context window leaves room for."""
+class MissingKey(InvalidField):
+    """A required key is absent."""
 
-    def __init__(self, prompt_tokens: int, limit: int) -> None:
+    def __init__(self, field: str, key: str) -> None:
+        super().__init__(field, None, f'key "{key}" not found')
+        self.key = key
+
+
+class ContextLengthExceeded(UserError):
+    """The prompt leaves no room for an answer in the context window.
+
+    `prompt_tokens` is exact, or with `at_least` a lower bound (of a text that was not tokenised).
+    """
+
+    def __init__(self, prompt_tokens: int, limit: int, *, at_least: bool = False) -> None:
+        # Clients look for these very sentences. One token at least is left for the answer.
+        size = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {limit} tokens. "
-            f"Request prompt has {prompt_tokens} tokens in total, "
-            f"larger than the model input length limit {limit}."
+            f"Request prompt has {size} tokens in total, "
+            f"larger than the model input length limit {limit - 1}."
         )
         self.prompt_tokens = prompt_tokens
         self.limit = limit
+        self.at_least = at_least
 
 
 class ModelNotFound(UserError):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlc_llm.errors import InvalidField, UnsupportedModel, UserError
-from mlc_llm.protocol.error_protocol import ErrorResponse, MissingKey
+from mlc_llm.errors import InvalidField, MissingKey, UnsupportedModel, UserError
+from mlc_llm.protocol.error_protocol import ErrorResponse
 from mlc_llm.protocol.openai_api_protocol import (
     CHAT_COMPLETION_MAX_TOP_LOGPROBS,
     COMPLETION_MAX_TOP_LOGPROBS,

@@ -50,7 +50,7 @@ class PieceTokenizer:
     def check_size(self, texts: Iterable[str], max_tokens: int) -> None:
         fewest = sum(map(len, texts)) // max(map(len, PIECES.values()))
         if fewest > max_tokens:
-            raise ContextLengthExceeded(fewest, max_tokens)
+            raise ContextLengthExceeded(fewest, max_tokens, at_least=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")

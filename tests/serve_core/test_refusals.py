@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from core_harness import Harness, alone, prompt_of
 
-from mlc_llm.errors import InvalidField, RequestError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
@@ -83,14 +83,16 @@ def test_reset_ends_everything_and_clears_the_sums() -> None:
     assert harness.run()["again"].tokens == alone("again", prompt_of(20))
 
 
-def test_prompt_as_long_as_the_context_ends_with_length() -> None:
+@pytest.mark.parametrize("max_tokens", [-1, 0, 5])
+def test_a_prompt_that_leaves_no_room_is_refused_with_both_sizes(max_tokens: int) -> None:
     harness = Harness(config=EngineConfig(max_single_sequence_length=32))
-    harness.add("a", prompt_of(32))
-    seen = harness.seen["a"]
-    assert seen.reasons == ["length"] and seen.tokens == [[]] and seen.usage is not None
-    assert seen.usage["total_tokens"] == 0 and harness.runner.batches == []
+    for size in (32, 33):
+        with pytest.raises(ContextLengthExceeded, match=f"length is 32 .* has {size} tokens"):
+            harness.add("a", prompt_of(size), max_tokens=max_tokens)
+    assert harness.runner.batches == [] and harness.core.is_idle
     harness.add("b", prompt_of(31))
-    assert len(harness.run()["b"].tokens[0]) == 1
+    seen = harness.run()["b"]
+    assert len(seen.tokens[0]) == 1 and seen.reasons == ["length"]
 
 
 @pytest.mark.parametrize("pieces", [["x" * 100_000], ["x" * 100] * 1000, ["x" * 300]])
@@ -98,13 +100,12 @@ def test_a_text_that_must_be_too_long_is_not_tokenised(pieces: list[str]) -> Non
     """The longest token has 8 characters, the context 32 tokens."""
     harness = Harness(config=EngineConfig(max_single_sequence_length=32))
     texts = [TextData(piece) for piece in pieces]
-    harness.add_request(Request("a", texts, GenerationConfig(n=2)))
-    seen = harness.run()["a"]
-    assert seen.reasons == ["length", "length"] and seen.usage is not None
-    assert seen.usage["total_tokens"] == 0 and harness.runner.batches == []
+    with pytest.raises(ContextLengthExceeded, match="has at least"):
+        harness.add_request(Request("a", texts, GenerationConfig(n=2)))
     assert harness.tokenizer.encoded == 0
-    harness.add_request(Request("b", [TextData("x" * 250)], GenerationConfig()))
-    assert harness.run()["b"].reasons == ["length"] and harness.tokenizer.encoded == 250
+    with pytest.raises(ContextLengthExceeded, match="has 250 tokens"):
+        harness.add_request(Request("b", [TextData("x" * 250)], GenerationConfig()))
+    assert harness.tokenizer.encoded == 250 and harness.runner.batches == []
 
 
 def test_prompt_that_can_never_fit_the_pages_ends_with_error() -> None:

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import tvm_ffi
 
-from mlc_llm.errors import InvalidField, MLCError, RequestError, UserError
+from mlc_llm.errors import (
+    ContextLengthExceeded,
+    InvalidField,
+    MLCError,
+    RequestError,
+    UserError,
+)
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
@@ -135,6 +141,27 @@ def test_interrupt_crosses_the_table(engine: SyncMLCEngine) -> None:
     engine.add_request(engine.create_request("a", data.TextData("ab"), GenerationConfig()))
     with pytest.raises(KeyboardInterrupt):
         engine.step()
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "allowed"),
+    [
+        ('{"n": 0}', "n", '"n" should be at least 1 and at most 128'),
+        ('{"response_format": {"type": "grammar"}}', "response_format.grammar", "not found"),
+    ],
+)
+def test_errors_keep_their_public_class_across_the_table(
+    engine: SyncMLCEngine, config: str, field: str, allowed: str
+) -> None:
+    with pytest.raises(InvalidField, match=allowed) as caught:
+        engine._ffi["create_request"]("a", data.TextData("x"), config)
+    assert type(caught.value) is InvalidField
+    assert caught.value.field == field and allowed in caught.value.allowed
+    with pytest.raises(ContextLengthExceeded, match="5000 tokens") as too_long:
+        engine.generate([[65] * 5000], GenerationConfig())
+    assert type(too_long.value) is ContextLengthExceeded
+    assert (too_long.value.prompt_tokens, too_long.value.limit) == (5000, 4096)
+    assert not too_long.value.at_least
 
 
 def test_steps_stream_and_end_with_one_usage(engine: SyncMLCEngine) -> None:

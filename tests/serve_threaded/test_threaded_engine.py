@@ -44,6 +44,18 @@ def test_requests_run_together_and_each_ends_with_one_usage() -> None:
         assert running.reader.threads == {"mlc-stream-back"}
 
 
+@pytest.mark.parametrize(("size", "said"), [(4096, "4096"), (10**6, "at least")])
+def test_a_prompt_without_room_for_an_answer_ends_with_an_error_and_one_usage(
+    size: int, said: str
+) -> None:
+    with Running() as running:
+        running.add("long", "x" * size, n=2)
+        stream = running.reader.end_of("long")
+        assert stream.reasons == ["error", "error"] and len(stream.usages) == 1
+        assert f"length is 4096 tokens. Request prompt has {said}" in str(stream.error)
+        assert running.works()
+
+
 def test_abort_ends_a_stream_and_unknown_ids_are_ignored() -> None:
     with Running() as running:
         running.add("long", LONG)

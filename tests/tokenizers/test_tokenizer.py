@@ -184,8 +184,10 @@ def test_thousands_of_control_tokens_are_found_in_linear_time() -> None:
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(byte_level: Tokenizer) -> None:
     text = "hello " * 500_000
     started = time.perf_counter()
-    with pytest.raises(ContextLengthExceeded, match="maximum context length is 8192 tokens"):
+    with pytest.raises(ContextLengthExceeded, match="maximum context length is 8192") as caught:
         byte_level.encode(text, max_tokens=8192)
+    fewest = caught.value.prompt_tokens
+    assert caught.value.at_least and f"has at least {fewest} tokens" in str(caught.value)
     assert time.perf_counter() - started < 0.2
     assert byte_level.encode("hello", max_tokens=1) == byte_level.encode("hello")
 

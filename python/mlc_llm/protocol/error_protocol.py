@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, MissingKey, UserError
 from mlc_llm.protocol import checks
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -35,14 +35,6 @@ class ErrorResponse(BaseModel):
         param = error.field if isinstance(error, InvalidField) else None
         kind = "invalid_request_error" if isinstance(error, UserError) else "server_error"
         return cls(error=ErrorBody(message=str(error), type=kind, param=param, code=code))
-
-
-class MissingKey(InvalidField):
-    """A required key is absent."""
-
-    def __init__(self, field: str, key: str) -> None:
-        super().__init__(field, None, f'key "{key}" not found')
-        self.key = key
 
 
 def validated(model: type[ModelT], value: object, what: str = "") -> ModelT:

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
 
+from mlc_llm.errors import MissingKey
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.debug_protocol import DebugConfig
-from mlc_llm.protocol.error_protocol import MissingKey
 from mlc_llm.protocol.generation_config import MAX_N, MAX_TOP_LOGPROBS, RULES, GenerationConfig
 from mlc_llm.protocol.openai_messages import (
     ChatCompletionMessage,

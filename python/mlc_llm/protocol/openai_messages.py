@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from mlc_llm.errors import UnsupportedModel, UserError
+from mlc_llm.errors import MissingKey, UnsupportedModel, UserError
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
-from mlc_llm.protocol.error_protocol import MissingKey
 from mlc_llm.protocol.json_text import parse_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

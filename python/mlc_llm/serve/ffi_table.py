@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,19 +21,26 @@ def function_table(owner: object, names: Iterable[str]) -> Any:
     return tvm_ffi.convert({name: getattr(owner, name) for name in names})
 
 
-class _CrossedField(errors.InvalidField):
-    """An `InvalidField` that came through the FFI, which carries the message alone."""
+class _FieldOfMessage(errors.InvalidField):
+    """Makes an `InvalidField` of the message, which is all that crosses."""
 
-    def __init__(self, message: str) -> None:
-        errors.UserError.__init__(self, message)
-        self.field = message.partition(" = ")[0]
+    def __new__(cls, message: str) -> errors.InvalidField:  # type: ignore[misc]
+        made = errors.InvalidField.__new__(errors.InvalidField)
+        errors.UserError.__init__(made, message)
+        made.field, _, rest = message.partition(" = ")
+        made.value, _, made.allowed = rest.partition(" is not allowed: ")
+        return made
 
 
-class _CrossedContextLength(errors.ContextLengthExceeded):
-    """A `ContextLengthExceeded` that came through the FFI."""
+class _ContextOfMessage(errors.ContextLengthExceeded):
+    """Makes a `ContextLengthExceeded` of its message."""
 
-    def __init__(self, message: str) -> None:
-        errors.UserError.__init__(self, message)
+    def __new__(cls, message: str) -> errors.ContextLengthExceeded:  # type: ignore[misc]
+        made = errors.ContextLengthExceeded.__new__(errors.ContextLengthExceeded)
+        errors.UserError.__init__(made, message)
+        made.limit, made.prompt_tokens = (int(n) for n in re.findall(r"[0-9]+", message)[:2])
+        made.at_least = "at least" in message
+        return made
 
 
 def _register_errors() -> None:
@@ -50,13 +58,12 @@ def _register_errors() -> None:
         KeyboardInterrupt,
     ):
         tvm_ffi.register_error(cls.__name__, cls)
-    _register_as("InvalidField", errors.InvalidField, _CrossedField)
-    _register_as("ContextLengthExceeded", errors.ContextLengthExceeded, _CrossedContextLength)
-
-
-def _register_as(name: str, raised: type, caught: type) -> None:
-    tvm_ffi.register_error(name, raised)
-    tvm_ffi.register_error(name, caught)  # the later class is the one that is made of the name
+    tvm_ffi.register_error("InvalidField", errors.InvalidField)
+    tvm_ffi.register_error("InvalidField", errors.MissingKey)
+    tvm_ffi.register_error("ContextLengthExceeded", errors.ContextLengthExceeded)
+    # The class that was named last for a word is the one that is called with the message.
+    tvm_ffi.register_error("InvalidField", _FieldOfMessage)
+    tvm_ffi.register_error("ContextLengthExceeded", _ContextOfMessage)
 
 
 _register_errors()

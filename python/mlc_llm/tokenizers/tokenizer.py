@@ -152,7 +152,7 @@ class Tokenizer:
             return
         fewest = characters // self._longest_token()
         if fewest > max_tokens:
-            raise ContextLengthExceeded(fewest, max_tokens)
+            raise ContextLengthExceeded(fewest, max_tokens, at_least=True)
 
     def _longest_token(self) -> int:
         """Characters in the longest token (at least its bytes, when counted in bytes)."""

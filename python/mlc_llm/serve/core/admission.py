@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import ContextLengthExceeded, InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.core.request_state import Branch, RequestState
 from mlc_llm.serve.data import Data, TextData, TokenData
@@ -28,30 +28,31 @@ class Admission:
         stop_token_ids: frozenset[int],
         *,
         can_pin: bool,
-        max_prompt_tokens: int,
+        context: int,
     ) -> None:
-        """can_pin: there is a prefix cache. max_prompt_tokens: a text that is bound to have more is
-        refused before it is tokenised."""
+        """can_pin: there is a prefix cache. context: tokens of a prompt and its answer together."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._stop_token_ids = stop_token_ids
         self._can_pin = can_pin
-        self._max_prompt_tokens = max_prompt_tokens
+        self._context = context
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = Lock()
 
     def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
         """Check the request and tokenise its prompt.
 
-        Raises `ContextLengthExceeded` for a text that cannot fit whatever it says; what is returned
-        may have too many tokens still.
+        Raises `ContextLengthExceeded` for a prompt that leaves no room for an answer, before it is
+        tokenised where that can be seen.
         """
         config = request.generation_config
         self._refuse_pin(config)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         texts = [item.text for item in request.inputs if isinstance(item, TextData)]
-        self._tokenizer.check_size(texts, self._max_prompt_tokens)
+        self._tokenizer.check_size(texts, self._context)
         prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
+        if len(prompt) >= self._context:
+            raise ContextLengthExceeded(len(prompt), self._context)
         state = RequestState(
             request.request_id,
             prompt,

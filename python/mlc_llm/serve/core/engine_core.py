@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
+from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
@@ -70,7 +70,7 @@ class EngineCore:
             limits.vocab_size,
             frozenset(stop_token_ids),
             can_pin=config.prefix_cache_mode == "radix" and limits.window is None,
-            max_prompt_tokens=self.max_single_sequence_length,
+            context=self.max_single_sequence_length,
         )
         self._scheduler = _scheduler(runner, config)
         # The last token of a sequence is never computed, hence one more than the pages hold.
@@ -123,21 +123,16 @@ class EngineCore:
     def add_request(self, request: Request) -> Outputs:
         """Queue a request, or answer at once the one that needs no model.
 
-        Raises `UserError` for what is refused: then the request is not accepted and has no output.
-        A prompt that leaves no room in the context ends with `length`, one that can never fit the
-        pages with `error`.
+        Raises `UserError` for what is refused, and `ContextLengthExceeded` for a prompt that leaves
+        no room in the context: then the request is not accepted and has no output. A prompt that
+        can never fit the pages ends with `error`.
         """
         if self.has_request(request.request_id):
             raise InvalidField("request_id", request.request_id, "it names a request that runs")
         if request.is_special:
             usage = special_usage_json(self._recorder.asdict())
             return [RequestStreamOutput.usage(request.request_id, usage)]
-        try:
-            state = self._admission.accept(request, arrival=next(self._arrivals), now=_now())
-        except ContextLengthExceeded:
-            return _answer(request, "length", zero_usage_json())
-        if len(state.prompt) >= self.max_single_sequence_length:
-            return _answer(request, "length", zero_usage_json())
+        state = self._admission.accept(request, arrival=next(self._arrivals), now=_now())
         if len(state.prompt) > self._capacity:
             return _answer(request, "error", zero_usage_json(), self._too_long(state))
         if state.config.max_tokens == 0:
