@@ -14,10 +14,13 @@ from mlc_llm.serve.sync_engine import SyncMLCEngine
 pytestmark = pytest.mark.model
 
 
-def test_usage_example(default_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_example(
+    default_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLC_LLM_DEVICE", "cpu")
     engine = SyncMLCEngine(
         model=str(default_model),
-        device="cuda",  # runs on the CPU, with a warning, where there is none
+        device="cuda",  # refused, but for what MLC_LLM_DEVICE says
         mode="local",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,12 @@ __all__ = [
 ]
 
 MOCK_ECHO = "mock://echo"
+DEVICE_VARIABLE = "MLC_LLM_DEVICE"
 _ACCELERATORS = ("cuda", "rocm", "metal", "vulkan", "opencl")
+_NO_ACCELERATOR = (
+    "this version runs models on the CPU only: give 'cpu' or 'auto' "
+    f"(or set {DEVICE_VARIABLE}=cpu, and programs that name an accelerator run on the CPU)"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -42,12 +48,16 @@ class ModelInfo(NamedTuple):
 def detect_device(device: str) -> tvm_ffi.Device:
     """The TVM device of a name: `auto`, `cpu`, or that with an index.
 
-    Accelerators have no kernels here yet: their names are taken with a warning, and the model runs
-    on the CPU. Raises `InvalidField` for a name that is no device at all.
+    Raises `InvalidField` for any other. Accelerators have no kernels here yet, so they are refused
+    by name. One exception, for programs written for another machine (the example of the sync
+    engine's reference page says `device="cuda"`): where the environment has `MLC_LLM_DEVICE=cpu`,
+    the name of an accelerator stands for the CPU, with a line in the log.
     """
     kind, _, index = device.partition(":")
     if kind in _ACCELERATORS and (not index or index.isdigit()):
-        _log.warning("device %s is not supported yet: the model runs on the CPU", device)
+        if os.environ.get(DEVICE_VARIABLE) != "cpu":
+            raise InvalidField("device", device, _NO_ACCELERATOR)
+        _log.warning("device %s: the model runs on the CPU, as %s says", device, DEVICE_VARIABLE)
     elif kind not in ("auto", "cpu") or index not in ("", "0"):
         raise InvalidField("device", device, "should be 'auto' or 'cpu'")
     return tvm_ffi.device("cpu", 0)
