@@ -139,7 +139,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
         config,
         mode=mode,
         gpu_memory_utilization=config.gpu_memory_utilization or DEFAULT_UTILIZATION,
-        max_num_sequence=config.max_num_sequence or _sequences(mode),
+        max_num_sequence=config.max_num_sequence or sequences_of(mode),
         max_single_sequence_length=single,
         prefill_chunk_size=config.prefill_chunk_size or min(DEFAULT_PREFILL_CHUNK, longest),
     )
@@ -185,6 +185,12 @@ def with_model_window(config: EngineConfig, size: ModelSize) -> EngineConfig:
     )
 
 
+def sequences_of(mode: str) -> int:
+    """Answers that a mode runs at a time, where `max_num_sequence` says nothing."""
+    known = {"interactive": 1, "local": LOCAL_MAX_NUM_SEQUENCE, "server": SERVER_MAX_NUM_SEQUENCE}
+    return known[mode]
+
+
 def window_of(config: EngineConfig) -> Window | None:
     """What a token sees, if not everything before it."""
     size = config.sliding_window_size
@@ -224,11 +230,6 @@ def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
 def _single(config: EngineConfig) -> int:
     assert config.max_single_sequence_length
     return config.max_single_sequence_length
-
-
-def _sequences(mode: str) -> int:
-    known = {"interactive": 1, "local": LOCAL_MAX_NUM_SEQUENCE, "server": SERVER_MAX_NUM_SEQUENCE}
-    return known[mode]
 
 
 def _activations(size: ModelSize, chunk: int) -> int:

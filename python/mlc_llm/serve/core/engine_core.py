@@ -22,6 +22,7 @@ from mlc_llm.serve.core.drafting import Drafter, PromptLookup
 from mlc_llm.serve.core.plan import Plan, drafts_of
 from mlc_llm.serve.core.postprocess import Postprocessor, take_output
 from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
+from mlc_llm.serve.core.queue_note import QueueNote
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.speculation import Speculator
@@ -73,6 +74,7 @@ class EngineCore:
             context=self.max_single_sequence_length,
         )
         self._scheduler = _scheduler(runner, config)
+        self._queue_note = QueueNote(config)
         # The last token of a sequence is never computed, hence one more than the pages hold.
         self._postprocessor = Postprocessor(
             tokenizer, min(self.max_single_sequence_length, self._capacity + 1)
@@ -152,6 +154,8 @@ class EngineCore:
         """Schedule, run, update: one call into the model. Does nothing when idle."""
         try:
             plan = self._scheduler.schedule()
+            if self._queue_note.is_due:
+                self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
             self._draft(plan)
             samples = self._run(plan)
             return self._update(plan, samples)
