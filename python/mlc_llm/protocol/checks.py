@@ -117,8 +117,10 @@ def token_id_key(field: str, key: object) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that looks most like this one."""
-    found = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=0.0)
+    """The known name that looks most like this one; those that begin with it come first."""
+    names = list(known)
+    longer = [one for one in names if len(name) > 2 and one.startswith(name)]
+    found = difflib.get_close_matches(name[:64], longer or names, n=1, cutoff=0.0)
     return found[0] if found else ""
 
 
