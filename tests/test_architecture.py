@@ -106,6 +106,7 @@ LAZY = {
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
     ("mlc_llm.protocol.generation_config", "mlc_llm.protocol.request_parts"),  # pydantic
+    ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.prompt"),  # pydantic
     ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar"),  # llguidance
     ("mlc_llm.serve.model_args", "mlc_llm.serve.chat_config"),  # pydantic
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM

@@ -152,7 +152,6 @@ def test_a_special_request_needs_no_input() -> None:
         ([[1, 2], [3]], [[TokenData([1, 2])], [TokenData([3])]]),
         ([[TextData("a"), TokenData([1])]], [[TextData("a"), TokenData([1])]]),
         ([], []),
-        ([[]], [[TokenData([])]]),
         (["a", [1]], [[TextData("a")], [TokenData([1])]]),
     ],
 )
@@ -170,12 +169,31 @@ def test_prompts_of_every_form(prompts: Any, data: Any) -> None:
         ([[1, "a"]], r"prompts\[0\]"),
         ([[TextData("a"), 1]], r"prompts\[0\]"),
         ([["a"]], r"prompts\[0\]"),
-        ([1, 2**31], r"token_ids\[1\]"),
+        ([1, 2**31], r"prompts\[1\]"),
+        (b"text", "prompts = b'text'.*type bytes"),
+        ([b"text"], r"prompts\[0\] = b'text'.*type bytes"),
+        ([None], r"prompts\[0\] = None"),
+        ([[]], r"prompts\[0\] = \[\].*at least one"),
+        (["a", []], r"prompts\[1\] = \[\].*at least one"),
+        ([[[]]], r"prompts\[0\] = \[\[\]\]"),
+        ([True], r"prompts\[0\] = True"),
     ],
 )
 def test_prompts_of_another_form_are_refused(prompts: Any, field: str) -> None:
     with pytest.raises(InvalidField, match=field):
         convert_prompts_to_data(prompts)
+
+
+def test_strings_may_hold_control_tokens_where_the_caller_says_so() -> None:
+    ordinary = TokenData([1])
+    found = convert_prompts_to_data(["<|end|>", [1], [TextData("x")]], special=True)
+    assert found == [[TextData("<|end|>", special=True)], [ordinary], [TextData("x")]]
+    assert convert_prompts_to_data([], special=True) == []
+    for prompts in ([1, 2], [[TextData("x")]]):
+        with pytest.raises(InvalidField, match=r"special = True.*none is one"):
+            convert_prompts_to_data(prompts, special=True)
+    with pytest.raises(InvalidField, match="special = 1"):
+        convert_prompts_to_data("x", special=1)  # type: ignore[arg-type]
 
 
 def test_small_helpers() -> None:

@@ -188,3 +188,17 @@ def test_models_that_are_not_there(tiny: Path) -> None:
         SyncMLCEngine("no_such_model")
     with pytest.raises(ModelNotFound, match="model_lib"):
         SyncMLCEngine(str(tiny), model_lib="no_such_library")
+
+
+def test_a_string_holds_control_tokens_where_the_caller_says_so(engine: SyncMLCEngine) -> None:
+    text = "a<|im_end|>b"
+    config = GenerationConfig(max_tokens=1)
+    assert engine.generate(text, config).usages[0].prompt_tokens == len(text)
+    assert engine.generate(text, config, special=True).usages[0].prompt_tokens == 3
+    chat = engine.chat_prompt([{"role": "user", "content": "hello"}])
+    written = engine.tokenizer.decode(chat)
+    assert engine.tokenizer.encode(written, special=True) == chat
+    greedy = GenerationConfig(temperature=0, max_tokens=9)
+    answer = engine.chat("hello", greedy)
+    assert engine.generate(written, greedy, special=True)[0] == [answer.texts]
+    assert answer.usage.prompt_tokens == len(chat)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterable
 from json.encoder import encode_basestring_ascii
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField
 from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import Data, RequestStreamOutput, TokenData
 from mlc_llm.serve.metrics import zero_usage_json
 from mlc_llm.serve.model_args import ModelBundle
-from mlc_llm.serve.openai.chat import chat_prompt
 from mlc_llm.serve.openai.chunks import AnswerStream, ChoicePiece
+from mlc_llm.serve.openai.prompt import check_chat_request, request_prompt
 from mlc_llm.serve.request import Request
 
 ERROR_MODEL = "json_ffi"
 """The model's name in an error reply."""
 REQUEST_FAILED = "request_error"
 """The `type` of an error with which the engine ended a request that it had accepted."""
-
-_log = logging.getLogger(__name__)
 
 
 def parse_request(text: str) -> ChatCompletionRequest:
@@ -34,12 +30,7 @@ def parse_request(text: str) -> ChatCompletionRequest:
     """
     values = parse_json_object(text, "the request")
     request = ChatCompletionRequest.parse({**values, "stream": True})
-    if request.tool_choice == "required":
-        allowed = "Invalid tool_choice value; a call cannot be required in this version"
-        raise InvalidField("tool_choice", request.tool_choice, allowed)
-    unknown = request.unknown_fields()
-    if unknown:
-        _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+    check_chat_request(request)
     return request
 
 
@@ -54,21 +45,10 @@ def engine_request(
     config = request.generation_config().merged_over(bundle.defaults)
     inputs: list[Data] = []
     if config.debug_config.special_request is None:
-        inputs = [TokenData(_prompt(request, bundle, window))]
+        tokenizer, template = bundle.tokenizer, bundle.chat_template
+        ids = request_prompt(request, tokenizer=tokenizer, template=template, context=window)
+        inputs = [TokenData(ids)]
     return Request(request_id, inputs, config)
-
-
-def _prompt(request: ChatCompletionRequest, bundle: ModelBundle, window: int) -> list[int]:
-    ids = chat_prompt(
-        [message.model_dump(exclude_none=True) for message in request.messages],
-        tokenizer=bundle.tokenizer,
-        template=bundle.chat_template,
-        tools=[tool.model_dump(exclude_none=True) for tool in request.usable_tools],
-        max_tokens=window,
-    )
-    if len(ids) >= window:
-        raise ContextLengthExceeded(len(ids), window)
-    return ids
 
 
 class ChunkWriter:

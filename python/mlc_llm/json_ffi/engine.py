@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,11 +108,12 @@ class JSONFFIEngine:
         *,
         model_lib: str | None = None,
         mode: Literal["local", "interactive", "server"] = "local",
-        engine_config: EngineConfig | None = None,
+        engine_config: EngineConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        """`model`: see `open_model`; None is the default model. Raises `UserError` for a model, a
-        device or a config that cannot be used; no thread is left then."""
-        config = engine_config or EngineConfig()
+        """`model`: see `open_model`; None is the default model. `engine_config`: may be a dict of
+        its fields. Raises `UserError` for a model, a device or a config that cannot be used; no
+        thread is left then."""
+        config = EngineConfig.of(engine_config)
         _check_engine_config(model, model_lib, mode, config)
         if isinstance(device, str):
             device = detect_device(device)

@@ -145,6 +145,20 @@ class GenerationConfig(_Fields):
         return self.model_dump_json(exclude_unset=True, by_alias=True)
 
     @classmethod
+    def of(
+        cls,
+        config: GenerationConfig | Mapping[str, Any] | None,
+        field: str = "generation_config",
+    ) -> GenerationConfig:
+        """The config itself, or the one of a mapping's fields. Raises `InvalidField`."""
+        if isinstance(config, GenerationConfig):
+            return config
+        if config is not None and not isinstance(config, Mapping):
+            allowed = "should be a GenerationConfig, or a dict of its fields"
+            raise checks.wrong_type(field, config, allowed)
+        return _from_mapping(config or {})
+
+    @classmethod
     def from_json(cls, text: str | bytes) -> GenerationConfig:
         """Read `asjson`'s text. Raises `UserError` on bad JSON, `InvalidField` on a bad field."""
         return _from_mapping(parse_json_object(text, "the generation config"))

@@ -96,6 +96,16 @@ class EngineConfig:
         self._refuse_what_is_missing()
         self._refuse_draft_contradictions()
 
+    @classmethod
+    def of(cls, config: EngineConfig | Mapping[str, Any] | None) -> EngineConfig:
+        """The config itself, or the one of a mapping's fields. Raises `InvalidField`."""
+        if isinstance(config, EngineConfig):
+            return config
+        if config is not None and not isinstance(config, Mapping):
+            allowed = "should be an EngineConfig, or a dict of its fields"
+            raise checks.wrong_type("engine_config", config, allowed)
+        return cls.from_mapping(config or {})
+
     def asjson(self) -> str:
         """All fields as a JSON object."""
         return json.dumps(asdict(self))

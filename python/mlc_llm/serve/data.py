@@ -22,14 +22,19 @@ class Data:
 
 @dataclass(frozen=True)
 class TextData(Data):
-    """A text, tokenised when the request is added. Special-token text in it is ordinary text."""
+    """A text, tokenised when the request is added.
+
+    The name of a control token in it is ordinary text; with `special`, it is the control token.
+    """
 
     text: str
+    special: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise checks.wrong_type("TextData.text", self.text, "should be a string")
         checks.utf8("TextData.text", self.text)
+        checks.boolean("TextData.special", self.special)
 
 
 @dataclass(frozen=True)

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from mlc_llm.protocol import checks
-from mlc_llm.serve.data import Data, TextData, TokenData
+from mlc_llm.serve.data import MAX_PROMPT_TOKENS, Data, TextData, TokenData
 
 
-def convert_prompts_to_data(prompts: Any) -> list[list[Data]]:
+def convert_prompts_to_data(prompts: Any, *, special: bool = False) -> list[list[Data]]:
     """Prompts in any form of `SyncMLCEngine.generate` as one list of `Data` each.
 
     str · list[str] · list[int] · list[list[int]] · list[list[Data]]. An empty list has no prompt.
-    Raises `InvalidField` that names the prompt which is of another kind.
+    With `special`, names of control tokens in strings are control tokens. Raises `InvalidField`
+    that names the prompt which is of another kind or empty, and `special` where no prompt is a
+    string.
     """
+    checks.boolean("special", special)
+    found = [_one_prompt(field, prompt, special) for field, prompt in _named(prompts)]
+    items = (item for prompt in found for item in prompt)
+    if special and found and not any(isinstance(item, TextData) and item.special for item in items):
+        raise checks.refuse("special", special, "it is for prompts that are strings; none is one")
+    return found
+
+
+def _named(prompts: Any) -> list[tuple[str, object]]:
+    """Each prompt with its name in an error."""
     if isinstance(prompts, (str, Data)):
-        return [_one_prompt("prompts", prompts)]
+        return [("prompts", prompts)]
     if not isinstance(prompts, (list, tuple)):
         raise checks.wrong_type("prompts", prompts, "should be a string or a list")
-    if not prompts:
-        return []
-    if all(isinstance(item, int) for item in prompts):
-        return [_one_prompt("prompts", prompts)]
-    return [_one_prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(prompts)]
+    if prompts and all(isinstance(item, Integral) for item in prompts):
+        return [("prompts", prompts)]
+    return [(f"prompts[{i}]", prompt) for i, prompt in enumerate(prompts)]
 
 
-def _one_prompt(field: str, prompt: object) -> list[Data]:
+def _one_prompt(field: str, prompt: object, special: bool) -> list[Data]:
     if isinstance(prompt, str):
-        return [TextData(prompt)]
+        return [TextData(prompt, special)]
     if isinstance(prompt, Data):
         return [prompt]
     if isinstance(prompt, (list, tuple)):
@@ -37,11 +48,11 @@ def _one_prompt(field: str, prompt: object) -> list[Data]:
 
 
 def _items(field: str, prompt: Sequence[object]) -> list[Data]:
+    if not prompt:
+        raise checks.refuse(field, prompt, "a prompt needs at least one token id, or one Data")
     data = [item for item in prompt if isinstance(item, Data)]
-    if not data:
-        ids = [item for item in prompt if isinstance(item, int)]
-        if len(ids) == len(prompt):
-            return [TokenData(ids)]
+    if not data and all(isinstance(item, Integral) for item in prompt):
+        return [TokenData(checks.token_ids(field, prompt, MAX_PROMPT_TOKENS))]
     if not data or len(data) != len(prompt):
         raise checks.refuse(field, prompt, "should hold token ids only, or Data only")
     return data

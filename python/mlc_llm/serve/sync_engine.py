@@ -6,7 +6,7 @@ There is no thread and no OpenAI protocol here; `generate` shows the whole life 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,20 +15,24 @@ import tvm_ffi
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
+from mlc_llm.serve.answers import ChatAnswer, Generated, RequestTexts
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.engine_base import _check_engine_config
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle
+from mlc_llm.serve.one_thread import OneThread
 from mlc_llm.serve.prompts import convert_prompts_to_data
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.stream import RequestTexts
 from mlc_llm.serve.sync_module import FUNCTIONS
 
 if TYPE_CHECKING:
     import tvm
 
-__all__ = ["EngineConfig", "SyncMLCEngine", "_create_tvm_module"]
+__all__ = ["ChatAnswer", "EngineConfig", "Generated", "SyncMLCEngine", "_create_tvm_module"]
+
+Config = GenerationConfig | Mapping[str, Any]
+"""A config, or a dict of its fields."""
 
 
 def _create_tvm_module(
@@ -39,11 +43,18 @@ def _create_tvm_module(
     return {name: module[name] for name in ffi_funcs}
 
 
+_TWO_THREADS = (
+    "another thread is using this SyncMLCEngine, which serves one at a time; for several threads "
+    "take mlc_llm.serve.threaded_engine.ThreadedEngine or mlc_llm.json_ffi.JSONFFIEngine"
+)
+
+
 class SyncMLCEngine:
     """A model and the engine around it, advanced by `step`.
 
     `bundle` holds the model's tokenizer, template and files, `engine_config` the complete config.
-    Raises `UserError` for a model, a device or a config that cannot be used.
+    Raises `UserError` for a model, a device or a config that cannot be used. One thread at a time
+    may use it: what a second one asks for meanwhile is refused.
     """
 
     def __init__(
@@ -53,14 +64,16 @@ class SyncMLCEngine:
         *,
         model_lib: str | None = None,
         mode: Literal["local", "interactive", "server"] = "local",
-        engine_config: EngineConfig | None = None,
+        engine_config: EngineConfig | Mapping[str, Any] | None = None,
         enable_tracing: bool = False,
         request_stream_callback: Callable[[list[data.RequestStreamOutput]], None] | None = None,
     ) -> None:
-        """`model`: see `open_model`; None is the default model."""
-        config = engine_config or EngineConfig()
+        """`model`: see `open_model`; None is the default model. `engine_config`: may be a dict of
+        its fields."""
+        config = EngineConfig.of(engine_config)
         _check_engine_config(model, model_lib, mode, config)
         config = replace(config, model=model, model_lib=model_lib, mode=mode)
+        self._in_use = OneThread(_TWO_THREADS)
         self.trace_recorder = EventTraceRecorder() if enable_tracing else None
         self._ffi = _create_tvm_module("mlc.serve.create_engine", ffi_funcs=FUNCTIONS)
         self._ffi["init"](config.asjson(), device, request_stream_callback, self.trace_recorder)
@@ -71,25 +84,115 @@ class SyncMLCEngine:
     def generate(
         self,
         prompts: str | list[str] | list[int] | list[list[int]] | list[list[data.Data]],
-        generation_config: GenerationConfig | list[GenerationConfig],
-    ) -> tuple[list[list[str]], list[list[list[str]] | None]]:
-        """Run all prompts to their end, together.
+        generation_config: Config | list[Config] | None = None,
+        *,
+        special: bool = False,
+    ) -> Generated:
+        """Run all prompts to their end, together: `texts, logprobs = engine.generate(...)`.
 
-        Returns, for each prompt, the texts of its `n` branches, and the JSON strings of their
-        tokens' log-probabilities (None where they were not asked for). Raises `UserError` for a
-        prompt that is refused and `RequestError` for one that failed; nothing of this call is left
-        in the engine then. Outputs of other requests go to the callback that was set before.
+        The result is these two, with more attributes (see `Generated`): why each text ended, and
+        the usage of each prompt. Give one config for all prompts or a list with one for each; a
+        config may be a dict of its fields. In prompts that are strings, the name of a control token
+        is ordinary text; with `special`, it is the control token.
+
+        Raises `UserError` for a prompt that is refused (`ContextLengthExceeded` for one that is too
+        long) and `RequestError` for one that failed; nothing of this call is left in the engine
+        then. Outputs of other requests go to the callback that was set before.
         """
-        inputs = convert_prompts_to_data(prompts)
+        inputs = convert_prompts_to_data(prompts, special=special)
         configs = _one_config_a_prompt(generation_config, len(inputs))
+        with self._in_use:
+            pairs = enumerate(zip(inputs, configs, strict=True))
+            return self._run([self.create_request(str(i), *pair) for i, pair in pairs])
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        generation_config: Config | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> ChatAnswer:
+        """The model's next message in a conversation, whole.
+
+        `messages` and `tools` have OpenAI's shapes; a string is one message of the user. Append the
+        answer's `message` to the conversation before the next one. Raises as `generate`, and
+        `UnsupportedModel` for a model without a chat template.
+        """
+        config = GenerationConfig.of(generation_config)
+        prompt = self.chat_prompt(messages, tools=tools, tool_choice=tool_choice)
+        answers = self.generate([prompt], config)
+        logprobs = answers.logprobs[0]
+        return ChatAnswer(answers.texts[0], answers.finish_reasons[0], answers.usages[0], logprobs)
+
+    def chat_prompt(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation as the model's chat template writes it, for `generate`.
+
+        Only the template makes control tokens; their names in messages are ordinary text. Raises
+        `UserError`.
+        """
+        from mlc_llm.serve.openai.prompt import conversation_prompt
+
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return conversation_prompt(
+            {"messages": messages, "tools": tools, "tool_choice": tool_choice},
+            tokenizer=self.tokenizer,
+            template=self.bundle.chat_template,
+            context=self._context,
+        )
+
+    def create_request(
+        self,
+        request_id: str,
+        inputs: data.Data | list[data.Data],
+        generation_config: Config,
+    ) -> Request:
+        """A request for `add_request`; the model's defaults fill what the config leaves open."""
+        config = GenerationConfig.of(generation_config)
+        request: Request = self._ffi["create_request"](request_id, inputs, config.asjson())
+        return request
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises `UserError` for one that is refused."""
+        with self._in_use:
+            self._ffi["add_request"](request)
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request; the callback gets its end. Nothing happens for an unknown id."""
+        with self._in_use:
+            self._ffi["abort_request"](request_id)
+
+    def step(self) -> None:
+        """Advance every running request by up to one token and call the callback."""
+        with self._in_use:
+            self._ffi["step"]()
+
+    def reset(self) -> None:
+        """Abort everything and clear all state and metrics."""
+        with self._in_use:
+            self._ffi["reset"]()
+
+    def metrics(self) -> EngineMetrics:
+        """The engine's numbers as they stand."""
+        return EngineMetrics(json.loads(self._ffi["json_metrics"]()))
+
+    def _run(self, requests: list[Request]) -> Generated:
+        """Run requests to their end; none of them is left when this returns or raises."""
         before = self._ffi["get_request_stream_callback"]()
-        texts = RequestTexts(self.tokenizer, configs, others=before)
+        texts = RequestTexts(self.tokenizer, requests, context=self._context, others=before)
         self._ffi["set_request_stream_callback"](texts.put)
         added: list[str] = []
         try:
-            for i, (one, config) in enumerate(zip(inputs, configs, strict=True)):
-                self.add_request(self.create_request(str(i), one, config))
-                added.append(str(i))
+            for request in requests:
+                self.add_request(request)
+                added.append(request.request_id)
             for request_id in added:
                 while self._ffi["has_request"](request_id):
                     self.step()
@@ -99,46 +202,19 @@ class SyncMLCEngine:
             self._ffi["set_request_stream_callback"](before)
         return texts.results()
 
-    def create_request(
-        self,
-        request_id: str,
-        inputs: data.Data | list[data.Data],
-        generation_config: GenerationConfig,
-    ) -> Request:
-        """A request for `add_request`; the model's defaults fill what the config leaves open."""
-        request: Request = self._ffi["create_request"](
-            request_id, inputs, generation_config.asjson()
-        )
-        return request
-
-    def add_request(self, request: Request) -> None:
-        """Queue a request. Raises `UserError` for one that is refused."""
-        self._ffi["add_request"](request)
-
-    def abort_request(self, request_id: str) -> None:
-        """End a request; the callback gets its end. Nothing happens for an unknown id."""
-        self._ffi["abort_request"](request_id)
-
-    def step(self) -> None:
-        """Advance every running request by up to one token and call the callback."""
-        self._ffi["step"]()
-
-    def reset(self) -> None:
-        """Abort everything and clear all state and metrics."""
-        self._ffi["reset"]()
-
-    def metrics(self) -> EngineMetrics:
-        """The engine's numbers as they stand."""
-        return EngineMetrics(json.loads(self._ffi["json_metrics"]()))
+    @property
+    def _context(self) -> int:
+        """Tokens that a prompt and its answer have together at most."""
+        return self.engine_config.max_single_sequence_length or self.bundle.context_window
 
 
 def _one_config_a_prompt(
-    config: GenerationConfig | list[GenerationConfig], count: int
+    config: Config | list[Config] | None, count: int
 ) -> list[GenerationConfig]:
-    if isinstance(config, GenerationConfig):
-        return [config] * count
+    if not isinstance(config, (list, tuple)):
+        return [GenerationConfig.of(config)] * count
     if len(config) != count:
         raise InvalidField(
             "generation_config", f"<{len(config)} configs>", f"give one, or one a prompt: {count}"
         )
-    return list(config)
+    return [GenerationConfig.of(one, f"generation_config[{i}]") for i, one in enumerate(config)]

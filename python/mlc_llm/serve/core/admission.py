@@ -104,14 +104,16 @@ class Admission:
 def prompt_tokens(inputs: Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     """The token ids of all inputs in a row.
 
-    A text at the start gets the begin-of-text token where the model wants one; token ids are used
-    as they are. Raises `InvalidField` for an id outside the vocabulary or a prompt without tokens.
+    A text at the start gets the begin-of-text token where the model wants one (and the text does
+    not begin with it already, as a control token); token ids are used as they are. Raises
+    `InvalidField` for an id outside the vocabulary or a prompt without tokens.
     """
     ids: list[int] = []
     for item in inputs:
         if isinstance(item, TextData):
-            ids += _start(tokenizer) if not ids else []
-            ids += tokenizer.encode(item.text)
+            of_text = tokenizer.encode(item.text, special=item.special)
+            ids += _start(tokenizer, of_text) if not ids else []
+            ids += of_text
         elif isinstance(item, TokenData):
             ids += item.token_ids
         else:
@@ -129,7 +131,8 @@ def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
         raise InvalidField(field, wrong, f"this model's token ids are 0 to {vocab_size - 1}")
 
 
-def _start(tokenizer: Tokenizer) -> list[int]:
-    if tokenizer.add_bos and tokenizer.bos_token_id is not None:
-        return [tokenizer.bos_token_id]
-    return []
+def _start(tokenizer: Tokenizer, following: list[int]) -> list[int]:
+    bos = tokenizer.bos_token_id
+    if not tokenizer.add_bos or bos is None or following[:1] == [bos]:
+        return []
+    return [bos]

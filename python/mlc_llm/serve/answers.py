@@ -1,0 +1,214 @@
+"""What `SyncMLCEngine` returns: texts, why each ended, and what they took."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlc_llm.errors import RequestError
+from mlc_llm.serve.data import FinishReason, RequestStreamOutput
+from mlc_llm.serve.request import Request
+from mlc_llm.serve.stream import BranchText
+from mlc_llm.tokenizers import Tokenizer
+
+LONG_ANSWER = 2000
+"""Tokens after which an answer that `max_tokens` does not bound is worth a word."""
+
+Texts = list[list[str]]
+Logprobs = list[list[list[str]] | None]
+
+_log = logging.getLogger(__name__)
+_said: set[str] = set()
+"""What this process has said and does not say again."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request, all its branches together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that the prefix cache had."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """The request's metrics (times in seconds, rates in tokens a second)."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Usage:
+        """Read the final item of a request."""
+        values = json.loads(text)
+        return cls(
+            values["prompt_tokens"],
+            values["completion_tokens"],
+            values["total_tokens"],
+            (values.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
+            values.get("extra") or {},
+        )
+
+
+class Generated(tuple[Texts, Logprobs]):
+    """`texts, logprobs = engine.generate(...)`, and more for who asks.
+
+    texts: for each prompt, the texts of its `n` branches.
+    logprobs: for each prompt None, or for each branch the JSON strings of its tokens.
+    finish_reasons: as `texts`; `stop` is a whole answer, `length` one that a limit cut.
+    usages: one `Usage` a prompt.
+    """
+
+    finish_reasons: list[list[FinishReason]]
+    usages: list[Usage]
+
+    def __new__(
+        cls,
+        texts: Texts,
+        logprobs: Logprobs,
+        finish_reasons: list[list[FinishReason]],
+        usages: list[Usage],
+    ) -> Generated:
+        made = super().__new__(cls, (texts, logprobs))
+        made.finish_reasons, made.usages = finish_reasons, usages
+        return made
+
+    @property
+    def texts(self) -> Texts:
+        """The first of the two items."""
+        return self[0]
+
+    @property
+    def logprobs(self) -> Logprobs:
+        """The second of the two items."""
+        return self[1]
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return (*self, self.finish_reasons, self.usages)
+
+    def __repr__(self) -> str:
+        names = ("texts", "logprobs", "finish_reasons", "usages")
+        return f"Generated({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The answer to a conversation; lists have one entry for each of the `n` choices."""
+
+    texts: list[str]
+    finish_reasons: list[FinishReason]
+    usage: Usage
+    logprobs: list[list[str]] | None = None
+    """JSON strings, one a token; None where they were not asked for."""
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.texts[0]
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of the first choice: `stop` for a whole answer, `length` for one that a limit cut."""
+        return self.finish_reasons[0]
+
+    @property
+    def message(self) -> dict[str, str]:
+        """The first choice as a message, to append to the conversation."""
+        return {"role": "assistant", "content": self.text}
+
+
+class RequestTexts:
+    """A stream callback that gathers what comes of requests.
+
+    Outputs of any other request are handed on to `others`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        requests: list[Request],
+        *,
+        context: int,
+        others: Callable[[list[RequestStreamOutput]], None] | None,
+    ) -> None:
+        """context: tokens that a prompt and its answer have together at most."""
+        self._context = context
+        self._others = others
+        self._gathered = {one.request_id: _Gathered(one, tokenizer) for one in requests}
+
+    def put(self, outputs: Iterable[RequestStreamOutput]) -> None:
+        """Take the outputs of one step."""
+        foreign = []
+        for output in outputs:
+            gathered = self._gathered.get(output.request_id)
+            if gathered is None:
+                foreign.append(output)
+            else:
+                gathered.put(output)
+                if gathered.is_long:
+                    _note_long_answer(self._context)
+        if foreign and self._others is not None:
+            self._others(foreign)
+
+    def results(self) -> Generated:
+        """In the order of the requests. Raises `RequestError` where one failed."""
+        all_of = list(self._gathered.values())
+        for one in all_of:
+            one.raise_error()
+        return Generated(
+            [["".join(branch.pieces) for branch in one.branches] for one in all_of],
+            [one.logprobs for one in all_of],
+            [one.finish_reasons for one in all_of],
+            [one.usage for one in all_of],
+        )
+
+
+class _Gathered:
+    """What came of one request."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.branches = [BranchText(tokenizer) for _ in range(request.n)]
+        self.usage = Usage(0, 0, 0)
+        self._request = request
+        self._tokens = 0
+        self._is_bounded = request.generation_config.max_tokens >= 0
+
+    def put(self, output: RequestStreamOutput) -> None:
+        if output.request_final_usage_json_str is not None:
+            self.usage = Usage.from_json(output.request_final_usage_json_str)
+            return
+        for branch, single in zip(self.branches, output.unpack()[1], strict=True):
+            branch.put(single)
+        self._tokens += len(output.group_delta_token_ids[0])
+
+    @property
+    def is_long(self) -> bool:
+        """Nobody set a limit, and the first branch has many tokens."""
+        return self._tokens >= LONG_ANSWER and not self._is_bounded
+
+    @property
+    def logprobs(self) -> list[list[str]] | None:
+        wanted = self._request.generation_config.logprobs
+        return [branch.logprobs for branch in self.branches] if wanted else None
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        """None for a special request, which has no branch that ends."""
+        reasons = [branch.finish_reason for branch in self.branches]
+        return [reason for reason in reasons if reason is not None]
+
+    def raise_error(self) -> None:
+        for branch in self.branches:
+            if branch.error is not None:
+                raise RequestError(f"request {self._request.request_id} failed: {branch.error}")
+
+
+def _note_long_answer(context: int) -> None:
+    if "long answer" not in _said:
+        _said.add("long answer")
+        _log.warning(
+            "an answer has %s tokens by now and no max_tokens: it ends when the model ends it, or "
+            "at the context of %s tokens; GenerationConfig(max_tokens=...) sets a limit",
+            f"{LONG_ANSWER:,}",
+            f"{context:,}",
+        )
