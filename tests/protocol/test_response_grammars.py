@@ -8,6 +8,7 @@ import pytest
 
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 
 TAG = {"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"}
 
@@ -39,6 +40,16 @@ def test_what_is_taken_comes_back_from_json(value: dict[str, Any]) -> None:
     assert GenerationConfig(response_format=dumped) == config
 
 
+@pytest.mark.parametrize("syntax", ["regex", "ebnf", "gbnf", "lark"])
+def test_a_short_form_is_the_long_one(syntax: str) -> None:
+    short = GenerationConfig(response_format={"type": syntax, syntax: "x+"})
+    assert short == GenerationConfig(response_format=written(syntax, "x+"))
+    assert GenerationConfig.from_json(short.asjson()) == short
+    message = {"role": "user", "content": "x"}
+    request = {"messages": [message], "response_format": {"type": syntax, syntax: "x+"}}
+    assert ChatCompletionRequest.parse(request).generation_config() == short
+
+
 def test_only_fields_that_belong_to_the_type_are_written_out() -> None:
     def dumped(value: Any) -> set[str]:
         config = GenerationConfig(response_format=value)
@@ -62,6 +73,10 @@ def test_only_fields_that_belong_to_the_type_are_written_out() -> None:
         ({"type": "json_object", "grammar": {}}, "grammar"),
         ({"type": "text", "triggers": ["x"]}, "triggers"),
         ({"type": "structural_tag", "structures": [TAG]}, "triggers"),
+        ({"type": "regex"}, 'key "regex" not found'),
+        ({"type": "regex", "regex": 3}, "regex = 3"),
+        ({"type": "regex", "pattern": "x"}, "pattern = 'x'.*type regex takes regex"),
+        ({"type": "ebnf", "ebnf": "x", "schema": "{}"}, "schema.*type ebnf takes ebnf"),
         (tags(), "structures = \\[\\]"),
         (tags(TAG, triggers=["<g="]), "structures.0..begin = '<f=a>'"),
         (tags(TAG, triggers=[""]), "triggers.0. = ''"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,11 @@ def test_fifty_seeds_fit_the_schema_beside_free_text(engine: SyncMLCEngine, mode
         assert found["kind"] in ("corner", "edge", None)
     assert len({text for (text,) in points}) > 40
     assert engine.generate(prompts[0], free)[0] == [beside]
+
+
+def test_a_regular_expression_in_its_short_form(engine: SyncMLCEngine) -> None:
+    wanted = {"type": "regex", "regex": "[a-c]{3}-[0-9]{2}"}
+    config = GenerationConfig(temperature=1.0, seed=1, n=5, max_tokens=20, response_format=wanted)
+    result = engine.generate("An id:", config)
+    assert all(re.fullmatch(wanted["regex"], text) for text in result.texts[0])
+    assert result.finish_reasons == [["stop"] * 5]

@@ -21,6 +21,7 @@ from mlc_llm.errors import MissingKey
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.json_text import parse_json
 
+GRAMMAR_SYNTAXES = ("lark", "gbnf", "ebnf", "regex")
 RESPONSE_FORMAT_TYPES = (
     "text",
     "json_object",
@@ -28,8 +29,8 @@ RESPONSE_FORMAT_TYPES = (
     "grammar",
     "structural_tag",
     "function",
+    *GRAMMAR_SYNTAXES,
 )
-GRAMMAR_SYNTAXES = ("lark", "gbnf", "ebnf", "regex")
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_TAGS = 128
 MAX_TAG_CHARS = 1024
@@ -83,7 +84,9 @@ class RequestResponseFormat(BaseModel):
 
     OpenAI's `{"type": "json_schema", "json_schema": {"schema": {...}}}` is taken too and becomes
     `json_object` with that schema. `grammar` is
-    `{"type": "grammar", "grammar": {"syntax": ..., "definition": ...}}`. `structural_tag` is
+    `{"type": "grammar", "grammar": {"syntax": ..., "definition": ...}}`, and in short
+    `{"type": syntax, syntax: definition}`: `{"type": "regex", "regex": "[0-9]+"}`, or the same with
+    `ebnf`, `gbnf` or `lark`. `structural_tag` is
     `{"type": "structural_tag", "structures": [{"begin", "schema", "end"}], "triggers": [...]}`:
     free text in which each of the triggers starts one of the structures. `function` marks an answer
     that is read as a tool call; no grammar belongs to it. Whether a schema or a grammar makes sense
@@ -111,6 +114,8 @@ class RequestResponseFormat(BaseModel):
             raise checks.refuse("type", kind, allowed)
         if kind == "json_schema":
             return {"type": "json_object", "schema": _openai_schema(fields)}
+        if kind in GRAMMAR_SYNTAXES:
+            return _short_grammar(kind, fields)
         _refuse_strangers(kind, fields)
         schema = fields.pop("schema", fields.pop("json_schema", None))
         if schema is not None:
@@ -174,6 +179,17 @@ def _refuse_strangers(kind: str, fields: Mapping[str, Any]) -> None:
     for name in needed:
         if name not in fields:
             raise MissingKey(name, name)
+
+
+def _short_grammar(syntax: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"type": syntax, syntax: definition}` in the long form."""
+    for name, value in fields.items():
+        if name not in ("type", syntax):
+            raise checks.refuse(name, value, f"type {syntax} takes {syntax} and nothing else")
+    if syntax not in fields:
+        raise MissingKey(syntax, syntax)
+    definition = checks.string(syntax, fields[syntax], MAX_SCHEMA_CHARS)
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
 def _openai_schema(fields: Mapping[str, Any]) -> str:
