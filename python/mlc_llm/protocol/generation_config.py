@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
+from mlc_llm.protocol.field_docs import with_field_docs
 from mlc_llm.protocol.json_text import parse_json_object
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ MAX_LOGIT_BIAS = 16384
 MIN_REPETITION_PENALTY = 1e-6
 
 
+@with_field_docs
 class GenerationConfig(_Fields):
     """Sampling and stopping of one request; frozen, every field checked when it is made.
 
@@ -57,7 +59,7 @@ class GenerationConfig(_Fields):
     top_p: float = 1.0
     """Keep the smallest set of tokens with this much probability, 0 to 1."""
     top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all."""
+    """Keep the k most likely tokens, 0 to 2147483647; 0 keeps all."""
     min_p: float = 0.0
     """Keep tokens at least this share as likely as the likeliest, 0 to 1."""
     frequency_penalty: float = 0.0
@@ -65,24 +67,33 @@ class GenerationConfig(_Fields):
     presence_penalty: float = 0.0
     """-2 to 2, taken off the logit of every token generated before."""
     repetition_penalty: float = 1.0
-    """Above 0, at most 100; 1 changes nothing."""
+    """1e-06 to 100; the logits of tokens that occurred before are divided by it if they are above 0
+    and multiplied if not. 1 changes nothing."""
     logprobs: bool = False
     """Report the log-probability of each token."""
     top_logprobs: int = 0
     """Report this many of the likeliest tokens too, 0 to 20; needs `logprobs`."""
     logit_bias: dict[int, float] = field(default_factory=dict)
-    """Added to the logits: token id to -100..100."""
+    """Token id to what is added to its logit, -100 to 100; at most 16384 tokens."""
     max_tokens: int = -1
-    """Most tokens to generate; -1 has no limit but the context window, 0 generates none."""
+    """Most tokens to generate, -1 to 2147483647; -1 has no limit but the context window, which may
+    take minutes; 0 generates none."""
     seed: int | None = None
-    """A 64-bit signed number; None draws one at random."""
+    """-9223372036854775808 to 9223372036854775807; None draws one at random. The same seed gives
+    the same answer."""
     stop_strs: list[str] = field(default_factory=list)
-    """The answer ends before any of these; none may be empty."""
+    """The answer ends before any of these; at most 64 of 1 to 1024 characters each."""
     stop_token_ids: list[int] = field(default_factory=list)
-    """The answer ends before any of these tokens."""
+    """The answer ends before any of these tokens; at most 1024."""
     if TYPE_CHECKING:
         response_format: RequestResponseFormat = field(default_factory=RequestResponseFormat)
+        """What the answer must be, as a dict: {"type": "json_object", "schema": a JSON schema or
+        none}, {"type": "regex", "regex": ...}, {"type": "ebnf", "ebnf": ...} (also `gbnf`, `lark`),
+        {"type": "structural_tag", "structures": [{"begin", "schema", "end"}], "triggers": [...]}.
+        {} is free text."""
         debug_config: DebugConfig = field(default_factory=DebugConfig)
+        """For tests and measurements, as a dict: `ignore_eos`, `pinned_system_prompt`,
+        `special_request`, `grammar_execution_mode`. {} is nothing out of the ordinary."""
     else:
 
         def __init__(self, **values: Any) -> None:

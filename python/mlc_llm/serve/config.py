@@ -10,6 +10,7 @@ from typing import Any, Literal
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
+from mlc_llm.protocol.field_docs import with_field_docs
 from mlc_llm.protocol.json_text import parse_json_object
 
 EngineMode = Literal["local", "interactive", "server"]
@@ -28,6 +29,7 @@ PAGE_SIZE = 16
 MAX_PATH_CHARS = 4096
 
 
+@with_field_docs
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Settings of one engine. None means "infer from the mode, the model and the memory".
@@ -39,44 +41,66 @@ class EngineConfig:
     """
 
     model: str | None = None
+    """The engine's own argument `model`; leave it out here."""
     model_lib: str | None = None
+    """The engine's own argument `model_lib`; leave it out here."""
     additional_models: list[str | tuple[str, str]] = field(default_factory=list)
     """The draft model of `small_draft`: a path, or a path and its library."""
     mode: EngineMode | None = None
+    """The engine's own argument `mode`; leave it out here. It decides what the limits below are
+    where they are None. local: 4 answers run at a time and share pages for one context, of 8192
+    tokens at most, so that others wait. interactive: 1 answer at a time. server: 128 answers at a
+    time, and most of the free memory for their pages."""
     tensor_parallel_shards: int | None = None
+    """At least 1; this version takes no more."""
     pipeline_parallel_stages: int | None = None
+    """At least 1; this version takes no more."""
     opt: str | None = None
+    """Not supported in this version: None only."""
     gpu_memory_utilization: float | None = None
-    """Share of the device's memory to use, above 0 to 1; None is 0.85."""
+    """Share of the free memory to use, above 0 to 1; None is 0.85."""
     kv_cache_page_size: int = PAGE_SIZE
+    """Tokens of a page, 16 to 16."""
     max_num_sequence: int | None = None
-    """Sequences that can hold pages at once."""
+    """Answers that run at once (sequences that can hold pages), at least 1."""
     max_total_sequence_length: int | None = None
-    """Tokens that the pages of all sequences can hold together."""
+    """Tokens that the pages of all sequences can hold together, at least 1."""
     max_single_sequence_length: int | None = None
-    """Prompt and answer of one sequence together, in tokens."""
+    """Prompt and answer of one sequence together, in tokens, at least 1; None is the model's
+    context window."""
     prefill_chunk_size: int | None = None
-    """Most tokens of one step."""
+    """Most tokens of one step, at least 1; None is 512, or one sequence's if that is less."""
     sliding_window_size: int | None = None
-    """Tokens; -1 switches it off; None takes the model's."""
+    """Tokens that a token sees before it, at least -1 and not 0; -1 switches it off; None takes
+    the model's."""
     attention_sink_size: int | None = None
+    """Tokens at the start that stay in sight of a sliding window, at least 0."""
     max_history_size: int | None = None
+    """For recurrent models, which this version does not run, at least 0: None or 0 only."""
     kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None
+    """None is `kv_cache`, the only one that this version has."""
     speculative_mode: Literal["disable", "small_draft", "prompt_lookup", "eagle", "medusa"] = (
         "disable"
     )
     """Who guesses tokens for the model to check: nobody, a smaller model of the same vocabulary, or
-    the text so far (what followed when its last tokens came up before)."""
+    the text so far (what followed when its last tokens came up before). `eagle` and `medusa` are
+    not supported in this version."""
     spec_draft_length: int = 0
-    """Most guesses of a branch in one step; 0 learns the best number. There are none while plain
-    steps are faster."""
+    """Most guesses of a branch in one step, 0 to 16; 0 learns the best number. There are none while
+    plain steps are faster."""
     spec_tree_width: int = 1
+    """At least 1; this version takes no more: guesses are a chain."""
     prefix_cache_mode: Literal["radix", "disable"] = "radix"
+    """`radix` keeps finished sequences, so that a prompt that begins like one computes only the
+    rest of it."""
     prefix_cache_max_num_recycling_seqs: int | None = None
-    """None is max_num_sequence, 0 keeps none, -1 has no limit."""
+    """Finished sequences that are kept, at least -1; None is max_num_sequence, 0 keeps none, -1 has
+    no limit."""
     prefill_mode: Literal["hybrid", "chunked"] = "hybrid"
+    """`hybrid`: steps compute prompts beside running answers. `chunked`: prompts alone first."""
     prefill_time_budget_ms: float = 50.0
-    """What a step may take that computes prompt tokens beside running sequences (hybrid mode)."""
+    """What a step may take that computes prompt tokens beside running sequences (hybrid mode), in
+    milliseconds, 1 to 60000."""
     prompt_precision: Literal["exact", "fast"] = "exact"
     """'fast' computes the tokens of prompts to 8 bits where that costs least, all others as before.
     Given up: answers are no longer those of float32 (mean KL 1.5e-4 behind a prompt, 1.5e-3 within
