@@ -211,8 +211,10 @@ def test_metrics(engine: SyncMLCEngine) -> None:
 
 
 def test_wrong_requests_are_refused_when_made(engine: SyncMLCEngine) -> None:
-    with pytest.raises(InvalidField, match="inputs"):
-        engine.create_request("a", [], GenerationConfig())
+    wrong: list[Any] = [[], None, b"text", 3, [b"text"], [None]]
+    for inputs in wrong:
+        with pytest.raises(InvalidField, match="inputs"):
+            engine.create_request("a", inputs, GenerationConfig())
 
 
 @pytest.mark.parametrize(

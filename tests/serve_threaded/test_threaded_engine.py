@@ -56,6 +56,18 @@ def test_a_prompt_without_room_for_an_answer_ends_with_an_error_and_one_usage(
         assert running.works()
 
 
+def test_a_config_may_be_a_dict_and_wrong_arguments_are_named() -> None:
+    with Running() as running:
+        make: Any = running.engine.create_request
+        request = make("a", "hi", {"max_tokens": 1})
+        assert request.generation_config.max_tokens == 1 and request.inputs == [TextData("hi")]
+        for inputs in (None, b"hi", 3):
+            with pytest.raises(InvalidField, match=r"inputs = .*should be a Data or a list"):
+                make("a", inputs, "{}")
+        with pytest.raises(InvalidField, match="generation_config = 3"):
+            make("a", "hi", 3)
+
+
 def test_abort_ends_a_stream_and_unknown_ids_are_ignored() -> None:
     with Running() as running:
         running.add("long", LONG)

@@ -26,6 +26,18 @@ def convert_prompts_to_data(prompts: Any, *, special: bool = False) -> list[list
     return found
 
 
+def data_of_inputs(inputs: Any) -> list[Data]:
+    """What `create_request` takes, as a list: one `Data`, or an array of them; a string is a text.
+
+    Raises `InvalidField` for what is neither; whether the items are `Data` is for `Request` to say.
+    """
+    if isinstance(inputs, (str, Data)):
+        inputs = [inputs]
+    if not isinstance(inputs, Sequence) or isinstance(inputs, (bytes, bytearray)):
+        raise checks.wrong_type("inputs", inputs, "should be a Data or a list of Data")
+    return [TextData(item) if isinstance(item, str) else item for item in inputs]
+
+
 def _named(prompts: Any) -> list[tuple[str, object]]:
     """Each prompt with its name in an error."""
     if isinstance(prompts, (str, Data)):

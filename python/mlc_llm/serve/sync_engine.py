@@ -68,8 +68,10 @@ class SyncMLCEngine:
         enable_tracing: bool = False,
         request_stream_callback: Callable[[list[data.RequestStreamOutput]], None] | None = None,
     ) -> None:
-        """`model`: see `open_model`; None is the default model. `engine_config`: may be a dict of
-        its fields."""
+        """`model`: see `open_model`; None is the default model. `device`: "auto" or "cpu"; others
+        are refused (see `detect_device`). `mode`: how many answers run at a time and how much
+        memory they may take, see `help(EngineConfig)`. `engine_config`: may be a dict of its
+        fields. `request_stream_callback`: gets what `step` brings."""
         config = EngineConfig.of(engine_config)
         _check_engine_config(model, model_lib, mode, config)
         config = replace(config, model=model, model_lib=model_lib, mode=mode)

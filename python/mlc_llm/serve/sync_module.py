@@ -11,11 +11,12 @@ import tvm_ffi
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.data import Data, RequestStreamOutput, TextData
+from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.serve.open_engine import OpenEngine, open_engine
+from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 
 StreamCallback = Callable[[list[RequestStreamOutput]], None]
@@ -62,7 +63,7 @@ class SyncEngineModule:
         """
         defaults = self._engine.bundle.defaults
         config = GenerationConfig.from_json(config_json).merged_over(defaults)
-        return Request(request_id, _inputs(inputs), config)
+        return Request(request_id, data_of_inputs(inputs), config)
 
     def add_request(self, request: Request) -> None:
         self._deliver(self._engine.core.add_request(request))
@@ -113,11 +114,6 @@ class SyncEngineModule:
         if self._callback is not None and self._undelivered:
             ready, self._undelivered = self._undelivered, []
             self._callback(ready)
-
-
-def _inputs(inputs: Any) -> list[Data]:
-    items = [inputs] if isinstance(inputs, (str, Data)) else list(inputs)
-    return [TextData(item) if isinstance(item, str) else item for item in items]
 
 
 def create_engine() -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -19,11 +19,12 @@ import tvm_ffi
 from mlc_llm.errors import EngineDead, MLCError, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.data import Data, RequestStreamOutput, TextData
+from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.serve.open_engine import OpenEngine
+from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded_inbox import Inbox, Instruction, InstructionKind
 from mlc_llm.serve.threaded_outbox import Outbox, Roster
@@ -109,18 +110,20 @@ class ThreadedEngine:
         self._put(Instruction(InstructionKind.kResetEngine))
 
     def create_request(
-        self, request_id: str, inputs: Any, generation_config: str | GenerationConfig
+        self,
+        request_id: str,
+        inputs: Any,
+        generation_config: str | GenerationConfig | Mapping[str, Any],
     ) -> Request:
-        """`inputs`: one `Data` or several; a string stands for a text. The config (or its JSON) is
-        merged over the model's defaults. Raises `UserError` for what is wrong, `MLCError` when
-        nothing is loaded."""
-        if isinstance(generation_config, GenerationConfig):
-            config = generation_config
-        else:
+        """`inputs`: one `Data` or several; a string stands for a text. The config (or its JSON, or
+        a dict of its fields) is merged over the model's defaults. Raises `UserError` for what is
+        wrong, `MLCError` when nothing is loaded."""
+        if isinstance(generation_config, str):
             config = GenerationConfig.from_json(generation_config)
-        items = [inputs] if isinstance(inputs, (str, Data)) else list(inputs)
-        data = [TextData(item) if isinstance(item, str) else item for item in items]
-        return Request(request_id, data, config.merged_over(self.get_default_generation_config()))
+        else:
+            config = GenerationConfig.of(generation_config)
+        config = config.merged_over(self.get_default_generation_config())
+        return Request(request_id, data_of_inputs(inputs), config)
 
     def add_request(self, request: Request) -> None:
         """Queue a request. What the engine refuses later ends with `error` and a usage.
