@@ -114,7 +114,8 @@ LAZY = {
     ("mlc_llm.compiler.target", "tvm.target"),
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
-    ("mlc_llm.support.model_source", "huggingface_hub"),  # an extra
+    ("mlc_llm.support.hub", "huggingface_hub"),  # an extra
+    ("mlc_llm.support.hub", "huggingface_hub.utils"),
 }
 """The closed list of imports inside functions: importer -> imported."""
 

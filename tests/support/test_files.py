@@ -19,6 +19,7 @@ from mlc_llm.support.files import (
     cache_dir,
     cache_root,
     file_lock,
+    forget_empty,
     new_file,
     new_folder,
     publish,
@@ -215,6 +216,47 @@ def test_the_second_process_finds_the_first_ones_result(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
     with holder(tmp_path) as process, file_lock(tmp_path / "x.lock", waiting=process.kill):
         assert not (tmp_path / "result").exists()
+
+
+REMOVE = """
+import sys
+from pathlib import Path
+from mlc_llm.support.files import file_lock, forget_empty
+lock = Path(sys.argv[1])
+with file_lock(lock):
+    print("held", flush=True)
+    sys.stdin.readline()
+    forget_empty(lock)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be removed there")
+def test_a_removed_lock_is_made_anew_by_who_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path))
+    lock = tmp_path / "folder" / "x.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", REMOVE, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with file_lock(lock, waiting=process.stdin.close):
+            assert lock.exists()  # what another process would open is what is held here
+
+
+def test_forgetting_leaves_what_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "cache"))
+    for name in ("a/b/c/x.lock", "a/kept", "x.lock"):
+        write_file(tmp_path / "cache" / name, b"")
+    forget_empty(tmp_path / "cache" / "a" / "b" / "c" / "x.lock")
+    forget_empty(tmp_path / "cache" / "x.lock")
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["a", "kept"]
 
 
 def test_lock_in_an_unwritable_place(tmp_path: Path) -> None:

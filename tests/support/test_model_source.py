@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from mlc_llm.errors import InvalidField, ModelNotFound, UserError
 from mlc_llm.support import model_source
+from mlc_llm.support.hub import LISTING_S
 from mlc_llm.support.model_source import ModelSource, resolve_model
 
 
@@ -81,18 +83,27 @@ class FakeHub(types.ModuleType):
         self.names = names
         self.fetched: list[list[str]] = []
         self.offline = False
+        self.hanging = threading.Event()
+        self.hanging.set()
+        self.breaks_after: list[str] | None = None
 
     def HfApi(self) -> FakeHub:
         return self
 
-    def list_repo_files(self, repo_id: str) -> list[str]:
+    def model_info(self, repo_id: str, *, timeout: float) -> types.SimpleNamespace:
+        self.hanging.wait()
         if self.offline:
             raise ConnectionError("no route to host\nand a second line")
         assert repo_id == "user/repo"
-        return self.names
+        return types.SimpleNamespace(
+            siblings=[types.SimpleNamespace(rfilename=name) for name in self.names]
+        )
 
     def snapshot_download(self, repo_id: str, *, allow_patterns: list[str], local_dir: Path) -> str:
         self.fetched.append(allow_patterns)
+        if self.breaks_after is not None:
+            touch(local_dir, ".cache/huggingface/m.lock", *self.breaks_after)
+            raise ConnectionError("the network is gone")
         assert set(allow_patterns) <= set(self.names)
         touch(local_dir, *allow_patterns)
         return str(local_dir)
@@ -153,10 +164,58 @@ def test_hub_several_models_are_not_all_fetched(hub: FakeHub) -> None:
     assert hub.fetched == []
 
 
-def test_hub_offline(hub: FakeHub) -> None:
+def test_hub_offline_leaves_nothing_behind(hub: FakeHub, tmp_path: Path) -> None:
     hub.offline = True
     with pytest.raises(ModelNotFound, match="could not download HF://user/repo: no route to host"):
         resolve_model("HF://user/repo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hub_that_never_answers(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlc_llm.support.hub.LISTING_S", 0.01)
+    hub.hanging.clear()
+    with pytest.raises(ModelNotFound, match=r"no answer within 0\.01 seconds"):
+        resolve_model("HF://user/repo")
+    hub.hanging.set()
+
+
+def test_hub_is_waited_for_less_than_ten_seconds() -> None:
+    assert LISTING_S < 9
+
+
+@pytest.mark.parametrize(
+    ("came", "left"),
+    [
+        ([], []),
+        ([".cache/huggingface/download/m.incomplete"], ["m.incomplete"]),
+        (["config.json"], ["config.json"]),
+    ],
+)
+def test_hub_that_breaks_off_leaves_only_what_came(
+    came: list[str], left: list[str], hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.breaks_after = came
+    with pytest.raises(ModelNotFound, match="the network is gone"):
+        resolve_model("HF://user/repo")
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names - {".lock", "m.lock"} == set(left)
+    if not came:
+        assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_hub_is_quiet_when_the_program_is(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    utils = types.ModuleType("huggingface_hub.utils")
+    utils.disable_progress_bars = lambda: done.append("bars")  # type: ignore[attr-defined]
+    utils.logging = types.SimpleNamespace(  # type: ignore[attr-defined]
+        set_verbosity_error=lambda: done.append("log")
+    )
+    monkeypatch.setitem(sys.modules, "huggingface_hub.utils", utils)
+    resolve_model("HF://user/repo")
+    assert done == []
+    monkeypatch.setenv("MLC_LLM_QUIET", "1")
+    resolve_model("HF://user/repo/m.gguf")
+    assert set(done) == {"bars", "log"}
 
 
 def test_hub_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -164,6 +223,7 @@ def test_hub_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path))
     with pytest.raises(UserError, match=r'pip install "mlc-llm\[hub\]"'):
         resolve_model("HF://user/repo")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

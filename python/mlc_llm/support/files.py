@@ -178,21 +178,60 @@ def file_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
     """Hold `path` as a lock against other processes and threads; wait while another holds it.
 
     The system lets go when the process dies, however it dies, so a lock cannot be left behind;
-    the empty file stays. `waiting` is called once if there is a wait. Raises CacheError.
+    the empty file stays, unless its holder removes it. `waiting` is called once if there is a
+    wait. Raises CacheError.
     """
-    with cache_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    number = _locked(path, waiting or (lambda: None))
     try:
-        with cache_errors(path):
-            free = _try_lock(number)
-        if not free:
-            if waiting is not None:
-                waiting()
-            _wait_for(number, path)
         yield
     finally:
         os.close(number)
+
+
+def _locked(path: Path, waiting: Callable[[], None]) -> int:
+    """The descriptor that holds the lock."""
+    while True:
+        with cache_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with cache_errors(path):
+                free = _try_lock(number)
+            if not free:
+                waiting()
+                waiting = _nothing
+                _wait_for(number, path)
+            if _is_still(path, number):
+                return number
+        except BaseException:
+            os.close(number)
+            raise
+        os.close(number)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _is_still(path: Path, number: int) -> bool:
+    """Whether `path` is the opened file: who held the lock before may have removed it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(number))
+    except FileNotFoundError:
+        return False
+
+
+def forget_empty(lock: Path) -> None:
+    """Remove a lock, and its folder with those above it that are empty then, inside the cache.
+
+    For work that failed, by the holder of the lock. Where that cannot be done they stay.
+    """
+    with contextlib.suppress(OSError):
+        lock.unlink()
+        for folder in lock.parents:
+            if cache_root() not in folder.parents:
+                return
+            folder.rmdir()
 
 
 def _wait_for(number: int, path: Path) -> None:

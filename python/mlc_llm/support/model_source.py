@@ -5,17 +5,19 @@ Of a repository on Hugging Face only weights and plain text are fetched, never c
 
 from __future__ import annotations
 
-import glob
 import json
 import re
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mlc_llm.errors import InvalidField, MLCError, ModelNotFound, UserError
+from mlc_llm.errors import InvalidField, MLCError, ModelNotFound
 from mlc_llm.support.download import DEFAULT_MODEL, packaged_file
-from mlc_llm.support.files import cache_dir, cache_root, file_lock, write_file
+from mlc_llm.support.files import cache_root, file_lock, forget_empty, write_file
+from mlc_llm.support.hub import fetch_files, list_files, plain_reason
 from mlc_llm.support.progress import ProgressFactory
 
 CHAT_CONFIG = "mlc-chat-config.json"
@@ -25,6 +27,8 @@ _ADDRESS = re.compile(r"(?:hf://|https://huggingface\.co/)([^/]+)/([^/]+)(?:/(.+
 _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _TEXTS = (".json", ".jinja")
 _SHOWN_NAMES = 8
+_HUB_NOTES = ".cache"
+"""A folder in which huggingface_hub keeps locks, hashes and parts of files."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,10 @@ class _Address:
     repo: str
     file: str | None
 
+    @property
+    def repository(self) -> str:
+        return f"{self.user}/{self.repo}"
+
     def __str__(self) -> str:
         return f"HF://{self.user}/{self.repo}" + (f"/{self.file}" if self.file else "")
 
@@ -127,9 +135,12 @@ def _fetched(address: _Address) -> ModelSource:
     mark = folder / f".{(address.file or 'repository').replace('/', '--')}.complete.json"
     record = _whole_download(mark)
     if record is None:
-        cache_dir("model_weights", "hf", address.user, address.repo)
-        with file_lock(folder / ".lock"):
-            record = _whole_download(mark) or _download(address, folder, mark)
+        with _said_plainly(address):
+            # first of all, so that nothing is made where there is no network or no such repository
+            model, names = _choose(list_files(address.repository), address)
+        lock = folder / ".lock"
+        with file_lock(lock), _tidied(lock):
+            record = _whole_download(mark) or _download(address, model, names, mark)
     if record["model"] == CHAT_CONFIG:
         return ModelSource(folder, "folder", address.repo)
     return _gguf(folder / record["model"])
@@ -145,34 +156,48 @@ def _whole_download(mark: Path) -> dict[str, Any] | None:
     return record if sizes == record["files"] else None
 
 
-def _download(address: _Address, folder: Path, mark: Path) -> dict[str, Any]:
-    """Fetch what is wanted of the repository; the mark is written last."""
-    hub = _hub()
-    repository = f"{address.user}/{address.repo}"
-    try:
-        model, chosen = _choose(hub.HfApi().list_repo_files(repository), address)
-        patterns = [glob.escape(name) for name in chosen]
-        hub.snapshot_download(repository, allow_patterns=patterns, local_dir=folder)
-        files = {name: (folder / name).stat().st_size for name in chosen}
-    except MLCError:
-        raise
-    except Exception as error:  # the library's, its HTTP client's and the system's alike
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelNotFound(
-            f"could not download {address}: {reason}. Check the name, the network and, for a "
-            "model behind a licence, that you are logged in (hf auth login)"
-        ) from error
-    record = {"model": model, "files": files}
+def _download(address: _Address, model: str, names: list[str], mark: Path) -> dict[str, Any]:
+    """Fetch the named files; the mark is written last."""
+    folder = mark.parent
+    with _said_plainly(address):
+        fetch_files(address.repository, names, folder)
+        sizes = {name: (folder / name).stat().st_size for name in names}
+    record = {"model": model, "files": sizes}
     write_file(mark, json.dumps(record).encode())
     return record
 
 
-def _hub() -> Any:
+@contextmanager
+def _said_plainly(address: _Address) -> Iterator[None]:
+    """Turns errors of the library, its HTTP client and the system alike into a ModelNotFound."""
     try:
-        import huggingface_hub
-    except ImportError:
-        raise UserError('HF:// models need an extra package: pip install "mlc-llm[hub]"') from None
-    return huggingface_hub
+        yield
+    except MLCError:
+        raise
+    except Exception as error:
+        raise ModelNotFound(
+            f"could not download {address}: {plain_reason(error)}. Check the name, the network "
+            "and, for a model behind a licence, that you are logged in (hf auth login)"
+        ) from error
+
+
+@contextmanager
+def _tidied(lock: Path) -> Iterator[None]:
+    """After a failure nothing stays of a download of which nothing has come."""
+    try:
+        yield
+    except BaseException:
+        folder = lock.parent
+        if not any(_is_content(path, folder) for path in folder.rglob("*")):
+            shutil.rmtree(folder / _HUB_NOTES, ignore_errors=True)
+            forget_empty(lock)
+        raise
+
+
+def _is_content(path: Path, folder: Path) -> bool:
+    """A file of a model, or a part of one, which the next download continues."""
+    noted = _HUB_NOTES in path.relative_to(folder).parts and path.suffix != ".incomplete"
+    return path.is_file() and path.stat().st_size > 0 and not noted
 
 
 def _choose(names: Iterable[str], address: _Address) -> tuple[str, list[str]]:

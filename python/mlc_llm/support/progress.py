@@ -37,6 +37,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """True when nothing of this process shows progress."""
+    return _quiet or os.environ.get("MLC_LLM_QUIET", "0") not in ("", "0")
+
+
 @contextmanager
 def progress(label: str, total: float | None, *, unit: Unit = "items") -> Iterator[Progress]:
     """Show `label` and how much of `total` is done; `total` None means that nobody knows.
@@ -54,7 +59,7 @@ def no_progress(label: str, total: float | None) -> Iterator[Progress]:
 
 
 def _chosen(label: str, total: float | None, unit: Unit) -> AbstractContextManager[Progress]:
-    if _quiet or os.environ.get("MLC_LLM_QUIET", "0") not in ("", "0"):
+    if is_quiet():
         return no_progress(label, total)
     if _is_terminal(sys.stderr):
         return _bar(label, total, unit)
