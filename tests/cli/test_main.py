@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from mlc_llm import __version__
 from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.commands import COMMANDS
 from mlc_llm.cli.guard import USER_ERROR
-from mlc_llm.cli.parser import build_parser
-from mlc_llm.cli.reference import render, subparsers
+from mlc_llm.cli.parser import build_parser, subparsers
+from mlc_llm.cli.reference import render
 from mlc_llm.cli.session import Session
 from mlc_llm.errors import UserError
 
@@ -53,9 +54,20 @@ def test_the_reference_page_is_up_to_date() -> None:
     ("argv", "words"),
     [
         ([], "COMMAND"),
-        (["nonsense"], "invalid choice"),
+        (["nonsense"], "mlc_llm: error: there is no command 'nonsense' (see mlc_llm --help)"),
+        (["generat", "x"], "there is no command 'generat'; did you mean generate?"),
+        (["--quiet", "generate", "x"], "the command comes first, and --quiet after it"),
         (["generate", "--max-tokens", "many", "x"], "invalid int value"),
-        (["generate", "--temp", "1", "x"], "unrecognized arguments"),
+        (
+            ["generate", "--temprature", "1", "x"],
+            "mlc_llm generate: error: there is no option --temprature; did you mean --temperature? "
+            "(see mlc_llm generate --help)",
+        ),
+        (["generate", "--temprature=1"], "there is no option --temprature; did you mean"),
+        (["generate", "x", "--max", "1"], "there is no option --max; did you mean --max-tokens?"),
+        (["chat", "--jsno"], "mlc_llm chat: error: there is no option --jsno (see mlc_llm chat"),
+        (["doctor", "--jsno"], "there is no option --jsno; did you mean --json?"),
+        (["generate", "why", "is"], "one argument too many: 'is'; a text with spaces needs quotes"),
     ],
 )
 def test_wrong_usage_is_one_line(
@@ -102,6 +114,7 @@ def test_garbage_is_collected_again_when_a_model_is_open(monkeypatch: pytest.Mon
         seen.append(gc.isenabled())
         raise UserError("enough")
 
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     monkeypatch.setattr(Session, "raw_ids", add_prompt)
     monkeypatch.setattr(Session, "__init__", lambda self, *_, **__: None)
     assert main(["generate", "x", "--model", "mock://echo", "--raw"]) == USER_ERROR

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    args = build_parser(words[:1]).parse_args(words)
+    args = build_parser(words[:1]).parse_command(words)
     set_up(debug=args.debug)
     return int(args.run(args))
 

@@ -3,19 +3,66 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from mlc_llm import __version__
 from mlc_llm.cli.commands import COMMANDS, Command
 from mlc_llm.cli.guard import EXIT_CODES, USER_ERROR
 
+LIKENESS = 0.6
+"""Of 0 to 1: a name less like what was typed is no help."""
+
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """Says what is wrong in one line, with the help of the command that it is about."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_command(self, words: Sequence[str]) -> argparse.Namespace:
+        """The arguments of one command. Ends the program with one line for wrong usage."""
+        names = subparsers(self)
+        self._check_first(words, names)
+        args, extra = self.parse_known_args(words)
+        if extra:
+            names[args.command].refuse(extra)
+        return args
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Say which of these is no argument here, and what was probably meant."""
+        option = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+        if option is None:
+            self.error(f"one argument too many: {words[0]!r}; a text with spaces needs quotes")
+        known = [name for action in self._actions for name in action.option_strings]
+        self.error(f"there is no option {option}{_meant(option, known)}")
+
+    def _check_first(self, words: Sequence[str], names: Mapping[str, Parser]) -> None:
+        """The first word is a command, or one of the options that stand alone."""
+        first = words[0] if words else ""
+        alone = [name for action in self._actions for name in action.option_strings]
+        if first.startswith("-") and first not in alone:
+            self.error(f"the command comes first, and {first} after it: {self.prog} COMMAND ...")
+        if words and first not in names and first not in alone:
+            self.error(f"there is no command {first!r}{_meant(first, names)}")
+
+
+def subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
+    """Each command's own parser, by name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    raise AssertionError("the parser has no commands")
+
+
+def _meant(typed: str, known: Iterable[str]) -> str:
+    """The known name that begins with what was typed, or else looks most like it."""
+    names = {name.lstrip("-"): name for name in known}  # the dashes are alike in all of them
+    word = typed.lstrip("-")[:64]
+    longer = [name for name in names if word and name.startswith(word)]
+    found = longer or difflib.get_close_matches(word, names, n=1, cutoff=LIKENESS)
+    return f"; did you mean {names[found[0]]}?" if found else ""
 
 
 def build_parser(wanted: Collection[str]) -> Parser:

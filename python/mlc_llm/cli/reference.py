@@ -7,7 +7,7 @@ import sys
 
 from mlc_llm.cli.commands import COMMANDS
 from mlc_llm.cli.guard import EXIT_CODES
-from mlc_llm.cli.parser import build_parser
+from mlc_llm.cli.parser import build_parser, subparsers
 
 _HEAD = """\
 # The command line
@@ -37,14 +37,6 @@ def render() -> str:
     for command in COMMANDS:
         parts.append(_section(command.summary, parsers[command.name]))
     return "\n".join(parts)
-
-
-def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Each command's own parser, by name."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    raise AssertionError("the parser has no commands")
 
 
 def _exit_codes() -> str:
