@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -103,6 +104,7 @@ def opened(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any,
         asked.append(args)
         return session
 
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))  # an empty pipe
     monkeypatch.setattr("mlc_llm.cli.generate.open_session", open_session)
     monkeypatch.setattr("mlc_llm.cli.chat.open_session", open_session)
     return asked

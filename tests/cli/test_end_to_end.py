@@ -46,6 +46,30 @@ def test_one_seed_one_answer() -> None:
     assert run(*args).stdout == run(*args).stdout
 
 
+def test_a_schema_over_text_from_a_pipe(tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "s.json").write_text(json.dumps(schema))
+    flags = ("--schema", str(tmp_path / "s.json"), "--temperature", "0")
+    done = run("generate", "Which city is it?", *flags, stdin="Ada lives in Paris.")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout).keys() == {"city"}
+    more = ("--speculative", "prompt_lookup", "--mode", "server", "--context", "256")
+    again = run("generate", "Which city is it?", *flags, *more, stdin="Ada lives in Paris.")
+    assert (again.returncode, again.stdout) == (0, done.stdout), again.stderr
+
+
+def test_a_regular_expression_that_is_none() -> None:
+    done = run("generate", "Hi", "--regex", "(a")
+    assert done.returncode == 2
+    assert "--regex = '(a' is not allowed" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_chat_remembers() -> None:
     done = run("chat", *GREEDY, stdin="My name is Ada.\nWhat is my name?\n/stats\n")
     assert done.returncode == 0, done.stderr

@@ -7,11 +7,17 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlc_llm.cli import terminal
 from mlc_llm.cli.__main__ import main
+from mlc_llm.cli.options import FALLBACK
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.config import EngineConfig
 
 ANSWER = "Hello, wörld."
 
@@ -60,7 +66,19 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_system_and_model(engine: Any, opened: Any) -> None:
     assert main(["generate", "Hi", "--system", "Be brief.", "--model", "m.gguf"]) == 0
     assert engine.prompt() == "s:Be brief.\nu:Hi\n"
-    assert opened == [("m.gguf", "auto")]
+    assert opened == [("m.gguf", "auto", EngineConfig(mode="interactive"))]
+
+
+def test_engine_flags_reach_the_engine(opened: Any) -> None:
+    flags = "--mode server --context 100 --speculative small_draft --precision fast"
+    assert main(["generate", "Hi", *flags.split(), "--draft-model", "d.gguf"]) == 0
+    assert opened[0][2] == EngineConfig(
+        mode="server",
+        max_single_sequence_length=100,
+        speculative_mode="small_draft",
+        additional_models=["d.gguf"],
+        prompt_precision="fast",
+    )
 
 
 def test_raw(engine: Any) -> None:
@@ -118,6 +136,149 @@ def test_standard_input(engine: Any, monkeypatch: pytest.MonkeyPatch, args: list
 
 
 @pytest.mark.parametrize(
+    ("args", "raw", "prompt"),
+    [
+        (["Sum up:"], b"a text\n", "Sum up:\na text\n"),
+        (["Sum up:", "--raw"], b"a text", "Sum up:\na text"),
+        (["Hi"], b"", "Hi"),
+        (["Hi"], b" \n", "Hi"),
+        ([""], b"a text", "a text"),
+    ],
+)
+def test_a_pipe_is_appended(
+    args: list[str], raw: bytes, prompt: str, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Input(raw))
+    assert main(["generate", *args]) == 0
+    assert engine.prompt() == (prompt if "--raw" in args else f"u:{prompt}\n")
+
+
+@pytest.mark.parametrize("stdin", [Input(b"never read", terminal=True), None])
+def test_a_terminal_or_nothing_is_not_appended(
+    stdin: Input | None, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["generate", "Hi"]) == 0
+    assert engine.prompt() == "u:Hi\n"
+
+
+def test_a_pipe_that_stays_open_is_waited_for_with_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal, "WAIT_S", 0.0)
+    reader, writer = os.pipe()
+
+    def say(text: str) -> None:
+        assert "/dev/null" in text
+        os.write(writer, b"late")
+        os.close(writer)
+
+    monkeypatch.setattr(terminal, "note", say)
+    with open(reader, encoding="utf-8") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert terminal.read_input(100) == "late"
+
+
+@pytest.fixture
+def schema(tmp_path: Path) -> Path:
+    path = tmp_path / "s.json"
+    path.write_text('{"type": "object"}')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "syntax"),
+    [("g.lark", 'start: "a"', "lark"), ("g.EBNF", 'root ::= "a"', "gbnf")],
+)
+def test_grammar(name: str, text: str, syntax: str, engine: Any, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert main(["generate", "Hi", "--grammar", str(tmp_path / name)]) == 0
+    wanted = {"type": "grammar", "grammar": {"syntax": syntax, "definition": text}}
+    assert engine.requests[0].generation_config == _shaped(wanted)
+
+
+def test_regex_and_schema(engine: Any, schema: Path) -> None:
+    assert main(["generate", "Hi", "--regex", "a+"]) == 0
+    assert main(["generate", "Hi", "--schema", str(schema)]) == 0
+    regex = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "a+"}}
+    assert engine.requests[0].generation_config == _shaped(regex)
+    json_object = {"type": "json_object", "schema": '{"type": "object"}'}
+    assert engine.requests[1].generation_config == _shaped(json_object)
+
+
+def _shaped(response_format: dict[str, Any]) -> GenerationConfig:
+    return GenerationConfig(response_format=response_format, **FALLBACK)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_json_that_is_cut(
+    more: list[str], engine: Any, schema: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.text = '{"a": 1}'
+    assert main(["generate", "Hi", "--schema", str(schema), *more]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["generate", "Hi", "--schema", str(schema), "--max-tokens", "4", *more]) == 0
+    cut = (
+        "[stopped at 4 tokens; --max-tokens sets this limit]\n[the JSON is cut and not complete]\n"
+    )
+    assert capsys.readouterr().err == cut
+
+
+def test_json_that_a_stop_text_cuts(
+    engine: Any, schema: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.text = '{"a": '
+    assert main(["generate", "Hi", "--schema", str(schema), "--stop", "1"]) == 0
+    assert capsys.readouterr().err == "[the JSON is cut and not complete]\n"
+
+
+def test_a_shaped_text_that_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hi", "--regex", "H.*", "--max-tokens", "4"]) == 0
+    assert "the answer is cut, so it may not have the shape" in capsys.readouterr().err
+
+
+def test_the_engines_words_about_a_shape_name_the_flag(
+    engine: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(request: object) -> None:
+        raise InvalidField("response_format.grammar.definition", "(a", "unclosed group")
+
+    engine.add_request = refuse
+    assert main(["generate", "Hi", "--regex", "(a"]) == 2
+    err = capsys.readouterr().err
+    assert err == "mlc_llm: error: --regex = '(a' is not allowed: unclosed group\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("none.json", None, "No such file"),
+        ("s.json", b"{bad", "Failed to parse JSON of --schema"),
+        ("s.json", b"[1]", "a JSON schema is an object, true or false"),
+        ("s.json", b"\xff", "is not UTF-8: byte 0xff at position 0"),
+        ("s.json", b" " * (2**20 + 1), "longer than 1048576 bytes"),
+        ("g.txt", b"start: A", "must end with one of .lark, .gbnf, .ebnf"),
+        ("none.lark", None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_good(
+    name: str,
+    content: bytes | None,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flag = "--schema" if name.endswith(".json") else "--grammar"
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert main(["generate", "Hi", flag, str(tmp_path / name)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in err and f"{flag} " in err and name in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("args", "stdin", "words"),
     [
         (["-"], Input(b"ab\xff"), "standard input is not UTF-8: byte 0xff at position 2"),
@@ -129,12 +290,17 @@ def test_standard_input(engine: Any, monkeypatch: pytest.MonkeyPatch, args: list
         (["Hi", "--temperature", "nan"], Input(b""), "temperature = nan"),
         (["Hi", "--max-tokens", "-2"], Input(b""), "max_tokens = -2"),
         (["Hi", "--raw", "--system", "x"], Input(b""), "--system"),
+        (["Hi", "--context", "0"], Input(b""), "--context = 0 is not allowed"),
+        (["Hi", "--speculative", "small_draft"], Input(b""), "takes exactly one, the draft model"),
+        (["Hi", "--draft-model", "d"], Input(b""), "--draft-model = ['d'] is not allowed"),
+        (["Hi"], Input(b"ab\xff"), "standard input is not UTF-8: byte 0xff at position 2"),
+        (["-"], None, "standard input is closed"),
         (["x" * 300], Input(b""), "maximum context length is 200"),
     ],
 )
 def test_users_mistakes(
     args: list[str],
-    stdin: Input,
+    stdin: Input | None,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

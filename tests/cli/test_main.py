@@ -68,6 +68,7 @@ def test_the_reference_page_is_up_to_date() -> None:
         (["chat", "--jsno"], "mlc_llm chat: error: there is no option --jsno (see mlc_llm chat"),
         (["doctor", "--jsno"], "there is no option --jsno; did you mean --json?"),
         (["generate", "why", "is"], "one argument too many: 'is'; a text with spaces needs quotes"),
+        (["generate", "--regex", "a", "--schema", "f"], "not allowed with argument --regex"),
     ],
 )
 def test_wrong_usage_is_one_line(

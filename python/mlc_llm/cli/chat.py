@@ -11,6 +11,7 @@ from mlc_llm.cli.chat_input import is_interactive, plain_lines, typed_messages
 from mlc_llm.cli.dialogue import Dialogue
 from mlc_llm.cli.guard import INTERRUPTED, OK, explain
 from mlc_llm.cli.session import Session, open_session
+from mlc_llm.cli.shape import naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, note
 from mlc_llm.errors import EngineDead, MLCError
 
@@ -25,6 +26,7 @@ Enter sends, Alt-Enter starts a new line. Ctrl-C stops an answer."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     options.add_model(parser)
+    options.add_engine(parser)
     options.add_sampling(parser)
 
 
@@ -32,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """At a terminal, errors of one message do not end the chat; with plain lines they do."""
     config = options.generation_config(args)
     system = None if args.system is None else checked_argument(args.system)
-    session = open_session(args.model, args.device)
+    session = open_session(args.model, args.device, options.engine_config(args))
     dialogue = Dialogue(session, options.completed(config, session.model.defaults), system)
     if is_interactive():
         note(f"{session.model.name}; /help lists the commands")
@@ -80,7 +82,10 @@ class Chat:
     def _answered(self, text: str) -> bool:
         """False when Ctrl-C should end the whole program, which is so without a terminal."""
         try:
-            answer = self._dialogue.ask(text, self._output.write, lambda words: note(f"[{words}]"))
+            with naming_shape(self._dialogue.config):
+                answer = self._dialogue.ask(
+                    text, self._output.write, lambda words: note(f"[{words}]")
+                )
         except EngineDead:
             raise
         except MLCError as error:
@@ -90,8 +95,8 @@ class Chat:
             note(f"error: {explain(error)}")
             return True
         self._output.end_line()
-        if answer.finish_reason == "length":
-            note(f"[{self._session.why_cut(answer)}]")
+        for words in warnings(answer, self._session, self._dialogue.config):
+            note(f"[{words}]")
         if answer.finish_reason == "abort":
             note("[stopped]")
         return answer.finish_reason != "abort" or self._forgiving

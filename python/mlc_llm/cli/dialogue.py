@@ -24,7 +24,7 @@ class Dialogue:
 
     def __init__(self, session: Session, config: GenerationConfig, system: str | None) -> None:
         self._session = session
-        self._config = config
+        self.config = config
         self._system: list[Message] = []
         if system is not None:
             self._system = [{"role": "system", "content": system}]
@@ -48,7 +48,7 @@ class Dialogue:
         dropped = len(self._turns) - len(kept)
         if dropped:
             on_dropped(_dropped_words(self._turns[:dropped], self._session.window))
-        answer = self._session.answer(ids, self._config, on_text)
+        answer = self._session.answer(ids, self.config, on_text)
         self._turns = [*kept, [question, {"role": "assistant", "content": answer.text}]]
         self.last = answer
         return answer

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import get_args
 
 from mlc_llm.cli.fit_report import Choice, Report
+from mlc_llm.cli.flags import ENGINE_FLAGS, naming_flags, with_flags
 from mlc_llm.cli.guard import INTERNAL_ERROR, OK
-from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.errors import UserError
 from mlc_llm.serve.config import MODES, EngineConfig, EngineMode
 from mlc_llm.serve.limits import (
     ModelSize,
@@ -26,13 +25,11 @@ from mlc_llm.serve.limits import (
 from mlc_llm.serve.model_args import open_model
 
 FLAGS = {
-    "max_single_sequence_length": "--context",
-    "max_num_sequence": "--sequences",
-    "prefill_chunk_size": "--chunk",
-    "max_total_sequence_length": "--tokens",
-    "gpu_memory_utilization": "--utilization",
+    name: flag
+    for name, flag in ENGINE_FLAGS.items()
+    if flag in ("--context", "--sequences", "--chunk", "--tokens", "--utilization")
 }
-"""Fields of `EngineConfig` and the flags that set them."""
+"""Fields of `EngineConfig` that shape the memory, and the flags that set them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,23 +80,6 @@ def choose(config: EngineConfig, size: ModelSize, free: int) -> Choice:
     except UserError as error:
         least = replace(asked, max_total_sequence_length=least_tokens(config))
         return Choice(least, plan_memory(asked, size, free), with_flags(str(error)))
-
-
-@contextmanager
-def naming_flags() -> Iterator[None]:
-    """Turns an error about a field into one about the flag that set it."""
-    try:
-        yield
-    except InvalidField as error:
-        allowed = with_flags(error.allowed)
-        raise InvalidField(with_flags(error.field), error.value, allowed) from error
-
-
-def with_flags(text: str) -> str:
-    """`text` with the names of fields replaced by those of flags."""
-    for name, flag in FLAGS.items():
-        text = text.replace(name, flag)
-    return text
 
 
 def _look(model: str | None) -> tuple[ModelSize, int, str]:

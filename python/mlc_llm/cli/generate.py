@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from mlc_llm.cli import options
 from mlc_llm.cli.guard import INTERRUPTED, OK
 from mlc_llm.cli.session import Answer, Session, open_session
-from mlc_llm.cli.terminal import Output, checked_argument, note, read_all
+from mlc_llm.cli.shape import naming_shape, warnings
+from mlc_llm.cli.terminal import Output, checked_argument, is_piped, note, read_input
 from mlc_llm.errors import UserError
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.support.progress import set_quiet
 
 MAX_PROMPT_BYTES = 64 * 2**20
@@ -21,9 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="the question; '-' or nothing reads standard input",
+        help="the question; text from a pipe is appended to it; '-' or nothing: "
+        "standard input is the question",
     )
     options.add_model(parser)
+    options.add_engine(parser)
     parser.add_argument(
         "--raw",
         action="store_true",
@@ -44,30 +47,31 @@ def run(args: argparse.Namespace) -> int:
     config = options.generation_config(args)
     if args.raw and args.system is not None:
         raise UserError("--system has no place in a --raw prompt; leave one of the two out")
-    prompt = _prompt(args.prompt)
+    engine = options.engine_config(args)
+    prompt = _prompt(args.prompt, quiet=args.quiet)
     output = Output()
-    session = open_session(args.model, args.device)
+    session = open_session(args.model, args.device, engine)
     ids = _ids(session, prompt, args)
-    answer = session.answer(
-        ids,
-        options.completed(config, session.model.defaults),
-        on_text=_ignore if args.json else output.write,
-    )
+    config = options.completed(config, session.model.defaults)
+    with naming_shape(config):
+        answer = session.answer(ids, config, on_text=_ignore if args.json else output.write)
     if args.json:
         output.write(answer.asjson())
     output.end_line()
-    _say_more(answer, session, args)
+    if not args.quiet:
+        _say_more(answer, session, config, stats=args.stats)
     return INTERRUPTED if answer.finish_reason == "abort" else OK
 
 
-def _prompt(given: str | None) -> str:
-    if given is not None and given != "-":
-        prompt = checked_argument(given)
-    elif given is None and sys.stdin.isatty():
+def _prompt(given: str | None, *, quiet: bool) -> str:
+    """The argument, and behind it, on a new line, what comes from a pipe or a file."""
+    if given is None and not is_piped():
         raise UserError('there is no prompt; give one: mlc_llm generate "Why is the sky blue?"')
-    else:
-        prompt = read_all(sys.stdin.buffer, MAX_PROMPT_BYTES)
-    if not prompt.strip():
+    parts = [] if given in (None, "-") else [checked_argument(given or "")]
+    if given == "-" or is_piped():
+        parts.append(read_input(MAX_PROMPT_BYTES, quiet=quiet))
+    prompt = "\n".join(part for part in parts if part.strip())
+    if not prompt:
         raise UserError("the prompt is empty; give some text")
     return prompt
 
@@ -81,12 +85,10 @@ def _ids(session: Session, prompt: str, args: argparse.Namespace) -> list[int]:
     return session.chat_ids(messages)
 
 
-def _say_more(answer: Answer, session: Session, args: argparse.Namespace) -> None:
-    if args.quiet:
-        return
-    if answer.finish_reason == "length" and not args.json:
-        note(f"[{session.why_cut(answer)}]")
-    if args.stats:
+def _say_more(answer: Answer, session: Session, config: GenerationConfig, *, stats: bool) -> None:
+    for words in warnings(answer, session, config):
+        note(f"[{words}]")
+    if stats:
         note(f"[{answer.stats()}]")
 
 

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mlc_llm.cli.early import begin_early
+from mlc_llm.cli.flags import naming_flags
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.read_ahead import readings_dropped
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import BranchText
@@ -204,17 +206,24 @@ class Session:
         )
 
 
-def open_session(model: str | None, device: str = "auto") -> Session:
-    """Open the model that was named (None: the default one) on an engine of its own."""
+def open_session(model: str | None, device: str, config: EngineConfig) -> Session:
+    """Open the model that was named (None: the default one) on an engine of its own.
+
+    Raises `UserError` for a model or a config that cannot be used, naming the flag.
+    """
     started = time.perf_counter()
-    with readings_dropped():
+    with readings_dropped(), naming_flags():
         begin_early(model)
         # The engine loads TVM, which takes a second that `--help` should not cost.
         from mlc_llm.serve.sync_engine import SyncMLCEngine
 
         outputs: list[RequestStreamOutput] = []
         engine = SyncMLCEngine(
-            model, device, mode="interactive", request_stream_callback=outputs.extend
+            model,
+            device,
+            mode=config.mode or "local",
+            engine_config=config,
+            request_stream_callback=outputs.extend,
         )
     load_s = time.perf_counter() - started
     gc.freeze()  # what was made so far stays as long as the engine

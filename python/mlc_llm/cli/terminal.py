@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from typing import BinaryIO, TextIO
 
 from mlc_llm.errors import UserError
+
+WAIT_S = 3.0
+"""A user is told what a command waits for after this many seconds."""
 
 _HARMLESS = {"\n", "\t"}
 
@@ -24,11 +28,16 @@ class Output:
             self._stream.reconfigure(errors="replace")
         self._at_line_start = True
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads it."""
+        return self._stream.isatty()
+
     def write(self, text: str) -> None:
         """Write and flush. Raises BrokenPipeError when the reader has gone."""
         if not text:
             return
-        self._stream.write(harmless(text) if self._stream.isatty() else text)
+        self._stream.write(harmless(text) if self.is_terminal else text)
         self._stream.flush()
         self._at_line_start = text.endswith("\n")
 
@@ -64,6 +73,29 @@ def decoded(raw: bytes, source: str) -> str:
             f"{source} is not UTF-8: byte 0x{raw[error.start]:02x} at position {error.start}; "
             "convert it to UTF-8 first"
         ) from None
+
+
+def is_piped() -> bool:
+    """Whether standard input comes from a program or a file and not from a terminal."""
+    return sys.stdin is not None and not sys.stdin.isatty()
+
+
+def read_input(limit: int, *, quiet: bool = False) -> str:
+    """All of standard input; after a while a note says what is waited for, unless `quiet`.
+
+    Raises `UserError` when it is closed, longer than `limit` bytes, or not UTF-8.
+    """
+    if sys.stdin is None:
+        raise UserError("standard input is closed; give the prompt as an argument")
+    words = "(reading standard input to its end; '< /dev/null' if there is nothing to read)"
+    timer = threading.Timer(WAIT_S, lambda: note(words))
+    timer.daemon = True
+    if not quiet and is_piped():
+        timer.start()
+    try:
+        return read_all(sys.stdin.buffer, limit)
+    finally:
+        timer.cancel()
 
 
 def read_all(stream: BinaryIO, limit: int) -> str:

@@ -18,6 +18,8 @@ EngineMode = Literal["local", "interactive", "server"]
 MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
 SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
+BUILT_SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup")
+"""Those that this version carries out."""
 MAX_DRAFT_LENGTH = 16
 """Guesses of one branch in one step."""
 MAX_DRAFTED = 32
@@ -175,7 +177,7 @@ _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
     ("tensor_parallel_shards", (None, 1), _ONE_DEVICE),
     ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
     ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
-    ("speculative_mode", ("disable", "small_draft", "prompt_lookup"), _NO_HEADS),
+    ("speculative_mode", BUILT_SPECULATIVE_MODES, _NO_HEADS),
     ("spec_tree_width", (1,), _NO_TREE),
     ("kv_state_kind", (None, "kv_cache"), _NO_RNN),
     ("max_history_size", (None, 0), _NO_RNN),

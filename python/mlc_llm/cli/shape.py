@@ -1,0 +1,107 @@
+"""The shape that an answer must have, out of `--schema`, `--regex` or `--grammar`."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from mlc_llm.cli.flags import naming_flags
+from mlc_llm.cli.session import Answer, Session
+from mlc_llm.cli.terminal import decoded
+from mlc_llm.errors import UserError
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.json_text import parse_json
+
+MAX_FILE_BYTES = 2**20
+"""Of a schema or a grammar; the engine takes a quarter of it."""
+
+SYNTAXES = {".lark": "lark", ".gbnf": "gbnf", ".ebnf": "gbnf"}
+"""The language of a grammar by the ending of its file's name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the three flags, of which one may be given."""
+    group = parser.add_argument_group("shape of the answer").add_mutually_exclusive_group()
+    group.add_argument("--schema", metavar="FILE", help="JSON that follows this JSON Schema")
+    group.add_argument("--regex", metavar="TEXT", help="a text that this regular expression fits")
+    group.add_argument(
+        "--grammar",
+        metavar="FILE",
+        help="a text of this grammar: Lark in a file *.lark, GBNF (EBNF) in *.gbnf or *.ebnf",
+    )
+
+
+def wanted(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The `response_format`; None for free text. Raises `UserError` for a file that is no good."""
+    if args.schema is not None:
+        text = _read(args.schema, "--schema")
+        if not isinstance(parse_json(text, f"--schema {args.schema}"), (dict, bool)):
+            raise UserError(f"--schema {args.schema}: a JSON schema is an object, true or false")
+        return {"type": "json_object", "schema": text}
+    if args.regex is not None:
+        return _grammar("regex", args.regex)
+    if args.grammar is not None:
+        syntax = SYNTAXES.get(Path(args.grammar).suffix.lower())
+        if syntax is None:
+            endings = ", ".join(SYNTAXES)
+            raise UserError(
+                f"--grammar {args.grammar}: the name must end with one of {endings}, which tells "
+                "the language of the grammar"
+            )
+        return _grammar(syntax, _read(args.grammar, "--grammar"))
+    return None
+
+
+def naming_shape(config: GenerationConfig) -> AbstractContextManager[None]:
+    """Within, what the engine says about the shape of `config` names the flag."""
+    if not config.needs_grammar:
+        return nullcontext()
+    written = config.response_format.grammar
+    if written is None:
+        return naming_flags({"response_format.schema": "--schema"})
+    flag = "--regex" if written.syntax == "regex" else "--grammar"
+    return naming_flags({"response_format.grammar.definition": flag})
+
+
+def warnings(answer: Answer, session: Session, config: GenerationConfig) -> list[str]:
+    """What a user should know of an answer that did not come to its own end; words for each."""
+    limit = session.why_cut(answer) if answer.finish_reason == "length" else None
+    return [words for words in (limit, why_unfinished(answer, config)) if words is not None]
+
+
+def why_unfinished(answer: Answer, config: GenerationConfig) -> str | None:
+    """Words about an answer that ended before its shape was complete; None where all is well."""
+    if not config.needs_grammar or answer.finish_reason == "abort":
+        return None
+    if config.response_format.type == "json_object":
+        return None if _is_json(answer.text) else "the JSON is cut and not complete"
+    if answer.finish_reason == "length":
+        return "the answer is cut, so it may not have the shape that was asked for"
+    return None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        parse_json(text, "the answer")
+    except UserError:
+        return False
+    return True
+
+
+def _grammar(syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+
+
+def _read(name: str, flag: str) -> str:
+    """The text of a file. Raises `UserError` naming the flag and the file."""
+    try:
+        with Path(name).expanduser().open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{flag} {name}: {reason}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise UserError(f"{flag} {name}: longer than {MAX_FILE_BYTES} bytes")
+    return decoded(raw, f"{flag} {name}")
