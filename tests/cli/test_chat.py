@@ -21,6 +21,7 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.chat import Chat
 from mlc_llm.cli.chat_input import plain_lines, saved_history, typed_messages
 from mlc_llm.cli.dialogue import Dialogue
+from mlc_llm.cli.options import SETTINGS
 from mlc_llm.cli.terminal import Output
 from mlc_llm.errors import CacheError, ContextLengthExceeded, EngineDead, RequestError, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -46,11 +47,82 @@ def test_reset(engine: Any, session: Any, capsys: pytest.CaptureFixture[str]) ->
 def test_commands(engine: Any, session: Any, capsys: pytest.CaptureFixture[str]) -> None:
     make(session).run(["/help", "/stats", "one", "/stats", "/fly", "/exit", "never"])
     out = capsys.readouterr().out
-    assert all(name in out for name in ("/help", "/stats", "/reset", "/exit"))
+    names = ("/help", "/stats", "/set NAME VALUE", "/save FILE", "/load FILE", "/reset", "/exit")
+    assert all(name in out for name in names)
     assert "no answer yet" in out
     assert "14 answer tokens" in out and "of 200 tokens, 1 turns" in out
     assert "/fly is no command" in out
     assert len(engine.requests) == 1
+
+
+def test_settings_are_shown_and_changed(
+    engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = ["/set", "/set temperature 0.5", "/set --top-k 7", "/set max_tokens 3", "one"]
+    make(session).run([*talk, "/set max-tokens default", "/set top_k default", "two"])
+    first, second = (request.generation_config for request in engine.requests)
+    assert first == GenerationConfig(temperature=0.5, top_k=7, max_tokens=3)
+    assert second == GenerationConfig(temperature=0.5, max_tokens=100)
+    lines = capsys.readouterr().out.splitlines()
+    shown = dict(line.split(maxsplit=1) for line in lines[: len(SETTINGS)])
+    assert shown == {name: str(getattr(CONFIG, name)) for name in SETTINGS} | {
+        "seed": "drawn at random"
+    }
+    assert lines[len(SETTINGS)] == "temperature is now 0.5"
+    assert "max_tokens is now 100" in lines
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("/set temprature 1", "there is no setting 'temprature'; did you mean temperature?"),
+        ("/set temperature", "/set takes a name and a value"),
+        ("/set temperature 1 2", "/set takes a name and a value"),
+        ("/set temperature warm", "temperature = 'warm' is not allowed: should be a number"),
+        ("/set temperature nan", "temperature = nan is not allowed"),
+        ("/set top_k 1.5", "top_k = '1.5' is not allowed: should be a whole number"),
+        ("/set top_p 2", "top_p = 2.0 is not allowed"),
+        ("/save", "/save takes the name of a file"),
+        ("/load", "/load takes the name of a file"),
+        ("/load none.json", "none.json: No such file"),
+    ],
+)
+def test_a_refused_command_changes_nothing(
+    command: str, words: str, engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(session, system="s").run(["one", command, "two"])
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {words}") and err.count("\n") == 1
+    assert engine.requests[1].generation_config == CONFIG
+    assert engine.prompt() == "s:s\nu:one\na:Hello, wörld.\nu:two\n"
+    with pytest.raises(UserError):
+        make(session, forgiving=False).run([command])
+
+
+def test_save_and_load(engine: Any, session: Any, tmp_path: Path) -> None:
+    file = tmp_path / "my talk.json"
+    make(session, system="Be brief.").run(["one", f"/save {file}", "two"])
+    make(session, system="Talk.").run(["zero", f"/load {file}", "three"])
+    assert engine.prompt() == "s:Be brief.\nu:one\na:Hello, wörld.\nu:three\n"
+
+
+def test_a_loaded_conversation_without_a_system_message_keeps_ours(
+    engine: Any, session: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "talk.json"
+    make(session).run(["one", f"/save {file}"])
+    make(session, system="Talk.").run([f"/load {file}", "/stats", "two"])
+    assert engine.prompt() == "s:Talk.\nu:one\na:Hello, wörld.\nu:two\n"
+
+
+def test_an_answer_of_a_shape_that_is_cut(
+    engine: Any, session: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.text = '{"a": 1}'
+    shape: Any = {"type": "json_object"}
+    config = GenerationConfig(max_tokens=4, response_format=shape)
+    Chat(session, Dialogue(session, config, None), forgiving=True, output=Output()).run(["one"])
+    assert capsys.readouterr().err.endswith("[the JSON is cut and not complete]\n")
 
 
 def test_a_full_context_drops_the_oldest_turns_and_says_so(

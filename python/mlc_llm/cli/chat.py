@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from mlc_llm.cli import options
+from mlc_llm.cli import options, settings
 from mlc_llm.cli.chat_input import is_interactive, plain_lines, typed_messages
+from mlc_llm.cli.conversation import load_messages, save_messages
 from mlc_llm.cli.dialogue import Dialogue
 from mlc_llm.cli.guard import INTERRUPTED, OK, explain
 from mlc_llm.cli.session import Session, open_session
 from mlc_llm.cli.shape import naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, note
-from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.cli.wrapping import WrappedOutput
+from mlc_llm.errors import EngineDead, MLCError, UserError
 
 HELP = """\
-/help   this list
-/stats  speed of the last answer, and how full the context is
-/reset  forget the conversation
-/exit   leave (Ctrl-D too)
+/help            this list
+/stats           speed of the last answer, and how full the context is
+/set             how answers are sampled
+/set NAME VALUE  change that, for example /set temperature 0.7 ('default': as at the start)
+/save FILE       write the conversation as JSON messages
+/load FILE       go on from a saved conversation instead of this one
+/reset           forget the conversation
+/exit            leave (Ctrl-D too)
 Enter sends, Alt-Enter starts a new line. Ctrl-C stops an answer."""
 
 
@@ -51,7 +57,16 @@ class Chat:
         self._session = session
         self._dialogue = dialogue
         self._forgiving = forgiving
-        self._output = output or Output()
+        self._output = output or WrappedOutput()
+        self._start = dialogue.config
+        self._commands: dict[str, Callable[[str], str]] = {
+            "/help": lambda _: HELP,
+            "/stats": lambda _: dialogue.stats(),
+            "/set": self._set,
+            "/save": self._save,
+            "/load": self._load,
+            "/reset": lambda _: self._reset(),
+        }
 
     def run(self, messages: Iterable[str]) -> int:
         """Until `/exit` or the last message; returns the exit code."""
@@ -65,15 +80,41 @@ class Chat:
         return OK
 
     def _command(self, text: str) -> None:
-        if text == "/help":
-            self._say(HELP)
-        elif text == "/stats":
-            self._say(self._dialogue.stats())
-        elif text == "/reset":
-            self._dialogue.reset()
-            self._say("the conversation is forgotten")
-        else:
-            self._say(f"{text.split(maxsplit=1)[0]} is no command; /help lists them")
+        """Carry out one command; one that is refused changes nothing."""
+        name, *rest = text.split(maxsplit=1)
+        known = self._commands.get(name)
+        if known is None:
+            self._say(f"{name} is no command; /help lists them")
+            return
+        try:
+            self._say(known(rest[0] if rest else ""))
+        except UserError as error:
+            if not self._forgiving:
+                raise
+            note(f"error: {explain(error)}")
+
+    def _set(self, words: str) -> str:
+        if not words:
+            return settings.shown(self._dialogue.config)
+        name, *value = words.split()
+        if len(value) != 1:
+            raise UserError("/set takes a name and a value: /set temperature 0.7")
+        config, said = settings.changed(self._dialogue.config, self._start, name, value[0])
+        self._dialogue.config = config
+        return said
+
+    def _save(self, name: str) -> str:
+        path = save_messages(_file(name, "/save"), self._dialogue.messages)
+        return f"saved: {path}"
+
+    def _load(self, name: str) -> str:
+        messages = load_messages(_file(name, "/load"))
+        self._dialogue.replace(messages)
+        return f"loaded: {len(messages)} messages"
+
+    def _reset(self) -> str:
+        self._dialogue.reset()
+        return "the conversation is forgotten"
 
     def _say(self, text: str) -> None:
         self._output.write(text)
@@ -100,3 +141,9 @@ class Chat:
         if answer.finish_reason == "abort":
             note("[stopped]")
         return answer.finish_reason != "abort" or self._forgiving
+
+
+def _file(name: str, command: str) -> str:
+    if not name:
+        raise UserError(f"{command} takes the name of a file: {command} talk.json")
+    return name

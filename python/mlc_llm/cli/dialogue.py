@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
+from mlc_llm.cli.conversation import Message
 from mlc_llm.cli.session import Answer, Session
 from mlc_llm.errors import ContextLengthExceeded
 from mlc_llm.protocol.generation_config import GenerationConfig
-
-Message = dict[str, Any]
 
 ANSWER_SHARE = 4
 """A quarter of the context window is kept free for the answer."""
@@ -23,8 +21,8 @@ class Dialogue:
     """Messages so far. A failed question leaves no trace; a stopped answer stays as it is."""
 
     def __init__(self, session: Session, config: GenerationConfig, system: str | None) -> None:
-        self._session = session
         self.config = config
+        self._session = session
         self._system: list[Message] = []
         if system is not None:
             self._system = [{"role": "system", "content": system}]
@@ -34,6 +32,21 @@ class Dialogue:
     def reset(self) -> None:
         """Forget all but the system message."""
         self._turns = []
+
+    @property
+    def messages(self) -> list[Message]:
+        """All that was said so far, the system message first."""
+        return [*self._system, *(message for turn in self._turns for message in turn)]
+
+    def replace(self, messages: list[Message]) -> None:
+        """Go on from another conversation (see `conversation.load_messages`).
+
+        One without a system message leaves the present one.
+        """
+        first = 1 if messages and messages[0]["role"] == "system" else 0
+        self._system = messages[:first] or self._system
+        self._turns = [messages[i : i + 2] for i in range(first, len(messages), 2)]
+        self.last = None
 
     def ask(
         self, text: str, on_text: Callable[[str], None], on_dropped: Callable[[str], None]

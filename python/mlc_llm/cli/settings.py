@@ -1,0 +1,55 @@
+"""What `/set` shows and changes: how the next answers of a chat are sampled."""
+
+from __future__ import annotations
+
+from mlc_llm.cli.options import SETTINGS
+from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.protocol.checks import nearest
+from mlc_llm.protocol.generation_config import GenerationConfig
+
+DEFAULT = "default"
+"""The value that stands for the one with which the chat began."""
+
+
+def shown(config: GenerationConfig) -> str:
+    """A line a setting."""
+    width = max(len(name) for name in SETTINGS)
+    lines = [f"{name:<{width}}  {_value(config, name)}" for name in SETTINGS]
+    return "\n".join(lines)
+
+
+def changed(
+    config: GenerationConfig, start: GenerationConfig, name: str, word: str
+) -> tuple[GenerationConfig, str]:
+    """A config with `word` as the value of one setting, and words that say so.
+
+    `start` has the values that "default" stands for. Raises `UserError` naming the setting.
+    """
+    field = name.lstrip("-").replace("-", "_")
+    if field not in SETTINGS:
+        raise UserError(
+            f"there is no setting {name!r}; did you mean {nearest(field, SETTINGS)}? "
+            "/set lists them"
+        )
+    given = config.given
+    given.pop(field, None)
+    if word != DEFAULT:
+        given[field] = _number(field, word)
+    elif field in start.given:
+        given[field] = start.given[field]
+    made = GenerationConfig(**given)
+    return made, f"{field} is now {_value(made, field)}"
+
+
+def _value(config: GenerationConfig, name: str) -> str:
+    value = getattr(config, name)
+    return "drawn at random" if value is None else str(value)
+
+
+def _number(field: str, word: str) -> int | float:
+    kind = SETTINGS[field].kind
+    try:
+        return int(word) if kind is int else float(word)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise InvalidField(field, word, f"should be {what}, or {DEFAULT!r}") from None
