@@ -43,7 +43,9 @@ def first_byte(
     # An installed package has its bytecode; here the first start writes it.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     start = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdout is not None
         got = process.stdout.read(1)
         first = time.perf_counter() - start
