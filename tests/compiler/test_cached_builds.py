@@ -28,9 +28,9 @@ def test_a_new_version_has_new_keys_and_the_old_purposes(
     def names() -> list[str]:
         return [
             jit.library_key(plan, PORTABLE),
-            jit.weights_key(file.path, PORTABLE),
+            jit.weights_key(jit.content_of_model(file), PORTABLE),
             jit.library_purpose(plan, PORTABLE),
-            jit.weights_purpose(file.path, PORTABLE),
+            *jit.weights_purposes(jit.content_of_model(file), file.path, PORTABLE),
         ]
 
     before = names()
@@ -38,7 +38,7 @@ def test_a_new_version_has_new_keys_and_the_old_purposes(
         monkeypatch.setattr(module, "source_hash", lambda: "another version")
     after = names()
     assert after[2:] == before[2:] and not set(after[:2]) & set(before)
-    assert len({*before, *after}) == 6
+    assert len({*before, *after}) == 7
 
 
 def test_other_kernels_and_other_models_have_purposes_of_their_own(
@@ -49,8 +49,10 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
         file = GGUFFile.open(tiny_models.path(name))
         for isa in (PORTABLE, VNNI):
             plan = plan_model(file.metadata, file.tensors, isa)
-            found |= {jit.library_purpose(plan, isa), jit.weights_purpose(file.path, isa)}
-    assert len(found) == 8
+            content = jit.content_of_model(file)
+            found |= {jit.library_purpose(plan, isa)}
+            found |= set(jit.weights_purposes(content, file.path, isa))
+    assert len(found) == 12
 
 
 def test_a_library_with_more_kernels_does_not_take_the_place_of_one_with_fewer(
@@ -74,10 +76,10 @@ def test_a_folder_is_made_once_and_takes_the_place_of_older_ones(tmp_path: Path)
         return write
 
     for name in ("one", "one", "two"):
-        jit._make(tmp_path / name, "last", "the same", work(name), rebuild=False)
+        jit._make(tmp_path / name, "last", ["the same"], work(name), rebuild=False)
     assert made == ["one", "two"] and (tmp_path / "one").exists()
     os.utime(tmp_path / "one" / PURPOSE_FILE, (0, 0))
-    jit._make(tmp_path / "two", "last", "the same", work("two"), rebuild=False)
+    jit._make(tmp_path / "two", "last", ["the same"], work("two"), rebuild=False)
     assert not (tmp_path / "one").exists() and (tmp_path / "two" / "last").read_text() == "two"
-    jit._make(tmp_path / "two", "last", "the same", work("again"), rebuild=True)
+    jit._make(tmp_path / "two", "last", ["the same"], work("again"), rebuild=True)
     assert made == ["one", "two", "again"]

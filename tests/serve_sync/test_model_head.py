@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from mlc_llm.serve import model_head
 from mlc_llm.serve.model_args import open_model
 from mlc_llm.serve.model_head import kept_head
 from mlc_llm.support.files import cache_root
-from mlc_llm.testing.tiny_model import write_tiny_model
+from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 
 @pytest.fixture
@@ -33,12 +35,48 @@ def test_a_model_opened_again_is_the_same(model: Path) -> None:
     assert again.stop_token_ids == first.stop_token_ids
 
 
-def test_another_file_or_a_damaged_note_is_read_anew(model: Path) -> None:
+def test_a_damaged_note_is_read_anew(model: Path) -> None:
     open_model(str(model))
     (note,) = (cache_root() / "kept").iterdir()
     note.write_bytes(note.read_bytes()[:-1] + b"!")
     assert kept_head(model) is None
     open_model(str(model))
     assert kept_head(model) is not None
-    os.utime(model, ns=(1, 1))
+
+
+def test_another_vocabulary_of_the_same_size_and_time(model: Path) -> None:
+    open_model(str(model))
+    stat = model.stat()
+    raw = model.read_bytes()
+    place = raw.index(b"<|im_end|>")
+    model.write_bytes(raw[:place] + b"<|im_END|>" + raw[place + 10 :])
+    os.utime(model, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert model.stat().st_size == stat.st_size
     assert kept_head(model) is None
+    assert "<|im_END|>" in open_model(str(model)).tokenizer.special_tokens
+
+
+def test_copies_share_what_is_kept(model: Path, tmp_path: Path) -> None:
+    open_model(str(model))
+    copy = tmp_path / "elsewhere" / "copy.gguf"
+    copy.parent.mkdir()
+    shutil.copyfile(model, copy)
+    assert kept_head(copy) is not None
+    open_model(str(copy))
+    assert len(list((cache_root() / "kept").iterdir())) == 1
+
+
+def test_a_file_replaced_while_it_is_opened_is_read_as_it_is(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_model(str(model))
+    other = write_tiny_model(model.with_name("other"), shape=TinyShape(layers=3))
+
+    def replaced(path: Path) -> object:
+        head = kept_head(path)
+        other.replace(model)
+        return head
+
+    monkeypatch.setattr(model_head, "kept_head", replaced)
+    gguf, head = model_head.open_with_head(model)
+    assert head is None and "blk.2.attn_q.weight" in gguf.tensors

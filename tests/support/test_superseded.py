@@ -10,14 +10,14 @@ import pytest
 
 from mlc_llm.support import superseded
 from mlc_llm.support.files import file_lock
-from mlc_llm.support.superseded import PURPOSE_FILE, UNUSED_S, lock_of, record_purpose, use
+from mlc_llm.support.superseded import PURPOSE_FILE, UNUSED_S, lock_of, record_purposes, use
 
 
-def build(parent: Path, name: str, purpose: str, age_s: float) -> Path:
+def build(parent: Path, name: str, purpose: str | list[str], age_s: float) -> Path:
     folder = parent / name
     folder.mkdir()
     (folder / "weights").write_bytes(b"x" * 1000)
-    record_purpose(folder, purpose)
+    record_purposes(folder, [purpose] if isinstance(purpose, str) else purpose)
     then = time.time() - age_s
     os.utime(folder / PURPOSE_FILE, (then, then))
     return folder
@@ -34,6 +34,14 @@ def test_a_replaced_build_goes_once_nobody_has_used_it_for_a_day(tmp_path: Path)
     assert not old.exists()
     assert recent.exists() and other.exists() and stranger.exists() and new.exists()
     assert not list(tmp_path.glob(".new-*"))
+
+
+def test_one_purpose_of_several_is_enough(tmp_path: Path) -> None:
+    content = build(tmp_path, "content", ["a model", "a place"], UNUSED_S + 60)
+    place = build(tmp_path, "place", ["another model", "this place"], UNUSED_S + 60)
+    other = build(tmp_path, "other", ["another model", "another place"], UNUSED_S + 60)
+    use(build(tmp_path, "new", ["a model", "this place"], 0))
+    assert not content.exists() and not place.exists() and other.exists()
 
 
 def test_what_is_used_again_is_kept(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from mlc_llm.compiler.keys import packed_folder, weights_key
+from mlc_llm.compiler.keys import known_weights
 from mlc_llm.compiler.target import choose
 from mlc_llm.errors import MLCError
 from mlc_llm.model_lib import PARAMS_FILE
@@ -25,6 +25,8 @@ def begin_early(model: str | None) -> None:
     """
     with suppress(MLCError, OSError, RuntimeError, ValueError):
         file = DEFAULT_MODEL.place if model is None else Path(model).expanduser()
-        folder = packed_folder() / weights_key(file, choose().isa)
+        folder = known_weights(file, choose().isa)
+        if folder is None:
+            return
         if (folder / PARAMS_FILE).stat().st_size <= (describe().memory_free or 0) // 2:
             begin_reading(folder)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -12,19 +13,22 @@ from typing import Any, Protocol
 
 from mlc_llm.compiler.keys import (
     digest,
+    model_content,
     packed_folder,
     source_hash,
     weights_key,
-    weights_purpose,
+    weights_purposes,
 )
 from mlc_llm.compiler.target import choose, processor
 from mlc_llm.compiler.weights import count_parameters, pack_weights, plan_model
+from mlc_llm.errors import ModelFileError
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.model_lib import INDEX_FILE, METADATA_FILE, VERSION
 from mlc_llm.models.gguf_llama import Plan
+from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
-from mlc_llm.support.superseded import lock_of, record_purpose, use
+from mlc_llm.support.superseded import lock_of, record_purposes, use
 
 ShowProgress = Callable[[str, float | None], AbstractContextManager[Progress]]
 
@@ -34,6 +38,9 @@ class ModelFile(Protocol):
 
     @property
     def path(self) -> Path: ...
+
+    @property
+    def opened(self) -> Sequence[tuple[Path, os.stat_result]]: ...
 
     @property
     def metadata(self) -> Any: ...
@@ -73,7 +80,8 @@ def prepare(
     isa = replace(isa, coarse=coarse and isa.tiles)
     plan = plan_model(model.metadata, model.tensors, isa)
     library = cache_dir("model_lib") / library_key(plan, isa)
-    weights = packed_folder() / weights_key(model.path, isa)
+    content = content_of_model(model)
+    weights = packed_folder() / weights_key(content, isa)
 
     def build(folder: Path) -> None:
         from mlc_llm.compiler.build import build_library
@@ -85,16 +93,40 @@ def prepare(
     def pack(folder: Path) -> None:
         with show("packing weights", count_parameters(plan)) as shown:
             pack_weights(plan, model.tensors, folder, shown.advance)
+        if content_of_model(model) != content:  # the weights would be found under a wrong name
+            raise ModelFileError(f"{model.path} was changed while it was read; start again")
 
-    _make(library, METADATA_FILE, library_purpose(plan, isa), build, rebuild)
-    _make(weights, INDEX_FILE, weights_purpose(model.path, isa), pack, rebuild)
+    _make(library, METADATA_FILE, (library_purpose(plan, isa),), build, rebuild)
+    _make(weights, INDEX_FILE, weights_purposes(content, model.path, isa), pack, rebuild)
     return Prepared(plan, isa, library, weights)
 
 
 def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
-    """The folder of a model's packed weights if they are in the cache. Raises like `prepare`."""
-    folder = packed_folder() / weights_key(model.path, choose(kernels).isa)
+    """The folder of a model's packed weights if they are in the cache, and finding that out takes
+    milliseconds. Raises like `prepare`, and OSError."""
+    found = [known_content(path) for path, _ in model.opened]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    content = _named(model, known)
+    folder = packed_folder() / weights_key(content, choose(kernels).isa)
     return folder if (folder / INDEX_FILE).exists() else None
+
+
+def content_of_model(model: ModelFile) -> str:
+    """Names what is in the opened files of a model. Raises ModelFileError if others have taken
+    their places, or cannot be read any more."""
+    try:
+        return _named(model, [content_of(path) for path, _ in model.opened])
+    except OSError as error:
+        raise ModelFileError(f"{model.path}: cannot be read: {error.strerror}") from error
+
+
+def _named(model: ModelFile, contents: Sequence[Content]) -> str:
+    for (path, stat), content in zip(model.opened, contents, strict=True):
+        if content.state != FileState.of(stat):
+            raise ModelFileError(f"{path} was changed while it was opened; start again")
+    return model_content(content.hash for content in contents)
 
 
 def library_key(plan: Plan, isa: Isa) -> str:
@@ -125,7 +157,11 @@ def _compiled_config(plan: Plan) -> dict[str, Any]:
 
 
 def _make(
-    folder: Path, last_file: str, purpose: str, work: Callable[[Path], None], rebuild: bool
+    folder: Path,
+    last_file: str,
+    purposes: Sequence[str],
+    work: Callable[[Path], None],
+    rebuild: bool,
 ) -> None:
     """Fills `folder` unless it is there. It appears all at once, under a lock."""
     if rebuild or not (folder / last_file).exists():
@@ -134,6 +170,6 @@ def _make(
             if rebuild or not (folder / last_file).exists():
                 with new_folder(folder.parent) as temporary:
                     work(temporary)
-                    record_purpose(temporary, purpose)
+                    record_purposes(temporary, purposes)
                     publish(temporary, folder)
     use(folder)

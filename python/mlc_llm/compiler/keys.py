@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mlc_llm.kernels.isa import Isa
+from mlc_llm.support.content import known_content
 from mlc_llm.support.files import cache_root
 
 SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization")
 """Source folders whose every change makes libraries and packed weights anew."""
+_FIRST_PART = re.compile(r"(.+)-00001-of-(0[01]\d{3})\.gguf", re.IGNORECASE | re.DOTALL)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -25,9 +29,12 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def weights_purpose(model: Path, isa: Isa) -> str:
-    """What packed weights of a model file have in common of which the newer replace the older."""
-    return digest({"file": str(model.resolve()), "half": isa.half, "fixed": isa.tiles})
+def weights_purposes(content: str, model: Path, isa: Isa) -> tuple[str, str]:
+    """What packed weights of which the newer replace the older have in common: either they are of
+    the same model, or the newer one took the older one's place as a file."""
+    layout = {"half": isa.half, "fixed": isa.tiles}
+    same_file = digest({"file": str(model.resolve()), **layout})
+    return digest({"content": content, **layout}), same_file
 
 
 def packed_folder() -> Path:
@@ -35,14 +42,36 @@ def packed_folder() -> Path:
     return cache_root() / "model_weights" / "packed"
 
 
-def weights_key(model: Path, isa: Isa) -> str:
-    """Name of the packed weights' folder: a hash over what decides the layout, which is the file's
-    identity, what the kernels want, and this code. Raises OSError."""
-    parts = model.name.replace("-00001-of-", "-*-of-")
-    files = sorted(model.resolve().parent.glob(parts)) or [model]
-    stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+def weights_key(content: str, isa: Isa) -> str:
+    """Name of the packed weights' folder: a hash over what decides what is in it, which is the
+    model (`model_content`), what the kernels want, and this code."""
     layout = {"half": isa.half, "fixed": isa.tiles, "source": source_hash()}
-    return digest({"files": stats, **layout})
+    return digest({"content": content, **layout})
+
+
+def model_content(hashes: Iterable[str]) -> str:
+    """Names a model by the hashes of its files, in order: wherever they are, and however called."""
+    return digest(list(hashes))
+
+
+def known_weights(model: Path, isa: Isa) -> Path | None:
+    """Where the packed weights of a model would be, of which nothing but the name of its first
+    file is known; None if finding that out takes more than milliseconds. Raises OSError,
+    CacheError."""
+    found = [known_content(path) for path in _files(model)]
+    hashes = [one.hash for one in found if one is not None]
+    if len(hashes) < len(found):
+        return None
+    return packed_folder() / weights_key(model_content(hashes), isa)
+
+
+def _files(model: Path) -> list[Path]:
+    """The parts of a split model beside its first one; of any other, the file."""
+    part = _FIRST_PART.fullmatch(model.name)
+    if part is None:
+        return [model]
+    numbers = range(1, int(part[2]) + 1)
+    return [model.with_name(f"{part[1]}-{n:05d}-of-{part[2]}.gguf") for n in numbers]
 
 
 @cache

@@ -9,6 +9,7 @@ joins the parts of a split model.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -43,6 +44,11 @@ class GGUFFile:
         self.passed: Mapping[int, int] = part.metadata.passed
         """What makes opening this very file faster the next time."""
         self.tensors: Mapping[str, GGUFTensor] = part.tensors
+        self.opened: tuple[tuple[Path, os.stat_result], ...] = part.opened
+        """The files of the model, in order, as they were when they were opened."""
+        self.header_bytes = part.header_bytes
+        """Of the first file; what is behind them are tensors' values alone."""
+        self._buffer = part.buffer
 
     @classmethod
     def open(cls, path: Path | str, passed: Mapping[int, int] = {}) -> GGUFFile:
@@ -53,6 +59,10 @@ class GGUFFile:
         tensor type that is not supported).
         """
         return cls(open_parts(Path(path), passed))
+
+    def beginning(self, count: int) -> memoryview:
+        """The first bytes of the first file, at most `count`."""
+        return memoryview(self._buffer)[:count]
 
     def get_int(
         self,

@@ -7,6 +7,7 @@ allocate memory nor start a long loop. Limits stand here, once; all are far abov
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from pathlib import Path
 from typing import NoReturn
@@ -38,8 +39,10 @@ class Cursor:
     meanwhile (the system answers reads behind a moved end with a signal, not an error).
     """
 
-    def __init__(self, path: Path, buffer: mmap.mmap) -> None:
+    def __init__(self, path: Path, buffer: mmap.mmap, stat: os.stat_result | None = None) -> None:
         self.path = path
+        self.stat = stat
+        """Of the file that is mapped, which another may have replaced at `path`."""
         self.passed: dict[int, int] = {}
         """Where strings one after the other start, and where they end: of those that
         `skip_strings` has checked, now or when this very file was opened before."""
@@ -59,7 +62,8 @@ class Cursor:
                 # the check saves mmap from the empty file, which it cannot map
                 if not file.read(1):
                     raise ModelFileError(f"{path}: the file is empty")
-                return cls(path, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                return cls(path, mapped, os.fstat(file.fileno()))
         except OSError as error:
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
 

@@ -6,9 +6,11 @@ The first part carries the metadata, every part some of the tensors; `split.no`,
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError
@@ -27,6 +29,12 @@ class Part:
     path: Path
     metadata: Metadata
     tensors: dict[str, GGUFTensor]
+    buffer: mmap.mmap
+    """The first file."""
+    header_bytes: int
+    """Of metadata and tensor table, in the first file."""
+    opened: tuple[tuple[Path, os.stat_result], ...]
+    """The files that are mapped, as they were when they were opened."""
 
     def split_number(self, key: str) -> int:
         """A whole number among the `split.` keys; ModelFileError when missing or not one."""
@@ -47,7 +55,9 @@ def open_part(path: Path, passed: Mapping[int, int] = {}) -> Part:
     tensors = cursor.count("number of tensors", MAX_TENSORS, MIN_TENSOR_BYTES)
     keys = cursor.count("number of metadata keys", MAX_KEYS, MIN_ENTRY_BYTES)
     metadata = read_metadata(cursor, keys)
-    return Part(path, metadata, read_tensors(cursor, tensors, metadata))
+    table = read_tensors(cursor, tensors, metadata)
+    assert cursor.stat is not None
+    return Part(path, metadata, table, cursor.buffer, cursor.pos, ((path, cursor.stat),))
 
 
 def _check_magic(cursor: Cursor) -> None:
@@ -102,7 +112,8 @@ def _join(first: Part, others: list[Part]) -> Part:
         raise ModelFileError(
             f"{first.path}: split.tensors.count is {expected}, the parts hold {len(tensors)}"
         )
-    return Part(first.path, first.metadata, tensors)
+    opened = tuple(one for part in (first, *others) for one in part.opened)
+    return replace(first, tensors=tensors, opened=opened)
 
 
 def _check_number(part: Part, number: int, count: int) -> None:

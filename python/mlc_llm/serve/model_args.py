@@ -14,7 +14,7 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel, UserError
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.readers import check_architecture
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve.model_head import keep_head, kept_head, tokenizer_of
+from mlc_llm.serve.model_head import keep_head, open_with_head, tokenizer_of
 from mlc_llm.support.model_source import ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
@@ -66,8 +66,7 @@ def open_model(
     """
     source = resolve_model(model)
     path = _gguf_of(source)
-    head = kept_head(path)
-    gguf = GGUFFile.open(path, {} if head is None else head.passed)
+    gguf, head = open_with_head(path)
     if on_file is not None:
         on_file(gguf)
     # Beside a file that was named itself may lie the files of another model.

@@ -2,13 +2,14 @@
 
 A header has each token and each merge as a text of its own: to check them and to build tables of
 them takes longer than everything else that is done with a model before it computes. Kept are where
-the lists of texts end, and the vocabulary in flat form, for the file as it is now (path, size and
-time) and for this version of the code that reads it.
+the lists of texts end, and the vocabulary in flat form, for a header of these very bytes (their
+hash is compared each time) and for this version of the code that reads it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import struct
 import sys
 from collections.abc import Mapping
@@ -18,42 +19,64 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.support.content import FileState
 from mlc_llm.support.kept import keep, kept, key_of
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.from_gguf import flat_form
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _READERS = ("loader", "tokenizers")
+_LEAD_BYTES = 1 << 16
 
 
 class Head(NamedTuple):
-    """Of a file that was opened before and has not changed."""
+    """Of a file whose header was read before."""
 
     passed: Mapping[int, int]
     """For `GGUFFile.open`."""
     vocabulary: memoryview | None
     """For `Tokenizer.from_flat`."""
+    state: FileState
+    """Of the file that has this header."""
+
+
+def open_with_head(path: Path) -> tuple[GGUFFile, Head | None]:
+    """A model's first file, and what was kept of its header. Raises like `GGUFFile.open`."""
+    head = kept_head(path)
+    gguf = GGUFFile.open(path, {} if head is None else head.passed)
+    if head is None or head.state == FileState.of(gguf.opened[0][1]):
+        return gguf, head
+    return GGUFFile.open(path), None  # another file has taken its place between the two lines
 
 
 def kept_head(path: Path) -> Head | None:
-    """What was kept of a model file, if it is still the same."""
+    """What was kept of a file with the same header, wherever that was."""
     try:
-        data = kept(*_name_and_key(path))
-        if data is None:
-            return None
-        (length,) = struct.unpack_from("<I", data)
-        passed = json.loads(bytes(data[4 : 4 + length]))
-        return Head({int(k): int(v) for k, v in passed.items()}, data[4 + length :] or None)
-    except (OSError, ValueError, struct.error):
+        with path.open("rb") as file:
+            state = FileState.of(os.fstat(file.fileno()))
+            data = kept(_name(state.size, file.read(_LEAD_BYTES)), _key())
+            if data is None:
+                return None
+            (length,) = struct.unpack_from("<I", data)
+            said = json.loads(bytes(data[4 : 4 + length]))
+            file.seek(0)
+            if sha256(file.read(said["bytes"])).hexdigest() != said["sha256"]:
+                return None
+        passed = {int(start): int(end) for start, end in said["passed"].items()}
+        return Head(passed, data[4 + length :] or None, state)
+    except (OSError, ValueError, KeyError, struct.error):
         return None
 
 
 def keep_head(gguf: GGUFFile) -> None:
     """Keep what `kept_head` gives, of a file that was found sound."""
     flat = flat_form(gguf.metadata) if "tokenizer.ggml.model" in gguf.metadata else None
-    passed = json.dumps(dict(gguf.passed)).encode()
-    data = struct.pack("<I", len(passed)) + passed + (flat or b"")
-    keep(*_name_and_key(gguf.path), data)
+    header = sha256(gguf.beginning(gguf.header_bytes)).hexdigest()
+    said = {"bytes": gguf.header_bytes, "sha256": header, "passed": dict(gguf.passed)}
+    text = json.dumps(said).encode()
+    name = _name(gguf.opened[0][1].st_size, gguf.beginning(_LEAD_BYTES))
+    data = struct.pack("<I", len(text)) + text + (flat or b"")
+    keep(name, _key(), data, f"vocabulary of {gguf.path.name}")
 
 
 def tokenizer_of(head: Head | None, gguf: GGUFFile) -> Tokenizer | None:
@@ -66,10 +89,13 @@ def tokenizer_of(head: Head | None, gguf: GGUFFile) -> Tokenizer | None:
         return None
 
 
-def _name_and_key(path: Path) -> tuple[str, str]:
-    stat = path.stat()
-    key = key_of(stat.st_size, stat.st_mtime_ns, _readers_hash(), sys.byteorder)
-    return f"head of {path.resolve()}", key
+def _name(size: int, lead: bytes | memoryview) -> str:
+    """By what is at hand before the header is read: files that share it take turns."""
+    return f"header of {size} bytes that begin {sha256(lead).hexdigest()}"
+
+
+def _key() -> str:
+    return key_of(_readers_hash(), sys.byteorder)
 
 
 @cache

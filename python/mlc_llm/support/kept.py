@@ -1,7 +1,8 @@
 """Small files of the cache that save work the next time, each for one state of what it is about.
 
-A file is its key (32 letters), the CRC-32 of the rest (uint32, little-endian), and the rest. One
-that has another key, or is damaged, is as good as none; a new one replaces it all at once.
+A file is its key (32 letters), the CRC-32 of the rest (uint32, little-endian), and the rest: the
+length (uint16) of what it is about, that in words, and the data. One that has another key, or is
+damaged, is as good as none; a new one replaces it all at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from mlc_llm.support.files import cache_root, write_file
 UNUSED_S = 60 * 24 * 3600
 _FOLDER = "kept"
 _KEY_BYTES = 32
+_HEAD_BYTES = _KEY_BYTES + 4
+_MOST_WORDS = 1000
 
 
 def key_of(*parts: object) -> str:
@@ -30,24 +33,49 @@ def kept(name: str, key: str) -> memoryview | None:
     """What was kept under this name and key, mapped; None if there is nothing sound."""
     try:
         with _path(name).open("rb") as file:
-            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            note = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError, CacheError):  # an empty file cannot be mapped
         return None
-    start = _KEY_BYTES + 4
-    sound = len(data) >= start and data[:_KEY_BYTES] == key.encode()
-    checksum = int.from_bytes(data[_KEY_BYTES:start], "little")
-    return data[start:] if sound and crc32(data[start:]) == checksum else None
+    rest = note[_HEAD_BYTES:]
+    sound = note[:_KEY_BYTES] == key.encode() and len(rest) >= 2
+    checksum = int.from_bytes(note[_KEY_BYTES:_HEAD_BYTES], "little")
+    return rest[_data_at(rest) :] if sound and crc32(rest) == checksum else None
 
 
-def keep(name: str, key: str, data: bytes) -> None:
-    """Keep it, if the cache can be written; what was not read for two months goes."""
+def keep(name: str, key: str, data: bytes, about: str) -> None:
+    """Keep it, if the cache can be written; what was not read for two months goes.
+
+    about: what is kept of what, for people.
+    """
+    words = about.encode("utf-8", "replace")[:_MOST_WORDS]
+    rest = len(words).to_bytes(2, "little") + words + data
     with suppress(CacheError):
         path = _path(name)
-        write_file(path, key.encode() + crc32(data).to_bytes(4, "little") + data)
+        write_file(path, key.encode() + crc32(rest).to_bytes(4, "little") + rest)
         with suppress(OSError):  # another process may be at the same
             for other in path.parent.iterdir():
-                if time.time() - max(other.stat().st_atime, other.stat().st_mtime) > UNUSED_S:
+                if time.time() - last_use(other) > UNUSED_S:
                     other.unlink()
+
+
+def about(note: Path) -> str | None:
+    """What a kept file is about; None for one that does not say."""
+    try:
+        with note.open("rb") as file:
+            start = file.read(_HEAD_BYTES + 2 + _MOST_WORDS)[_HEAD_BYTES:]
+        return start[2 : _data_at(start)].decode() or None
+    except (OSError, ValueError):
+        return None
+
+
+def last_use(note: Path) -> float:
+    """When a kept file was read or made last, in seconds since 1970. Raises OSError."""
+    stat = note.stat()
+    return max(stat.st_atime, stat.st_mtime)
+
+
+def _data_at(rest: memoryview | bytes) -> int:
+    return 2 + int.from_bytes(rest[:2], "little")
 
 
 def _path(name: str) -> Path:

@@ -1,14 +1,15 @@
 """Folders of the cache that a newer build of the same thing has replaced.
 
-A folder says in `purpose.txt` what it was made for; of several with one purpose, the one that is
-used is the newest build, and the others are of no more use to it. They may be to another version
-of this package, so they are removed only when nobody has used them for a while.
+A folder says in `purpose.txt` what it was made for, a purpose a line; of several with one purpose,
+the one that is used is the newest build, and the others are of no more use to it. They may be to
+another version of this package, so they are removed only when nobody has used them for a while.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +21,9 @@ PURPOSE_FILE = "purpose.txt"
 UNUSED_S = 24 * 3600
 
 
-def record_purpose(folder: Path, purpose: str) -> None:
+def record_purposes(folder: Path, purposes: Iterable[str]) -> None:
     """Say what a folder under construction is for."""
-    (folder / PURPOSE_FILE).write_text(purpose, encoding="utf-8")
+    (folder / PURPOSE_FILE).write_text("\n".join(purposes), encoding="utf-8")
 
 
 def lock_of(folder: Path) -> Path:
@@ -39,10 +40,14 @@ def use(folder: Path) -> None:
     with suppress(OSError, CacheError):
         mark = folder / PURPOSE_FILE
         os.utime(mark)
-        purpose = mark.read_bytes()
+        purposes = _purposes(mark)
         for other in folder.parent.glob(f"*/{PURPOSE_FILE}"):
-            if other != mark and _is_unused(other) and other.read_bytes() == purpose:
+            if other != mark and _is_unused(other) and _purposes(other) & purposes:
                 _remove(other)
+
+
+def _purposes(mark: Path) -> set[bytes]:
+    return set(mark.read_bytes().splitlines())
 
 
 def _remove(mark: Path) -> None:

@@ -1,0 +1,117 @@
+"""What a model file is: a hash of all its bytes, which the cache names things by.
+
+To read a large file at each start would take seconds, so its hash is kept in the cache, and is
+believed while all of this is as it was when the file was read:
+
+* size, device, inode, time of modification and time of change. The last is the system's own: no
+  program can set it back, so a file that was written to or replaced has another, whatever its
+  size and its time of modification.
+* samples of the content: the beginning, the end, and blocks spread evenly between them. They are
+  for file systems that have no time of change of their own (FAT, read-only images, Windows).
+
+What is promised: two files with different bytes have different hashes. The exception is a file
+that was changed in place, outside every sample, on a file system without times of change, with its
+size and times as before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from mlc_llm.support.kept import keep, kept, key_of
+from mlc_llm.support.progress import no_progress, progress
+
+HEAD_BYTES = 1 << 16
+BLOCK_BYTES = 4096
+BLOCKS = 256
+SETTLED_S = 2.0
+"""A file that was changed this short a time before it was read may change again within the same
+tick of a coarse clock (FAT counts in 2 s), so what was found out about it is not kept."""
+_SHOWN_BYTES = 1 << 29
+"""To read more than this takes long enough to say so."""
+_PIECE = 1 << 20
+
+
+class FileState(NamedTuple):
+    """What differs, if anything does, between a file and the same file after a change."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> FileState:
+        return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+class Content(NamedTuple):
+    """A file's bytes, and the state in which it had them."""
+
+    hash: str
+    """Hexadecimal SHA-256."""
+    state: FileState
+
+
+def content_of(path: Path) -> Content:
+    """What is in a file: as known, or else read. Raises OSError."""
+    with path.open("rb", buffering=0) as raw:
+        file = cast(BinaryIO, raw)
+        state, key = _state_and_key(file)
+        found = _known(path, key)
+        if found is None:
+            started = time.time()
+            found = _hash(file, path.name, state.size)
+            settled = started - state.changed_ns / 1e9 > SETTLED_S
+            if settled and FileState.of(os.fstat(file.fileno())) == state:
+                keep(_name(path), key, found.encode(), f"checksum of {path.name}")
+    return Content(found, state)
+
+
+def known_content(path: Path) -> Content | None:
+    """What is in a file if that takes milliseconds to find out. Raises OSError."""
+    with path.open("rb", buffering=0) as raw:
+        state, key = _state_and_key(cast(BinaryIO, raw))
+    found = _known(path, key)
+    return None if found is None else Content(found, state)
+
+
+def _known(path: Path, key: str) -> str | None:
+    note = kept(_name(path), key)
+    return None if note is None else bytes(note).decode()
+
+
+def _name(path: Path) -> str:
+    return f"content of {path.resolve()}"
+
+
+def _state_and_key(file: BinaryIO) -> tuple[FileState, str]:
+    state = FileState.of(os.fstat(file.fileno()))
+    return state, key_of(*state, _samples(file, state.size))
+
+
+def _samples(file: BinaryIO, size: int) -> str:
+    found = sha256()
+    places = [(0, HEAD_BYTES), (max(size - BLOCK_BYTES, 0), BLOCK_BYTES)]
+    places += [(size * block // BLOCKS, BLOCK_BYTES) for block in range(BLOCKS)]
+    for start, count in places:
+        file.seek(start)
+        found.update(file.read(count))
+    return found.hexdigest()
+
+
+def _hash(file: BinaryIO, name: str, size: int) -> str:
+    file.seek(0)
+    found, piece = sha256(), memoryview(bytearray(_PIECE))
+    show = partial(progress, unit="bytes") if size > _SHOWN_BYTES else no_progress
+    with show(f"reading {name}", size) as shown:
+        while count := file.readinto(piece):  # type: ignore[attr-defined]
+            found.update(piece[:count])
+            shown.advance(count)
+    return found.hexdigest()
