@@ -67,6 +67,15 @@ def test_an_unusable_cache_folder(
     assert "the cache folder x is read-only" in problems(capsys)
 
 
+def test_a_cache_folder_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(checkup, "refusal", lambda: "other users can write /x")
+    assert main(["doctor"]) == 0
+    said = "remark: the usual cache folder is not used, because other users can write /x"
+    assert said in capsys.readouterr().out
+
+
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: DiskUsage(10**9, 10**9, 1000))
     assert "only 1.0 kB of disk is free" in problems(capsys)

@@ -15,7 +15,7 @@ from mlc_llm import __version__
 from mlc_llm.cli.guard import one_line
 from mlc_llm.errors import CacheError, MLCError
 from mlc_llm.support import machine
-from mlc_llm.support.files import cache_dir
+from mlc_llm.support.files import cache_dir, refusal
 
 DISTRIBUTION = "mlc-llm"
 
@@ -122,7 +122,7 @@ def _look_at_choice(report: Report) -> None:
 
 def _look_at_cache(report: Report) -> None:
     try:
-        folder = cache_dir()
+        folder, refused = cache_dir(), refusal()
     except (CacheError, OSError) as error:
         report.sections["cache"] = {"folder": "not usable"}
         report.problems.append(one_line(str(error)))
@@ -133,6 +133,8 @@ def _look_at_cache(report: Report) -> None:
         "free disk": _size(free),
         **_contents(folder),
     }
+    if refused is not None:
+        report.remarks.append(f"the usual cache folder is not used, because {refused}")
     if not os.access(folder, os.W_OK):
         report.problems.append(
             f"the cache folder {folder} cannot be written; make it writable or set MLC_LLM_HOME"

@@ -11,10 +11,11 @@ from pathlib import Path
 from mlc_llm.compiler.keys import known_weights
 from mlc_llm.compiler.target import choose
 from mlc_llm.errors import MLCError
-from mlc_llm.model_lib import PARAMS_FILE
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE
 from mlc_llm.runtime.read_ahead import begin_reading
 from mlc_llm.support.download import DEFAULT_MODEL
 from mlc_llm.support.machine import describe
+from mlc_llm.support.superseded import is_sound
 
 
 def begin_early(model: str | None) -> None:
@@ -26,7 +27,7 @@ def begin_early(model: str | None) -> None:
     with suppress(MLCError, OSError, RuntimeError, ValueError):
         file = DEFAULT_MODEL.place if model is None else Path(model).expanduser()
         folder = known_weights(file, choose().isa)
-        if folder is None:
+        if folder is None or not is_sound(folder, INDEX_FILE):
             return
         if (folder / PARAMS_FILE).stat().st_size <= (describe().memory_free or 0) // 2:
             begin_reading(folder)

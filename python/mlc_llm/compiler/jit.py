@@ -28,7 +28,7 @@ from mlc_llm.models.gguf_llama import Plan
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
-from mlc_llm.support.superseded import lock_of, record_purposes, use
+from mlc_llm.support.superseded import is_sound, lock_of, record_purposes, use
 
 ShowProgress = Callable[[str, float | None], AbstractContextManager[Progress]]
 
@@ -110,7 +110,7 @@ def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
         return None
     content = _named(model, known)
     folder = packed_folder() / weights_key(content, choose(kernels).isa)
-    return folder if (folder / INDEX_FILE).exists() else None
+    return folder if is_sound(folder, INDEX_FILE) else None
 
 
 def content_of_model(model: ModelFile) -> str:
@@ -164,10 +164,10 @@ def _make(
     rebuild: bool,
 ) -> None:
     """Fills `folder` unless it is there. It appears all at once, under a lock."""
-    if rebuild or not (folder / last_file).exists():
+    if rebuild or not is_sound(folder, last_file):
         with file_lock(lock_of(folder)):
             # Another process may have made it while this one waited.
-            if rebuild or not (folder / last_file).exists():
+            if rebuild or not is_sound(folder, last_file):
                 with new_folder(folder.parent) as temporary:
                     work(temporary)
                     record_purposes(temporary, purposes)

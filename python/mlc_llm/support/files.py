@@ -14,10 +14,13 @@ from pathlib import Path
 
 from mlc_llm.errors import CacheError
 from mlc_llm.support.progress import progress
+from mlc_llm.support.trust import make_folder, settle
 
 _POLL_S = 0.05
 _TEMPORARY = ".new-"
 _LEFT_BEHIND_S = 24 * 3600
+_LOADED_FROM = ("model_lib", "model_weights", "model_weights/packed", "kept")
+"""Folders of the cache whose content is trusted."""
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -34,8 +37,18 @@ def cache_root() -> Path:
     """Where the cache is, whether or not it exists yet.
 
     $MLC_LLM_HOME; on Windows %LOCALAPPDATA%\\mlc_llm; $XDG_CACHE_HOME/mlc_llm;
-    ~/.cache/mlc_llm. Raises CacheError where there is no home folder either.
+    ~/.cache/mlc_llm. Where other users own it or can write into it, a private folder for temporary
+    files is it instead, and a warning says so once. Raises CacheError where there is neither.
     """
+    return settle(_chosen_root(), _LOADED_FROM)[0]
+
+
+def refusal() -> str | None:
+    """Why the cache is not where it should be; None: it is. Raises CacheError."""
+    return settle(_chosen_root(), _LOADED_FROM)[1]
+
+
+def _chosen_root() -> Path:
     chosen = os.environ.get("MLC_LLM_HOME")
     try:
         if chosen:
@@ -55,13 +68,13 @@ def _system_cache() -> Path:
 
 
 def cache_dir(*parts: str) -> Path:
-    """The cache folder, or the folder `parts` inside it, made where missing.
+    """The cache folder, or the folder `parts` inside it, made where missing, for the user alone.
 
     Raises CacheError: read-only, full, or a file is in the way.
     """
     folder = cache_root().joinpath(*parts)
     with cache_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     return folder
 
 
@@ -85,7 +98,7 @@ def new_file(path: Path) -> Iterator[Path]:
     """
     with cache_errors(path):
         temporary = _temporary(path.parent)
-        temporary.touch(exist_ok=False)
+        temporary.touch(mode=0o600, exist_ok=False)
         try:
             yield temporary
             _sync(temporary)
@@ -109,7 +122,7 @@ def new_folder(parent: Path) -> Iterator[Path]:
     """
     with cache_errors(parent):
         temporary = _temporary(parent)
-        temporary.mkdir()
+        temporary.mkdir(mode=0o700)
         try:
             yield temporary
         finally:
@@ -117,8 +130,8 @@ def new_folder(parent: Path) -> Iterator[Path]:
 
 
 def _temporary(parent: Path) -> Path:
-    """A free name in `parent`. Unlike those of `tempfile`, what it names may be shared by users."""
-    parent.mkdir(parents=True, exist_ok=True)
+    """A free name in `parent`."""
+    make_folder(parent)
     _sweep(parent)
     return parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -192,8 +205,8 @@ def _locked(path: Path, waiting: Callable[[], None]) -> int:
     """The descriptor that holds the lock."""
     while True:
         with cache_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            make_folder(path.parent)
+            number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with cache_errors(path):
                 free = _try_lock(number)

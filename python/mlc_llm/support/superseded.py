@@ -7,6 +7,7 @@ another version of this package, so they are removed only when nobody has used t
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from mlc_llm.errors import CacheError
 from mlc_llm.support.files import discard, file_lock
+from mlc_llm.support.trust import why_unsafe_inside
+
+_log = logging.getLogger(__name__)
 
 PURPOSE_FILE = "purpose.txt"
 """Its time is that of the last use."""
@@ -29,6 +33,18 @@ def record_purposes(folder: Path, purposes: Iterable[str]) -> None:
 def lock_of(folder: Path) -> Path:
     """What to hold while a folder of the cache is made or removed."""
     return folder.with_suffix(".lock")
+
+
+def is_sound(folder: Path, last_file: str) -> bool:
+    """Whether a folder was made to the end, and nobody but the user can have changed it."""
+    with suppress(OSError):
+        if not (folder / last_file).exists():
+            return False
+        why = why_unsafe_inside(folder)
+        if why is not None:
+            _log.warning("%s is not used, because %s; it is made again", folder, why)
+        return why is None
+    return False
 
 
 def use(folder: Path) -> None:
