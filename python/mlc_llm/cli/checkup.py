@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlc_llm import __version__
+from mlc_llm.cli.amounts import size_words
 from mlc_llm.cli.guard import one_line
 from mlc_llm.errors import CacheError, MLCError
 from mlc_llm.support import machine
+from mlc_llm.support.cached import entries
 from mlc_llm.support.files import cache_dir, refusal
 
 DISTRIBUTION = "mlc-llm"
@@ -147,32 +149,21 @@ def _look_at_cache(report: Report) -> None:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """Files and folders with their sizes, those one level down each by itself."""
-    entries: list[Path] = []
-    for top in sorted(folder.iterdir()):
-        entries += sorted(top.iterdir()) if top.is_dir() else [top]
-    entries = [one for one in entries if one.suffix != ".lock"]
-    shown = {str(one.relative_to(folder)): _size(_bytes_in(one)) for one in entries[:MOST_ENTRIES]}
-    if len(entries) > MOST_ENTRIES:
-        shown["..."] = f"and {len(entries) - MOST_ENTRIES} more"
+    """What is in the cache by name, with its size; several things of one name together."""
+    sizes: dict[str, list[int]] = {}
+    for one in entries(folder):
+        name = one.model if one.kind == "other" else f"{one.model}, {one.kind}"
+        sizes.setdefault(name, []).append(one.size)
+    shown = {name: _sizes(several) for name, several in list(sizes.items())[:MOST_ENTRIES]}
+    if len(sizes) > MOST_ENTRIES:
+        shown["..."] = f"and {len(sizes) - MOST_ENTRIES} more"
     return shown
 
 
-def _bytes_in(path: Path) -> int:
-    """Of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
-    total = 0
-    for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
-        try:
-            total += one.lstat().st_size if not one.is_dir() else 0
-        except OSError:
-            continue
-    return total
+def _sizes(several: list[int]) -> str:
+    one = size_words(sum(several))
+    return one if len(several) == 1 else f"{one} in {len(several)} pieces"
 
 
 def _size(num_bytes: int | None) -> str:
-    if num_bytes is None:
-        return "an unknown amount"
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes} bytes"
+    return "an unknown amount" if num_bytes is None else size_words(num_bytes)

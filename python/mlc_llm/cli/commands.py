@@ -39,5 +39,6 @@ COMMANDS = (
         "show the memory a model takes; exit code 1: too much",
         "mlc_llm.cli.fit",
     ),
+    Command("cache", "list or clear what is kept of models", "mlc_llm.cli.cache"),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),
 )

@@ -25,6 +25,7 @@ from mlc_llm.errors import ModelFileError
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.model_lib import INDEX_FILE, METADATA_FILE, VERSION
 from mlc_llm.models.gguf_llama import Plan
+from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
@@ -89,12 +90,14 @@ def prepare(
         label = f"compiling {plan.config.architecture} for {isa.name}"
         with show(label, None):
             build_library(plan.config, isa, folder)
+        record_about(folder, "library", model.path.name)
 
     def pack(folder: Path) -> None:
         with show("packing weights", count_parameters(plan)) as shown:
             pack_weights(plan, model.tensors, folder, shown.advance)
         if content_of_model(model) != content:  # the weights would be found under a wrong name
             raise ModelFileError(f"{model.path} was changed while it was read; start again")
+        record_about(folder, "packed weights", model.path.name)
 
     _make(library, METADATA_FILE, (library_purpose(plan, isa),), build, rebuild)
     _make(weights, INDEX_FILE, weights_purposes(content, model.path, isa), pack, rebuild)

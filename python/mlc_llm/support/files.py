@@ -136,6 +136,11 @@ def _temporary(parent: Path) -> Path:
     return parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether `path` is what `new_file` or `new_folder` fill."""
+    return path.name.startswith(_TEMPORARY)
+
+
 def _sweep(parent: Path) -> None:
     """Remove what killed processes have left in `parent` a day ago or earlier."""
     for path in parent.glob(f"{_TEMPORARY}*"):

@@ -1,0 +1,154 @@
+"""What is in the cache, for people: of which model each thing is, how large, when last used.
+
+A build says in `about.txt` what it is, "KIND of MODEL"; kept files say it in themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlc_llm.support.files import cache_errors, discard, file_lock, is_temporary
+from mlc_llm.support.kept import about, last_use
+from mlc_llm.support.superseded import PURPOSE_FILE, lock_of
+
+ABOUT_FILE = "about.txt"
+NO_NAME = "(not known)"
+"""Of builds of older versions, which do not say of which model they are."""
+
+Kind = Literal["packed weights", "library", "vocabulary", "checksum", "download", "other"]
+MADE_HERE: tuple[Kind, ...] = ("packed weights", "library", "vocabulary", "checksum")
+"""Kinds that cost time to make again, but no network."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing in the cache. `other`: none that a model needs, such as the history of chats."""
+
+    kind: Kind
+    model: str
+    """The name of the model's file or repository; of `other`, the path inside the cache."""
+    path: Path
+    size: int
+    """Bytes."""
+    last_use: float
+    """Seconds since 1970."""
+
+
+def record_about(folder: Path, kind: Kind, model: str) -> None:
+    """Say what a folder under construction is."""
+    text = f"{kind} of {model}".encode("utf-8", "surrogateescape")
+    (folder / ABOUT_FILE).write_bytes(text)
+
+
+def entries(root: Path) -> list[Entry]:
+    """Everything in the cache folder `root`, by model and kind; locks are left out."""
+    found = [entry for path in _things(root) if (entry := _entry(root, path)) is not None]
+    return sorted(found, key=lambda one: (one.kind == "other", one.model, one.kind, one.path))
+
+
+def remove(entry: Entry) -> None:
+    """Take one thing out of the cache. Who has it open keeps it; who is about to makes it again.
+
+    Waits for whoever makes it now. Raises CacheError.
+    """
+    with cache_errors(entry.path):
+        if entry.kind == "download":
+            _remove_download(entry.path)
+        elif entry.path.is_dir():
+            with file_lock(lock_of(entry.path)):
+                if entry.path.exists():
+                    discard(entry.path)
+        else:
+            entry.path.unlink(missing_ok=True)
+
+
+def bytes_in(path: Path) -> int:
+    """Of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
+        try:
+            total += one.lstat().st_size if not one.is_dir() else 0
+        except OSError:
+            continue
+    return total
+
+
+def _things(root: Path) -> Iterator[Path]:
+    """Every folder or file that is one thing. Of folders with several, those inside them."""
+    several = {root / "model_weights", root / "model_weights" / "packed"}
+    several |= {root / "model_weights" / "hf", *(root / "model_weights" / "hf").glob("*")}
+    for top in sorted(root.iterdir()):
+        waiting = [top]
+        while waiting:
+            one = waiting.pop()
+            if one in several or (one == top and one.is_dir()):
+                waiting += sorted(one.iterdir(), reverse=True)
+            elif not one.name.endswith(".lock") and not is_temporary(one):
+                yield one
+
+
+def _entry(root: Path, path: Path) -> Entry | None:
+    """None for what vanishes meanwhile, and for a folder of which nothing but locks is left."""
+    try:
+        kind, model = _kind_and_model(root, path)
+        size = bytes_in(path)
+        if kind == "download" and size == 0:
+            return None
+        return Entry(kind, model, path, size, _last_use(path))
+    except OSError:
+        return None
+
+
+def _kind_and_model(root: Path, path: Path) -> tuple[Kind, str]:
+    place = path.relative_to(root).parts
+    if place[0] == "kept":
+        return _read_about(about(path), "vocabulary")
+    if place[0] == "model_lib":
+        return _read_about(_about_build(path), "library")
+    if place[:2] == ("model_weights", "packed"):
+        return _read_about(_about_build(path), "packed weights")
+    if place[0] == "model_weights" and path.is_dir():
+        if place[1] == "hf":
+            return "download", "/".join(place[2:])
+        return "download", next((one.name for one in path.glob("*.gguf")), path.name)
+    return "other", path.relative_to(root).as_posix()
+
+
+def _about_build(folder: Path) -> str | None:
+    try:
+        return (folder / ABOUT_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _read_about(text: str | None, usual: Kind) -> tuple[Kind, str]:
+    said, _, model = (text or "").partition(" of ")
+    return next(((one, model) for one in MADE_HERE if one == said and model), (usual, NO_NAME))
+
+
+def _last_use(path: Path) -> float:
+    if path.is_file():
+        return last_use(path)
+    mark = path / PURPOSE_FILE
+    if mark.exists():
+        return mark.stat().st_mtime
+    return max((last_use(one) for one in path.rglob("*") if one.is_file()), default=0.0)
+
+
+def _remove_download(folder: Path) -> None:
+    """All but the locks, on which others may wait."""
+    with ExitStack() as held:
+        locks = list(folder.glob("*.lock"))
+        for lock in locks:
+            held.enter_context(file_lock(lock))
+        for one in folder.iterdir():
+            if one not in locks:
+                shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else os.unlink(one)
+    if not any(folder.iterdir()):
+        folder.rmdir()
