@@ -99,7 +99,8 @@ on both sides, so a line for `serve.core` is not covered by one for `serve`. "" 
 LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.compiler.target"),  # a doctor must say if TVM does not load
     ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
-    ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),  # --help must not load TVM
+    ("mlc_llm.cli.fit", "mlc_llm.serve.memory"),  # --help must not load TVM
+    ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),

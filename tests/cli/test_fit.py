@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlc_llm.cli.__main__ import main
-from mlc_llm.serve import sizing
+from mlc_llm.serve import memory, sizing
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.model_args import open_model
@@ -22,7 +22,8 @@ SHAPE = TinyShape(layers=3, kv_heads=2, head_dim=32, context=4096)
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(sizing, "free_memory", lambda: GB)
+    monkeypatch.setattr(memory, "free_memory", lambda: GB)
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "home"))
     return str(write_tiny_model(tmp_path / "tiny.gguf", shape=SHAPE))
 
 
@@ -96,7 +97,7 @@ def test_what_does_not_fit_has_a_reason_and_the_exit_code(
 def test_sums_beyond_32_and_64_bits(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing, "free_memory", lambda: 2**63)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**63)
     code, found = fit(capsys, model, "--tokens", str(2**31 - 1), "--utilization", "1")
     terms = found["modes"]["local"]["bytes"]
     assert code == 0 and terms["kv_cache"] == 2**31 * found["kv_bytes_per_token"] > 2**40
@@ -132,7 +133,7 @@ def test_wrong_values_name_the_flag(
 def test_too_little_memory_hints_at_flags(
     model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sizing, "free_memory", lambda: 2**20)
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**20)
     code, found = fit(capsys, model)
     reason = found["modes"]["local"]["reason"]
     assert code == 1 and "1 MB free" in reason

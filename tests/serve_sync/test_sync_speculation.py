@@ -12,7 +12,7 @@ import pytest
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve import open_engine
+from mlc_llm.serve import limits, open_engine
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.sync_engine import SyncMLCEngine
@@ -217,8 +217,8 @@ def test_a_draft_model_is_in_the_memory_plan(models: dict[str, str]) -> None:
     both = open_engine.replace(size, draft=draft)
     free = 200 * 2**20
     config = EngineConfig(mode="server")
-    _, alone = open_engine.complete_config(config, size, free)
-    _, plan = open_engine.complete_config(config, both, free)
+    _, alone = limits.complete_config(config, size, free)
+    _, plan = limits.complete_config(config, both, free)
     assert plan.draft > draft.weight_bytes > 0 == alone.draft
     assert plan.kv_per_token == size.kv_bytes_per_token + draft.kv_bytes_per_token
     assert plan.fit < alone.fit

@@ -62,30 +62,33 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, flag[2:]) for name, flag in FLAGS.items()}
     with naming_flags():
         config = EngineConfig(mode=args.mode, **given)
-        size, free, name = _look(args.model)
+        size, (free, promised), name = _look(args.model)
         choices = {
-            mode: choose(replace(config, mode=mode), size, free) for mode in get_args(EngineMode)
+            mode: choose(replace(config, mode=mode), size, free, promised)
+            for mode in get_args(EngineMode)
         }
     report = Report(name, size, args.mode, choices)
     sys.stdout.write(report.asjson() if args.json else report.astext())
     return OK if report.chosen.reason is None else INTERNAL_ERROR
 
 
-def choose(config: EngineConfig, size: ModelSize, free: int) -> Choice:
+def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "") -> Choice:
     """What `config` comes to. Raises `InvalidField` for what no amount of memory would allow."""
     asked = infer_limits(config, size)
     try:
-        complete, plan = complete_config(config, size, free)
+        complete, plan = complete_config(config, size, free, promised)
         return Choice(complete, plan, None)
     except UserError as error:
         least = replace(asked, max_total_sequence_length=least_tokens(config))
-        return Choice(least, plan_memory(asked, size, free), with_flags(str(error)))
+        return Choice(least, plan_memory(asked, size, free, promised), with_flags(str(error)))
 
 
-def _look(model: str | None) -> tuple[ModelSize, int, str]:
-    """Size, free memory, name."""
+def _look(model: str | None) -> tuple[ModelSize, tuple[int, str], str]:
+    """Size, free memory and what is promised beside it, name."""
     # Which kernels this machine gets, and so how weights are held, is TVM's to say.
-    from mlc_llm.serve.sizing import free_memory, model_size
+    from mlc_llm.serve.memory import look_at_memory
+    from mlc_llm.serve.sizing import model_size
 
     bundle = open_model(model)
-    return model_size(bundle), free_memory(), bundle.name
+    memory = look_at_memory()
+    return model_size(bundle), memory.left(memory.standing), bundle.name

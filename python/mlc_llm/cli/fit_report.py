@@ -88,6 +88,7 @@ class Report:
             "model": self.model,
             "mode": self.mode,
             "free_bytes": self.chosen.plan.free,
+            "promised": self.chosen.plan.promised,
             "gpu_memory_utilization": self.chosen.plan.utilization,
             "kv_bytes_per_token": self.size.kv_bytes_per_token,
             "context_window": self.size.context_window,
@@ -122,7 +123,8 @@ def _terms(choice: Choice) -> list[str]:
     lines = [f"{'memory':14}{'bytes':>24}{'MiB':>12}"]
     for name, (size, source) in choice.terms().items():
         lines.append(f"{'  ' + name.replace('_', ' '):14}{size:>24,}{_mib(size)}  {source}")
-    share = f"{plan.utilization:.0%} of {plan.free:,} free"
+    promised = f" ({plan.promised})" * bool(plan.promised)
+    share = f"{plan.utilization:.0%} of {plan.free:,} free{promised}"
     return [
         *lines,
         f"{'  total':14}{choice.total:>24,}{_mib(choice.total)}",

@@ -68,6 +68,8 @@ class MemoryPlan:
     runtime: int = RUNTIME_BYTES
     draft: int = 0
     """Weights and workspace of the draft model."""
+    promised: str = ""
+    """What is not counted as free, and whose it is, in words."""
 
     @property
     def workspace(self) -> int:
@@ -93,8 +95,9 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """Each term in MB."""
+        promised = f" ({self.promised})" * bool(self.promised)
         return (
-            f"{_mb(self.free)} free, of which {self.utilization:.0%} may be used, "
+            f"{_mb(self.free)} free{promised}, of which {self.utilization:.0%} may be used, "
             f"{_mb(self.weights)} weights, {f'{_mb(self.draft)} draft model, ' * bool(self.draft)}"
             f"{_mb(self.workspace)} workspace, {self.kv_per_token} bytes per token of KV cache: "
             f"{max(self.fit, 0)} tokens fit"
@@ -102,16 +105,18 @@ class MemoryPlan:
 
 
 def complete_config(
-    config: EngineConfig, size: ModelSize, free_memory: int
+    config: EngineConfig, size: ModelSize, free_memory: int, promised: str = ""
 ) -> tuple[EngineConfig, MemoryPlan]:
     """The config with every limit filled in, and the memory plan behind it.
+
+    promised: says what is left out of `free_memory`.
 
     Raises `InvalidField` for a given limit that the model or the memory does not allow, `UserError`
     when not even one page fits.
     """
     config = with_model_window(config, size)
     asked = infer_limits(config, size)
-    plan = plan_memory(asked, size, free_memory)
+    plan = plan_memory(asked, size, free_memory, promised)
     if plan.fit < least_tokens(config):
         raise _too_large(config, size, plan)
     held = _held(asked, _single(asked), asked.prefill_chunk_size or 0)
@@ -145,7 +150,9 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     )
 
 
-def plan_memory(asked: EngineConfig, size: ModelSize, free_memory: int) -> MemoryPlan:
+def plan_memory(
+    asked: EngineConfig, size: ModelSize, free_memory: int, promised: str = ""
+) -> MemoryPlan:
     """What the limits cost. `asked` comes from `infer_limits`."""
     assert asked.prefill_chunk_size and asked.max_num_sequence and asked.gpu_memory_utilization
     drafts = 0 if asked.speculative_mode == "disable" else MAX_DRAFTED
@@ -162,6 +169,7 @@ def plan_memory(asked: EngineConfig, size: ModelSize, free_memory: int) -> Memor
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
+        promised=promised,
     )
 
 
@@ -253,7 +261,7 @@ def _too_large(config: EngineConfig, size: ModelSize, plan: MemoryPlan) -> UserE
             continue
         nothing: dict[str, Any] = {name: None}
         without = replace(config, **nothing)
-        less = plan_memory(infer_limits(without, size), size, plan.free)
+        less = plan_memory(infer_limits(without, size), size, plan.free, plan.promised)
         if less.fit >= least_tokens(without):
             return InvalidField(name, given, words)
     return UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -25,9 +26,10 @@ from mlc_llm.serve.engine_base import (
     detect_device,
 )
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
-from mlc_llm.serve.limits import ModelSize, complete_config
+from mlc_llm.serve.limits import ModelSize
+from mlc_llm.serve.memory import Memory, look_at_memory
 from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
-from mlc_llm.serve.sizing import free_memory, model_size
+from mlc_llm.serve.sizing import model_size
 
 _log = logging.getLogger(__name__)
 
@@ -51,13 +53,13 @@ def open_engine(
     if MOCK_ECHO in (config.model, config.model_lib):
         return _open_echo(config, trace)
     models = _parse_models(config.model, config.model_lib, config.additional_models)
-    free = free_memory()
+    memory = look_at_memory()
     with readings_dropped():
-        bundles = _process_model_args(models, lambda file: _read_ahead(file, free // 2))
+        bundles = _process_model_args(models, lambda file: _read_ahead(file, memory.free // 2))
         if config.mode != "interactive":  # nobody's stream is to wait for another's prompt
             for bundle in bundles:
                 bundle.tokenizer.complete()
-        return _open_models(config, kind, models, bundles, free=free, trace=trace)
+        return _open_models(config, kind, models, bundles, memory=memory, trace=trace)
 
 
 def _read_ahead(file: GGUFFile, most: int) -> None:
@@ -77,30 +79,36 @@ def _open_models(
     models: list[ModelInfo],
     bundles: list[ModelBundle],
     *,
-    free: int,
+    memory: Memory,
     trace: EventTraceRecorder | None,
 ) -> OpenEngine:
-    """The engine of opened models; `free`: bytes of memory there were before any was read."""
+    """The engine of opened models; `memory`: as it was before any was read."""
     bundle, *drafts = bundles
     size = model_size(bundle)
     for draft in drafts:
         size = replace(size, draft=_draft_size(draft, size))
-    complete, plan = complete_config(config, size, free)
+    complete, plan, held = memory.take(config, size, bundle.name)
     if config.verbose:
         _log.info("memory: %s", plan.describe())
-    runner = create_runner(bundle, complete, kind)
-    guessers = [
-        create_runner(draft, _draft_config(draft, info.model_lib, complete), kind)
-        for draft, info in zip(drafts, models[1:], strict=True)
-    ]
-    core = EngineCore(
-        runner,
-        bundle.tokenizer,
-        complete,
-        stop_token_ids=bundle.stop_token_ids,
-        trace=trace,
-        drafter=DraftModel(guessers[0]) if guessers else None,
-    )
+    try:
+        runner = create_runner(bundle, complete, kind)
+        guessers = [
+            create_runner(draft, _draft_config(draft, info.model_lib, complete), kind)
+            for draft, info in zip(drafts, models[1:], strict=True)
+        ]
+        core = EngineCore(
+            runner,
+            bundle.tokenizer,
+            complete,
+            stop_token_ids=bundle.stop_token_ids,
+            trace=trace,
+            drafter=DraftModel(guessers[0]) if guessers else None,
+        )
+    except BaseException:
+        held.release()
+        raise
+    memory.opened(held, size)
+    weakref.finalize(core, held.release)  # its pages go with it
     return OpenEngine(core, bundle, complete, (runner, *guessers))
 
 

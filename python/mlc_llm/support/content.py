@@ -28,7 +28,7 @@ from mlc_llm.support.progress import no_progress, progress
 
 HEAD_BYTES = 1 << 16
 BLOCK_BYTES = 4096
-BLOCKS = 256
+BLOCKS = 128
 SETTLED_S = 2.0
 """A file that was changed this short a time before it was read may change again within the same
 tick of a coarse clock (FAT counts in 2 s), so what was found out about it is not kept."""

@@ -252,6 +252,23 @@ def forget_empty(lock: Path) -> None:
             folder.rmdir()
 
 
+@contextlib.contextmanager
+def lock_if_free(path: Path) -> Iterator[bool]:
+    """Hold `path` as a lock if nobody else does; whether that is so. One that is missing is free.
+
+    Raises OSError.
+    """
+    try:
+        number = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        yield _try_lock(number)
+    finally:
+        os.close(number)
+
+
 def _wait_for(number: int, path: Path) -> None:
     with progress("waiting for another process that makes the same", None), cache_errors(path):
         while not _try_lock(number):
