@@ -159,7 +159,8 @@ def project_files() -> list[Path]:
     """Every text file of the project, without what tools make."""
     folders = ("python", "tests", "scripts", "docs", "examples", "benchmarks", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
-    files += [path for path in ROOT.iterdir() if path.is_file() and path.name != "LICENSE"]
+    not_ours = ("LICENSE", ".git")  # the second is a file in a linked worktree
+    files += [path for path in ROOT.iterdir() if path.is_file() and path.name not in not_ours]
     made = {"__pycache__", "mlc_llm.egg-info"}
     no_text = {".pyc", ".png"}
     return [path for path in files if not made & set(path.parts) and path.suffix not in no_text]
