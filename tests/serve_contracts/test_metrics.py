@@ -66,6 +66,7 @@ def test_the_parser_refuses_what_the_format_refuses() -> None:
 
 def finished_request() -> RequestMetrics:
     request = RequestMetrics(prompt_tokens=10, prefill_tokens=6, cached_tokens=4, added_at=100.0)
+    request.prefill_s = 0.5
     request.saw_token(102.0)
     request.saw_token(103.0)
     request.completion_tokens = 5
@@ -81,7 +82,7 @@ def test_one_request() -> None:
         "prefill_tokens": 6,
         "decode_tokens": 4,
         "jump_forward_tokens": 0,
-        "prefill_tokens_per_s": 3.0,
+        "prefill_tokens_per_s": 12.0,
         "decode_tokens_per_s": 2.0,
         "end_to_end_latency_s": 4.0,
         "ttft_s": 2.0,
@@ -112,9 +113,10 @@ def test_usage_items_fit_the_protocol() -> None:
 
 def busy_recorder() -> EngineMetricsRecorder:
     recorder = EngineMetricsRecorder()
-    recorder.record_step(2.0, prefill_tokens=30, decode_tokens=10)
+    recorder.record_step(2.0, tokens=40, prefill_tokens=30, decode_tokens=10)
     for seconds in (9.0, 1.0, 3.0):
-        recorder.record_step(seconds, prefill_tokens=0, decode_tokens=4)
+        recorder.record_step(seconds, tokens=4, prefill_tokens=0, decode_tokens=4, batch_size=4)
+    recorder.record_step(4.0, tokens=8, prefill_tokens=0, decode_tokens=0)  # all computed again
     recorder.record_jump_forward(0.25, 3)
     recorder.record_draft(1.0, 2)
     recorder.record_draft(0.5, 2)
@@ -175,13 +177,18 @@ def test_speculation_counts_by_place() -> None:
         "accept_rate{step=2}": 0.5,
         "accept_rate{step=3}": 1.0,
     }
-    assert spec["accept_len"]["accept_len{step=2}"] == 2.5
+    assert spec["accept_len"] == {
+        "accept_len{step=0}": 1.0,
+        "accept_len{step=1}": 2.0,
+        "accept_len{step=2}": 2.5,
+        "accept_len{step=3}": 3.0,  # 6 accepted tokens in 2 drafts
+    }
     assert "spec_decode" not in EngineMetricsRecorder().asdict()
 
 
 def test_an_empty_step_counts_nothing_and_reset_starts_again() -> None:
     recorder = EngineMetricsRecorder()
-    recorder.record_step(1.0, prefill_tokens=0, decode_tokens=0)
+    recorder.record_step(1.0, tokens=0, prefill_tokens=0, decode_tokens=0)
     fresh = EngineMetricsRecorder().asdict()
     assert recorder.asdict() == fresh
     busy = busy_recorder()

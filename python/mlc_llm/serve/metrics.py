@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from mlc_llm.serve.prometheus import prometheus_text
@@ -23,11 +24,17 @@ class RequestMetrics:
     completion_tokens: int = 0
     """Of all branches together."""
     prefill_tokens: int = 0
-    """Prompt tokens really computed: those from the prefix cache are not counted."""
+    """Prompt tokens computed: not those from the prefix cache, nor what is computed again after a
+    preemption. Branches share the prompt, but each computes its last token."""
+    prefill_s: float = 0.0
+    """Seconds of the steps that computed some of them; time in the queue is not in it."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache had."""
     decode_tokens: int = 0
+    """Generated tokens computed, those that a grammar forced too; each once, whatever preemptions
+    there were. What the last step added never is."""
     jump_forward_tokens: int = 0
+    """Generated tokens that a grammar forced, so that the model was not asked for them."""
     added_at: float = 0.0
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -63,7 +70,12 @@ class RequestMetrics:
         return max(self.end_to_end_latency_s - self.ttft_s, 0.0)
 
     def asdict(self) -> dict[str, int | float]:
-        """The keys of `usage.extra`; a rate is left out where its time is zero."""
+        """The keys of `usage.extra`; a rate is left out where its time is zero.
+
+        prefill_tokens_per_s: `prefill_tokens` by the seconds of the steps that computed them, which
+        other requests may share. decode_tokens_per_s: `decode_tokens` by the seconds from the first
+        token to the end.
+        """
         found: dict[str, int | float] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -74,8 +86,8 @@ class RequestMetrics:
             "ttft_s": self.ttft_s,
             "inter_token_latency_s": self.inter_token_latency_s,
         }
-        if self.first_token_at is not None and self.ttft_s > 0:
-            found["prefill_tokens_per_s"] = self.prefill_tokens / self.ttft_s
+        if self.prefill_s > 0:
+            found["prefill_tokens_per_s"] = self.prefill_tokens / self.prefill_s
         if self._decode_s > 0:
             found["decode_tokens_per_s"] = self.decode_tokens / self._decode_s
         return found
@@ -166,15 +178,24 @@ class _SpecDecode:
             self.accept_count[step] += step < accepted
 
     def asdict(self) -> dict[str, Any]:
+        """Step i is the place behind i drafted tokens.
+
+        draft_count: drafts that had a token there. accept_count: tokens accepted there.
+        accept_prob: the second by the first. accept_rate: `accept_count` by the drafts that had a
+        token there and all before it accepted. accept_len: tokens accepted a draft up to and with
+        this place, whatever the drafts' lengths; the last is the mean of all drafts.
+        """
         steps = range(len(self.draft_count))
         prob = [_ratio(self.accept_count[i], self.draft_count[i]) for i in steps]
         rate = [_ratio(self.accept_count[i], self._reached[i]) for i in steps[1:]]
+        drafts = self.draft_count[0] if self.draft_count else 0
+        lengths = [_ratio(total, drafts) for total in accumulate(self.accept_count)]
         return {
             "draft_count": list(self.draft_count),
             "accept_count": list(self.accept_count),
             "accept_prob": _by_step("accept_prob", prob, 0),
             "accept_rate": _by_step("accept_rate", rate, 1),
-            "accept_len": _by_step("accept_len", [sum(prob[: i + 1]) for i in steps], 0),
+            "accept_len": _by_step("accept_len", lengths, 0),
         }
 
 
@@ -203,13 +224,21 @@ class EngineMetricsRecorder:
     """Adds up an engine's work. Filled by the engine core after each step and each request."""
 
     engine_prefill_time_sum: float = 0.0
+    """Of the seconds of all steps, the share of `prefill_tokens_sum`, by number of tokens."""
     engine_decode_time_sum: float = 0.0
+    """The share of `decode_tokens_sum`. That of tokens computed again is in neither."""
     engine_jump_forward_time_sum: float = 0.0
+    """Seconds of adding text that a grammar forced."""
     prompt_tokens_sum: int = 0
+    """Of requests that have ended."""
     completion_tokens_sum: int = 0
+    """Of requests that have ended."""
     prefill_tokens_sum: int = 0
+    """As `RequestMetrics.prefill_tokens`, of all requests, those that still run too."""
     decode_tokens_sum: int = 0
+    """As `RequestMetrics.decode_tokens`, of all requests, those that still run too."""
     jump_forward_tokens_sum: int = 0
+    """As `RequestMetrics.jump_forward_tokens`, of all requests, those that still run too."""
     last_finished_request: RequestMetrics | None = None
     _prefix: _PrefixCache = field(default_factory=_PrefixCache)
     _spec: _SpecDecode = field(default_factory=_SpecDecode)
@@ -218,21 +247,26 @@ class EngineMetricsRecorder:
     _verify_time: _TimeByBatchSize = field(default_factory=_TimeByBatchSize)
 
     def record_step(
-        self, seconds: float, *, prefill_tokens: int, decode_tokens: int, is_drafted: bool = False
+        self,
+        seconds: float,
+        *,
+        tokens: int,
+        prefill_tokens: int,
+        decode_tokens: int,
+        batch_size: int = 0,
     ) -> None:
-        """One run of the model. The time of a mixed step is shared by the number of tokens.
+        """One run of the model over `tokens` tokens, by whose number its time is shared.
 
-        is_drafted: rows had drafts, so `decode_tokens` is no batch size.
+        Those that are neither prefill nor decode were computed before. batch_size: rows, if each
+        has decoded one token; else 0.
         """
-        tokens = prefill_tokens + decode_tokens
         if tokens == 0:
             return
         self.engine_prefill_time_sum += seconds * prefill_tokens / tokens
         self.engine_decode_time_sum += seconds * decode_tokens / tokens
         self.prefill_tokens_sum += prefill_tokens
         self.decode_tokens_sum += decode_tokens
-        if prefill_tokens == 0 and not is_drafted:
-            self._decode_time.record(decode_tokens, seconds)
+        self._decode_time.record(batch_size, seconds)
 
     def record_jump_forward(self, seconds: float, tokens: int) -> None:
         """Text that a grammar forced, appended without running the model."""

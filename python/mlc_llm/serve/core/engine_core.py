@@ -243,7 +243,7 @@ class EngineCore:
                 self._fail(branch.request, fault)
                 continue
             is_decoded = branch.is_decoding
-            branch.account(len(row.token_ids) - len(drafts_of(row)), is_decoded=is_decoded)
+            plan.account(branch, len(row.token_ids) - len(drafts_of(row)))
             if not several:
                 continue
             if not is_decoded:
@@ -268,7 +268,7 @@ class EngineCore:
             self._fail(branch.request, str(error))
             return
         if drafts:
-            plan.verdicts.append(self._scheduler.settle(branch, row, known))
+            plan.verdicts.append(self._scheduler.settle(plan, branch, row, known))
         if metrics.jump_forward_tokens > jumped:
             forced = metrics.jump_forward_tokens - jumped
             self._recorder.record_jump_forward(_now() - start, forced)
@@ -279,16 +279,17 @@ class EngineCore:
         """Write down what a plan did, and how long it took."""
         if self._speculator is not None:
             self._speculator.learn(plan)
-        kept = 0
+        for request in plan.prefilled:
+            request.metrics.prefill_s += plan.run_seconds
         if plan.verdicts:
-            kept = sum(verdict.kept for verdict in plan.verdicts)
             self._recorder.record_draft(plan.draft_seconds, len(plan.rows))
             self._recorder.record_verify(plan.run_seconds, len(plan.rows))
         self._recorder.record_step(
             plan.draft_seconds + plan.run_seconds,
-            prefill_tokens=plan.prompt_tokens,
-            decode_tokens=plan.decoding + kept,
-            is_drafted=bool(plan.verdicts),
+            tokens=plan.num_computed,
+            prefill_tokens=sum(plan.prefilled.values()),
+            decode_tokens=plan.generated,
+            batch_size=0 if plan.verdicts or plan.prompt_tokens else plan.decoding,
         )
         for verdict in plan.verdicts:
             self._recorder.record_acceptance(verdict.drafted, verdict.accepted)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from mlc_llm.runtime.batch import BatchRow
 from mlc_llm.serve.core.prefix_cache import Origin
-from mlc_llm.serve.core.request_state import Branch
+from mlc_llm.serve.core.request_state import Branch, RequestState
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,25 @@ class Plan:
     """Branches that were started, with what the prefix cache had for them."""
     draft_seconds: float = 0.0
     run_seconds: float = 0.0
+    prefilled: dict[RequestState, int] = field(default_factory=dict)
+    """Tokens of prompts that were computed for the first time; filled as samples are taken in."""
+    generated: int = 0
+    """Generated tokens that were, forced ones and accepted guesses among them."""
     verdicts: list[Verdict] = field(default_factory=list)
     """Of the rows with drafts; filled as their samples are taken in."""
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens of the step that stay in the pages."""
+        return self.prompt_tokens + self.decoding + sum(one.kept for one in self.verdicts)
+
+    def account(self, branch: Branch, count: int) -> None:
+        """The next `count` tokens of a branch were computed in this step."""
+        of_prompt, generated = branch.account(count)
+        self.generated += generated
+        if of_prompt:
+            request = branch.request
+            self.prefilled[request] = self.prefilled.get(request, 0) + of_prompt
 
     @property
     def num_drafted(self) -> int:

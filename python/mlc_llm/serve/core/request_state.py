@@ -65,6 +65,8 @@ class Branch:
         "index",
         "is_reported",
         "lasting_sampling",
+        "prefill_length",
+        "reached",
         "request",
         "seq_id",
         "status",
@@ -85,6 +87,11 @@ class Branch:
         self.seq_id: int | None = None
         self.computed = 0
         """Tokens in the runner's pages."""
+        self.prefill_length = 0
+        """Tokens known when it got its sequence."""
+        self.reached = 0
+        """The most that `computed` ever was: what lies before is computed again after a
+        preemption."""
         self.generated: list[int] = []
         self.token_counts: dict[int, int] = {}
         """Of the generated tokens; kept only while a penalty reads it."""
@@ -126,6 +133,12 @@ class Branch:
         return bool(self.generated) and self.remaining == 1
 
     @property
+    def is_prefilling(self) -> bool:
+        """The prompt is under way, or all that was known at a preemption; text that a grammar has
+        forced since then is not."""
+        return self.computed < self.prefill_length
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         return FINISH_REASON.get(self.status)
 
@@ -151,13 +164,28 @@ class Branch:
             self._uniforms.append(self._rng.random())
         return self._uniforms[ahead]
 
-    def account(self, count: int, *, is_decoded: bool) -> None:
-        """The next `count` known tokens are computed; is_decoded: in a step after the prompt's."""
-        if is_decoded:
-            self.request.metrics.decode_tokens += count
-        else:
-            self.request.metrics.prefill_tokens += count
-        self.computed += count
+    def begin(self, seq_id: int, length: int) -> None:
+        """It runs from now on, in a sequence that has its first `length` tokens already."""
+        self.status, self.seq_id, self.computed = Status.RUNNING, seq_id, length
+        self.prefill_length = self.known
+        self.reached = max(self.reached, length)
+
+    def account(self, count: int) -> tuple[int, int]:
+        """The next `count` known tokens are computed.
+
+        Returns how many of them never were before: (of the prompt, of the generated ones).
+        """
+        first, behind = max(self.computed, self.reached), len(self.request.prompt)
+        self.computed = end = self.computed + count
+        if end <= first:
+            return 0, 0
+        self.reached = end
+        of_prompt = max(min(end, behind) - first, 0)
+        generated = end - first - of_prompt
+        metrics = self.request.metrics
+        metrics.prefill_tokens += of_prompt
+        metrics.decode_tokens += generated
+        return of_prompt, generated
 
     def commit(self, token_id: int, *, is_sampled: bool) -> None:
         """The token is known from now on. One that was not sampled has used no random number."""

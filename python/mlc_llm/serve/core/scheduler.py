@@ -143,7 +143,7 @@ class Scheduler:
         assert plan.budget >= 0 and self._available_pages(plan) >= 0, "no room for drafts"
         plan.rows[index] = BatchRow(row.seq_id, [*row.token_ids, *drafts], samplings)
 
-    def settle(self, branch: Branch, row: BatchRow, known_before: int) -> Verdict:
+    def settle(self, plan: Plan, branch: Branch, row: BatchRow, known_before: int) -> Verdict:
         """The samples behind a row with drafts were taken in: roll back what did not come true.
 
         Called once whatever the samples were.
@@ -153,7 +153,7 @@ class Scheduler:
         accepted = next(differing, min(len(drafts), len(said)))
         in_pages = branch.computed + len(drafts)
         kept = min(accepted, branch.remaining - 1)
-        branch.account(kept, is_decoded=True)
+        plan.account(branch, kept)
         assert branch.seq_id is not None
         self._runner.rollback_sequence(branch.seq_id, in_pages - branch.computed)
         is_rejected = accepted < min(len(drafts), len(said))
@@ -323,9 +323,8 @@ class Scheduler:
             else:
                 self._runner.fork_sequence(origin.source, seq_id, origin.length)
         self.cache.begin(seq_id, origin)
-        branch.seq_id, branch.computed = seq_id, origin.length
+        branch.begin(seq_id, origin.length)
         del self._waiting[branch.key]
-        branch.status = Status.RUNNING
         self._running.append(branch)
 
     def _keep(self, branch: Branch) -> None:
