@@ -166,6 +166,19 @@ def test_forced_text_takes_no_token_from_running_streams() -> None:
     assert harness.run()["forced"].reasons == ["stop"]
 
 
+def test_forced_text_is_no_prompt_for_which_chunked_prefill_would_stop_the_others() -> None:
+    harness = harness_of(prefill_mode="chunked")
+    ask(harness, "free", None, max_tokens=100, seed=6, debug_config={"ignore_eos": True})
+    ask(harness, "forced", regex("(ab|cd){600}"), max_tokens=1300)
+    harness.step()
+    harness.step()
+    before = {name: len(seen.tokens[0]) for name, seen in harness.seen.items()}
+    for _ in range(50):
+        harness.step()
+    after = {name: len(seen.tokens[0]) for name, seen in harness.seen.items()}
+    assert after == {"free": before["free"] + 50, "forced": before["forced"] + 100}
+
+
 def test_log_probabilities_are_given_for_every_token() -> None:
     _, _, seen = answer(schema(ADDRESS), logprobs=True, top_logprobs=2)
     assert len(seen.logprobs[0]) == len(seen.tokens[0])

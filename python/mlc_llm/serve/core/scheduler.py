@@ -176,7 +176,7 @@ class Scheduler:
 
     def _plan_prefill(self, plan: Plan) -> None:
         """Only prompts: the one under way, then new ones."""
-        if self._running and self._running[-1].remaining > 1:
+        if self._running and self._running[-1].is_prefilling:
             self._extend(plan, self._running[-1])
         self._plan_waiting(plan)
 
