@@ -45,7 +45,9 @@ class Driver:
     def serve(self, tokens: list[int], **options: Any) -> Origin:
         """A sequence from its beginning to its end."""
         seq_id, origin = self.start(tokens)
-        self.cache.finish(seq_id, **options)
+        surplus = self.cache.finish(seq_id, **options)
+        if surplus:
+            self.runner.rollback_sequence(seq_id, surplus)
         self.check()
         return origin
 
@@ -163,6 +165,7 @@ def test_pins_survive_and_the_same_prompt_is_pinned_once(caplog: Any) -> None:
     driver.serve([*range(8), 1], pinned_length=8)
     driver.serve([*range(8), 2, 3], pinned_length=8)
     assert len(driver.cache.pinned) == len(driver.cache.recycling) == 1
+    assert driver.cache.tokens(driver.cache.pinned[0]) == list(range(8))
     driver.serve([5] * 6, pinned_length=6)
     driver.serve([6] * 6, pinned_length=6)
     assert len(driver.cache.pinned) == 2 and "not pinned" in caplog.text

@@ -84,6 +84,20 @@ def test_a_pinned_prompt_survives_eviction() -> None:
     assert cached(one(harness, "after", [*prompt_of(33), 9])) == 0
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_only_the_prompt_is_pinned(n: int) -> None:
+    harness = Harness(FakeRunner(num_pages=64, max_num_sequence=8))
+    for i in range(3):
+        one(harness, str(i), prompt_of(16, i), max_tokens=300, n=n, seed=1, **PIN)
+    cache = harness.core.prefix_cache
+    assert [cache.tokens(seq_id) for seq_id in cache.pinned] == [prompt_of(16, i) for i in range(3)]
+    while cache.evict():
+        pass
+    assert harness.runner.free_pages == 64 - 3
+    for i in range(3):
+        assert cached(one(harness, f"again {i}", [*prompt_of(16, i), 9])) == 16
+
+
 def test_a_pin_never_stops_the_engine() -> None:
     harness = Harness(FakeRunner(num_pages=8, max_num_sequence=2))
     one(harness, "pin", prompt_of(60), **PIN)

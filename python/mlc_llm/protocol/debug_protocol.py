@@ -20,7 +20,7 @@ class DebugConfig(BaseModel):
     ignore_eos: bool = False
     """Stop tokens and stop strings do not end the answer."""
     pinned_system_prompt: bool = False
-    """The finished sequence stays in the prefix cache until reset."""
+    """The prompt stays in the prefix cache until reset; the answer does not."""
     special_request: Literal["query_engine_metrics"] | None = None
     """Answered at once with one usage item whose `extra` holds the engine's metrics."""
     grammar_execution_mode: Literal["constraint", "jump_forward"] = "jump_forward"

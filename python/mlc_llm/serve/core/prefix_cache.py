@@ -151,23 +151,29 @@ class PrefixCache:
         if self.is_enabled:
             self._tree.extend(seq_id, tokens)
 
-    def finish(self, seq_id: int, owner: int = -1, *, pinned_length: int = 0) -> None:
+    def finish(self, seq_id: int, owner: int = -1, *, pinned_length: int = 0) -> int:
         """An active sequence ran to its end: keep it as long as its place is not needed.
 
-        owner: for `forget`. pinned_length: if not 0, it is pinned unless a pinned one begins with
-        its first so many tokens already; the last place that is not pinned stays so.
+        owner: for `forget`. pinned_length: if not 0, its first so many tokens are pinned unless a
+        pinned one begins with them already; the last place that is not pinned stays so.
+
+        Returns how many tokens the cache's owner has to roll back: those behind what is pinned.
         """
         assert seq_id in self._active
         if pinned_length and self._should_pin(seq_id, pinned_length):
             self._active.remove(seq_id)
             self._pinned[seq_id] = owner
-        elif self._max_recycling == 0:
+            surplus = self._tree.get_length(seq_id) - pinned_length
+            self._tree.rollback(seq_id, surplus)
+            return surplus
+        if self._max_recycling == 0:
             self.remove(seq_id)
         else:
             if len(self._recycling) == self._max_recycling:
                 self.evict()
             self._active.remove(seq_id)
             self._recycling[seq_id] = owner
+        return 0
 
     def remove(self, seq_id: int) -> None:
         """Forget a sequence at once, whatever its state (abort, preemption, failure)."""

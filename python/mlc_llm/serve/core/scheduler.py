@@ -328,13 +328,15 @@ class Scheduler:
         self._running.append(branch)
 
     def _keep(self, branch: Branch) -> None:
-        """Leave a branch's sequence to the prefix cache."""
+        """Leave a branch's sequence to the prefix cache: whole, or its prompt where that is pinned."""
         assert branch.seq_id is not None
         self.publish(branch)
         request = branch.request
         is_pin = request.config.pins_prompt and branch.index == 0
         pinned_length = len(request.prompt) if is_pin else 0
-        self.cache.finish(branch.seq_id, request.arrival, pinned_length=pinned_length)
+        surplus = self.cache.finish(branch.seq_id, request.arrival, pinned_length=pinned_length)
+        if surplus:
+            self._runner.rollback_sequence(branch.seq_id, surplus)
         branch.seq_id, branch.computed = None, 0
 
     def _preempt(self, plan: Plan) -> None:
