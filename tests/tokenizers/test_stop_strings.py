@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.tokenizers import StopStrHandler, TextStreamer
+from mlc_llm.tokenizers import StopStrHandler, StopStrings, TextStreamer
 
 
 class Words:
@@ -126,6 +126,21 @@ def test_like_a_search_in_the_text(
         assert text_of(table, handler, shown) == whole[: min(ends)[1]]
     else:
         assert [i for group in [*shown, handler.finish()] for i in group] == ids
+
+
+def test_branches_share_the_tables_and_nothing_else() -> None:
+    stops = StopStrings(["STOP", "STOP", "TO"])
+    table = Words("S", "T", "O", "P")
+    one, other = StopStrHandler(stops, table), StopStrHandler(stops, table)
+    assert [one.put(0), other.put(3), one.put(1), other.put(2)] == [[], [3], [], [2]]
+    assert [one.put(2), other.put(1)] == [[0], []] and one.stop_triggered
+    assert not other.stop_triggered and other.finish() == [1]
+
+
+@pytest.mark.parametrize("character", ["a", "\U0001f600"])
+def test_tables_are_bounded_by_the_stop_strings(character: str) -> None:
+    texts = [f"{i:02}" + character * 1022 for i in range(64)]
+    assert StopStrings(texts).num_bytes == 5 * sum(len(text.encode()) for text in texts)
 
 
 @settings(deadline=None)

@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Iterable
 from json.encoder import encode_basestring_ascii
+from typing import NamedTuple
 
 from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import Data, RequestStreamOutput, TokenData
@@ -23,6 +25,16 @@ REQUEST_FAILED = "request_error"
 """The `type` of an error with which the engine ended a request that it had accepted."""
 
 
+class LoadedModel(NamedTuple):
+    """What requests are made with."""
+
+    bundle: ModelBundle
+    window: int
+    """Tokens of a prompt and its answer."""
+    load_id: int
+    """As `OpenEngine.load_id`."""
+
+
 def parse_request(text: str) -> ChatCompletionRequest:
     """The request of a JSON text; this boundary always streams, whatever it says about that.
 
@@ -34,21 +46,26 @@ def parse_request(text: str) -> ChatCompletionRequest:
     return request
 
 
+def engine_config(request: ChatCompletionRequest, bundle: ModelBundle) -> GenerationConfig:
+    """The request's own settings, with the model's defaults merged under them. Raises `UserError`
+    for what is wrong together."""
+    return request.generation_config().merged_over(bundle.defaults)
+
+
 def engine_request(
-    request: ChatCompletionRequest, request_id: str, bundle: ModelBundle, window: int
+    request: ChatCompletionRequest, request_id: str, config: GenerationConfig, model: LoadedModel
 ) -> Request:
-    """What the engine is asked; the model's defaults are merged under the request's own settings.
+    """What the engine is asked. config: as of `engine_config`.
 
     Raises `UserError`, and `ContextLengthExceeded` for a prompt that leaves no room for an answer
-    in `window` tokens.
+    in the model's window.
     """
-    config = request.generation_config().merged_over(bundle.defaults)
     inputs: list[Data] = []
     if config.debug_config.special_request is None:
-        tokenizer, template = bundle.tokenizer, bundle.chat_template
-        ids = request_prompt(request, tokenizer=tokenizer, template=template, context=window)
+        tokenizer, template = model.bundle.tokenizer, model.bundle.chat_template
+        ids = request_prompt(request, tokenizer=tokenizer, template=template, context=model.window)
         inputs = [TokenData(ids)]
-    return Request(request_id, inputs, config)
+    return Request(request_id, inputs, config, model.load_id)
 
 
 class ChunkWriter:

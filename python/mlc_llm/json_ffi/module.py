@@ -17,7 +17,6 @@ from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.ffi_table import function_table
-from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.serve.openai.chunks import AnswerStream
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
@@ -80,9 +79,9 @@ class JSONFFIModule:
         """
         self._engine.check_usable()
         try:
-            bundle, window = self._loaded()
+            model = self._model()
             request = codec.parse_request(request_json_str)
-            return self._start(request, request_id, bundle, window)
+            return self._start(request, request_id, model)
         except _Taken as error:
             self._last_error = str(error)
             return False
@@ -106,21 +105,31 @@ class JSONFFIModule:
         """The config with every limit, as JSON."""
         return self._engine.get_complete_engine_config().asjson()
 
-    def _loaded(self) -> tuple[ModelBundle, int]:
+    def _model(self) -> codec.LoadedModel:
         loaded = self._engine.loaded
         window = loaded.config.max_single_sequence_length
-        return loaded.bundle, loaded.bundle.context_window if window is None else window
+        bundle = loaded.bundle
+        return codec.LoadedModel(
+            bundle, bundle.context_window if window is None else window, loaded.load_id
+        )
 
     def _start(
-        self, request: ChatCompletionRequest, request_id: str, bundle: ModelBundle, window: int
+        self, request: ChatCompletionRequest, request_id: str, model: codec.LoadedModel
     ) -> bool:
-        made = codec.engine_request(request, request_id, bundle, window)
-        answer = AnswerStream(bundle.tokenizer, made.n)
-        self._open(request_id, codec.ChunkWriter(request_id, request.model or "", answer))
+        """Queue a request. What takes time comes after its id is known, so that an abort ends it
+        meanwhile too."""
+        config = codec.engine_config(request, model.bundle)
+        answer = AnswerStream(model.bundle.tokenizer, config.n)
+        writer = codec.ChunkWriter(request_id, request.model or "", answer)
+        self._open(request_id, writer)
         try:
-            self._engine.add_request(made)
+            self._engine.make_and_add(
+                request_id,
+                config.n,
+                lambda: codec.engine_request(request, request_id, config, model),
+            )
         except BaseException:
-            self._close(request_id)
+            self._close(request_id, writer)
             raise
         return True
 
@@ -128,8 +137,10 @@ class JSONFFIModule:
         if self._writers.setdefault(request_id, writer) is not writer:
             raise _Taken("request_id", request_id, "it names a request that runs")
 
-    def _close(self, request_id: str) -> None:
-        self._writers.pop(request_id, None)
+    def _close(self, request_id: str, writer: codec.ChunkWriter) -> None:
+        """Unless it was closed, and the id is another request's by now."""
+        if self._writers.get(request_id) is writer:
+            del self._writers[request_id]
 
     def _deliver(self, outputs: list[RequestStreamOutput]) -> None:
         """The threaded engine's callback: one call of ours for each request that has news."""
@@ -151,13 +162,13 @@ class JSONFFIModule:
         if writer is None:
             return ""
         if output.request_final_usage_json_str is not None:
-            self._close(request_id)
+            self._close(request_id, writer)
         try:
             return writer.put(output)
         except Exception as error:
             # Nobody else's text is lost: only this request ends here.
             _log.exception("the answer to request %s cannot be written", request_id)
-            self._close(request_id)
+            self._close(request_id, writer)
             self._engine.abort_request(request_id)
             return codec.error_reply(request_id, error)[1:-1]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mlc_llm.compiler.jit import packed_weights
 from mlc_llm.errors import InvalidField, MLCError
@@ -43,6 +44,8 @@ class OpenEngine:
     config: EngineConfig
     runners: tuple[ModelRunner, ...] = ()
     """What computes inside the core; nothing in the echo engine."""
+    load_id: int = field(default_factory=itertools.count(1).__next__)
+    """Another number each time that a model is opened."""
 
 
 def open_engine(

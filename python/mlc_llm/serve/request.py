@@ -25,6 +25,9 @@ class Request:
     """At least one, unless it is a special request, which needs none."""
     generation_config: GenerationConfig
     """Complete: the model's defaults are already merged under it."""
+    load_id: int | None = None
+    """Which opened model (`OpenEngine.load_id`) it was made for: its tokens and defaults may mean
+    something else to another, which refuses it. None: made for none, and taken by any."""
 
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)

@@ -11,14 +11,15 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import tvm_ffi
 
-from mlc_llm.errors import EngineDead, MLCError, UserError
+from mlc_llm.errors import EngineDead, MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
@@ -27,8 +28,8 @@ from mlc_llm.serve.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded_inbox import Inbox, Instruction, InstructionKind
-from mlc_llm.serve.threaded_outbox import Outbox, Roster
-from mlc_llm.serve.threaded_worker import Worker
+from mlc_llm.serve.threaded_outbox import Outbox, Roster, Ticket
+from mlc_llm.serve.threaded_worker import Arrival, Worker
 
 __all__ = ["FUNCTIONS", "InstructionKind", "ThreadedEngine"]
 
@@ -122,35 +123,54 @@ class ThreadedEngine:
             config = GenerationConfig.from_json(generation_config)
         else:
             config = GenerationConfig.of(generation_config)
-        config = config.merged_over(self.get_default_generation_config())
-        return Request(request_id, data_of_inputs(inputs), config)
+        loaded = self.loaded
+        config = config.merged_over(loaded.bundle.defaults)
+        return Request(request_id, data_of_inputs(inputs), config, loaded.load_id)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. What the engine refuses later ends with `error` and a usage.
+        """Queue a request. What the engine refuses later ends with `error` and a usage; so does a
+        request that was made for a model which is not loaded any more.
 
-        Raises `InvalidField` while a request of the same id runs: the two could not be told apart.
+        What takes time (tokens, tables, a grammar) is done here, on the caller's thread, while
+        streams go on. An abort ends the request meanwhile too. Raises `InvalidField` while a
+        request of the same id runs: the two could not be told apart.
         """
-        self.check_usable()
-        self._roster.enter(request.request_id, request.n)
-        try:
-            self._compile_grammar(request)
-            self._put(Instruction(InstructionKind.kAddRequest, request))
-        except BaseException:
-            self._roster.leave(request.request_id)
-            raise
+        self.make_and_add(request.request_id, request.n, lambda: request)
 
-    def _compile_grammar(self, request: Request) -> None:
-        """It can take seconds, so it is done here and not on the engine's thread, where streams
-        would wait. The engine finds it done, or finds the refusal and answers with it."""
+    def make_and_add(self, request_id: str, n: int, make: Callable[[], Request]) -> None:
+        """As `add_request`, for a request of this id and `n` that takes time to make. Raises what
+        `make` raises, unless the request was aborted before."""
+        self.check_usable()
+        ticket = self._roster.enter(request_id, n)
+        try:
+            arrival = self._prepared(make(), ticket)
+            self._put(Instruction(InstructionKind.kAddRequest, arrival))
+        except BaseException as error:
+            is_open = self._roster.leave(ticket)
+            if is_open or not isinstance(error, Exception):
+                raise
+
+    def _prepared(self, request: Request, ticket: Ticket) -> Arrival:
+        """The request with all that can be done before the engine's thread sees it."""
+        admission, load_id = self._admission()
+        if admission is None or request.is_special or request.load_id not in (None, load_id):
+            return Arrival(request, ticket)
+        request = replace(request, load_id=load_id)
+        try:
+            return Arrival(request, ticket, admission.prepare(request))
+        except Exception:  # a bug of ours: the engine's thread meets it again, and answers with it
+            return Arrival(request, ticket)
+
+    def _admission(self) -> tuple[Admission | None, int]:
+        """Of the loaded model. The rest of it is not held on to: it may be unloaded meanwhile."""
         loaded = self._worker.loaded
-        if loaded is not None:
-            with suppress(UserError):
-                loaded.core.compile_grammar(request.generation_config)
+        return (None, 0) if loaded is None else (loaded.core.admission, loaded.load_id)
 
     def abort_request(self, request_id: str) -> None:
         """End a request: its stream ends with `abort` and a usage. Unknown ids are ignored."""
+        ticket = self._roster.find(str(request_id))
         try:
-            self._put(Instruction(InstructionKind.kAbortRequest, str(request_id)))
+            self._put(Instruction(InstructionKind.kAbortRequest, ticket))
         except EngineDead:
             _log.debug("request %s ended with the engine", request_id)
 

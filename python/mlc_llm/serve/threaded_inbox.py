@@ -29,7 +29,8 @@ class Instruction:
 
     kind: InstructionKind
     payload: Any = None
-    """In the order of the kinds: Request, id, None, EngineConfig, None, (function, argument)."""
+    """In the order of the kinds: Arrival, Ticket or None, None, EngineConfig, None,
+    (function, argument)."""
     done: Future[None] | None = None
     """Where somebody waits for this very instruction: gets its end or its error."""
 

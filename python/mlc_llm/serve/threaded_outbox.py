@@ -40,11 +40,14 @@ class Outbox:
         return found or None
 
 
-@dataclass
-class _Entry:
+@dataclass(eq=False)
+class Ticket:
+    """One request on the roster: another of the same id, later, has another ticket."""
+
+    request_id: str
     open_branches: list[bool]
     is_accepted: bool = field(default=False)
-    """The engine's thread has it; before that it waits in the inbox."""
+    """The engine's thread has it; before that it is prepared, or waits in the inbox."""
 
 
 class Roster:
@@ -53,54 +56,62 @@ class Roster:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._entries: dict[str, _Entry] = {}
+        self._tickets: dict[str, Ticket] = {}
 
-    def enter(self, request_id: str, n: int) -> None:
+    def enter(self, request_id: str, n: int) -> Ticket:
         """Raises `InvalidField` while another request has this id."""
         with self._lock:
-            if request_id in self._entries:
+            if request_id in self._tickets:
                 raise InvalidField("request_id", request_id, "it names a request that runs")
-            self._entries[request_id] = _Entry([True] * n)
+            ticket = self._tickets[request_id] = Ticket(request_id, [True] * n)
+            return ticket
 
-    def leave(self, request_id: str) -> None:
-        """Take back `enter`."""
-        with self._lock:
-            self._entries.pop(request_id, None)
+    def find(self, request_id: str) -> Ticket | None:
+        """Of the request that has this id now."""
+        return self._tickets.get(request_id)
 
-    def accept(self, request_id: str) -> None:
-        """From now on `end_accepted` is about this request too."""
+    def leave(self, ticket: Ticket) -> bool:
+        """Take back `enter`; False when the request has had its end."""
         with self._lock:
-            if request_id in self._entries:
-                self._entries[request_id].is_accepted = True
+            is_here = self._tickets.get(ticket.request_id) is ticket
+            if is_here:
+                del self._tickets[ticket.request_id]
+            return is_here
+
+    def accept(self, ticket: Ticket) -> bool:
+        """From now on `filter` and `end_accepted` are about this request too; False when it has
+        had its end."""
+        with self._lock:
+            ticket.is_accepted = self._tickets.get(ticket.request_id) is ticket
+            return ticket.is_accepted
 
     def filter(self, outputs: Outputs) -> Outputs:
         """Note what the outputs say, and leave out those of requests that have had their end."""
         with self._lock:
             return [output for output in outputs if self._note(output)]
 
-    def end(self, request_id: str, reason: FinishReason, error: str | None = None) -> Outputs:
-        """The end of a request for which nobody else makes one: what is open of it, and a usage."""
-        with self._lock:
-            entry = self._entries.pop(request_id, None)
-            if entry is None:
-                return []
-            return _ending(request_id, entry.open_branches, reason, error)
+    def end(self, ticket: Ticket, reason: FinishReason, error: str | None = None) -> Outputs:
+        """The end of a request for which nobody else makes one: what is open of it, and a usage.
+        Nothing when it has had its end."""
+        if not self.leave(ticket):
+            return []
+        return _ending(ticket.request_id, ticket.open_branches, reason, error)
 
     def end_accepted(self, reason: FinishReason, error: str | None = None) -> Outputs:
         """The end of everything that the engine's thread has."""
         with self._lock:
-            accepted = [name for name, entry in self._entries.items() if entry.is_accepted]
-            return [output for name in accepted for output in self.end(name, reason, error)]
+            accepted = [ticket for ticket in self._tickets.values() if ticket.is_accepted]
+            return [output for one in accepted for output in self.end(one, reason, error)]
 
     def _note(self, output: RequestStreamOutput) -> bool:
-        entry = self._entries.get(output.request_id)
-        if entry is None:
+        ticket = self._tickets.get(output.request_id)
+        if ticket is None or not ticket.is_accepted:
             return False
         if output.request_final_usage_json_str is not None:
-            del self._entries[output.request_id]
+            del self._tickets[output.request_id]
             return True
         for i, reason in enumerate(output.group_finish_reason):
-            entry.open_branches[i] = entry.open_branches[i] and reason is None
+            ticket.open_branches[i] = ticket.open_branches[i] and reason is None
         return True
 
 

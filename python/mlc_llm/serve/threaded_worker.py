@@ -9,22 +9,36 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
 
 from mlc_llm.errors import EngineDead, InvalidField, MLCError, UserError
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Prepared
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded_inbox import Instruction, InstructionKind
-from mlc_llm.serve.threaded_outbox import Outbox, Outputs, Roster
+from mlc_llm.serve.threaded_outbox import Outbox, Outputs, Roster, Ticket
 
 NOTHING_LOADED = "no engine is loaded; call reload first"
 
+OTHER_MODEL = "the model was reloaded after the request was made for the one before; send it again"
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request on its way to the engine's thread."""
+
+    request: Request
+    ticket: Ticket
+    prepared: Prepared | None = None
+    """By the model of `request.load_id`; None where the engine's thread has to do it."""
 
 
 class Worker:
@@ -90,7 +104,7 @@ class Worker:
         while self._batch:
             left = self._batch.popleft()
             if left.kind is InstructionKind.kAddRequest:
-                self._give(self._roster.end(left.payload.request_id, reason, error))
+                self._give(self._roster.end(left.payload.ticket, reason, error))
             if left.done is not None and not left.done.done():
                 left.done.set_exception(EngineDead(why))
         self._flush()
@@ -111,21 +125,35 @@ class Worker:
             if done is not None:
                 done.set_result(None)
 
-    def _add(self, request: Request) -> None:
-        self._roster.accept(request.request_id)
+    def _add(self, arrival: Arrival) -> None:
+        if not self._roster.accept(arrival.ticket):
+            return  # aborted while it was prepared
+        request = arrival.request
         if self.loaded is None:
-            self._refuse(request, self.why_not_loaded)
+            self._refuse(arrival, self.why_not_loaded)
+            return
+        if request.load_id not in (None, self.loaded.load_id) and not request.is_special:
+            self._refuse(arrival, OTHER_MODEL)
             return
         try:
-            self._emit(self.loaded.core.add_request(request))
+            self._emit(self.loaded.core.add_request(request, arrival.prepared))
         except UserError as error:
-            self._refuse(request, str(error))
+            self._refuse(arrival, str(error))
         except Exception as error:
             _log.exception("request %s could not be added", request.request_id)
-            self._refuse(request, _words(error))
-            self._abort(request.request_id)  # the core may have it, in part
+            self._refuse(arrival, _words(error))
+            self._abort_in_core(request.request_id)  # which may have it, in part
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, ticket: Ticket | None) -> None:
+        """End the request that had the id when it was said; by now it may have ended itself."""
+        if ticket is None or self._roster.find(ticket.request_id) is not ticket:
+            return
+        if ticket.is_accepted:
+            self._abort_in_core(ticket.request_id)
+        else:  # it is being prepared, or comes behind in the queue
+            self._give(self._roster.end(ticket, "abort"))
+
+    def _abort_in_core(self, request_id: str) -> None:
         if self.loaded is None:
             return
         try:
@@ -164,8 +192,8 @@ class Worker:
             raise InvalidField("func_name", name, "there is no TVM global function of this name")
         function(*([] if args is None else [args]))
 
-    def _refuse(self, request: Request, why: str) -> None:
-        self._give(self._roster.end(request.request_id, "error", why))
+    def _refuse(self, arrival: Arrival, why: str) -> None:
+        self._give(self._roster.end(arrival.ticket, "error", why))
 
     def _collapse(self, what: str, error: Exception) -> None:
         """The core failed in a way it could not mend itself: end its requests, start it afresh."""

@@ -6,8 +6,8 @@ build the two kinds of BPE from it, `folder` reads tokenizer.json.
 
 from __future__ import annotations
 
-from mlc_llm.tokenizers.stop_strings import StopStrHandler
+from mlc_llm.tokenizers.stop_strings import StopStrHandler, StopStrings
 from mlc_llm.tokenizers.streamer import TextStreamer
 from mlc_llm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["StopStrHandler", "TextStreamer", "Tokenizer"]
+__all__ = ["StopStrHandler", "StopStrings", "TextStreamer", "Tokenizer"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,15 +16,36 @@ class TokenBytes(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
+class StopStrings:
+    """The stop strings of a request and their tables. Nothing in it changes: branches share it.
+
+    It takes 5 bytes for each byte of the strings, so the limits of `GenerationConfig.stop_strs` (64
+    of 1,024 characters) bound it: 0.3 MB of ASCII, 1.3 MB at most.
+    """
+
+    def __init__(self, stop_strs: Sequence[str]) -> None:
+        """Raises `InvalidField` for a stop string that is empty or not Unicode."""
+        patterns = [_Pattern(_utf8(text)) for text in dict.fromkeys(stop_strs)]
+        self.num_bytes = sum(pattern.num_bytes for pattern in patterns)
+        """Of the texts and tables."""
+        self.starting: dict[int, list[_Pattern]] = {}
+        """By first byte."""
+        for pattern in patterns:
+            self.starting.setdefault(pattern.text[0], []).append(pattern)
+
+
 class StopStrHandler:
     """Holds tokens back while they may belong to a stop string (Knuth, Morris, Pratt; by bytes).
 
     The stop string that is complete first counts; of several complete at once, the longest.
     """
 
-    def __init__(self, stop_strs: Sequence[str], tokenizer: TokenBytes) -> None:
+    def __init__(self, stop_strs: Sequence[str] | StopStrings, tokenizer: TokenBytes) -> None:
         """Raises `InvalidField` for a stop string that is empty or not Unicode."""
-        self._patterns = [_Pattern(_utf8(text)) for text in stop_strs]
+        stops = stop_strs if isinstance(stop_strs, StopStrings) else StopStrings(stop_strs)
+        self._starting = stops.starting
+        self._matched: dict[_Pattern, int] = {}
+        """How many bytes of a stop string the text ends with, where that is not 0."""
         self._token_bytes = tokenizer.token_bytes
         self._held: deque[tuple[int, bytes]] = deque()
         self._start = 0  # place of the first held byte
@@ -46,7 +68,7 @@ class StopStrHandler:
         self._held.append((token_id, data))
         stop = self._scan(data)
         if stop is None:
-            longest = max((pattern.matched for pattern in self._patterns), default=0)
+            longest = max(self._matched.values(), default=0)
             return self._release(self._end - longest)
         return self._stop(stop)
 
@@ -61,10 +83,23 @@ class StopStrHandler:
         """Feed bytes; the place where a complete stop string begins."""
         for byte in data:
             self._end += 1
-            lengths = [pattern.size for pattern in self._patterns if pattern.feed(byte)]
-            if lengths:
-                return self._end - max(lengths)
+            if self._matched or byte in self._starting:
+                length = self._feed(byte)
+                if length:
+                    return self._end - length
         return None
+
+    def _feed(self, byte: int) -> int:
+        """Bytes of the longest stop string that this byte completes; 0 where there is none."""
+        before, longest = self._matched, 0
+        after = {pattern: pattern.step(matched, byte) for pattern, matched in before.items()}
+        for pattern in self._starting.get(byte, ()):
+            after.setdefault(pattern, 1)
+        self._matched = {pattern: matched for pattern, matched in after.items() if matched}
+        for pattern, matched in self._matched.items():
+            if matched == len(pattern.text):
+                longest = max(longest, matched)
+        return longest
 
     def _release(self, place: int) -> list[int]:
         """The held tokens that end at `place` or before it."""
@@ -88,26 +123,27 @@ class StopStrHandler:
 
 
 class _Pattern:
-    """One stop string and how much of it the text so far ends with."""
+    """One stop string and its table."""
 
     def __init__(self, text: bytes) -> None:
-        self.size = len(text)
-        self.matched = 0
-        self._text = text
+        self.text = text
         self._failure = _failure_table(text)
 
-    def feed(self, byte: int) -> bool:
-        """Take one byte; True when the stop string is complete."""
-        while self.matched and self._text[self.matched] != byte:
-            self.matched = self._failure[self.matched - 1]
-        if self._text[self.matched] == byte:
-            self.matched += 1
-        return self.matched == self.size
+    @property
+    def num_bytes(self) -> int:
+        """Of text and table."""
+        return len(self.text) + len(self._failure) * self._failure.itemsize
+
+    def step(self, matched: int, byte: int) -> int:
+        """How much of it a text ends with behind one more byte, if it was so much before."""
+        while matched and self.text[matched] != byte:
+            matched = self._failure[matched - 1]
+        return matched + (self.text[matched] == byte)
 
 
-def _failure_table(text: bytes) -> list[int]:
+def _failure_table(text: bytes) -> array[int]:
     """For each prefix, the length of its longest proper prefix that is also its end."""
-    table = [0] * len(text)
+    table = array("I", bytes(4 * len(text)))
     length = 0
     for i in range(1, len(text)):
         while length and text[i] != text[length]:

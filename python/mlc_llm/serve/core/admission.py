@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.core.request_state import Branch, RequestState
 from mlc_llm.serve.data import Data, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
 from mlc_llm.serve.request import Request
-from mlc_llm.tokenizers import StopStrHandler, Tokenizer
+from mlc_llm.tokenizers import StopStrHandler, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.grammar import Grammar, GrammarCompiler
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """All of a request that takes time and needs no engine. Nothing in it is changed."""
+
+    prompt: list[int] = field(default_factory=list)
+    stops: StopStrings | None = None
+    grammar: Grammar | None = None
+    error: UserError | None = None
+    """Why the request is refused; then the rest means nothing."""
+
+
 class Admission:
-    """Makes the core's `RequestState` of a `Request`, or raises `UserError` that says why not."""
+    """Makes the core's `RequestState` of a `Request`, or raises `UserError` that says why not.
+
+    `prepare` may be called from any thread, the rest by the core alone.
+    """
 
     def __init__(
         self,
@@ -39,20 +54,25 @@ class Admission:
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = Lock()
 
-    def accept(self, request: Request, *, arrival: int, now: float) -> RequestState:
-        """Check the request and tokenise its prompt.
+    def prepare(self, request: Request) -> Prepared:
+        """Check the request, tokenise its prompt, make its tables, compile its grammar.
 
-        Raises `ContextLengthExceeded` for a prompt that leaves no room for an answer, before it is
-        tokenised where that can be seen.
+        That takes up to seconds. What is refused is returned as an error: `ContextLengthExceeded`
+        for a prompt that leaves no room for an answer, before it is tokenised where that can be
+        seen.
         """
-        config = request.generation_config
-        self._refuse_pin(config)
-        check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
-        texts = [item.text for item in request.inputs if isinstance(item, TextData)]
-        self._tokenizer.check_size(texts, self._context)
-        prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
-        if len(prompt) >= self._context:
-            raise ContextLengthExceeded(len(prompt), self._context)
+        try:
+            return self._prepare(request)
+        except UserError as error:
+            return Prepared(error=error)
+
+    def accept(
+        self, request: Request, prepared: Prepared, *, arrival: int, now: float
+    ) -> RequestState:
+        """The state of a request with what `prepare` made of it. Raises the error that is in it."""
+        if prepared.error is not None:
+            raise prepared.error
+        config, prompt = request.generation_config, prepared.prompt
         state = RequestState(
             request.request_id,
             prompt,
@@ -61,14 +81,32 @@ class Admission:
             stop_token_ids=self._stop_ids(config),
             metrics=RequestMetrics(prompt_tokens=len(prompt), added_at=now),
         )
-        grammar = self.grammar(config)
         for i in range(config.n):
-            matcher = None if grammar is None else grammar.matcher()
-            state.branches.append(Branch(state, i, self._stops(config), matcher))
+            state.branches.append(self._branch(state, i, prepared))
         return state
 
-    def grammar(self, config: GenerationConfig) -> Grammar | None:
-        """What the answer has to follow, if anything. Safe to call from any thread."""
+    def _prepare(self, request: Request) -> Prepared:
+        config = request.generation_config
+        self._refuse_pin(config)
+        check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
+        texts = [item.text for item in request.inputs if isinstance(item, TextData)]
+        self._tokenizer.check_size(texts, self._context)
+        prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
+        if len(prompt) >= self._context:
+            raise ContextLengthExceeded(len(prompt), self._context)
+        return Prepared(prompt, _stops(config), self._grammar(config))
+
+    def _branch(self, state: RequestState, index: int, prepared: Prepared) -> Branch:
+        stops, grammar = prepared.stops, prepared.grammar
+        return Branch(
+            state,
+            index,
+            None if stops is None else StopStrHandler(stops, self._tokenizer),
+            None if grammar is None else grammar.matcher(),
+        )
+
+    def _grammar(self, config: GenerationConfig) -> Grammar | None:
+        """What the answer has to follow, if anything."""
         return self._compiler().compile(config.response_format) if config.needs_grammar else None
 
     def _compiler(self) -> GrammarCompiler:
@@ -94,11 +132,6 @@ class Admission:
         if config.ignores_eos:
             return frozenset()
         return self._stop_token_ids.union(config.stop_token_ids)
-
-    def _stops(self, config: GenerationConfig) -> StopStrHandler | None:
-        if config.ignores_eos or not config.stop_strs:
-            return None
-        return StopStrHandler(config.stop_strs, self._tokenizer)
 
 
 def prompt_tokens(inputs: Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
@@ -129,6 +162,12 @@ def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise InvalidField(field, wrong, f"this model's token ids are 0 to {vocab_size - 1}")
+
+
+def _stops(config: GenerationConfig) -> StopStrings | None:
+    if config.ignores_eos or not config.stop_strs:
+        return None
+    return StopStrings(config.stop_strs)
 
 
 def _start(tokenizer: Tokenizer, following: list[int]) -> list[int]:

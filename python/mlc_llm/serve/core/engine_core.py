@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.admission import Admission
+from mlc_llm.serve.core.admission import Admission, Prepared
 from mlc_llm.serve.core.drafting import Drafter, PromptLookup
 from mlc_llm.serve.core.plan import Plan, drafts_of
 from mlc_llm.serve.core.postprocess import Postprocessor, take_output
@@ -114,16 +113,15 @@ class EngineCore:
         """The engine's numbers as they stand."""
         return self._recorder.metrics()
 
-    def compile_grammar(self, config: GenerationConfig) -> None:
-        """Compile what a request asks for ahead of `add_request`, which then finds it done.
+    @property
+    def admission(self) -> Admission:
+        """To prepare requests, which may be done by any thread; the rest is the core's."""
+        return self._admission
 
-        Takes up to seconds, so do it on the thread that brings the request: of all methods, this
-        one alone may be called from any. Raises `InvalidField` for what is refused.
-        """
-        self._admission.grammar(config)
-
-    def add_request(self, request: Request) -> Outputs:
+    def add_request(self, request: Request, prepared: Prepared | None = None) -> Outputs:
         """Queue a request, or answer at once the one that needs no model.
+
+        prepared: what `admission.prepare` made of it; without it, that is done here.
 
         Raises `UserError` for what is refused, and `ContextLengthExceeded` for a prompt that leaves
         no room in the context: then the request is not accepted and has no output. A prompt that
@@ -134,7 +132,9 @@ class EngineCore:
         if request.is_special:
             usage = special_usage_json(self._recorder.asdict())
             return [RequestStreamOutput.usage(request.request_id, usage)]
-        state = self._admission.accept(request, arrival=next(self._arrivals), now=_now())
+        prepared = prepared or self._admission.prepare(request)
+        arrival = next(self._arrivals)
+        state = self._admission.accept(request, prepared, arrival=arrival, now=_now())
         if len(state.prompt) > self._capacity:
             return _answer(request, "error", zero_usage_json(), self._too_long(state))
         if state.config.max_tokens == 0:

@@ -328,7 +328,7 @@ class Scheduler:
         self._running.append(branch)
 
     def _keep(self, branch: Branch) -> None:
-        """Leave a branch's sequence to the prefix cache: whole, or its prompt where that is pinned."""
+        """Leave a branch's sequence to the prefix cache: its prompt alone where that is pinned."""
         assert branch.seq_id is not None
         self.publish(branch)
         request = branch.request
