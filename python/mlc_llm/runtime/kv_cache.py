@@ -63,9 +63,7 @@ class KVCache:
         self._tile, self._coarse_tile = info.query_tile, info.coarse_tile
         self._num_pages, self._max_sequences = num_pages, max_num_sequence
         self._copy_pages, self._window = copy_pages, window
-        self._references = [0] * num_pages
-        self._free = list(range(num_pages - 1, -1, -1))
-        self._sequences: dict[int, SequencePages] = {}
+        self.reset()
 
     @property
     def free_pages(self) -> int:
@@ -134,9 +132,10 @@ class KVCache:
         self._drop(self._sequences.pop(seq_id).owned)
 
     def reset(self) -> None:
-        """Drops every sequence."""
-        for seq_id in list(self._sequences):
-            self.remove(seq_id)
+        """Drops every sequence. Works whatever state an interrupted call has left."""
+        self._references = [0] * self._num_pages
+        self._free = list(range(self._num_pages - 1, -1, -1))
+        self._sequences: dict[int, SequencePages] = {}
 
     def place(self, rows: Sequence[tuple[int, int]], coarse: int = 0) -> Placement:
         """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.

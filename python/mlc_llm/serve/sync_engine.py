@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,7 @@ from mlc_llm.serve.one_thread import OneThread
 from mlc_llm.serve.prompts import convert_prompts_to_data
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.sync_module import FUNCTIONS
+from mlc_llm.support.interrupts import HeldInterrupts
 
 if TYPE_CHECKING:
     import tvm
@@ -54,7 +56,8 @@ class SyncMLCEngine:
 
     `bundle` holds the model's tokenizer, template and files, `engine_config` the complete config.
     Raises `UserError` for a model, a device or a config that cannot be used. One thread at a time
-    may use it: what a second one asks for meanwhile is refused.
+    may use it: what a second one asks for meanwhile is refused. Ctrl-C is raised when a step and
+    its callback are done, so that none is torn apart; `reset` works in any state.
     """
 
     def __init__(
@@ -99,13 +102,14 @@ class SyncMLCEngine:
 
         Raises `UserError` for a prompt that is refused (`ContextLengthExceeded` for one that is too
         long) and `RequestError` for one that failed; nothing of this call is left in the engine
-        then. Outputs of other requests go to the callback that was set before.
+        then, nor after Ctrl-C, which is raised between steps. Outputs of other requests go to the
+        callback that was set before.
         """
         inputs = convert_prompts_to_data(prompts, special=special)
         configs = _one_config_a_prompt(generation_config, len(inputs))
-        with self._in_use:
+        with HeldInterrupts() as held, self._in_use:
             pairs = enumerate(zip(inputs, configs, strict=True))
-            return self._run([self.create_request(str(i), *pair) for i, pair in pairs])
+            return self._run([self.create_request(str(i), *pair) for i, pair in pairs], held)
 
     def chat(
         self,
@@ -163,45 +167,48 @@ class SyncMLCEngine:
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `UserError` for one that is refused."""
-        with self._in_use:
+        with HeldInterrupts(), self._in_use:
             self._ffi["add_request"](request)
 
     def abort_request(self, request_id: str) -> None:
         """End a request; the callback gets its end. Nothing happens for an unknown id."""
-        with self._in_use:
+        with HeldInterrupts(), self._in_use:
             self._ffi["abort_request"](request_id)
 
     def step(self) -> None:
         """Advance every running request by up to one token and call the callback."""
-        with self._in_use:
+        with HeldInterrupts(), self._in_use:
             self._ffi["step"]()
 
     def reset(self) -> None:
         """Abort everything and clear all state and metrics."""
-        with self._in_use:
+        with HeldInterrupts(), self._in_use:
             self._ffi["reset"]()
 
     def metrics(self) -> EngineMetrics:
         """The engine's numbers as they stand."""
         return EngineMetrics(json.loads(self._ffi["json_metrics"]()))
 
-    def _run(self, requests: list[Request]) -> Generated:
-        """Run requests to their end; none of them is left when this returns or raises."""
+    def _run(self, requests: list[Request], held: HeldInterrupts) -> Generated:
+        """Run requests to their end; none of them is left when this returns or raises.
+
+        held: interrupts, which are let through between steps.
+        """
         before = self._ffi["get_request_stream_callback"]()
         texts = RequestTexts(self.tokenizer, requests, context=self._context, others=before)
-        self._ffi["set_request_stream_callback"](texts.put)
-        added: list[str] = []
-        try:
+        with ExitStack() as at_the_end:
+            at_the_end.callback(self._ffi["set_request_stream_callback"], before)
+            self._ffi["set_request_stream_callback"](texts.put)
             for request in requests:
+                name = request.request_id
+                if not self._ffi["has_request"](name):  # else it is someone else's, and refused
+                    at_the_end.callback(self.abort_request, name)
                 self.add_request(request)
-                added.append(request.request_id)
-            for request_id in added:
-                while self._ffi["has_request"](request_id):
+                held.let_through()
+            for request in requests:
+                while self._ffi["has_request"](request.request_id):
                     self.step()
-        finally:
-            for request_id in added:
-                self.abort_request(request_id)
-            self._ffi["set_request_stream_callback"](before)
+                    held.let_through()
         return texts.results()
 
     @property

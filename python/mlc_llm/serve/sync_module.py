@@ -18,6 +18,7 @@ from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.serve.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
+from mlc_llm.support.interrupts import HeldInterrupts
 
 StreamCallback = Callable[[list[RequestStreamOutput]], None]
 
@@ -38,7 +39,11 @@ FUNCTIONS = (
 
 
 class SyncEngineModule:
-    """One engine, stepped by its caller. Every function but `init` needs `init` first."""
+    """One engine, stepped by its caller. Every function but `init` needs `init` first.
+
+    Ctrl-C waits for the end of an operation of the core, so that none is torn apart. Outputs of
+    that operation are then given out by the next one.
+    """
 
     def __init__(self) -> None:
         self._opened: OpenEngine | None = None
@@ -66,10 +71,14 @@ class SyncEngineModule:
         return Request(request_id, data_of_inputs(inputs), config)
 
     def add_request(self, request: Request) -> None:
-        self._deliver(self._engine.core.add_request(request))
+        with HeldInterrupts():
+            self._undelivered += self._engine.core.add_request(request)
+        self._deliver()
 
     def abort_request(self, request_id: str) -> None:
-        self._deliver(self._engine.core.abort_request(request_id))
+        with HeldInterrupts():
+            self._undelivered += self._engine.core.abort_request(request_id)
+        self._deliver()
 
     def has_request(self, request_id: str) -> bool:
         """False once the request's usage was given out."""
@@ -80,10 +89,15 @@ class SyncEngineModule:
         core = self._engine.core
         if self._callback is None:
             raise MLCError("the request stream callback is not set; set it before stepping")
-        self._deliver(core.step())
+        with HeldInterrupts():
+            self._undelivered += core.step()
+        self._deliver()
 
     def reset(self) -> None:
-        self._deliver(self._engine.core.reset())
+        """Abort everything and clear all state; works after any interrupt."""
+        with HeldInterrupts():
+            self._undelivered += self._engine.core.reset()
+        self._deliver()
 
     def json_metrics(self) -> str:
         return json.dumps(self._engine.core.metrics().metrics)
@@ -92,6 +106,8 @@ class SyncEngineModule:
         return self._callback
 
     def set_request_stream_callback(self, callback: StreamCallback | None) -> None:
+        """The one before hears first what an interrupted operation still owes it."""
+        self._deliver()
         self._callback = callback
 
     def get_complete_engine_config(self) -> str:
@@ -108,10 +124,10 @@ class SyncEngineModule:
             raise MLCError("the engine is not initialized; call init first")
         return self._opened
 
-    def _deliver(self, outputs: list[RequestStreamOutput]) -> None:
-        """Give outputs to the callback; without one they wait for it."""
-        self._undelivered += outputs
+    def _deliver(self) -> None:
+        """Give the outputs to the callback; without one they wait for it."""
         if self._callback is not None and self._undelivered:
+            # Ctrl-C is raised where a function begins, so not between these two lines.
             ready, self._undelivered = self._undelivered, []
             self._callback(ready)
 

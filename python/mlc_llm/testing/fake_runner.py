@@ -145,8 +145,8 @@ class FakeRunner:
         return BatchOutput([self._run_row(row) for row in batch.rows])
 
     def reset(self) -> None:
-        for seq_id in list(self.sequences):
-            self.remove_sequence(seq_id)
+        self.sequences.clear()
+        self._pages = FakePages(self.limits.num_pages, self.limits.page_size)
 
     def check_integrity(self) -> None:
         counts = [0] * self.limits.num_pages

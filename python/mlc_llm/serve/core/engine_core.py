@@ -3,6 +3,9 @@
 Whoever owns the core calls it from one thread. Every method that ends or advances requests returns
 the outputs, in order; the core calls nobody. Every accepted request gets exactly one usage output,
 last, whatever happens to it.
+
+An exception from outside (a signal handler's) can leave an operation half done. The next operation
+then ends every request with an error first, and goes on from nothing.
 """
 
 from __future__ import annotations
@@ -88,12 +91,16 @@ class EngineCore:
             )
         self._arrivals = itertools.count()
         self._requests: dict[str, RequestState] = {}
+        self._is_torn = False
+        """Whether an operation is half done."""
+        self._owed: Outputs = []
+        """Ends of requests that a torn operation cost, for the next one to give out."""
         self._recorder = EngineMetricsRecorder()
 
     @property
     def is_idle(self) -> bool:
         """True when a step would do nothing."""
-        return not self._requests
+        return not (self._requests or self._owed or self._is_torn)
 
     @property
     def num_preemptions(self) -> int:
@@ -127,51 +134,67 @@ class EngineCore:
         no room in the context: then the request is not accepted and has no output. A prompt that
         can never fit the pages ends with `error`.
         """
+        self._mend()
         if self.has_request(request.request_id):
             raise InvalidField("request_id", request.request_id, "it names a request that runs")
         if request.is_special:
             usage = special_usage_json(self._recorder.asdict())
-            return [RequestStreamOutput.usage(request.request_id, usage)]
+            return self._given([RequestStreamOutput.usage(request.request_id, usage)])
         prepared = prepared or self._admission.prepare(request)
         arrival = next(self._arrivals)
         state = self._admission.accept(request, prepared, arrival=arrival, now=_now())
         if len(state.prompt) > self._capacity:
-            return _answer(request, "error", zero_usage_json(), self._too_long(state))
+            return self._given(_answer(request, "error", zero_usage_json(), self._too_long(state)))
         if state.config.max_tokens == 0:
-            return _answer(request, "length", self._close(state))
+            return self._given(_answer(request, "length", self._close(state)))
+        self._is_torn = True
         self._requests[state.request_id] = state
         self._scheduler.add(state)
         self._note(state, "request added to engine")
         self._note(state, "start request")
-        return []
+        self._is_torn = False
+        return self._given([])
 
     def abort_request(self, request_id: str) -> Outputs:
         """End a request and free its pages. Nothing happens when the name is not known."""
+        self._mend()
         state = self._requests.get(request_id)
-        return [] if state is None else self._abort(state)
+        outputs: Outputs = []
+        if state is not None:
+            self._is_torn = True
+            self._end(state, Status.ABORTED)
+            outputs = self._report(state)
+            self._is_torn = False
+        return self._given(outputs)
 
     def step(self) -> Outputs:
         """Schedule, run, update: one call into the model. Does nothing when idle."""
+        self._mend()
+        self._is_torn = True
         try:
             plan = self._scheduler.schedule()
             if self._queue_note.is_due:
                 self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
             self._draft(plan)
             samples = self._run(plan)
-            return self._update(plan, samples)
+            outputs = self._update(plan, samples)
         except Exception as error:
-            return self._collapse(error)
+            outputs = self._collapse(error)
+        self._is_torn = False
+        return self._given(outputs)
 
     def reset(self) -> Outputs:
-        """Abort everything; forget all sums and all that the prefix cache keeps."""
-        outputs = [out for state in list(self._requests.values()) for out in self._abort(state)]
-        self._runner.reset()
-        self._clear()
+        """Abort everything; forget all sums and all that the prefix cache keeps.
+
+        Works in whatever state an interrupted operation has left things.
+        """
+        outputs = self._end_all(Status.ABORTED)
         self._recorder.reset()
-        return outputs
+        return self._given(outputs)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless requests, queues and pages agree with each other."""
+        assert not self._is_torn, "an operation is half done"
         assert not any(state.is_finished for state in self._requests.values())
         alive = sum(not b.status.is_end for s in self._requests.values() for b in s.branches)
         assert alive == self._scheduler.num_running + self._scheduler.num_waiting
@@ -296,10 +319,6 @@ class EngineCore:
             request, counts = verdict.branch.request, f"{verdict.accepted} of {verdict.drafted}"
             self._note(request, f"accepted {counts} drafted tokens")
 
-    def _abort(self, state: RequestState) -> Outputs:
-        self._end(state, Status.ABORTED)
-        return self._report(state)
-
     def _fail(self, state: RequestState, error: str) -> None:
         state.error = error
         self._end(state, Status.FAILED)
@@ -330,20 +349,35 @@ class EngineCore:
     def _collapse(self, error: Exception) -> Outputs:
         """The bookkeeping itself failed: end everything with an error, go on from nothing."""
         _log.exception("a step of the engine failed; %d requests end", len(self._requests))
-        self._runner.reset()
-        self._clear()
-        states = list(self._requests.values())
-        for state in states:
-            state.error = _reason(error)
-            for branch in state.alive:
-                branch.status = Status.FAILED
-        return [output for state in states for output in self._report(state)]
+        return self._end_all(Status.FAILED, _reason(error))
 
-    def _clear(self) -> None:
-        """Forget every sequence, here and in the drafter."""
+    def _mend(self) -> None:
+        """Go on from nothing if the last operation was torn apart."""
+        if self._is_torn:
+            _log.warning("the engine was interrupted; %d requests end", len(self._requests))
+            self._owed += self._end_all(Status.FAILED, "the engine was interrupted in the middle")
+
+    def _given(self, outputs: Outputs) -> Outputs:
+        """These outputs, behind those that are owed."""
+        if self._owed:
+            outputs, self._owed = self._owed + outputs, []
+        return outputs
+
+    def _end_all(self, status: Status, error: str | None = None) -> Outputs:
+        """End every request and forget every sequence, whatever state they are in."""
+        self._is_torn = True
+        self._runner.reset()
         self._scheduler.clear()
         if self._speculator is not None:
             self._speculator.reset()
+        states = list(self._requests.values())
+        for state in states:
+            state.error = error
+            for branch in state.alive:
+                branch.status = status
+        outputs = [output for state in states for output in self._report(state)]
+        self._is_torn = False
+        return outputs
 
     def _too_long(self, state: RequestState) -> str:
         return (
