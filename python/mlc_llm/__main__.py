@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mlc_llm.cli.__main__ import main
+from mlc_llm.cli.__main__ import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

@@ -1,4 +1,4 @@
-"""Entry of the `mlc_llm` command."""
+"""Entry of the `mlc_llm` command. Imports next to nothing, so that Ctrl-C is soon in hand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,19 @@ import os
 import sys
 from collections.abc import Sequence
 
-from mlc_llm.cli.guard import guarded
-from mlc_llm.cli.parser import build_parser
-from mlc_llm.support.logging import set_up
+from mlc_llm.support.leaving import ignore_interrupts, leave_on_interrupt
+
+
+def program() -> int:
+    """`main` as a process of its own: Ctrl-C ends it at once, wherever it stands.
+
+    While an answer streams, the first Ctrl-C ends the answer (`interrupt.py`).
+    """
+    leave_on_interrupt()
+    try:
+        return main()
+    finally:
+        ignore_interrupts()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,16 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     # NumPy's threads would spin at the start, and nothing here has it multiply matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
+        from mlc_llm.cli.guard import guarded
+
         return guarded(lambda: _run(words), debug="--debug" in words)
     finally:
         gc.enable()
 
 
 def _run(words: Sequence[str]) -> int:
+    from mlc_llm.cli.parser import build_parser
+    from mlc_llm.support.logging import set_up
+
     args = build_parser(words[:1]).parse_command(words)
     set_up(debug=args.debug)
     return int(args.run(args))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

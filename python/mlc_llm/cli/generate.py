@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 
 from mlc_llm.cli import options
-from mlc_llm.cli.guard import INTERRUPTED, OK
+from mlc_llm.cli.guard import OK
 from mlc_llm.cli.session import Answer, Session, open_session
 from mlc_llm.cli.shape import naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, is_piped, note, read_input
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.support.leaving import INTERRUPTED, say_interrupted
 from mlc_llm.support.progress import set_quiet
 
 MAX_PROMPT_BYTES = 64 * 2**20
@@ -60,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
     output.end_line()
     if not args.quiet:
         _say_more(answer, session, config, stats=args.stats)
-    return INTERRUPTED if answer.finish_reason == "abort" else OK
+    if answer.finish_reason != "abort":
+        return OK
+    say_interrupted()
+    return INTERRUPTED
 
 
 def _prompt(given: str | None, *, quiet: bool) -> str:

@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Callable
 
 from mlc_llm.errors import MLCError, UserError
+from mlc_llm.support.leaving import INTERRUPTED, say_interrupted
 
 OK = 0
 INTERNAL_ERROR = 1
 USER_ERROR = 2
-INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 EXIT_CODES = {
@@ -38,7 +38,7 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         _forget_stdout()
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        say_interrupted()
         return INTERRUPTED
     except Exception as error:
         if debug:

@@ -21,21 +21,23 @@ class Interrupt:
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Within, the first Ctrl-C only sets the flag; the second raises KeyboardInterrupt as usual.
+    """Within, the first Ctrl-C only sets the flag; the second does what it did before.
 
-    Outside the main thread nothing is caught, because signals do not arrive there.
+    Outside the main thread nothing is caught, because signals do not arrive there; nor where
+    SIGINT is ignored or has no handler in Python.
     """
     flag = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield flag
         return
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if flag.pressed:
-            raise KeyboardInterrupt
+            before(signum, frame)
         flag.pressed = True
 
-    before = signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
     try:
         yield flag
     finally:

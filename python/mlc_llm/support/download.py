@@ -29,6 +29,7 @@ from mlc_llm.support.files import (
     new_file,
     new_folder,
 )
+from mlc_llm.support.leaving import undone
 from mlc_llm.support.progress import ProgressFactory, progress
 
 _PIECE = 1 << 20
@@ -153,14 +154,15 @@ def _run(
     ) as process:
         done = 0
         try:
-            while True:
-                size = _largest(folder)
-                advance(max(0, size - done))
-                done = max(done, size)
-                try:
-                    return process.wait(_POLL_S)
-                except subprocess.TimeoutExpired:
-                    continue
+            with undone(process.kill):
+                while True:
+                    size = _largest(folder)
+                    advance(max(0, size - done))
+                    done = max(done, size)
+                    try:
+                        return process.wait(_POLL_S)
+                    except subprocess.TimeoutExpired:
+                        continue
         except BaseException:
             process.kill()
             raise

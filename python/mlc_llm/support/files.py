@@ -10,9 +10,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from mlc_llm.errors import CacheError
+from mlc_llm.support.leaving import undone
 from mlc_llm.support.progress import progress
 from mlc_llm.support.trust import make_folder, settle
 
@@ -98,14 +100,16 @@ def new_file(path: Path) -> Iterator[Path]:
     """
     with cache_errors(path):
         temporary = _temporary(path.parent)
-        temporary.touch(mode=0o600, exist_ok=False)
-        try:
-            yield temporary
-            _sync(temporary)
-            temporary.replace(path)
-            _sync_folder(path.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
+        remove = partial(temporary.unlink, missing_ok=True)
+        with undone(remove):
+            temporary.touch(mode=0o600, exist_ok=False)
+            try:
+                yield temporary
+                _sync(temporary)
+                temporary.replace(path)
+                _sync_folder(path.parent)
+            finally:
+                remove()
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -122,11 +126,13 @@ def new_folder(parent: Path) -> Iterator[Path]:
     """
     with cache_errors(parent):
         temporary = _temporary(parent)
-        temporary.mkdir(mode=0o700)
-        try:
-            yield temporary
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        remove = partial(shutil.rmtree, temporary, ignore_errors=True)
+        with undone(remove):
+            temporary.mkdir(mode=0o700)
+            try:
+                yield temporary
+            finally:
+                remove()
 
 
 def _temporary(parent: Path) -> Path:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, Protocol, TextIO
 
+from mlc_llm.support.leaving import undone
+
 LINE_INTERVAL_S = 5.0
 """A log gets at most one line of progress in this time, besides the first and the last."""
 
@@ -142,9 +144,14 @@ def _bar(label: str, total: float | None, unit: Unit) -> Iterator[Progress]:
     elif total is not None:
         columns.append(bars.MofNCompleteColumn())
     columns.append(bars.TimeElapsedColumn())
-    with bars.Progress(*columns, console=Console(stderr=True)) as display:
+    with undone(_show_cursor), bars.Progress(*columns, console=Console(stderr=True)) as display:
         task = display.add_task(label, total=total)
         yield _Bar(lambda n: display.advance(task, n))
+
+
+def _show_cursor() -> None:
+    """A bar hides the terminal's cursor."""
+    os.write(2, b"\x1b[?25h")
 
 
 def _amount(n: float, unit: Unit) -> str:
