@@ -97,6 +97,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 on both sides, so a line for `serve.core` is not covered by one for `serve`. "" is the root."""
 
 LAZY = {
+    ("mlc_llm.cli.__main__", "mlc_llm.cli.guard"),  # Ctrl-C must be in hand before anything else
+    ("mlc_llm.cli.__main__", "mlc_llm.cli.parser"),
+    ("mlc_llm.cli.__main__", "mlc_llm.cli.streams"),
+    ("mlc_llm.cli.__main__", "mlc_llm.support.logging"),
     ("mlc_llm.cli.checkup", "mlc_llm.compiler.target"),  # a doctor must say if TVM does not load
     ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.memory"),  # --help must not load TVM

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Sequence
 
 from mlc_llm.support.leaving import ignore_interrupts, leave_on_interrupt
+
+TYPE_CHECKING = False  # `typing` takes as long to load as all of this
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def program() -> int:
@@ -16,7 +19,10 @@ def program() -> int:
     While an answer streams, the first Ctrl-C ends the answer (`interrupt.py`).
     """
     leave_on_interrupt()
+    from mlc_llm.cli.streams import occupy_closed_streams
+
     try:
+        occupy_closed_streams()
         return main()
     finally:
         ignore_interrupts()
@@ -33,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.disable()
     # NumPy's threads would spin at the start, and nothing here has it multiply matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # One prompt is no work for several; where no thread can be started the library would panic.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
         from mlc_llm.cli.guard import guarded
 
@@ -43,10 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     from mlc_llm.cli.parser import build_parser
+    from mlc_llm.cli.streams import check_output
     from mlc_llm.support.logging import set_up
 
     args = build_parser(words[:1]).parse_command(words)
     set_up(debug=args.debug)
+    check_output()
     return int(args.run(args))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from mlc_llm.cli.streams import flush_output, forget, say
 from mlc_llm.errors import MLCError, UserError
 from mlc_llm.support.leaving import INTERRUPTED, say_interrupted
 
@@ -31,42 +31,72 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
     With `debug` the traceback is printed too, before the line.
     """
     try:
-        code = work()
-        sys.stdout.flush()
-        return code
+        try:
+            return work()
+        finally:
+            flush_output()
     except BrokenPipeError:
-        _forget_stdout()
+        forget(sys.stdout)
         return BROKEN_PIPE
     except KeyboardInterrupt:
         say_interrupted()
         return INTERRUPTED
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # a panic of a Rust library is no Exception
         if debug:
             traceback.print_exc()
-        print(f"mlc_llm: error: {explain(error, debug=debug)}", file=sys.stderr)
+        say(f"mlc_llm: error: {explain(error, debug=debug)}")
+        if isinstance(error, OSError):
+            forget(sys.stdout)
         return exit_code(error)
 
 
-def exit_code(error: Exception) -> int:
+def exit_code(error: BaseException) -> int:
     """Whose mistake it was."""
     return USER_ERROR if isinstance(error, UserError) else INTERNAL_ERROR
 
 
-def explain(error: Exception, *, debug: bool = False) -> str:
+def explain(error: BaseException, *, debug: bool = False) -> str:
     """One line for a person: what happened and, for our own bugs, how to see more."""
     if isinstance(error, MLCError):
         return one_line(str(error) or type(error).__name__)
-    if isinstance(error, MemoryError):
-        return "out of memory; close other programs or use a smaller model or context"
+    if isinstance(error, MemoryError) or _says(error, _NO_MEMORY):
+        return (
+            "out of memory; close other programs, raise the limit (ulimit -v), "
+            "or use a smaller model or context"
+        )
+    if _says(error, _NO_THREAD):
+        return (
+            "no thread can be started; close other programs or raise the limits "
+            "(ulimit -u for threads, ulimit -v for memory)"
+        )
     if isinstance(error, ImportError):
         return one_line(f"{error}; the install is not complete, see mlc_llm doctor")
     if isinstance(error, OSError) and error.errno in _PLAIN_OS_ERRORS:
-        return one_line(f"{error.filename or 'writing the output'}: {error.strerror}")
+        hint = _HINTS.get(error.errno, "")
+        return one_line(f"{error.filename or 'writing the output'}: {error.strerror}{hint}")
     more = "" if debug else " (this is a bug; --debug shows where)"
     return one_line(f"{type(error).__name__}: {error}") + more
 
 
-_PLAIN_OS_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+def _says(error: BaseException, words: Sequence[str]) -> bool:
+    """Whether a library's error means this: most have no class for it."""
+    return any(word in str(error) for word in words)
+
+
+_NO_MEMORY = ("Cannot allocate memory", "failed to map segment", "bad_alloc")
+_NO_THREAD = ("start new thread", "Resource temporarily unavailable")
+
+_PLAIN_OS_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EBADF, errno.EFBIG, errno.EIO),
+)
+_HINTS = {
+    errno.ENOSPC: "; make room, or write to another disk",
+    errno.EDQUOT: "; make room, or write to another disk",
+    errno.EBADF: "; open it for writing",
+}
 
 _LONGEST_LINE = 2000
 
@@ -76,14 +106,3 @@ def one_line(text: str) -> str:
     words = " ".join(text.split())
     shown = "".join(char if char.isprintable() else "?" for char in words)
     return shown if len(shown) <= _LONGEST_LINE else shown[:_LONGEST_LINE] + "..."
-
-
-def _forget_stdout() -> None:
-    """Let nothing be written at exit: the pipe is gone and Python would complain."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(devnull, sys.stdout.fileno())
-    except (OSError, ValueError):  # a replaced stream without a descriptor has nothing to forget
-        pass
-    finally:
-        os.close(devnull)

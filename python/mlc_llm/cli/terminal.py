@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import BinaryIO, TextIO
 
+from mlc_llm.cli.streams import say
 from mlc_llm.errors import UserError
 
 WAIT_S = 3.0
@@ -61,7 +62,7 @@ def _is_control(char: str) -> bool:
 
 def note(text: str) -> None:
     """A remark to the user, beside the answer."""
-    print(text, file=sys.stderr, flush=True)
+    say(text)
 
 
 def decoded(raw: bytes, source: str) -> str:

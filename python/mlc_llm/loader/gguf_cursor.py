@@ -6,6 +6,7 @@ allocate memory nor start a long loop. Limits stand here, once; all are far abov
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -54,7 +55,10 @@ class Cursor:
 
     @classmethod
     def open(cls, path: Path) -> Cursor:
-        """Map `path` read-only. ModelNotFound: no such file; ModelFileError: cannot be mapped."""
+        """Map `path` read-only.
+
+        ModelNotFound: no such file; ModelFileError: cannot be read; MemoryError: no room for it.
+        """
         if not path.is_file():
             raise ModelNotFound(f"{path}: no such file")
         try:
@@ -65,6 +69,8 @@ class Cursor:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 return cls(path, mapped, os.fstat(file.fileno()))
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise MemoryError(f"{path} cannot be mapped") from error
             raise ModelFileError(f"{path}: cannot be read: {error.strerror}") from error
 
     def at(self, pos: int) -> Cursor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,9 @@ _NAIVE_ALLOCATOR = 1
 
 class BrokenLibrary(Exception):
     """The folder does not hold an intact library of ours; building it again mends that."""
+
+
+_NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_alloc")
 
 
 @cache
@@ -57,12 +61,12 @@ class Executable:
     """The functions of a model library by name (see `model_lib.py`)."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises BrokenLibrary."""
+        """Raises BrokenLibrary, MemoryError."""
         self.metadata = read_metadata(folder)
         if self.metadata.has_tiles and not amx.permitted():
             raise BrokenLibrary(f"{folder}: the system does not permit the tiles that it uses")
+        load_runtime()
         try:
-            load_runtime()
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
             executable = load(str(folder / BYTECODE_FILE))
             # Plain functions, linked without the runtime of C++, for which it would ask a compiler.
@@ -73,6 +77,8 @@ class Executable:
             self._vm = executable["vm_load_executable"]()
             self._vm["vm_initialization"](*_CPU, _NAIVE_ALLOCATOR)
         except Exception as error:  # what TVM raises has no base class of its own
+            if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+                raise MemoryError(str(error)) from error  # another library needs no less
             raise BrokenLibrary(f"{folder}: {error}") from error
 
     def __getitem__(self, name: str) -> Any:

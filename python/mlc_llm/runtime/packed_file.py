@@ -40,11 +40,16 @@ def huge_memory(size: int) -> mmap.mmap:
 
     Huge pages are asked for where the system has them: two threads read a third faster from them,
     for there are fewer addresses to translate. No child process shares the memory.
+
+    Raises MemoryError.
     """
+    flags = {}
     if hasattr(mmap, "MAP_ANONYMOUS"):
-        memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:
-        memory = mmap.mmap(-1, max(size, 1))
+        flags["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        memory = mmap.mmap(-1, max(size, 1), **flags)
+    except OSError as error:  # as that of a file it would tell of a broken one
+        raise MemoryError(f"{size >> 20} MiB of memory are not free") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -52,7 +57,7 @@ def huge_memory(size: int) -> mmap.mmap:
 
 
 def read_packed(folder: Path) -> Packed:
-    """Raises BrokenParams.
+    """Raises BrokenParams, MemoryError.
 
     The file is copied, not mapped: memory of our own can have huge pages. The checksum is made on
     the way, for a flipped bit would not be seen in what the model says.

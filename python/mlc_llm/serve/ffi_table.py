@@ -56,6 +56,7 @@ def _register_errors() -> None:
         errors.RequestError,
         errors.EngineDead,
         KeyboardInterrupt,
+        MemoryError,
     ):
         tvm_ffi.register_error(cls.__name__, cls)
     tvm_ffi.register_error("InvalidField", errors.InvalidField)

@@ -86,6 +86,8 @@ def cache_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (None, errno.ENOMEM):  # of a library that cannot be loaded: no file's
+            raise
         reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
         raise CacheError(
             f"cannot write {path}: {reason}; make room or set MLC_LLM_HOME to another folder"

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Literal, Protocol, TextIO
 
 from mlc_llm.support.leaving import undone
@@ -95,7 +95,8 @@ class _Lines:
             self.say(self._so_far())
 
     def say(self, words: str) -> None:
-        print(f"{self._label}: {words}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # the work goes on where nobody can be told
+            print(f"{self._label}: {words}", file=sys.stderr, flush=True)
 
     def elapsed(self) -> str:
         return f"{self._clock() - self._started:.1f} s"

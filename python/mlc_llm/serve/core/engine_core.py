@@ -81,14 +81,8 @@ class EngineCore:
         self._postprocessor = Postprocessor(
             tokenizer, min(self.max_single_sequence_length, self._capacity + 1)
         )
-        if config.speculative_mode == "prompt_lookup":
-            drafter = PromptLookup()
-        self._speculator = None
-        if drafter is not None:
-            longest = self._postprocessor.max_single_sequence_length
-            self._speculator = Speculator(
-                drafter, self._scheduler, draft_length=config.spec_draft_length, max_length=longest
-            )
+        longest = self._postprocessor.max_single_sequence_length
+        self._speculator = _speculator(drafter, self._scheduler, config, longest)
         self._arrivals = itertools.count()
         self._requests: dict[str, RequestState] = {}
         self._is_torn = False
@@ -419,6 +413,18 @@ def _scheduler(runner: Runner, config: EngineConfig) -> Scheduler:
         step_budget=config.prefill_time_budget_ms / 1000,
         prefix_cache=config.prefix_cache_mode == "radix",
         max_recycling=config.prefix_cache_max_num_recycling_seqs,
+    )
+
+
+def _speculator(
+    drafter: Drafter | None, scheduler: Scheduler, config: EngineConfig, max_length: int
+) -> Speculator | None:
+    if config.speculative_mode == "prompt_lookup":
+        drafter = PromptLookup()
+    if drafter is None:
+        return None
+    return Speculator(
+        drafter, scheduler, draft_length=config.spec_draft_length, max_length=max_length
     )
 
 
