@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -323,10 +324,27 @@ def test_too_long_standard_input(
     assert "longer than 3 bytes" in capsys.readouterr().err
 
 
-def test_ctrl_c_keeps_what_there_is(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def python_handles_interrupts() -> Iterator[None]:
+    """As it does unless it was started where interrupts are ignored: behind `nohup` or `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+def test_ctrl_c_keeps_what_there_is(engine: Any, capfd: pytest.CaptureFixture[str]) -> None:
     engine.on_step = lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 4 else None
     assert main(["generate", "Hi"]) == 130
-    assert capsys.readouterr().out == "Hello\n"
+    assert capfd.readouterr() == ("Hello\n", "mlc_llm: stopped by Ctrl-C\n")
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+def test_an_ignored_ctrl_c_stays_ignored(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    engine.on_step = lambda step: os.kill(os.getpid(), signal.SIGINT)
+    assert main(["generate", "Hi"]) == 0
+    assert capsys.readouterr() == (ANSWER + "\n", "")
 
 
 def test_a_failed_request(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,10 @@ def raising(error: BaseException) -> Callable[[], int]:
     return work
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -30,11 +34,16 @@ def raising(error: BaseException) -> Callable[[], int]:
         (PermissionError(errno.EACCES, "Permission denied", "f"), 1, "f: Permission denied"),
         (ImportError("No module named x"), 1, "No module named x; the install is not complete"),
         (MemoryError(), 1, "out of memory; close other programs"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 1, "out of memory; close other programs"),
+        (RuntimeError("libx.so: failed to map segment"), 1, "out of memory; close other programs"),
+        (ImportError("libx.so: failed to map segment"), 1, "out of memory; close other programs"),
+        (RuntimeError("can't start new thread"), 1, "no thread can be started; close other"),
+        (Panic("pool: Resource temporarily unavailable"), 1, "no thread can be started; close"),
         (KeyError("x"), 1, "KeyError: 'x' (this is a bug; --debug shows where)"),
     ],
 )
 def test_one_line(
-    error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert guarded(raising(error), debug=False) == code
     out, err = capsys.readouterr()
@@ -50,9 +59,18 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.splitlines()[-1] == "mlc_llm: error: no file x"
 
 
-def test_ctrl_c(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c(capfd: pytest.CaptureFixture[str]) -> None:
     assert guarded(raising(KeyboardInterrupt()), debug=False) == 130
-    assert "Traceback" not in capsys.readouterr().err
+    assert capfd.readouterr() == ("", "mlc_llm: stopped by Ctrl-C\n")
+
+
+def test_a_full_disk_counts_after_help_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mlc_llm.cli.guard.flush_output", full)
+    monkeypatch.setattr("mlc_llm.cli.guard.forget", lambda stream: None)
+    assert guarded(raising(SystemExit(0)), debug=False) == 1
 
 
 def test_control_characters_and_length() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -162,6 +164,65 @@ def test_errors_keep_their_public_class_across_the_table(
     assert type(too_long.value) is ContextLengthExceeded
     assert (too_long.value.prompt_tokens, too_long.value.limit) == (5000, 4096)
     assert not too_long.value.at_least
+
+
+@pytest.fixture
+def python_handles_interrupts() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+@pytest.mark.parametrize("function", ["create_request", "add_request", "step"])
+def test_an_interrupted_generate_leaves_nothing(
+    engine: SyncMLCEngine, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    heard: list[Any] = []
+    engine._ffi["set_request_stream_callback"](heard.extend)
+    engine.add_request(engine.create_request("1", data.TextData("other"), GenerationConfig()))
+    called = getattr(engine, function)
+
+    def interrupted(*args: Any) -> Any:
+        result = called(*args)
+        signal.raise_signal(signal.SIGINT)  # right behind the work, before anyone could note it
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate("some text", GenerationConfig())
+    assert not engine._ffi["has_request"]("0")
+    with pytest.raises(InvalidField):
+        engine.generate(["a", "b"], GenerationConfig())
+    assert engine._ffi["has_request"]("1"), "someone else's"
+    engine.reset()
+    assert [one.request_id for one in heard if one.request_final_usage_json_str] == ["1"]
+    assert engine.generate("some text", GenerationConfig())[0] == [["some text"]]
+
+
+@pytest.mark.usefixtures("python_handles_interrupts")
+@pytest.mark.parametrize("by", ["engine", "table"])
+def test_an_interrupted_step_is_whole(engine: SyncMLCEngine, by: str) -> None:
+    heard: list[Any] = []
+    engine._ffi["set_request_stream_callback"](heard.extend)
+    engine.add_request(engine.create_request("a", data.TextData("ab"), GenerationConfig()))
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        if frame.f_code.co_name == "_update":
+            sys.settrace(before)
+            signal.raise_signal(signal.SIGINT)
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step() if by == "engine" else engine._ffi["step"]()
+    assert len(heard) == (by == "engine"), "callers of the table get it with the next step"
+    while engine._ffi["has_request"]("a"):
+        engine.step()
+    tokens = [one.group_delta_token_ids for one in heard if not one.request_final_usage_json_str]
+    assert [token for (branch,) in tokens for token in branch] == [97, 98]
 
 
 def test_steps_stream_and_end_with_one_usage(engine: SyncMLCEngine) -> None:
