@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mlc_llm.errors import CacheError
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE
+from mlc_llm.runtime import packed_file
 from mlc_llm.runtime.memory import zeroed
+from mlc_llm.support.files import cache_errors
 
 
 @pytest.mark.parametrize("size", [0, 1, 4097, (1 << 21) + 3])
@@ -26,3 +35,30 @@ def test_a_child_writes_to_a_copy() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert not memory.any()
+
+
+def refuse(*args: Any, **options: Any) -> Any:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_too_little_memory_is_no_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_file.mmap, "mmap", refuse)
+    (tmp_path / PARAMS_FILE).write_bytes(b"x")
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"size": 1, "tensors": [], "crc32": 0}))
+    with pytest.raises(MemoryError):
+        zeroed(1 << 20)
+    with pytest.raises(MemoryError):
+        packed_file.read_packed(tmp_path)
+    with pytest.raises(MemoryError):
+        GGUFFile.open(tmp_path / PARAMS_FILE)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("a library cannot be loaded"), OSError(errno.ENOMEM, "")]
+)
+def test_too_little_memory_is_no_fault_of_the_cache(error: OSError) -> None:
+    with pytest.raises(OSError) as caught, cache_errors(Path("folder")):
+        raise error
+    assert caught.value is error and not isinstance(error, CacheError)
