@@ -10,7 +10,7 @@ forward(tokens [m], rope [p, 2, head_dim/2], slot [m], position [m], tiles [t, 3
 top_tokens(logits [s, padded_vocab], rows [r]) -> token [r, 20], logprob [r, 20], log_total [r]
 edit_logits(place [e, 2], number [e, 3], masked [r], allowed [r, w], logits [s, padded_vocab])
         -> the logits, changed in place
-sample(logits [s, padded_vocab], options [s, 4], top_k [s]) -> token [s]
+sample(logits [s, padded_vocab], options [s, 4], top_k [s]) -> token [s], or NO_TOKEN
 copy_pages(source [n], target [n], pages) -> the pages, changed in place
 """
 
@@ -26,6 +26,9 @@ TOP_TOKENS = "top_tokens"
 EDIT_LOGITS = "edit_logits"
 SAMPLE = "sample"
 COPY_PAGES = "copy_pages"
+
+NO_TOKEN = -1
+"""From `sample`: the row's logits are not finite, or nothing is allowed."""
 
 KERNELS_FILE = "kernels.o"
 BYTECODE_FILE = "vm.bin"

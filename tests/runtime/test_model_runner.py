@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_models import TinyModels
@@ -43,6 +45,43 @@ def test_rows_that_want_no_token_get_none(runner: ModelRunner) -> None:
     output = runner.run(Batch([BatchRow(0, [1, 2], []), BatchRow(1, [3], [GREEDY])]))
     assert [len(samples) for samples in output.samples] == [0, 1]
     assert runner.run(Batch([BatchRow(0, [4], [])])).samples == [[]]
+
+
+NUMBERS_TO_ONE = {
+    "plain": Sampling(),
+    "cold": Sampling(temperature=0.3),
+    "greedy": Sampling(temperature=0),
+    "top-k": Sampling(top_k=5),
+    "top-p": Sampling(top_p=0.7),
+    "min-p": Sampling(min_p=0.05),
+    "all": Sampling(temperature=1.5, top_k=50, top_p=0.8, min_p=0.01),
+}
+
+
+@pytest.mark.parametrize("uniform", [1 - 2**-25, 1 - 2**-26, 1 - 2**-53])
+def test_a_random_number_that_float32_would_round_to_one(
+    runner: ModelRunner, uniform: float
+) -> None:
+    """It draws what the largest float32 below 1 draws."""
+    below = [replace(one, uniform=1 - 2**-24) for one in NUMBERS_TO_ONE.values()]
+    near = [replace(one, uniform=uniform) for one in NUMBERS_TO_ONE.values()]
+    for expected, one in zip(below, near, strict=True):
+        first, second = sampled(runner, expected, one)
+        assert first.error is None
+        assert second == first
+
+
+@pytest.mark.parametrize("wrong", [-2, -12, -(2**31), 300, 2**31 - 1])
+def test_a_token_that_is_not_there_is_the_error_of_its_row(
+    runner: ModelRunner, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = np.array([5, wrong], np.int32)
+    monkeypatch.setattr(runner._sampler, "_sample", lambda *_: given)
+    sampling = Sampling(temperature=0, top_logprobs=1)
+    right, refused = sampled(runner, sampling, sampling)
+    assert (right.token_id, right.error) == (5, None)
+    assert refused.error is not None
+    assert f"token {wrong} " in refused.error
 
 
 def test_log_probabilities_are_of_the_raw_logits(runner: ModelRunner) -> None:

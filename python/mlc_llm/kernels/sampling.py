@@ -180,10 +180,14 @@ def _raise_floor(W, row, padded, floor, wanted, measure):
 
 @T.inline
 def _draw(W, row, padded, floor, uniform, TOKEN):
-    """Inverse CDF in vocabulary order: first the chunk, then the entry inside it."""
+    """Inverse CDF in vocabulary order: first the chunk, then the entry inside it.
+
+    A kept entry whatever `uniform` is: the last one for 1 or more, and for NaN.
+    """
     acc = T.alloc_buffer((L,), "float32")
     total = T.alloc_buffer((1,), "float32")
     passed = T.alloc_buffer((1,), "float32")
+    mass = T.alloc_buffer((1,), "float32")
     chunk = T.alloc_buffer((1,), "int32")
     done = T.alloc_buffer((1,), "int32")
     total[0] = T.float32(0)
@@ -195,13 +199,17 @@ def _draw(W, row, padded, floor, uniform, TOKEN):
         total[0] = total[0] + W[row, padded + c]
     total[0] = total[0] * uniform
     passed[0] = T.float32(0)
-    chunk[0] = T.int32(-1)
+    chunk[0] = T.int32(0)
+    mass[0] = T.float32(0)
+    done[0] = T.int32(0)
     for c in T.serial(padded // CHUNK):
-        if chunk[0] < 0:
-            if passed[0] + W[row, padded + c] > total[0]:
-                chunk[0] = c
-            else:
-                passed[0] = passed[0] + W[row, padded + c]
+        # The last chunk with a kept entry stands, whatever `uniform` is.
+        if T.And(done[0] == 0, W[row, padded + c] > T.float32(0)):
+            passed[0] = passed[0] + mass[0]
+            mass[0] = W[row, padded + c]
+            chunk[0] = c
+            if passed[0] + mass[0] > total[0]:
+                done[0] = T.int32(1)
     done[0] = T.int32(0)
     for i in T.serial(CHUNK):
         # The last kept entry stands if rounding lets the sum fall short.

@@ -69,7 +69,7 @@ class ModelRunner:
         """Called when compiled code is about to run for long. Python's lock is free from then on:
         a good moment to wake the threads that would otherwise get in the way."""
         self._staging = Staging()
-        self._sampler = Sampler(self._executable)
+        self._sampler = Sampler(self._executable, metadata.vocab_size)
         self._choice = Choice.of([], self.metadata.vocab_size)
         """Of the last step; a greedy one mostly serves the next as well."""
         self._copy = self._executable[COPY_PAGES]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.model_lib import EDIT_LOGITS, SAMPLE, TOP_TOKENS
+from mlc_llm.model_lib import EDIT_LOGITS, NO_TOKEN, SAMPLE, TOP_TOKENS
 from mlc_llm.runtime.batch import Sampled, Sampling
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.logit_processor import Edits
@@ -19,6 +19,8 @@ from mlc_llm.runtime.staging import Table, table
 
 Array = npt.NDArray[Any]
 NOT_FINITE = "the model produced logits that are not finite"
+BELOW_ONE = 1 - 2**-24
+"""The largest float32 below 1: random numbers above it would be rounded to 1."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Choice:
         """Raises RequestError for an edit of a token that is not in the vocabulary."""
         options, top_k, asked = array("f"), array("i"), array("i")
         for i, one in enumerate(samplings):
-            options.extend((one.temperature, one.top_p, one.min_p, one.uniform))
+            options.extend((one.temperature, one.top_p, one.min_p, min(one.uniform, BELOW_ONE)))
             top_k.append(one.top_k)
             if one.top_logprobs >= 0:
                 asked.append(i)
@@ -58,7 +60,9 @@ class Choice:
 class Sampler:
     """The functions of a model library that choose tokens."""
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: Executable, vocab_size: int) -> None:
+        """vocab_size: tokens that may be chosen."""
+        self._vocab_size = vocab_size
         self._top_tokens, self._edit = executable[TOP_TOKENS], executable[EDIT_LOGITS]
         self._sample = executable[SAMPLE]
 
@@ -75,7 +79,8 @@ class Sampler:
         if choice.edited:
             self._edit(*rest, logits)
         tokens = np.from_dlpack(self._sample(logits, options, top_k)).tolist()
-        return [_sampled(token, raw.get(i)) for i, token in enumerate(tokens)]
+        count = self._vocab_size
+        return [_sampled(token, raw.get(i), count) for i, token in enumerate(tokens)]
 
     def _raw(self, logits: Any, choice: Choice, rows: Any) -> dict[int, _Raw]:
         """By row, where log-probabilities are asked for."""
@@ -85,7 +90,7 @@ class Sampler:
             count = choice.samplings[i].top_logprobs
             top = zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True)
             row = values[i].copy() if i in choice.edited else values[i]
-            raw[i] = _Raw(row, total, tuple(pair for pair in top if pair[0] >= 0))
+            raw[i] = _Raw(row, total, tuple(pair for pair in top if 0 <= pair[0] < self._vocab_size))
         return raw
 
 
@@ -98,9 +103,12 @@ class _Raw:
     top: tuple[tuple[int, float], ...]
 
 
-def _sampled(token_id: int, raw: _Raw | None) -> Sampled:
-    if token_id < 0:
+def _sampled(token_id: int, raw: _Raw | None, vocab_size: int) -> Sampled:
+    """What compiled code gave for a row: nothing that it says is used as an index unchecked."""
+    if token_id == NO_TOKEN:
         return Sampled(token_id, error=NOT_FINITE)
+    if not 0 <= token_id < vocab_size:
+        return Sampled(token_id, error=f"the kernels chose token {token_id} of {vocab_size} tokens")
     if raw is None:
         return Sampled(token_id)
     return Sampled(token_id, float(raw.logits[token_id] - raw.log_total), raw.top)

@@ -35,7 +35,7 @@ class Postprocessor:
 
         Models often have more rows than their tokenizer has tokens; the rest means nothing.
         """
-        if sampled.error is None and sampled.token_id >= self._vocab_size:
+        if sampled.error is None and not 0 <= sampled.token_id < self._vocab_size:
             return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
         return sampled.error
 
