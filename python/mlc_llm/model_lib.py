@@ -82,6 +82,7 @@ class Metadata:
     target: str
     tvm_version: str
     vocab_size: int
+    """Tokens that may be chosen; the rows of logits behind them mean nothing."""
     padded_vocab: int
     has_coarse_rows: bool
     """`forward` may compute its first `coarse_rows` tokens less exactly, which is faster."""

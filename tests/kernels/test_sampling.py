@@ -111,9 +111,7 @@ def test_against_a_sort(isa: Isa, name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("uniform", [1.0, np.nan, -1.0])
 @each_isa()
-def test_a_number_outside_its_range_draws_a_kept_token(
-    isa: Isa, uniform: float, name: str
-) -> None:
+def test_a_number_outside_its_range_draws_a_kept_token(isa: Isa, uniform: float, name: str) -> None:
     """No number may lead out of the row: from 1 on the last kept token, below 0 the first."""
     logits = np.stack([random_logits(i) for i in range(3)])
     result = draw(isa, logits, [CASES[name]] * 3, np.full(3, uniform, np.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,18 @@ def test_usage_example(
         engine.step()
     printed = capsys.readouterr().out
     assert len(printed) > 200 and "Request req_0: [" in printed
+
+
+def test_a_random_number_that_is_one_in_float32(default_model: Path) -> None:
+    """The ninth of this seed: it once ended the answer."""
+    seed = 879324
+    numbers = random.Random(seed)
+    assert [numbers.random() for _ in range(9)][-1] > 1 - 2**-25
+    engine = SyncMLCEngine(model=str(default_model))
+    config = GenerationConfig(seed=seed, temperature=1.0, max_tokens=12, logprobs=True)
+    _, logprobs = engine.generate("The capital of France is", config)
+    assert logprobs[0] is not None
+    assert len(logprobs[0][0]) == 12
 
 
 def test_the_model_knows_a_capital(default_model: Path) -> None:

@@ -200,6 +200,24 @@ def test_a_draft_model_with_other_tokens_is_refused(
     assert caught.value.field == "additional_models"
 
 
+def test_a_draft_model_may_have_other_rows_behind_its_tokens(
+    models: dict[str, str], plain: Opened, tmp_path: Path
+) -> None:
+    """Neither is ever asked for what only the other has."""
+    paths = {
+        "model": tmp_path / "padded.gguf",
+        "small": tmp_path / "small.gguf",
+    }
+    write_tiny_model(paths["model"], shape=TinyShape(padding=20))
+    write_tiny_model(
+        paths["small"], shape=TinyShape(layers=1, hidden=32, intermediate=32, padding=35)
+    )
+    drafting = {name: str(path) for name, path in paths.items()}
+    opened = Opened(drafting["model"], config_of("small", drafting))
+    wanted = GenerationConfig(temperature=1.0, seed=4, max_tokens=40)
+    assert opened.engine.generate("The cat", wanted) == plain.engine.generate("The cat", wanted)
+
+
 def test_the_echo_engine_guesses_from_its_prompt() -> None:
     config = EngineConfig(speculative_mode="prompt_lookup")
     engine = SyncMLCEngine("mock://echo", engine_config=config)

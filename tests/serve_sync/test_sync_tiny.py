@@ -18,6 +18,7 @@ from mlc_llm.serve.model_args import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END, byte_tokenizer_metadata
 from mlc_llm.testing.gguf_writer import write_gguf
+from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 SIZES = {"general.architecture": "llama", "llama.context_length": 64}
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -53,6 +54,47 @@ def test_text_does_not_depend_on_the_company(
     assert narrow.generate(PROMPTS, config)[0] == alone
     assert narrow.trace_recorder is not None
     assert "preempt (0)" in narrow.trace_recorder.dump_json()
+
+
+PADDED_CASES = {
+    "greedy": GenerationConfig(temperature=0, max_tokens=30),
+    "drawn": GenerationConfig(temperature=1.0, seed=1, max_tokens=60, n=3),
+    "hot": GenerationConfig(temperature=2.0, seed=2, max_tokens=60, n=3),
+    "top-k": GenerationConfig(temperature=1.5, top_k=5, seed=3, max_tokens=30),
+    "top-p": GenerationConfig(temperature=1.5, top_p=0.8, seed=4, max_tokens=30),
+    "min-p": GenerationConfig(temperature=1.5, min_p=0.1, seed=5, max_tokens=30),
+    "penalties": GenerationConfig(
+        temperature=1.0, frequency_penalty=1.0, logit_bias={299: 2.0}, seed=6, max_tokens=30
+    ),
+    "schema": GenerationConfig(
+        temperature=1.0, response_format={"type": "json_object"}, seed=7, max_tokens=30
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def padded(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> SyncMLCEngine:
+    """The tiny model with rows behind its tokens, which are far the likeliest."""
+    path = tmp_path_factory.mktemp("padded") / "padded.gguf"
+    return SyncMLCEngine(str(write_tiny_model(path, shape=TinyShape(padding=20))), "cpu")
+
+
+@pytest.mark.parametrize("name", PADDED_CASES)
+def test_rows_that_are_no_tokens_count_for_nothing(
+    engine: SyncMLCEngine, padded: SyncMLCEngine, name: str
+) -> None:
+    """Not chosen, not reported, and no probability taken away: all is as without them."""
+    config = GenerationConfig(logprobs=True, top_logprobs=5).merged_over(PADDED_CASES[name])
+    assert padded.generate(PROMPTS, config) == engine.generate(PROMPTS, config)
+    quiet = PADDED_CASES[name]
+    assert padded.generate(PROMPTS, quiet) == engine.generate(PROMPTS, quiet)
+
+
+def test_rows_that_are_no_tokens_cannot_be_named(padded: SyncMLCEngine) -> None:
+    with pytest.raises(InvalidField, match="token ids are 0 to 299"):
+        padded.generate([[300]], GenerationConfig(max_tokens=1))
+    with pytest.raises(InvalidField, match="token ids are 0 to 299"):
+        padded.generate("x", GenerationConfig(max_tokens=1, logit_bias={300: 1.0}))
 
 
 def test_a_window_of_few_pages(tiny: Path, engine: SyncMLCEngine) -> None:

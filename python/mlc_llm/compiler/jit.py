@@ -64,11 +64,15 @@ def prepare(
     model: ModelFile,
     kernels: str | None = None,
     *,
+    vocab_size: int | None = None,
     coarse: bool = False,
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
     """Finds library and weights in the cache, or makes them. `rebuild` replaces what is there.
+
+    vocab_size: tokens of the model's tokenizer: rows of the output beyond these are never chosen,
+    and take no probability away. None: all rows are tokens.
 
     coarse: the library has every way to compute prompts faster.
 
@@ -79,7 +83,7 @@ def prepare(
     """
     isa = choose(kernels).isa
     isa = replace(isa, coarse=coarse and isa.tiles)
-    plan = plan_model(model.metadata, model.tensors, isa)
+    plan = plan_model(model.metadata, model.tensors, isa, vocab_size)
     library = cache_dir("model_lib") / library_key(plan, isa)
     content = content_of_model(model)
     weights = packed_folder() / weights_key(content, isa)

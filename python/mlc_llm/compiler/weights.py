@@ -30,14 +30,23 @@ from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floa
 Array = npt.NDArray[Any]
 
 
-def plan_model(metadata: Mapping[str, Any], tensors: Mapping[str, Any], isa: Isa) -> Plan:
-    """The model's plan with the packed format of every matrix filled in."""
+def plan_model(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    isa: Isa,
+    vocab_size: int | None = None,
+) -> Plan:
+    """The model's plan with the packed format of every matrix filled in.
+
+    vocab_size: tokens of the tokenizer; None: as many as the model has rows for.
+    """
     plan = read_gguf(metadata, tensors)
+    active = None if vocab_size is None else min(vocab_size, plan.config.vocab)
     formats = {
         prefix: format_of_kind(tensors[sources[0].tensor].kind, half=isa.half, fixed=isa.tiles)
         for prefix, sources in plan.matrices.items()
     }
-    return replace(plan, config=replace(plan.config, formats=formats))
+    return replace(plan, config=replace(plan.config, active_vocab=active, formats=formats))
 
 
 def pack_weights(

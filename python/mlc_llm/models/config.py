@@ -31,6 +31,7 @@ class ModelConfig:
     head_dim: int
     intermediate: int
     vocab: int
+    """Rows of the embedding, and of the head."""
     context_window: int
     norm_eps: float
     rope: RopeConfig
@@ -39,3 +40,10 @@ class ModelConfig:
     """The file pairs neighbouring elements (2i, 2i+1); rows are reordered to halves on loading."""
     formats: dict[str, WeightFormat] = field(default_factory=dict)
     """Packed format of every matrix, by parameter name without suffix."""
+    active_vocab: int | None = None
+    """How many rows, from the first on, are tokens of the tokenizer; None: all."""
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the output that may be chosen."""
+        return self.vocab if self.active_vocab is None else self.active_vocab

@@ -118,7 +118,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         ints = Tensor.placeholder([rows], "int32")
         scratch = float_tensor(rows, padded + padded // CHUNK)
         _, token = op.tensor_ir_op(
-            sample(self.config.vocab, padded),
+            sample(self.config.tokens, padded),
             "sample_rows",
             [logits, options, top_k],
             [scratch, ints],
@@ -128,7 +128,7 @@ class Llama(nn.Module):  # type: ignore[misc]
     def top_tokens(self, logits: Tensor, rows: Tensor) -> Any:
         count = rows.shape[0]
         return op.tensor_ir_op(
-            top_tokens(self.config.vocab, self.padded_vocab),
+            top_tokens(self.config.tokens, self.padded_vocab),
             "top_rows",
             [logits, rows],
             [
@@ -142,7 +142,7 @@ class Llama(nn.Module):  # type: ignore[misc]
         self, place: Tensor, number: Tensor, masked: Tensor, allowed: Tensor, logits: Tensor
     ) -> Any:
         return op.tensor_ir_inplace_op(
-            edit_logits(self.config.vocab, self.padded_vocab),
+            edit_logits(self.config.tokens, self.padded_vocab),
             "edit_rows",
             [place, number, masked, allowed, logits],
             4,

@@ -118,6 +118,7 @@ class RunnerLimits:
     max_batch_tokens: int
     context_window: int
     vocab_size: int
+    """Tokens that may be chosen; a model with more rows leaves the rest out as if it had none."""
     window: Window | None = None
     """None: a token sees all before it. Else pages that nothing can see any more are given back
     at the end of a run, but for what computing a sequence's last token again needs: a sequence is

@@ -90,7 +90,9 @@ class Sampler:
             count = choice.samplings[i].top_logprobs
             top = zip(tokens[:count].tolist(), logprobs[:count].tolist(), strict=True)
             row = values[i].copy() if i in choice.edited else values[i]
-            raw[i] = _Raw(row, total, tuple(pair for pair in top if 0 <= pair[0] < self._vocab_size))
+            raw[i] = _Raw(
+                row, total, tuple(pair for pair in top if 0 <= pair[0] < self._vocab_size)
+            )
         return raw
 
 

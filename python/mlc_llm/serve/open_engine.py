@@ -88,8 +88,9 @@ def _open_models(
     """The engine of opened models; `memory`: as it was before any was read."""
     bundle, *drafts = bundles
     size = model_size(bundle)
+    tokens = _tokens(bundle, size)
     for draft in drafts:
-        size = replace(size, draft=_draft_size(draft, size))
+        size = replace(size, draft=_draft_size(draft, tokens))
     complete, plan, held = memory.take(config, size, bundle.name)
     if config.verbose:
         _log.info("memory: %s", plan.describe())
@@ -115,16 +116,21 @@ def _open_models(
     return OpenEngine(core, bundle, complete, (runner, *guessers))
 
 
-def _draft_size(draft: ModelBundle, size: ModelSize) -> ModelSize:
-    """The size of a draft model. Raises `InvalidField` for one that has other tokens."""
+def _draft_size(draft: ModelBundle, tokens: int) -> ModelSize:
+    """The size of a draft model. Raises `InvalidField` for one that has not so many tokens."""
     found = model_size(draft)
-    if found.vocab_size != size.vocab_size:
+    if _tokens(draft, found) != tokens:
         words = (
-            f"it has {found.vocab_size} tokens and the model {size.vocab_size}: a draft model "
+            f"it has {_tokens(draft, found)} tokens and the model {tokens}: a draft model "
             "needs the same vocabulary"
         )
         raise InvalidField("additional_models", draft.name, words)
     return found
+
+
+def _tokens(bundle: ModelBundle, size: ModelSize) -> int:
+    """How many tokens may be chosen; the model may have more rows than its tokenizer tokens."""
+    return min(size.vocab_size, bundle.tokenizer.vocab_size)
 
 
 def _draft_config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ DEFAULT_KINDS: Mapping[str, str] = {"token_embd": "Q8_0", "": "Q4_0"}
 class TinyShape:
     """Sizes of the model: hidden and intermediate are multiples of 32, head_dim of 16.
 
-    The vocabulary is the byte tokenizer's.
+    The vocabulary is the byte tokenizer's, with `padding` more rows.
     """
 
     layers: int = 2
@@ -33,6 +33,9 @@ class TinyShape:
     head_dim: int = 16
     intermediate: int = 96
     context: int = 512
+    padding: int = 0
+    """Rows of the embedding and the head that are no tokens. All else is as without them, and they
+    are far the likeliest."""
     tied_head: bool = True
     """Without a head of its own the model uses the embedding table."""
     rope_theta: float = 10000.0
@@ -56,8 +59,10 @@ def write_tiny_model(
     """
     rng = np.random.default_rng(seed)
     tensors = {
-        name: TensorData.quantized(_weights(rng, name, sizes), _kind(kinds, name))
-        for name, sizes in tensor_sizes(shape).items()
+        name: TensorData.quantized(
+            _padded(_weights(rng, name, sizes), name, shape), _kind(kinds, name)
+        )
+        for name, sizes in tensor_sizes(replace(shape, padding=0)).items()
     }
     if shape.rope_factors:
         factors = np.asarray(shape.rope_factors, np.float32)
@@ -75,12 +80,13 @@ def tensor_sizes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
         "attn_v": (kv, hidden), "attn_output": (hidden, query), "ffn_norm": (hidden,),
         "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide),
     }  # fmt: skip
-    sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCABULARY_SIZE, hidden)}
+    rows = VOCABULARY_SIZE + shape.padding
+    sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (rows, hidden)}
     for i in range(shape.layers):
         sizes |= {f"blk.{i}.{name}.weight": size for name, size in block.items()}
     sizes["output_norm.weight"] = (hidden,)
     if not shape.tied_head:
-        sizes["output.weight"] = (VOCABULARY_SIZE, hidden)
+        sizes["output.weight"] = (rows, hidden)
     return sizes
 
 
@@ -97,6 +103,16 @@ def _weights(rng: np.random.Generator, name: str, sizes: tuple[int, ...]) -> Flo
     else:
         values *= 1.5 / np.sqrt(sizes[1])
     return values.astype(np.float32)
+
+
+def _padded(values: Floats, name: str, shape: TinyShape) -> Floats:
+    """With rows behind those of the tokens: each a token's, much longer, or its opposite."""
+    if name not in ("token_embd.weight", "output.weight") or not shape.padding:
+        return values
+    rows = values[np.arange(shape.padding) // 2 % len(values)]
+    return np.concatenate([values, rows * np.resize([20, -20], (shape.padding, 1))]).astype(
+        np.float32
+    )
 
 
 def _kind(kinds: Mapping[str, str], name: str) -> str:
@@ -119,7 +135,7 @@ def _metadata(shape: TinyShape, seed: int) -> dict[str, Any]:
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": shape.head_dim,
         "llama.rope.freq_base": shape.rope_theta,
-        "llama.vocab_size": VOCABULARY_SIZE,
+        "llama.vocab_size": VOCABULARY_SIZE + shape.padding,
     }
     if shape.rope_linear != 1.0:
         metadata["llama.rope.scaling.type"] = "linear"

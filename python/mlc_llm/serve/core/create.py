@@ -29,18 +29,18 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Mod
     assert bundle.gguf is not None
     assert device == "cpu", device
     if config.model_lib is not None:
-        weights = prepare(bundle.gguf).weights
+        weights = prepare(bundle.gguf, vocab_size=bundle.tokenizer.vocab_size).weights
         try:
             return _runner(Path(config.model_lib), weights, config)
         except (BrokenLibrary, BrokenParams) as error:
             raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
-    coarse = config.prompt_precision == "fast"
-    prepared = prepare(bundle.gguf, coarse=coarse)
+    coarse, vocab_size = config.prompt_precision == "fast", bundle.tokenizer.vocab_size
+    prepared = prepare(bundle.gguf, vocab_size=vocab_size, coarse=coarse)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
-    prepared = prepare(bundle.gguf, coarse=coarse, rebuild=True)
+    prepared = prepare(bundle.gguf, vocab_size=vocab_size, coarse=coarse, rebuild=True)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
