@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from tiny_models import TinyModels
 
 from mlc_llm.errors import RequestError
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime import logit_bias
+from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampled, Sampling
+from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.model_runner import ModelRunner
 
 PROMPT = list(range(40, 60))
@@ -45,6 +48,36 @@ def test_rows_that_want_no_token_get_none(runner: ModelRunner) -> None:
     output = runner.run(Batch([BatchRow(0, [1, 2], []), BatchRow(1, [3], [GREEDY])]))
     assert [len(samples) for samples in output.samples] == [0, 1]
     assert runner.run(Batch([BatchRow(0, [4], [])])).samples == [[]]
+
+
+def test_a_bias_is_prepared_once_whatever_rows_it_is_for(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are gone through a single time in its life, and are right in every row."""
+    many = LogitBias({i: 0.25 * (i % 7) for i in range(0, 300, 2)})
+    few = LogitBias({7: 50.0})
+    counted = 0
+
+    class Counted(PreparedBias):
+        def __init__(self, *args: Any) -> None:
+            nonlocal counted
+            counted += 1
+            super().__init__(*args)
+
+    monkeypatch.setattr(logit_bias, "PreparedBias", Counted)
+    options: dict[str, Any] = {"presence_penalty": 1.5, "token_counts": {7: 1, 2: 1}}
+    for i, rows in enumerate([(many, few, None), (None, many, many), (few, many)] * 3):
+        options["uniform"] = 0.1 * i
+        wanted = [Sampling(logit_bias=one if one is not None else {}, **options) for one in rows]
+        plain = [replace(one, logit_bias=dict(one.logit_bias)) for one in wanted]
+        assert sampled(runner, *wanted) == sampled(runner, *plain)
+    assert counted == 2
+
+
+@pytest.mark.parametrize("token", [-1, 300, 2**31, -(2**40)])
+def test_a_prepared_bias_names_tokens_that_are_there(runner: ModelRunner, token: int) -> None:
+    with pytest.raises(RequestError, match="outside 0 to 299"):
+        sampled(runner, Sampling(logit_bias=LogitBias({0: 1.0, token: 1.0})))
 
 
 NUMBERS_TO_ONE = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from core_harness import Harness, prompt_of
 
-from mlc_llm.runtime.batch import Sampling
+from mlc_llm.runtime.batch import LogitBias, Sampling
 
 
 def samplings(**config: Any) -> list[Sampling]:
@@ -37,3 +37,10 @@ def test_one_that_changes_does_not(config: dict[str, Any]) -> None:
     found = samplings(**config)
     assert len(found) >= 2
     assert len({id(one) for one in found}) == len(found)
+
+
+def test_a_bias_is_one_object_in_every_step_and_branch() -> None:
+    found = samplings(temperature=1.0, seed=1, n=3, logit_bias={7: 1.0})
+    assert len(found) >= 4
+    assert isinstance(found[0].logit_bias, LogitBias)
+    assert all(one.logit_bias is found[0].logit_bias for one in found)

@@ -6,12 +6,26 @@ any of these once it is made. (Not `frozen`, which would make them cost thrice a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 GREEDY = 1e-5
 """The temperature from which on downwards the most likely token is taken."""
+
+
+class LogitBias(dict[int, float]):
+    """What is added to the logits of some tokens, by token id.
+
+    One object for a whole request, and never changed: so a runner prepares it once.
+    """
+
+    __slots__ = ("prepared",)
+
+    def __init__(self, values: Mapping[int, float]) -> None:
+        super().__init__(values)
+        self.prepared: object = None
+        """The runner's own; it means nothing to anybody else."""
 
 
 @dataclass(slots=True)
@@ -34,6 +48,7 @@ class Sampling:
     uniform: float = 0.0
     """In [0, 1)."""
     logit_bias: dict[int, float] = field(default_factory=dict)
+    """A `LogitBias` is prepared once, any other one in each step."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.errors import RequestError
-from mlc_llm.runtime.batch import Sampling
+from mlc_llm.runtime.batch import LogitBias, Sampling
+from mlc_llm.runtime.logit_bias import check_tokens
 
 Array = npt.NDArray[np.generic]
 
@@ -24,13 +24,18 @@ class Edits:
     """float32 [n, 3] each."""
     masks: dict[int, bytes] = field(default_factory=dict)
     """By row."""
+    biases: list[tuple[int, LogitBias]] = field(default_factory=list)
+    """By row: those that are prepared once a request; carried out before all else."""
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling]) -> Edits:
         """Of each row: bias, then penalties (repetition; presence and frequency), then its mask."""
         edits = cls()
         for row, sampling in enumerate(samplings):
-            if sampling.logit_bias:
+            if isinstance(sampling.logit_bias, LogitBias):
+                if sampling.logit_bias:
+                    edits.biases.append((row, sampling.logit_bias))
+            elif sampling.logit_bias:
                 edits._bias(row, sampling)
             if _is_penalised(sampling):
                 edits._penalties(row, sampling)
@@ -40,14 +45,13 @@ class Edits:
 
     @property
     def rows(self) -> set[int]:
-        """Rows that change."""
+        """Rows that change by anything but `biases`."""
         return {int(place[0, 0]) for place in self.tokens} | self.masks.keys()
 
     def arrays(self, vocab_size: int) -> list[Array]:
         """`edit_logits`' arguments but the logits. Raises RequestError for unknown token ids."""
         place = np.concatenate([np.zeros((0, 2), np.int64), *self.tokens])
-        if len(place) and not 0 <= place[:, 1].min() <= place[:, 1].max() < vocab_size:
-            raise RequestError(f"token id to edit outside 0 to {vocab_size - 1}")
+        check_tokens(place[:, 1], vocab_size)
         return [
             place.astype(np.int32),
             np.concatenate([np.zeros((0, 3), np.float32), *self.numbers]),

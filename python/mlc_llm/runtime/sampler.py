@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 
 from mlc_llm.model_lib import EDIT_LOGITS, NO_TOKEN, SAMPLE, TOP_TOKENS
 from mlc_llm.runtime.batch import Sampled, Sampling
 from mlc_llm.runtime.executable import Executable
+from mlc_llm.runtime.logit_bias import PreparedBias, aligned
 from mlc_llm.runtime.logit_processor import Edits
 from mlc_llm.runtime.staging import Table, table
 
@@ -32,7 +34,12 @@ class Choice:
     """`sample`'s options and top_k; rows for `top_tokens` if any; `edit_logits`' if any."""
     asked: Sequence[int]
     """Rows of which log-probabilities are wanted."""
+    biases: list[tuple[int, PreparedBias]]
+    """By row; carried out before the other edits."""
+    has_edits: bool
+    """Whether there are others."""
     edited: set[int]
+    """Rows that change, by either."""
 
     @classmethod
     def of(cls, samplings: Sequence[Sampling], vocab_size: int) -> Choice:
@@ -44,13 +51,15 @@ class Choice:
             if one.top_logprobs >= 0:
                 asked.append(i)
         edits = Edits.of(samplings)
+        biases = [(row, PreparedBias.of(bias, vocab_size)) for row, bias in edits.biases]
         edited = edits.rows
         tables: list[Table] = [(options, 4), (top_k, 0)]
         if asked:
             tables.append((asked, 0))
         if edited:
             tables += map(table, edits.arrays(vocab_size))
-        return cls(samplings, tables, asked, edited)
+        changed = edited.union(row for row, _ in biases)
+        return cls(samplings, tables, asked, biases, bool(edited), changed)
 
     def is_for(self, samplings: Sequence[Sampling]) -> bool:
         """Whether these are the very samplings that it was made of."""
@@ -63,6 +72,8 @@ class Sampler:
     def __init__(self, executable: Executable, vocab_size: int) -> None:
         """vocab_size: tokens that may be chosen."""
         self._vocab_size = vocab_size
+        empty = aligned((0,), np.int32), aligned((0, -(-vocab_size // 32)), np.int32)
+        self._no_masks = [tvm_ffi.from_dlpack(one) for one in empty]
         self._top_tokens, self._edit = executable[TOP_TOKENS], executable[EDIT_LOGITS]
         self._sample = executable[SAMPLE]
 
@@ -76,7 +87,9 @@ class Sampler:
         options, top_k, *rest = tensors
         # Log-probabilities are those of the raw logits, so they are taken before any edit.
         raw = self._raw(logits, choice, rest.pop(0)) if choice.asked else {}
-        if choice.edited:
+        for row, bias in choice.biases:
+            self._edit(*bias.tensors(row), *self._no_masks, logits)
+        if choice.has_edits:
             self._edit(*rest, logits)
         tokens = np.from_dlpack(self._sample(logits, options, top_k)).tolist()
         count = self._vocab_size

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.batch import LogitBias
 
 if TYPE_CHECKING:
     from mlc_llm.runtime.batch import Sampling
@@ -217,6 +218,8 @@ class RequestState:
         self.stop_token_ids = stop_token_ids
         """Empty with `ignore_eos`."""
         self.counts_tokens = _has_penalty(config)
+        self.logit_bias = LogitBias(config.logit_bias)
+        """Of every token of every branch: one object."""
         self.metrics = metrics
         self.error: str | None = None
         """Why it failed; every branch that was alive then is FAILED."""

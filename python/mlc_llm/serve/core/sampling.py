@@ -21,7 +21,7 @@ def sampling_of(branch: Branch) -> Sampling:
         top_k=config.top_k,
         min_p=config.min_p,
         uniform=branch.uniform(),
-        logit_bias=config.logit_bias,
+        logit_bias=request.logit_bias,
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,
         repetition_penalty=config.repetition_penalty,
