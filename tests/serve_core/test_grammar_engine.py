@@ -14,10 +14,12 @@ from grammar_tools import PADDED, fits, schemas, tokenizer
 from hostile_grammars import lark, regex, schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spec_tools import Always, Seer
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.drafting import Drafter, PromptLookup
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
 from mlc_llm.serve.data import TokenData
@@ -39,11 +41,40 @@ ADDRESS = {
 }
 
 
-def harness_of(runner: FakeRunner | None = None, **config: Any) -> Harness:
+_WAYS = range(2100)
+WIDE_AFTER_THREE = "\n".join(
+    [
+        "start: /[ab]{3}/ rest",
+        "rest: " + " | ".join(f"way{i}" for i in _WAYS),
+        *(f'way{i}: "x" way{i} | "y"' for i in _WAYS),
+    ]
+)
+"""More ways to go on behind the third letter than the library follows."""
+SCHEMAS = {
+    "address": ADDRESS,
+    "one value": {"const": {"a long name of a field": ["and a long", "value of it"]}},
+    "choices": {"enum": ["the one there", "the other there", "then", 12, 123, None]},
+    "forced parts": {
+        "type": "array",
+        "items": {"anyOf": [{"const": {"the name": True}}, {"const": {"the number": [1, 2, 3]}}]},
+        "minItems": 2,
+        "maxItems": 3,
+    },
+    "letters": {"type": "string", "pattern": "^[äöü]{2} and (the|then|there) [0-9]{3}$"},
+}
+
+
+def harness_of(
+    runner: FakeRunner | None = None, drafter: Drafter | None = None, **config: Any
+) -> Harness:
     """A core whose tokenizer ends answers with IM_END and has fewer tokens than the model."""
     runner = runner or FakeRunner(vocab_size=PADDED, num_pages=256, max_batch_tokens=256)
     harness = Harness(runner, EngineConfig(**config))
-    harness.core = EngineCore(runner, tokenizer(), harness.config, stop_token_ids=[IM_END])
+    harness.core = EngineCore(
+        runner, tokenizer(), harness.config, stop_token_ids=[IM_END], drafter=drafter
+    )
+    if harness.core._speculator is not None:
+        harness.core._speculator.lengths = Always()
     return harness
 
 
@@ -95,6 +126,55 @@ def test_whatever_stops_parses_and_fits(value: Any, seed: int, mode: str, most: 
         assert fits(json.loads(text), value)
     else:
         assert reason == "length" and len(seen.tokens[0]) == most
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "reported": {"logprobs": True, "top_logprobs": 3},
+    "asked for each": {"debug_config": debug("constraint")},
+    "both": {"debug_config": debug("constraint"), "logprobs": True},
+}
+
+
+def compared(wanted: dict[str, Any], seed: int) -> None:
+    """AssertionError unless the answer is the same however it comes about."""
+    config = {"seed": seed, "max_tokens": 60}
+    plain = answer(wanted, **config)[2]
+    for name, variant in VARIANTS.items():
+        found = answer(wanted, **config, **variant)[2]
+        assert (found.tokens, found.reasons) == (plain.tokens, plain.reasons), (name, seed)
+        for drafter in (Seer(seed), PromptLookup()):
+            harness = harness_of(drafter=drafter)
+            ask(harness, "a", wanted, **config, **variant)
+            found = harness.run()["a"]
+            assert (found.tokens, found.reasons) == (plain.tokens, plain.reasons), (name, seed)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_same_tokens_whatever_is_reported_and_however_forced_text_is_added(name: str) -> None:
+    """A token that its grammar forces uses no random number, so none behind it changes."""
+    for seed in range(4):
+        compared(schema(SCHEMAS[name]), seed)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        regex("[ab]{2}" + "a long text, then the other one; " * 3 + "[cd]{9}"),
+        regex("begin the[a-e]{3}"),
+        {"type": "json_object"},
+        lark('start: "the " name " said: " /[a-z ]{1,9}/\nname: "cat" | "caterpillar"'),
+    ],
+    ids=["long", "at the start", "object", "lark"],
+)
+def test_the_same_tokens_under_other_grammars(wanted: dict[str, Any]) -> None:
+    for seed in range(4):
+        compared(wanted, seed)
+
+
+@settings(max_examples=12, deadline=None)
+@given(schemas(), st.integers(0, 2**32))
+def test_the_same_tokens_under_any_schema(value: Any, seed: int) -> None:
+    compared(schema(value), seed)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -220,7 +300,7 @@ def test_a_stop_string_counts_in_forced_text_too() -> None:
 def test_a_grammar_that_fails_midway_fails_its_request_alone(mode: str) -> None:
     harness = harness_of()
     harness.expected_error = "the grammar cannot be used"
-    ask(harness, "bad", lark('start: "x" start'), debug_config=debug(mode))
+    ask(harness, "bad", lark(WIDE_AFTER_THREE), debug_config=debug(mode))
     ask(harness, "good", schema(ADDRESS), debug_config=debug(mode))
     ask(harness, "free", None, max_tokens=20)
     seen = harness.run()

@@ -25,8 +25,9 @@ class DebugConfig(BaseModel):
     """Answered at once with one usage item whose `extra` holds the engine's metrics."""
     grammar_execution_mode: Literal["constraint", "jump_forward"] = "jump_forward"
     """`jump_forward`: text that a grammar forces is added without asking the model for it (but
-    asked for where log-probabilities are wanted). `constraint`: the model chooses every token among
-    those that the grammar allows."""
+    asked for where log-probabilities are wanted). `constraint`: the model is asked for every token.
+    The tokens are the same: forced ones are those that the tokenizer writes, and use no random
+    number."""
     disagg_config: None = None
     """Prefill and decode on different machines: not supported, so only null is taken."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from threading import Lock
 from typing import TypeVar
@@ -139,13 +139,15 @@ class Grammar:
             call(self._start, lambda: None)
             # Some grammars that no text satisfies are found out here only.
             mask = call(self._start, self._start.compute_bitmask)
+            self._first_forced = call(self._start, self._start.compute_ff_tokens)
         except RequestError as error:
             raise InvalidField(*field_and_text(wanted), str(error)) from None
-        self.first_mask = vocabulary.packed(mask)
+        forced = self._first_forced
+        self.first_mask = vocabulary.only(forced[0]) if forced else vocabulary.packed(mask)
 
     def matcher(self) -> GrammarMatcher:
         """A matcher that stands before the first token."""
-        return GrammarMatcher(self, self._start.deep_copy(), self.first_mask)
+        return GrammarMatcher(self, self._start.deep_copy(), self.first_mask, self._first_forced)
 
     def fresh(self) -> LLMatcher:
         """The library's matcher, compiled again, with a lexer that nobody shares."""
@@ -165,16 +167,26 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """Where one branch stands in its grammar."""
+    """Where one branch stands in its grammar.
 
-    def __init__(self, grammar: Grammar, library: LLMatcher, mask: bytes) -> None:
+    Where the grammar forces the text, it forces the tokens too: those that the tokenizer would
+    write. No other is allowed there, so that an answer is the same whether these tokens are added
+    unasked or chosen by the model one by one.
+    """
+
+    def __init__(
+        self, grammar: Grammar, library: LLMatcher, mask: bytes, forced: Sequence[int]
+    ) -> None:
+        """mask, forced: of the first token, as `mask` and `forced_tokens` give them."""
         self._grammar = grammar
         self._library = library
         self._is_own = False
         self._tokens: list[int] = []
         self._mask: bytes | None = mask
-        self._forced: deque[int] = deque()
+        self._forced: deque[int] = deque(forced)
         """What comes next whatever the model says, as far as it was asked for."""
+        self._is_asked = True
+        """Whether it was asked for here: an empty one means then that nothing is forced."""
 
     @property
     def is_finished(self) -> bool:
@@ -195,8 +207,12 @@ class GrammarMatcher:
         have is forbidden. Raises `RequestError` when the grammar has become too complex to follow.
         """
         if self._mask is None:
-            mask = self._tried(lambda library: library.compute_bitmask())
-            self._mask = self._grammar.vocabulary.packed(mask)
+            vocabulary, forced = self._grammar.vocabulary, self.forced_token()
+            if forced is not None:
+                self._mask = vocabulary.only(forced)
+            else:
+                mask = self._tried(lambda library: library.compute_bitmask())
+                self._mask = vocabulary.packed(mask)
         return self._mask
 
     def accept(self, token_id: int) -> None:
@@ -206,18 +222,30 @@ class GrammarMatcher:
         self._mask = None
         if self._forced and self._forced.popleft() != token_id:
             self._forced.clear()
+        self._is_asked = False
+
+    def forced_token(self) -> int | None:
+        """The only token that may come next, where the text is forced. It depends on the tokens so
+        far and on nothing else. Raises `RequestError` as `mask` does."""
+        if not self._forced and not self._is_asked:
+            # Else a long text would be cut into tokens anew, and differently, for each of them.
+            self._forced.extend(self._tried(lambda library: library.compute_ff_tokens()))
+            self._is_asked = True
+        return self._forced[0] if self._forced else None
 
     def forced_tokens(self) -> list[int]:
         """The tokens that the model's tokenizer would write next whatever the model says, or the
         first of them where there are many."""
-        if not self._forced:  # a long text is not cut into tokens anew for each of them
-            self._forced.extend(self._tried(lambda library: library.compute_ff_tokens()))
+        self.forced_token()
         return list(islice(self._forced, MAX_FORCED))
 
     def ahead(self, may_jump: bool) -> GrammarAhead:
         """A copy that can go on over tokens which may never come. may_jump: whether text that the
         grammar forces is added without asking the model."""
-        return GrammarAhead(self._grammar, self._library.deep_copy(), self.mask(), may_jump)
+        mask = self.mask()
+        return GrammarAhead(
+            self._grammar, self._library.deep_copy(), mask, deque(self._forced), may_jump
+        )
 
     def _tried(self, work: Callable[[LLMatcher], Result]) -> Result:
         """The answer of the library.
@@ -246,11 +274,24 @@ class GrammarAhead:
     """Goes ahead of a matcher, over guessed tokens. It fails without a word: the matcher itself
     comes by later, and can start anew where this one cannot."""
 
-    def __init__(self, grammar: Grammar, library: LLMatcher, mask: bytes, may_jump: bool) -> None:
+    def __init__(
+        self,
+        grammar: Grammar,
+        library: LLMatcher,
+        mask: bytes,
+        forced: deque[int],
+        may_jump: bool,
+    ) -> None:
         self._grammar = grammar
         self._library = library
         self._mask = mask
+        self._forced = forced
         self._may_jump = may_jump
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the text leaves one token only for the next place."""
+        return bool(self._forced)
 
     def accept(self, token_id: int) -> bytes | None:
         """Go on behind a token; the mask of the one behind it. None, and no way on, where the token
@@ -274,9 +315,14 @@ class GrammarAhead:
         library = self._library
         if not library.consume_token(token_id) or library.is_stopped():
             return None
-        if self._may_jump and library.compute_ff_tokens():
-            return None
-        return self._grammar.vocabulary.packed(library.compute_bitmask())
+        if self._forced:
+            self._forced.popleft()  # the mask allowed no other
+        if not self._forced:
+            self._forced.extend(library.compute_ff_tokens())
+        vocabulary = self._grammar.vocabulary
+        if not self._forced:
+            return vocabulary.packed(library.compute_bitmask())
+        return None if self._may_jump else vocabulary.only(self._forced[0])
 
 
 def call(library: LLMatcher, work: Callable[[], Result]) -> Result:

@@ -35,6 +35,12 @@ class Vocabulary:
         allowed = int.from_bytes(mask, "little") & self._known
         return allowed.to_bytes(self._num_bytes, "little")
 
+    def only(self, token_id: int) -> bytes:
+        """The mask that allows one token."""
+        mask = bytearray(self._num_bytes)
+        mask[token_id >> 3] = 1 << (token_id & 7)
+        return bytes(mask)
+
 
 class _Source:
     """What the library's wrapper reads: the bytes of all tokens, and how a text is encoded."""

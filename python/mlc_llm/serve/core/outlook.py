@@ -25,6 +25,8 @@ class Outlook:
         self.drafts: list[int] = []
         self.samplings = [first]
         self._ahead: GrammarAhead | None = None
+        self._numbers = int(branch.is_drawn)
+        """Random numbers that the samplings so far use."""
 
     def push(self, token_id: int) -> bool:
         """Draft one more token; False, and no more can be, where it would be of no use.
@@ -45,11 +47,12 @@ class Outlook:
         self.samplings.append(
             replace(
                 self.samplings[0],
-                uniform=self.branch.uniform(len(self.drafts)),
+                uniform=self.branch.uniform(self._numbers),
                 token_counts=self._counts(token_id),
                 allowed=mask,
             )
         )
+        self._numbers += self._ahead is None or not self._ahead.is_forced
         return True
 
     def _counts(self, token_id: int) -> dict[int, int]:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mlc_llm.runtime.batch import Sampled
 from mlc_llm.serve.core.logprobs import logprob_json
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from mlc_llm.serve.core.grammar import GrammarMatcher
 
 MAX_JUMP = 32
 """Most tokens that a grammar adds at once: so much work stalls no other stream."""
@@ -61,20 +57,31 @@ class Postprocessor:
         Returns the end that the branch has come to, if it has. Raises `RequestError` when its
         grammar cannot be followed any further.
         """
-        end = self._take(branch, sampled, is_sampled=True)
-        if end is not None or branch.grammar is None:
-            return end
-        for token_id in _forced_tokens(branch, branch.grammar):
-            end = self._take(branch, Sampled(token_id), is_sampled=False)
+        end = self._take(branch, sampled)
+        if end is None and branch.request.may_jump:
+            end = self._jump(branch)
+        if end is None and branch.grammar is not None:
+            branch.grammar.mask()  # a failure shows here, where it can be told whose it is
+        return end
+
+    def _jump(self, branch: Branch) -> Status | None:
+        """Take in what follows whatever the model says, so that it need not be asked; bounded.
+
+        These tokens are known and not computed, as those of a prompt are.
+        """
+        for _ in range(MAX_JUMP):
+            token_id = None if branch.grammar is None else branch.grammar.forced_token()
+            if token_id is None:
+                return None
+            branch.request.metrics.jump_forward_tokens += 1
+            end = self._take(branch, Sampled(token_id))
             if end is not None:
                 return end
-        branch.grammar.mask()  # a failure shows here, where it can be told whose it is
         return None
 
-    def _take(self, branch: Branch, sampled: Sampled, *, is_sampled: bool) -> Status | None:
+    def _take(self, branch: Branch, sampled: Sampled) -> Status | None:
         token_id, request = sampled.token_id, branch.request
-        branch.commit(token_id, is_sampled=is_sampled)
-        request.metrics.jump_forward_tokens += not is_sampled
+        branch.commit(token_id)
         grammar = branch.grammar
         # The model may end a grammar's text with a token even where stop tokens do not count.
         if token_id in request.stop_token_ids or (grammar is not None and grammar.ends(token_id)):
@@ -142,14 +149,6 @@ def take_output(request: RequestState) -> RequestStreamOutput | None:
         group_cut_bytes=cut,
         error=request.error,
     )
-
-
-def _forced_tokens(branch: Branch, grammar: GrammarMatcher) -> list[int]:
-    """What follows whatever the model says, so that it need not be asked; bounded.
-
-    These tokens are known and not computed, as those of a prompt are.
-    """
-    return grammar.forced_tokens()[:MAX_JUMP] if branch.request.may_jump else []
 
 
 def _release(branch: Branch, token_ids: Sequence[int]) -> None:

@@ -188,11 +188,17 @@ class Branch:
         metrics.decode_tokens += generated
         return of_prompt, generated
 
-    def commit(self, token_id: int, *, is_sampled: bool) -> None:
-        """The token is known from now on. One that was not sampled has used no random number."""
-        self.generated.append(token_id)
-        if is_sampled:
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the next token uses a random number: one that its grammar forces does not, be it
+        added unasked or chosen by the model. Raises `RequestError` as the grammar does."""
+        return self.grammar is None or self.grammar.forced_token() is None
+
+    def commit(self, token_id: int) -> None:
+        """The token is known from now on; the grammar stands before it still."""
+        if self.is_drawn:
             del self._uniforms[:1]
+        self.generated.append(token_id)
         if self.request.counts_tokens:
             self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
 
@@ -237,7 +243,7 @@ class RequestState:
     @property
     def may_jump(self) -> bool:
         """Whether tokens that its grammar forces are added unasked; not where the log-probability
-        of each is wanted."""
+        of each is wanted. The tokens are the same, and so are all that follow."""
         mode = self.config.debug_config.grammar_execution_mode
         return mode == "jump_forward" and not self.config.logprobs
 
