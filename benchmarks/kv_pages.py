@@ -32,6 +32,7 @@ from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_positio
 
 from mlc_llm.compiler.target import choose, target_for
 from mlc_llm.kernels.attention import query_tile
+from mlc_llm.kernels.attention_section import SECTION
 from mlc_llm.kernels.kv_pages import PAGE
 from mlc_llm.model_lib import KVInfo
 from mlc_llm.models.config import ModelConfig, RopeConfig
@@ -137,7 +138,7 @@ def our_step() -> Callable[[], float]:
     }  # fmt: skip
     run = machine(Ours(), {"step": arguments})["step"]
     tile = query_tile(HEADS, KV_HEADS, ISA)
-    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, ISA.kv_dtype, tile, tile)
+    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, ISA.kv_dtype, tile, tile, SECTION)
     pages = allocate_pages(info, 256)
     cache = KVCache(info, 256, 1, lambda source, target: None)
     cache.add(0)

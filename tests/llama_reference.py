@@ -6,6 +6,7 @@ reordering rows on loading, so a wrong order cannot cancel out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ class ReferenceLlama:
     """All logits of a sequence at once, float64 [tokens, vocab]."""
 
     def __init__(self, path: Path, window: tuple[int, int] | None = None) -> None:
-        """window: how many tokens one sees, itself included, and how many first ones."""
+        """window: how many tokens one sees, itself included, and how many first ones; these from
+        no farther than if the window began where the 128 places end that they are in."""
         self.window = window
         reader = gguf.GGUFReader(path)
         self.fields = {key: field.contents() for key, field in reader.fields.items()}
@@ -42,12 +44,16 @@ class ReferenceLlama:
         normed = self._norm(block + "attn_norm", x)
         q, k, v = (self._heads(normed @ self._weight(f"{block}attn_{n}").T) for n in "qkv")
         share = self.heads // self.kv_heads
-        q, k, v = self._rotated(q), np.repeat(self._rotated(k), share, 1), np.repeat(v, share, 1)
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(self.head_dim)
         query, key = np.ogrid[: len(x), : len(x)]
-        seen = key <= query
+        seen, turned = key <= query, self._rotated(q)
+        k, v = np.repeat(self._rotated(k), share, 1), np.repeat(v, share, 1)
+        scores = np.einsum("qhd,khd->hqk", turned, k) / np.sqrt(self.head_dim)
         if self.window is not None:
-            seen &= (key > query - self.window[0]) | (key < self.window[1])
+            size, sinks = self.window
+            seen &= (key > query - size) | (key < sinks)
+            nearer = self._rotated(q, farthest=size - 1 + 128 * math.ceil(sinks / 128))
+            of_sinks = np.einsum("qhd,khd->hqk", nearer, k[:sinks]) / np.sqrt(self.head_dim)
+            scores[:, :, :sinks] = of_sinks
         scores[:, ~seen] = -np.inf
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
@@ -64,14 +70,16 @@ class ReferenceLlama:
         eps = float(self.fields["llama.attention.layer_norm_rms_epsilon"])
         return x / np.sqrt(mean + eps) * self._weight(name)
 
-    def _rotated(self, x: Array) -> Array:
-        """x [tokens, heads, dim], turned by position: elements 2i and 2i+1 are a pair."""
+    def _rotated(self, x: Array, farthest: int | None = None) -> Array:
+        """x [tokens, heads, dim], turned by position, if that is not beyond `farthest`: elements 2i
+        and 2i+1 are a pair."""
         dim = self.head_dim
         frequency = float(self.fields["llama.rope.freq_base"]) ** (-np.arange(0, dim, 2) / dim)
         frequency /= float(self.fields.get("llama.rope.scaling.factor", 1.0))
         if "rope_freqs.weight" in self.tensors:
             frequency /= self._weight("rope_freqs")
-        angle = (np.arange(len(x))[:, None] * frequency)[:, None]
+        position = np.minimum(np.arange(len(x)), len(x) if farthest is None else farthest)
+        angle = (position[:, None] * frequency)[:, None]
         even, odd = x[..., 0::2], x[..., 1::2]
         turned = np.empty_like(x)
         turned[..., 0::2] = even * np.cos(angle) - odd * np.sin(angle)

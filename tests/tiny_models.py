@@ -62,10 +62,14 @@ class TinyModels:
             write_tiny_model(path, kinds=VARIANTS[name].kinds, shape=VARIANTS[name].shape)
         return path
 
-    def library(self, name: str, isa_name: str, *, coarse: bool = False) -> Path:
-        """Folder of the compiled library. coarse: with kernels for bfloat16 if it has tiles."""
+    def library(
+        self, name: str, isa_name: str, *, coarse: bool = False, windowed: bool = False
+    ) -> Path:
+        """Folder of the compiled library. coarse: with kernels for bfloat16 if it has tiles.
+        windowed: for a sliding window."""
         _, plan = self._planned(name, isa_name)
-        isa = replace(ISAS[isa_name], coarse=coarse and ISAS[isa_name].tiles)
+        coarse = coarse and ISAS[isa_name].tiles
+        isa = replace(ISAS[isa_name], coarse=coarse, windowed=windowed)
         folder = self._folder / library_key(plan, isa)
         if not folder.exists():
             folder.mkdir()
@@ -93,15 +97,17 @@ class TinyModels:
         num_pages: int = 24,
         window: Window | None = None,
         coarse_prompts: bool = False,
+        context_window: int = 512,
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
+        is_windowed = window is not None
         return ModelRunner(
-            self.library(name, isa_name, coarse=coarse_prompts),
+            self.library(name, isa_name, coarse=coarse_prompts, windowed=is_windowed),
             self.weights(name, isa_name),
             num_pages=num_pages,
             max_num_sequence=4,
             max_batch_tokens=64,
-            context_window=512,
+            context_window=context_window,
             window=window,
             coarse_prompts=coarse_prompts,
         )

@@ -7,6 +7,8 @@ float32 unless said otherwise.
 forward(tokens [m], rope [p, 2, head_dim/2], slot [m], position [m], tiles [t, 3], page_ids [n],
         window [2], coarse_rows [1], logit_rows [s], pages (one tensor a layer), params)
         -> logits [s, padded_vocab]
+    In a library that `has_window` position is [3 * m]: each token's place in its page list, then
+    its row of rope, then that of its query for sinks.
 top_tokens(logits [s, padded_vocab], rows [r]) -> token [r, 20], logprob [r, 20], log_total [r]
 edit_logits(place [e, 2], number [e, 3], masked [r], allowed [r, w], logits [s, padded_vocab])
         -> the logits, changed in place
@@ -39,7 +41,7 @@ ROPE_PARAM = "rope_inverse_frequencies"
 """float32 [head_dim/2] among the packed parameters; the runtime reads it, `forward` does not."""
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class KVInfo:
     """Tokens of one sequence that a row of `tiles` may cover."""
     coarse_tile: int
     """The same if they are coarse."""
+    section_pages: int
+    """Pages of a sequence that are summed up together: a page list may lack a whole section that
+    no token sees, and no bit changes."""
 
     @property
     def bytes_per_page(self) -> int:
@@ -88,6 +93,8 @@ class Metadata:
     """`forward` may compute its first `coarse_rows` tokens less exactly, which is faster."""
     has_tiles: bool
     """Kernels use tile registers, for which a process has to ask."""
+    has_window: bool
+    """It is for sliding windows, and for nothing else."""
     kv: KVInfo
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]

@@ -88,10 +88,12 @@ def attend(
     *,
     window: Window = ALL,
     coarse: int | None = None,
+    for_sinks: Array | None = None,
 ) -> Array:
     """The kernel on these rows; q float32 [m, heads * head_dim], not yet scaled.
 
-    coarse: so many of the first rows, for the kernel that knows such.
+    coarse: so many of the first rows, for the kernel that knows such. for_sinks: queries like q,
+    for the kernel that knows such.
     """
     tiles, page_ids, position = [], [], []
     for i, (index, start, end) in enumerate(rows):
@@ -101,7 +103,9 @@ def attend(
             tiles.append((len(position) + at, min(tile, end - start - at), len(page_ids)))
         page_ids += cache.tables[index][: -(-end // PAGE)]
         position += range(start, end)
-    scaled = q * np.float32(LOG2E * cache.head_dim**-0.5)
+    both = q if for_sinks is None else np.concatenate([q, for_sinks], axis=1)
+    scaled = both * np.float32(LOG2E * cache.head_dim**-0.5)
+    position += [] if for_sinks is None else [10**6] * (2 * len(q))  # not to be read
     out = np.full_like(q, np.nan)
     kernel = attention if coarse is None else mixed_attention
     tokens = [sum(end - start for _, start, end in rows[:coarse])]
@@ -148,19 +152,29 @@ def reference(
     window: Window,
     *,
     rounding: Rounding = FLOAT32,
+    for_sinks: Array | None = None,
 ) -> tuple[Array, Array]:
-    """Exact attention, and a bound of what such rounding may make of it; float64 like q."""
+    """Exact attention, and a bound of what such rounding may make of it; float64 like q.
+
+    for_sinks: queries for the sections that hold sinks, where they are others than q.
+    """
     share, dim = heads // cache.kv_heads, cache.head_dim
     outs, bounds, first = [], [], 0
     for index, start, end in rows:
         keys, values = (np.repeat(a, share, axis=1) for a in cache.sequence(index, end))
-        own = q[first : first + end - start].reshape(-1, heads, dim).astype(np.float64)
+        own, other = (
+            every[first : first + end - start].reshape(-1, heads, dim).astype(np.float64)
+            for every in (q, q if for_sinks is None else for_sinks)
+        )
         first += end - start
         key, token = np.arange(end)[None, None], np.arange(start, end)[:, None, None]
         seen = (key <= token) & ((key > token - window[0]) | (key < window[1]))
         scores = np.einsum("qhd,khd->qhk", own, keys) * dim**-0.5
+        block = -(-window[1] // (SECTION * PAGE)) * SECTION * PAGE
+        scores[..., :block] = np.einsum("qhd,khd->qhk", other, keys[:block]) * dim**-0.5
         scores[~np.broadcast_to(seen, scores.shape)] = -np.inf
-        terms = np.einsum("qhd,khd->qhk", np.abs(own), np.abs(keys)) * dim**-0.5
+        largest = np.maximum(np.abs(own), np.abs(other))
+        terms = np.einsum("qhd,khd->qhk", largest, np.abs(keys)) * dim**-0.5
         weights = np.where(seen, np.exp(scores - scores.max(axis=2, keepdims=True)), 0)
         weights /= weights.sum(axis=2, keepdims=True)
         outs.append(np.einsum("qhk,khd->qhd", weights, values))

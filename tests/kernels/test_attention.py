@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from attention_tools import ALL, LENGTHS, Cache, Rows, Window, attend, queries, reference
@@ -10,6 +12,7 @@ from kernel_tools import each_isa
 from mlc_llm.kernels.attention import SECTION
 from mlc_llm.kernels.isa import Isa
 from mlc_llm.kernels.kv_pages import PAGE
+from mlc_llm.runtime.batch import SINK_BLOCK
 
 SHAPES = [(2, 2, 64), (9, 3, 64), (8, 2, 64), (8, 1, 64), (6, 2, 128), (4, 2, 16)]
 """(heads, kv heads, head size): 1, 3, 4 and 8 query heads a key head; the tiny model's size."""
@@ -23,6 +26,10 @@ def check(isa: Isa, shape: tuple[int, int, int], rows: Rows, window: Window = AL
     out = attend(isa, heads, cache, rows, q, window=window)
     expected, bound = reference(heads, cache, rows, q, window)
     assert (np.abs(out - expected) <= bound).all()
+
+
+def test_a_block_of_sinks_is_a_section() -> None:
+    assert SINK_BLOCK == SECTION * PAGE
 
 
 def check_alone(isa: Isa, shape: tuple[int, int, int], window: Window = ALL) -> None:
@@ -75,6 +82,24 @@ def test_windows(isa: Isa, window: Window) -> None:
     for rows in BATCHES.values():
         check(isa, (9, 3, 64), rows, window)
     check_alone(isa, (9, 3, 64), window)
+
+
+@pytest.mark.parametrize("window", [(5, 3), (30, 130), (16, 0)], ids=str)
+@each_isa()
+def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
+    """For the whole section that a sink is in; whatever stands there where there is no sink."""
+    windowed, heads = replace(isa, windowed=True), 9
+    cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
+    for rows in BATCHES.values():
+        q = queries(rows, heads, 64)
+        others = q[:, ::-1].copy() if window[1] else np.full_like(q, np.nan)
+        out = attend(windowed, heads, cache, rows, q, window=window, for_sinks=others)
+        expected, bound = reference(heads, cache, rows, q, window, for_sinks=others)
+        if not window[1]:
+            expected, bound = reference(heads, cache, rows, q, window)
+        assert (np.abs(out - expected) <= bound).all()
+        same = attend(windowed, heads, cache, rows, q, window=window, for_sinks=q)
+        assert same.tobytes() == attend(isa, heads, cache, rows, q, window=window).tobytes()
 
 
 @pytest.mark.slow

@@ -54,6 +54,21 @@ def test_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) 
         assert (out != outcome(shape, ROWS, None, window)).any(axis=1).mean() > 0.9
 
 
+@pytest.mark.parametrize("window", [(5, 3), (30, 130)], ids=str)
+@each_isa(with_tiles=True)
+def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
+    cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
+    q = queries(ROWS, 9, 64)
+    others = q[:, ::-1].copy()
+    windowed = replace(COARSE, windowed=True)
+    asked = {"window": window, "coarse": len(ROWS)}
+    out = attend(windowed, 9, cache, ROWS, q, for_sinks=others, **asked)  # type: ignore[arg-type]
+    expected, bound = reference(9, cache, ROWS, q, window, rounding=BFLOAT16, for_sinks=others)
+    assert (np.abs(out - expected) <= bound).all()
+    same = attend(windowed, 9, cache, ROWS, q, for_sinks=q, **asked)  # type: ignore[arg-type]
+    assert same.tobytes() == outcome((9, 3, 64), ROWS, len(ROWS), window).tobytes()
+
+
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @each_isa(with_tiles=True)

@@ -65,6 +65,26 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
 
 
 @each_isa()
+def test_a_second_query_for_sinks(isa: Isa) -> None:
+    """It is turned by a row of its own; keys, values and the first query are as ever."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
+    rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
+    for_sinks = np.array([3, 0, 2, 2, 1], np.int32)
+    parts = (2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype)
+    expected, others = (np.zeros((TOKENS, 32), np.float32) for _ in range(2))
+    pages, ignored, same = (np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype) for _ in range(3))
+    plain = build(rope_append(*parts), isa)
+    plain(x, x, x, rope, POSITIONS, SLOTS, pages, expected)
+    plain(x, x, x, rope, for_sinks, SLOTS, ignored, others)
+    out = np.zeros((TOKENS, 64), np.float32)
+    rows = np.concatenate([np.full(TOKENS, 10**6, np.int32), POSITIONS, for_sinks])
+    build(rope_append(*parts, windowed=True), isa)(x, x, x, rope, rows, SLOTS, same, out)
+    assert out.tobytes() == np.concatenate([expected, others], axis=1).tobytes()
+    assert same.tobytes() == pages.tobytes()
+
+
+@each_isa()
 def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
     """So a sequence's pages do not tell with whom it was computed."""
     rng = np.random.default_rng(1)

@@ -14,7 +14,8 @@ from mlc_llm.runtime.batch import Window
 from mlc_llm.runtime.kv_cache import KVCache
 
 PAGE, TILE, COARSE_TILE, NUM_PAGES, MAX_SEQUENCES = 4, 3, 5, 6, 4
-INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE, COARSE_TILE)
+SECTION = 2 * PAGE
+INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE, COARSE_TILE, 2)
 
 
 class Memory:
@@ -46,9 +47,14 @@ class Memory:
             held[seq_id] = before[seq_id] + new
             length = len(held[seq_id])
             assert place.position[first : first + n].tolist() == list(range(length - n, length))
-            count = -(-length // PAGE)
+            own = place.place[first : first + n].tolist()
+            left_out = length - n - own[0]
+            assert left_out % SECTION == 0 and own == list(range(own[0], length - left_out))
+            count = -(-(length - left_out) // PAGE)
             pages = place.page_ids[listed : listed + count]
-            found = self.slots.reshape(-1, PAGE)[pages].reshape(-1)[:length].tolist()
+            found = self.slots.reshape(-1, PAGE)[pages].reshape(-1)[: length - left_out].tolist()
+            cut = -(-self.window.sinks // SECTION) * SECTION
+            found[cut:cut] = [-1] * left_out
             seen = self.seen(length - n, length)
             assert [found[i] for i in seen] == [held[seq_id][i] for i in seen]
             tile = COARSE_TILE if first < coarse else TILE
@@ -263,6 +269,20 @@ def test_rollback_may_use_a_page_that_it_frees() -> None:
     memory.cache.rollback(2, 2)
     assert memory.held(2) == model[1][: PAGE - 1]
     memory.cache.check_integrity()
+
+
+@pytest.mark.parametrize("window", [Window(5), Window(5, 3), Window(30, 9)], ids=str)
+@pytest.mark.parametrize("step", [1, 7])
+def test_page_lists_stay_short_however_long_the_text(window: Window, step: int) -> None:
+    memory, model = Memory(40, window), {1: list[int]()}
+    memory.cache.add(1)
+    for _ in range(500 // step):
+        memory.run([(1, step)], model)
+        memory.cache.trim(1)
+    place = memory.cache.place([(1, 1)])
+    blocks = -(-window.sinks // SECTION) + 2
+    assert len(place.page_ids) * PAGE <= window.size + blocks * SECTION + step + PAGE
+    assert place.position[0] - place.place[0] > 400
 
 
 def test_misuse_is_noticed() -> None:

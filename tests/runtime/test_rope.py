@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
+import pytest
 
 from mlc_llm.compiler.weights import inverse_frequencies
 from mlc_llm.models.config import RopeConfig
-from mlc_llm.runtime.rope import RopeTable
+from mlc_llm.runtime.rope import RopeTable, StreamedRope
 
 INVERSE = inverse_frequencies(RopeConfig(theta=10000.0, dim=64), None)
 
@@ -29,6 +32,31 @@ def test_growing_changes_nothing_that_was_there() -> None:
     assert grown[: len(before)].tobytes() == before.tobytes()
     at_once = np.from_dlpack(RopeTable(INVERSE).reaching(7001))
     assert at_once[: len(grown)].tobytes() == grown.tobytes()
+
+
+@pytest.mark.parametrize("start", [600, 10**4, 2**24 - 50, 2**31 - 50])
+def test_distances_are_exact_wherever_a_text_is(start: int) -> None:
+    """Turned back by the first row, each of 40 is turned by its distance from that."""
+    rope = StreamedRope(INVERSE, far=599, most=40)
+    tensor, rows = rope.rows(array("i", range(start, start + 40)))
+    table = np.from_dlpack(tensor).astype(np.float64)[rows[:40]]
+    turns = table[:, 0] + 1j * table[:, 1]
+    angle = np.arange(40)[:, None] * INVERSE.astype(np.float64)
+    assert np.abs(turns * turns[0].conj() - np.exp(1j * angle)).max() <= 1e-6
+
+
+def test_a_row_does_not_depend_on_its_step() -> None:
+    """Positions within reach have the rows of a table, those beyond the same in any company."""
+    positions = [5, 600, 2**24, 599, 10**6, 700]
+    rope = StreamedRope(INVERSE, far=599, most=8)
+    tensor, rows = rope.rows(array("i", positions))
+    together = np.from_dlpack(tensor)[rows].copy()
+    plain = np.from_dlpack(RopeTable(INVERSE).reaching(600))
+    assert together[[0, 3]].tobytes() == plain[[5, 599]].tobytes()
+    assert together[6:].tobytes() == plain[[min(p, 599) for p in positions]].tobytes()
+    for i, position in enumerate(positions):
+        tensor, rows = StreamedRope(INVERSE, far=599, most=1).rows(array("i", [position]))
+        assert np.from_dlpack(tensor)[rows].tobytes() == together[[i, i + 6]].tobytes()
 
 
 def test_frequencies_and_their_scaling() -> None:

@@ -9,7 +9,13 @@ import pytest
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import ModelSize, complete_config, infer_limits, plan_memory
+from mlc_llm.serve.limits import (
+    STREAM_LENGTH,
+    ModelSize,
+    complete_config,
+    infer_limits,
+    plan_memory,
+)
 
 GB = 2**30
 SMALL = ModelSize(
@@ -137,6 +143,32 @@ def test_a_window_bounds_the_pages_of_a_sequence() -> None:
     )
     with pytest.raises(InvalidField, match="longer than max_total_sequence_length, 144"):
         complete_config(too_few, SMALL, 8 * GB)
+
+
+def test_a_window_lets_a_sequence_outgrow_the_context() -> None:
+    """And no memory is reserved for its length."""
+    window = {"sliding_window_size": 512, "attention_sink_size": 4}
+    config, plan = complete_config(EngineConfig(**window), SMALL, 8 * GB)  # type: ignore[arg-type]
+    assert config.max_single_sequence_length == STREAM_LENGTH > 8192
+    assert config.max_total_sequence_length == 16 * (1 + 32 + 2) + 512
+    at_most = EngineConfig(**window, max_single_sequence_length=2**31 - 1)  # type: ignore[arg-type]
+    config, same = complete_config(at_most, SMALL, 8 * GB)
+    assert config.max_single_sequence_length == 2**31 - 1
+    assert same.total(0) == plan.total(0)
+
+
+@pytest.mark.parametrize(("size", "sinks"), [(8192, 0), (8064, 1), (8064, 128)])
+def test_a_window_as_large_as_the_context_may_be(size: int, sinks: int) -> None:
+    """One token more and distances would come up that the model has never seen."""
+    given = {"attention_sink_size": sinks, "sliding_window_size": size}
+    config, _ = complete_config(EngineConfig(**given), SMALL, 8 * GB)  # type: ignore[arg-type]
+    assert config.max_single_sequence_length == STREAM_LENGTH
+    given["sliding_window_size"] += 1
+    config, _ = complete_config(EngineConfig(**given), SMALL, 8 * GB)  # type: ignore[arg-type]
+    assert config.max_single_sequence_length == 8192
+    with pytest.raises(InvalidField, match=r"8192 tokens; longer needs .* here it is 8193"):
+        longer = EngineConfig(**given, max_single_sequence_length=8193)  # type: ignore[arg-type]
+        complete_config(longer, SMALL, 8 * GB)
 
 
 def test_the_model_s_own_window() -> None:

@@ -113,6 +113,25 @@ def test_a_window_of_few_pages(tiny: Path, engine: SyncMLCEngine) -> None:
     assert alone != [engine.generate(prompt, config)[0][0] for prompt in PROMPTS]
 
 
+def test_a_text_longer_than_the_context(tiny: Path) -> None:
+    """Prompt and answer beyond it, branches and chunks of any size: the same text every time."""
+    window = {"sliding_window_size": 60, "attention_sink_size": 4, "max_num_sequence": 4}
+    few, many = (
+        SyncMLCEngine(str(tiny), "cpu", engine_config=EngineConfig(**window, **more))
+        for more in (
+            {"max_total_sequence_length": 256, "prefill_chunk_size": 23},
+            {"max_total_sequence_length": 4096, "prefill_chunk_size": 512},
+        )
+    )
+    prompt = [i * i % 300 for i in range(3 * few.bundle.context_window)]
+    config = GenerationConfig(
+        temperature=1.0, seed=5, max_tokens=700, n=2, debug_config={"ignore_eos": True}
+    )
+    (texts,), _ = many.generate([prompt], config)
+    assert few.generate([prompt], config)[0] == [texts]
+    assert few.metrics()["completion_tokens_sum"] == 2 * 700
+
+
 def test_logprobs_go_with_the_text(engine: SyncMLCEngine) -> None:
     config = GenerationConfig(temperature=0, max_tokens=12, n=2, logprobs=True, top_logprobs=4)
     texts, logprobs = engine.generate("The cat", config)

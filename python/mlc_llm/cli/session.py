@@ -17,6 +17,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.read_ahead import readings_dropped
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
+from mlc_llm.serve.limits import window_of
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import BranchText
 from mlc_llm.tokenizers import Tokenizer
@@ -232,8 +233,12 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
 
 
 def _window(engine: SyncMLCEngine) -> int:
-    """One sequence's limit, or what memory leaves if that is less."""
+    """One sequence's limit, or what memory leaves if that is less (with a sliding window the pages
+    are enough for any length)."""
     config = engine.engine_config
+    if window_of(config) is not None:
+        assert config.max_single_sequence_length
+        return config.max_single_sequence_length
     limits = (config.max_single_sequence_length, config.max_total_sequence_length)
     return min(limit for limit in (engine.bundle.context_window, *limits) if limit is not None)
 

@@ -13,6 +13,7 @@ from tvm.relax.frontend import nn
 from mlc_llm.compiler.target import target_for
 from mlc_llm.errors import CompileError
 from mlc_llm.kernels.attention import query_tile
+from mlc_llm.kernels.attention_section import SECTION
 from mlc_llm.kernels.coarse_attention import coarse_tile, has_coarse_attention
 from mlc_llm.kernels.edit_logits import WORD
 from mlc_llm.kernels.isa import Isa
@@ -62,6 +63,7 @@ def build_library(
         padded_vocab=model.padded_vocab,
         has_coarse_rows=model.has_coarse_rows,
         has_tiles=isa.tiles,
+        has_window=isa.windowed,
         kv=_kv_info(config, isa),
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in (BYTECODE_FILE, KERNELS_FILE)},
@@ -88,6 +90,7 @@ def _kv_info(config: ModelConfig, isa: Isa) -> KVInfo:
         dtype=isa.kv_dtype,
         query_tile=query_tile(*heads, isa),
         coarse_tile=coarse_tile(*heads) if is_coarse else query_tile(*heads, isa),
+        section_pages=SECTION,
     )
 
 
@@ -104,7 +107,7 @@ def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
             "tokens": ints("m"),
             "rope": floats("r", 2, half),
             "slot": ints("m"),
-            "position": ints("m"),
+            "position": ints("places" if isa.windowed else "m"),
             "tiles": ints("t", 3),
             "page_ids": ints("n"),
             "window": ints(2),

@@ -66,6 +66,7 @@ def prepare(
     *,
     vocab_size: int | None = None,
     coarse: bool = False,
+    windowed: bool = False,
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
@@ -74,7 +75,8 @@ def prepare(
     vocab_size: tokens of the model's tokenizer: rows of the output beyond these are never chosen,
     and take no probability away. None: all rows are tokens.
 
-    coarse: the library has every way to compute prompts faster.
+    coarse: the library has every way to compute prompts faster. windowed: it is for a sliding
+    window.
 
     Older builds for the same model are removed when they have not been used for a day.
 
@@ -82,7 +84,7 @@ def prepare(
     UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
     isa = choose(kernels).isa
-    isa = replace(isa, coarse=coarse and isa.tiles)
+    isa = replace(isa, coarse=coarse and isa.tiles, windowed=windowed)
     plan = plan_model(model.metadata, model.tensors, isa, vocab_size)
     library = cache_dir("model_lib") / library_key(plan, isa)
     content = content_of_model(model)
@@ -152,7 +154,8 @@ def library_key(plan: Plan, isa: Isa) -> str:
 
 def library_purpose(plan: Plan, isa: Isa) -> str:
     """What libraries have in common of which the newer replaces the older."""
-    return digest({"config": _compiled_config(plan), "isa": isa.name, "coarse": isa.coarse})
+    ways = {"coarse": isa.coarse, "windowed": isa.windowed}
+    return digest({"config": _compiled_config(plan), "isa": isa.name, **ways})
 
 
 def _compiled_config(plan: Plan) -> dict[str, Any]:

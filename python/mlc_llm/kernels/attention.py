@@ -52,9 +52,14 @@ def attention(
     window      int32 [2]: a token sees the last window[0] tokens, itself included, and the first
                 window[1] of its sequence
     out         float32 [m, heads * head_dim]
+
+    With `isa.windowed` a row of `rotated` is twice as long: its second half is the query for the
+    sections that hold any of the first window[1] tokens. `position` may go on behind its first m
+    numbers.
     """
     D = head_dim
-    attend = attended(Shape(heads, kv_heads, head_dim, isa, kv_dtype))
+    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype)
+    attend = attended(shape)
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -68,12 +73,13 @@ def attention(
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
+        num_positions = T.int32()
         num_pages = T.int32()
         num_tiles = T.int32()
         n = T.int32()
-        Q = T.match_buffer(rotated, (m, heads * D), "float32")
+        Q = T.match_buffer(rotated, (m, shape.queries), "float32")
         P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * D), kv_dtype)
-        POS = T.match_buffer(position, (m,), "int32")
+        POS = T.match_buffer(position, (num_positions if isa.windowed else m,), "int32")
         TILE = T.match_buffer(tiles, (num_tiles, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")

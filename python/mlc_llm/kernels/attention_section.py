@@ -40,6 +40,11 @@ class Shape(NamedTuple):
         return self.heads // self.kv_heads
 
     @property
+    def queries(self) -> int:
+        """Elements of a row of queries; with a window there are two, the second one for sinks."""
+        return (2 if self.isa.windowed else 1) * self.heads * self.head_dim
+
+    @property
     def line(self) -> int:
         """Elements of a page in a cache line."""
         return LINE_BYTES // {"float16": 2, "float32": 4}[self.kv_dtype]
@@ -81,6 +86,13 @@ def is_seen(first: Any, count: Any, oldest: Any, window: Any) -> Any:
     return T.Or(first < window[1], first + count > oldest - window[0] + 1)
 
 
+def query_column(shape: Shape, first: Any, window: Any) -> Any:
+    """Where the queries for the section with place `first` begin in a row."""
+    if not shape.isa.windowed:
+        return T.int32(0)
+    return T.Select(first < window[1], T.int32(shape.heads * shape.head_dim), T.int32(0))
+
+
 def section_parts(shape: Shape) -> Any:
     """Statements for one section, as an inline function (see `section` below)."""
     scores = _scores(shape)
@@ -104,7 +116,8 @@ def section_parts(shape: Shape) -> Any:
         last[0] = newest[0] // PAGE
         first[0] = which * SECTION
         count[0] = T.min(SECTION, last[0] + 1 - first[0])
-        scores(P, Q, IDS, s, token, start, h, first, count, last, rows)
+        column: T.let[T.int32] = query_column(shape, first[0] * PAGE, W)
+        scores(P, Q, IDS, s, token, column, start, h, first, count, last, rows)
         if T.Or((first[0] + count[0]) * PAGE > oldest[0] + 1, first[0] * PAGE <= newest[0] - W[0]):
             mask(s, POS, W, token, first, count, rows)
         softmax(s, best, weight, row, count, rows)
@@ -127,12 +140,12 @@ def _scores(shape: Shape) -> Any:
                     sums[g, r, v, lane] = fsplat(0.0, L)
 
     @T.inline
-    def added(sums, P, page, Q, token, h, d, r, g0, count):
+    def added(sums, P, page, Q, token, column, h, d, r, g0, count):
         for g in T.unroll(count):
             for v in T.unroll(VP):
                 sums[g, r, v, lane] = sums[g, r, v, lane] + T.cast(
                     P[page[g0 + g], h, 0, lanes_at(d * PAGE + v * L, L)], f32
-                ) * splat(Q[token[r // share], (h * share + r % share) * D + d], L)
+                ) * splat(Q[token[r // share], column + (h * share + r % share) * D + d], L)
 
     @T.inline
     def stored(s, sums, page, count, rows):
@@ -142,7 +155,7 @@ def _scores(shape: Shape) -> Any:
                     s[r, lanes_at((page + g) * PAGE + v * L, L)] = sums[g, r, v, lane]
 
     @T.inline
-    def scores(P, Q, IDS, s, token, start, h, first, count, last, rows):
+    def scores(P, Q, IDS, s, token, column, start, h, first, count, last, rows):
         # Of `count` pages from page `first` on; those past the last are read as the last. The sums
         # have two buffers, for TVM keeps one of 1 KiB in memory and smaller ones in registers.
         group = T.meta_var(_pages_at_once(rows, isa))
@@ -169,9 +182,12 @@ def _scores(shape: Shape) -> Any:
                     T.evaluate(prefetch(P, later[g], h, kind[g], line * shape.line))
                 for i in T.unroll(part):
                     for r in T.unroll(rows):
-                        added(low, P, page, Q, token, h, line * part + i, r, 0, half)
+                        added(low, P, page, Q, token, column, h, line * part + i, r, 0, half)
                         if group > 1:
-                            added(high, P, page, Q, token, h, line * part + i, r, half, half)
+                            added(
+                                *(high, P, page, Q, token, column, h, line * part + i, r),
+                                *(half, half),
+                            )
             stored(s, low, at * group, half, rows)
             if group > 1:
                 stored(s, high, at * group + half, half, rows)

@@ -22,6 +22,7 @@ from mlc_llm.kernels.attention_section import (
     Shape,
     folding,
     is_seen,
+    query_column,
     seen_score,
     softmax_parts,
 )
@@ -77,12 +78,13 @@ def mixed_attention(
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
+        num_positions = T.int32()
         num_pages = T.int32()
         num_tiles = T.int32()
         n = T.int32()
-        Q = T.match_buffer(rotated, (m, heads * D), "float32")
+        Q = T.match_buffer(rotated, (m, shape.queries), "float32")
         P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * D), kv_dtype)
-        POS = T.match_buffer(position, (m,), "int32")
+        POS = T.match_buffer(position, (num_positions if isa.windowed else m,), "int32")
         TILE = T.match_buffer(tiles, (num_tiles, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
@@ -149,18 +151,25 @@ def _walk(shape: Shape) -> Any:
         newest = T.alloc_buffer((1,), "int32")
         zero = T.alloc_buffer((1,), "int32")
         zero[0] = 0
+        column = T.alloc_buffer((1,), "int32")
+        column[0] = query_column(shape, 0, W)
         amx.configure(config, ROWS)
         for r in T.serial(pairs * PAIR):
             row[r] = TILE[t, 0] + T.min(r // share, TILE[t, 1] - 1)
             place[r] = POS[row[r]]
             clear(best, total, o, r)
-            queries(Q, QT, row, h, r)
+            queries(Q, QT, row, column[0], h, r)
         oldest[0] = POS[TILE[t, 0]]
         newest[0] = POS[TILE[t, 0] + TILE[t, 1] - 1]
         for which in T.serial(newest[0] // (PAGE * SECTION) + 1):
             if is_seen(which * SECTION * PAGE, SECTION * PAGE, oldest[0], W):
                 first[0] = which * SECTION
                 count[0] = T.min(SECTION, newest[0] // PAGE + 1 - first[0])
+                if shape.isa.windowed:  # sections with sinks come first: this happens once
+                    if column[0] != query_column(shape, first[0] * PAGE, W):
+                        column[0] = query_column(shape, first[0] * PAGE, W)
+                        for r in T.serial(pairs * PAIR):
+                            queries(Q, QT, row, column[0], h, r)
                 for p in T.serial((count[0] + 1) // 2):
                     keys(P, IDS, KT, TILE[t, 2], h, first[0], p, newest[0])
                     values(P, IDS, VT, W, TILE[t, 2], h, first[0], p, oldest[0], newest[0])
@@ -192,11 +201,11 @@ def _fills(shape: Shape) -> Any:
     lane = lanes_at(0, L)
 
     @T.inline
-    def queries(Q, QT, row, h, r):
+    def queries(Q, QT, row, column, h, r):
         for e in T.serial(E):
             QT[r // ROWS, e, r % ROWS, lane] = round_pair(
-                Q[row[r], lanes_at((h * share + r % share) * D + e * PAIR, L)],
-                Q[row[r], lanes_at((h * share + r % share) * D + e * PAIR + L, L)],
+                Q[row[r], lanes_at(column + (h * share + r % share) * D + e * PAIR, L)],
+                Q[row[r], lanes_at(column + (h * share + r % share) * D + e * PAIR + L, L)],
             )
 
     @T.inline

@@ -29,6 +29,9 @@ class Isa:
     coarse: bool = False
     """With tiles: there are kernels for rows in bfloat16 too, which only libraries for
     `prompt_precision="fast"` have, since they take long to compile."""
+    windowed: bool = False
+    """There is a sliding window: a token sees sinks with a query of their own (`attention.py`). All
+    other libraries have the code that they would have if there were no windows."""
 
     @property
     def kv_dtype(self) -> str:

@@ -31,6 +31,7 @@ def rope_append(
     widths: tuple[int, int, int],
     offsets: tuple[int, int, int],
     kv_dtype: str,
+    windowed: bool = False,
 ) -> tvm.tirx.PrimFunc:
     """Rotates queries and keys (halves paired, as GPT-NeoX), stores keys and values in pages.
 
@@ -40,10 +41,15 @@ def rope_append(
     slot         int32 [m]: page * PAGE + place in the page
     pages        changed in place
     rotated      float32 [m, heads * head_dim]: queries, scaled by log2(e) / sqrt(head_dim)
+
+    windowed: `position` is int32 [3 * m]: m numbers that are not read here, then for each token its
+    row of `rope`, then the row of its query for sinks; each row of `rotated` has that query behind
+    the other one.
     """
     half, L = head_dim // 2, ROPE_LANES
     scale = LOG2E * head_dim**-0.5
     q0, k0, v0 = offsets
+    queries = heads * head_dim
 
     def turn(X: Any, row: Any, at: Any, rope: Any, place: Any, i: Any, first: bool) -> Any:
         """First or second half of the rotated head that starts at column `at`."""
@@ -65,34 +71,41 @@ def rope_append(
         T.func_attr(SCHEDULED)
         m = T.int32()
         n = T.int32()
+        num_positions = T.int32()
         num_pages = T.int32()
         Q = T.match_buffer(q, (m, widths[0]), "float32")
         K = T.match_buffer(k, (m, widths[1]), "float32")
         V = T.match_buffer(v, (m, widths[2]), "float32")
         R = T.match_buffer(rope, (n, 2, half), "float32")
-        POS = T.match_buffer(position, (m,), "int32")
+        POS = T.match_buffer(position, (num_positions if windowed else m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
         P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), kv_dtype)
-        O = T.match_buffer(rotated, (m, heads * head_dim), "float32")
+        O = T.match_buffer(rotated, (m, (2 if windowed else 1) * queries), "float32")
 
         @T.inline
-        def one_token(row):
-            key = T.alloc_buffer((head_dim,), "float32")
+        def one_query(row, place, column):
             for h in T.serial(heads):
                 for i in T.serial(half // L):
-                    O[row, lanes_at(h * head_dim + i * L, L)] = turn(
-                        Q, row, q0 + h * head_dim, R, POS[row], i * L, True
+                    O[row, lanes_at(column + h * head_dim + i * L, L)] = turn(
+                        Q, row, q0 + h * head_dim, R, POS[place], i * L, True
                     ) * splat(T.float32(scale), L)
-                    O[row, lanes_at(h * head_dim + half + i * L, L)] = turn(
-                        Q, row, q0 + h * head_dim, R, POS[row], i * L, False
+                    O[row, lanes_at(column + h * head_dim + half + i * L, L)] = turn(
+                        Q, row, q0 + h * head_dim, R, POS[place], i * L, False
                     ) * splat(T.float32(scale), L)
+
+        @T.inline
+        def one_token(row, place):
+            key = T.alloc_buffer((head_dim,), "float32")
+            one_query(row, place, 0)
+            if windowed:
+                one_query(row, place + m, queries)
             for h in T.serial(kv_heads):
                 for i in T.serial(half // L):
                     key[lanes_at(i * L, L)] = turn(
-                        K, row, k0 + h * head_dim, R, POS[row], i * L, True
+                        K, row, k0 + h * head_dim, R, POS[place], i * L, True
                     )
                     key[lanes_at(half + i * L, L)] = turn(
-                        K, row, k0 + h * head_dim, R, POS[row], i * L, False
+                        K, row, k0 + h * head_dim, R, POS[place], i * L, False
                     )
                 for d in T.serial(head_dim):
                     P[S[row] // PAGE, h, 0, d * PAGE + S[row] % PAGE] = T.cast(key[d], kv_dtype)
@@ -104,10 +117,10 @@ def rope_append(
         with T.sblock("root"):
             if m >= MANY:
                 for row in T.parallel(m):
-                    one_token(row)
+                    one_token(row, row + m if windowed else row)
             else:
                 for row in T.serial(m):
-                    one_token(row)
+                    one_token(row, row + m if windowed else row)
 
     return append
 

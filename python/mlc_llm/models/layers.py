@@ -10,6 +10,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.kernels.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.attention import attention
+from mlc_llm.kernels.attention_section import Shape
 from mlc_llm.kernels.bf16 import prepare_mixed
 from mlc_llm.kernels.coarse_attention import has_coarse_attention, mixed_attention
 from mlc_llm.kernels.embedding import embedding
@@ -197,14 +198,15 @@ def attend(
     (q, q0), (k, k0), (v, v0) = qkv
     heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
     widths = (int(q.shape[1]), int(k.shape[1]), int(v.shape[1]))
-    append = rope_append(heads, kv_heads, dim, widths, (q0, k0, v0), kv_dtype)
+    append = rope_append(heads, kv_heads, dim, widths, (q0, k0, v0), kv_dtype, isa.windowed)
+    turned = float_tensor(q.shape[0], Shape(heads, kv_heads, dim, isa, kv_dtype).queries)
     out = float_tensor(q.shape[0], heads * dim)
     pages, rotated = op.tensor_ir_inplace_op(
         append,
         "rope_append",
-        [q, k, v, step.rope, step.position, step.slot, pages, step.scratch.tensor(out.shape)],
+        [q, k, v, step.rope, step.position, step.slot, pages, step.scratch.tensor(turned.shape)],
         [6, 7],
-        [Tensor.placeholder(pages.shape, kv_dtype), out],
+        [Tensor.placeholder(pages.shape, kv_dtype), turned],
     )
     build = mixed_attention if has_coarse_attention(dim, isa) else attention
     args = [rotated, pages, step.position, step.tiles, step.page_ids, step.window]

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+SINK_BLOCK = 128
+"""Places of a sequence that are seen with one rotation of a query (a section of its keys)."""
 GREEDY = 1e-5
 """The temperature from which on downwards the most likely token is taken."""
 
@@ -108,10 +110,24 @@ class BatchOutput:
 @dataclass(frozen=True)
 class Window:
     """What a token sees of its sequence: the last `size` tokens, itself included, and the first
-    `sinks`. Positions are absolute: no rotation is changed when tokens leave the window."""
+    `sinks`.
+
+    Rotary embeddings know distances only. Of a token in the window it is the true one, wherever
+    the two are. A sink is seen from position p as though from min(p, far): so near that a text may
+    go on without end, whatever lengths the model was trained on (StreamingLLM, arXiv 2309.17453,
+    which turns tokens by their places in the cache, has the same distances but for `far`). The true
+    distance to a sink would do within the trained context, and costs more perplexity the longer it
+    is: see docs/performance.md. All this depends on positions alone, never on steps or batches.
+    """
 
     size: int
     sinks: int = 0
+
+    @property
+    def far(self) -> int:
+        """The first position from which nothing but sinks is seen of the blocks that hold them: so
+        a block of keys is always seen with one query, turned by the position or by this."""
+        return self.size - 1 - (-self.sinks // SINK_BLOCK) * SINK_BLOCK
 
     def unseen(self, length: int, page_size: int) -> range:
         """Pages, counted in the sequence, that no token from place `length` on sees."""

@@ -39,11 +39,14 @@ class Placement(NamedTuple):
     """Where a step's tokens go and what they see, as `model_lib.py` says."""
 
     slot: Numbers
+    place: Numbers
+    """Of each token in its page list."""
     position: Numbers
+    """Of each token in its sequence: the same where no section was left out."""
     tiles: Numbers
     """Three a tile."""
     page_ids: Numbers
-    """Any id stands for a page that is not seen."""
+    """Any id stands for a page that is not seen; whole sections of such may be left out."""
     longest: int
     """Length of the longest sequence, its new tokens included."""
 
@@ -59,7 +62,7 @@ class KVCache:
         copy_pages: CopyPages,
         window: Window | None = None,
     ) -> None:
-        self._page_size = info.page_size
+        self._page_size, self._section = info.page_size, info.section_pages
         self._tile, self._coarse_tile = info.query_tile, info.coarse_tile
         self._num_pages, self._max_sequences = num_pages, max_num_sequence
         self._copy_pages, self._window = copy_pages, window
@@ -145,21 +148,28 @@ class KVCache:
         Raises RequestError before any change if there are too few.
         """
         self._reserve(rows)
-        slot, position, tiles, page_ids = array("i"), array("i"), array("i"), array("i")
+        slot, place, tiles, page_ids = array("i"), array("i"), array("i"), array("i")
         size, longest = self._page_size, 0
+        position = place if self._window is None else array("i")
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
             pages, new = sequence.pages, range(sequence.length, sequence.length + n)
-            tile = self._coarse_tile if len(position) < coarse else self._tile
+            tile = self._coarse_tile if len(place) < coarse else self._tile
             for start in range(0, n, tile):
-                first = len(position) + start
+                first = len(place) + start
                 tiles.extend((first, min(tile, n - start), len(page_ids)))
             slot.extend([pages[at // size] * size + at % size for at in new])
-            position.extend(new)
+            if self._window is not None:
+                position.extend(new)
+                cut = self._cut(sequence)
+                left_out = len(cut) * size
+                pages = pages[: cut.start] + pages[cut.stop :]
+                new = range(new.start - left_out, new.stop - left_out)
+            place.extend(new)
             page_ids.extend(pages)
             sequence.length += n
             longest = max(longest, sequence.length)
-        return Placement(slot, position, tiles, page_ids, longest)
+        return Placement(slot, place, position, tiles, page_ids, longest)
 
     def check_integrity(self) -> None:
         """AssertionError unless every page is owned as often as its count says, or free once."""
@@ -172,6 +182,13 @@ class KVCache:
         assert sorted(self._free) == [p for p, count in enumerate(counts) if count == 0], (
             "free list"
         )
+
+    def _cut(self, sequence: SequencePages) -> range:
+        """Whole sections among the pages that are gone: no token that is still to come sees them,
+        so a step costs what the window does, however long the sequence."""
+        gone, section = sequence.gone, self._section
+        start = -(-gone.start // section) * section
+        return range(start, max(start, gone.stop // section * section))
 
     def _check_seen(self, sequence: SequencePages, length: int) -> None:
         """AssertionError if the token behind the first `length` would see a page that is gone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.errors import RequestError
+from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
 from mlc_llm.runtime.batch import (
     Batch,
@@ -28,7 +28,7 @@ from mlc_llm.runtime.kv_cache import KVCache, Placement
 from mlc_llm.runtime.memory import zeroed
 from mlc_llm.runtime.params import ordered_params, params_in
 from mlc_llm.runtime.read_ahead import packed_of
-from mlc_llm.runtime.rope import RopeTable
+from mlc_llm.runtime.rope import RopeTable, StreamedRope
 from mlc_llm.runtime.sampler import Choice, Sampler
 from mlc_llm.runtime.staging import Numbers, Staging, Table
 from mlc_llm.runtime.threads import configure_threads
@@ -62,7 +62,7 @@ class ModelRunner:
         self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
         arrays = params_in(packed_of(weights))
         self._params = ordered_params(arrays, self.metadata.params)
-        self._rope = RopeTable(np.array(arrays[ROPE_PARAM]))
+        self._rope = self._rope_for(np.array(arrays[ROPE_PARAM]), window, max_batch_tokens)
         self._pages = allocate_pages(self.metadata.kv, num_pages)
         self._forward = self._executable[FORWARD]
         self.before_compute: Callable[[], None] = _nothing
@@ -153,7 +153,13 @@ class ModelRunner:
         chunk: tokens a step; 1 goes through the decode path. prompt_tokens: how many of the first
         count as a prompt.
         """
-        seq_id, parts = -1, []
+        return np.concatenate(list(self.logits_by_step(token_ids, chunk, prompt_tokens)))
+
+    def logits_by_step(
+        self, token_ids: Sequence[int], chunk: int | None = None, prompt_tokens: int = 0
+    ) -> Iterator[Array]:
+        """The same, for texts whose logits are too many."""
+        seq_id = -1
         self._cache.add(seq_id)
         try:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
@@ -164,11 +170,10 @@ class ModelRunner:
                     whole, array("i", part), array("i", range(len(part)))
                 )
                 logits, _ = self._logits(tokens, self._place(rows), places)
-                parts.append(np.from_dlpack(logits).copy())
                 self._cache.trim(seq_id)
+                yield np.from_dlpack(logits)[:, : self._limits.vocab_size].copy()
         finally:
             self._cache.remove(seq_id)
-        return np.concatenate(parts)[:, : self._limits.vocab_size]
 
     def _place(self, rows: Sequence[BatchRow]) -> Placement:
         return self._cache.place(
@@ -184,16 +189,16 @@ class ModelRunner:
     ) -> tuple[Any, list[Any]]:
         """Logits behind the tokens at `places`, and the tables `more` as tensors: all go in at
         once, while the code that does it is in the processor's caches."""
+        rope, positions = self._turned(place)
         tensors = self._staging.tensors(
             (tokens, 0),
             (place.slot, 0),
-            (place.position, 0),
+            (positions, 0),
             (place.tiles, 3),
             (place.page_ids, 0),
             (places, 0),
             *more,
         )
-        rope = self._rope.reaching(place.longest)
         self.before_compute()
         ids, *where, logit_rows = tensors[:6]
         logits = self._forward(
@@ -207,6 +212,25 @@ class ModelRunner:
             self._params,
         )
         return logits, tensors[6:]
+
+    def _rope_for(
+        self, inverse: Array, window: Window | None, most: int
+    ) -> RopeTable | StreamedRope:
+        """Raises InvalidField unless the library was made with a window, or without, as this."""
+        if window is None and not self.metadata.has_window:
+            return RopeTable(inverse)
+        if window is None or not self.metadata.has_window:
+            has = "for" if self.metadata.has_window else "without"
+            words = f"this library is one {has} sliding windows; leave model_lib out"
+            raise InvalidField("sliding_window_size", window.size if window else -1, words)
+        return StreamedRope(inverse, window.far, most)
+
+    def _turned(self, place: Placement) -> tuple[Any, Numbers]:
+        """`forward`'s inputs `rope` and `position`."""
+        if isinstance(self._rope, RopeTable):
+            return self._rope.reaching(place.longest), place.place
+        rope, rows = self._rope.rows(place.position)
+        return rope, place.place + rows
 
     def _copy_pages(self, source: list[int], target: list[int]) -> None:
         indices = [(array("i", ids), 0) for ids in (source, target)]

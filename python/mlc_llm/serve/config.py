@@ -69,14 +69,20 @@ class EngineConfig:
     """Tokens that the pages of all sequences can hold together, at least 1."""
     max_single_sequence_length: int | None = None
     """Prompt and answer of one sequence together, in tokens, at least 1; None is the model's
-    context window."""
+    context window, or 2^24 where a sliding window allows more: nothing is reserved for it then."""
     prefill_chunk_size: int | None = None
     """Most tokens of one step, at least 1; None is 512, or one sequence's if that is less."""
     sliding_window_size: int | None = None
-    """Tokens that a token sees before it, at least -1 and not 0; -1 switches it off; None takes
-    the model's."""
+    """A token sees the last so many, itself included, and the sinks; at least -1 and not 0; -1
+    switches it off; None takes the model's. Sequences may then be longer than the model's context
+    window, if the window, with its sinks rounded up to whole blocks of 128, is not: they go on for
+    as long as is wanted, but what has left the window is forgotten. Not together with
+    speculative decoding or pinned prompts; the prefix cache takes a sequence as a whole or not at
+    all."""
     attention_sink_size: int | None = None
-    """Tokens at the start that stay in sight of a sliding window, at least 0."""
+    """First tokens of a sequence that are always seen, never from farther than the window and their
+    blocks are long; at least 0. None is the model's with the model's window, else 0: then a text
+    loses its thread once its start has left the window. 4 are mostly enough."""
     max_history_size: int | None = None
     """For recurrent models, which this version does not run, at least 0: None or 0 only."""
     kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None

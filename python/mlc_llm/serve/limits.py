@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.batch import SINK_BLOCK, Window
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 
 DEFAULT_UTILIZATION = 0.85
@@ -17,6 +17,9 @@ DEFAULT_PREFILL_CHUNK = 512
 LOCAL_MAX_NUM_SEQUENCE = 4
 SERVER_MAX_NUM_SEQUENCE = 128
 LOCAL_MAX_TOTAL = 8192
+STREAM_LENGTH = 2**24
+"""Tokens of one sequence where a window lets it outgrow the model's context, unless the config
+says: nothing is reserved for them."""
 RUNTIME_BYTES = 64 * 2**20
 """Machine code, stacks of threads, page tables, requests: 15 MB measured, and room to grow."""
 
@@ -138,7 +141,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     _refuse_windows(config)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
-    single = config.max_single_sequence_length or size.context_window
+    single = config.max_single_sequence_length or _longest(config, size)
     longest = min(single, config.max_total_sequence_length or single)
     return replace(
         config,
@@ -161,11 +164,11 @@ def plan_memory(
         free=free_memory,
         utilization=asked.gpu_memory_utilization,
         weights=size.weight_bytes,
-        activations=_activations(size, asked.prefill_chunk_size),
+        activations=_activations(size, asked.prefill_chunk_size, window_of(asked) is not None),
         # The logits, the sampler's scratch and copies of raw rows; masks and edits of a step.
         logits=12 * (asked.max_num_sequence + drafts) * size.vocab_size + 16 * size.vocab_size,
         # The table doubles as it grows, so it may be twice as long as what needs it.
-        rope=2 * 4 * size.head_dim * _single(asked),
+        rope=2 * 4 * size.head_dim * min(_single(asked), size.context_window),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
@@ -227,12 +230,33 @@ def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
     single, total = config.max_single_sequence_length, config.max_total_sequence_length
     if single is None:
         return
-    if single > size.context_window:
+    if single > size.context_window and not _is_endless(config, size):
         words = f"the model's context window is {size.context_window} tokens"
+        words += f"; {_what_endless_takes(config)}"
         raise InvalidField("max_single_sequence_length", single, words)
     if total is not None and _held(config, single) > total:
         words = f"one sequence cannot be longer than max_total_sequence_length, {total}"
         raise InvalidField("max_single_sequence_length", single, words)
+
+
+def _is_endless(config: EngineConfig, size: ModelSize) -> bool:
+    """Whether a sequence may be longer than the context that the model was trained on."""
+    window = window_of(config)
+    return window is not None and window.far < size.context_window
+
+
+def _longest(config: EngineConfig, size: ModelSize) -> int:
+    return STREAM_LENGTH if _is_endless(config, size) else size.context_window
+
+
+def _what_endless_takes(config: EngineConfig) -> str:
+    window = window_of(config)
+    if window is None:
+        return "with a sliding_window_size a sequence can be longer"
+    return (
+        f"longer needs a sliding window which, its sinks rounded up to whole blocks of "
+        f"{SINK_BLOCK} included, is not larger than that; here it is {window.far + 1}"
+    )
 
 
 def _single(config: EngineConfig) -> int:
@@ -240,16 +264,17 @@ def _single(config: EngineConfig) -> int:
     return config.max_single_sequence_length
 
 
-def _activations(size: ModelSize, chunk: int) -> int:
+def _activations(size: ModelSize, chunk: int, has_window: bool) -> int:
     """32-bit floats of the hidden state and of what is alive beside it in the larger half-layer.
 
     Attention: input, query, keys and values, rotated query, result. Feed-forward: gate and up,
-    twice where they have to be joined first.
+    twice where they have to be joined first. With a window: queries for sinks, rows of rope.
     """
     query, kv = size.query_heads * size.head_dim, size.kv_heads * size.head_dim
-    attention = size.hidden_size + 3 * query + 2 * kv
+    attention = size.hidden_size + (4 if has_window else 3) * query + 2 * kv
     largest = max(attention, 4 * size.intermediate_size)
-    return 4 * chunk * (size.hidden_size + size.head_dim + largest)
+    rope = (2 if has_window else 1) * size.head_dim
+    return 4 * chunk * (size.hidden_size + rope + largest)
 
 
 def _too_large(config: EngineConfig, size: ModelSize, plan: MemoryPlan) -> UserError:

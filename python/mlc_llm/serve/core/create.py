@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import MLCError, ModelFileError
@@ -34,13 +34,17 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Mod
             return _runner(Path(config.model_lib), weights, config)
         except (BrokenLibrary, BrokenParams) as error:
             raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
-    coarse, vocab_size = config.prompt_precision == "fast", bundle.tokenizer.vocab_size
-    prepared = prepare(bundle.gguf, vocab_size=vocab_size, coarse=coarse)
+    wanted: dict[str, Any] = {
+        "vocab_size": bundle.tokenizer.vocab_size,
+        "coarse": config.prompt_precision == "fast",
+        "windowed": window_of(config) is not None,
+    }
+    prepared = prepare(bundle.gguf, **wanted)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
-    prepared = prepare(bundle.gguf, vocab_size=vocab_size, coarse=coarse, rebuild=True)
+    prepared = prepare(bundle.gguf, **wanted, rebuild=True)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
