@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -192,6 +193,43 @@ def test_ctrl_c_does_not_reach_the_process() -> None:
     os.kill(worker._process.pid, signal.SIGINT)
     assert template.render(HELLO) == "x" and template._worker is worker
     template.close()
+
+
+FORKS = """
+import os, sys, threading
+from mlc_llm.conversation_template import ChatTemplate, sandbox
+template = ChatTemplate("{{ messages[0].content }}")
+template.render([{"role": "user", "content": "first"}])
+usual, at_work, forked = sandbox.read_message, threading.Event(), threading.Event()
+def read_message(pipe):
+    at_work.set()
+    forked.wait()
+    return usual(pipe)
+sandbox.read_message = read_message
+texts = []
+render = lambda text: texts.append(template.render([{"role": "user", "content": text}]))
+thread = threading.Thread(target=render, args=("parent",))
+thread.start()
+at_work.wait()
+child = os.fork()
+if child == 0:
+    sandbox.read_message = usual
+    render("child")
+    sys.exit(0 if texts == ["child"] else 1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+forked.set()
+thread.join()
+print(status, texts, template.close())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_fork_while_a_template_is_rendered_disturbs_neither_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORKS],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("0 ['parent'] None\n", "")
 
 
 def test_the_process_ends_with_its_template() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +39,7 @@ class ChatTemplate:
 
     `bos` and `eos` are the texts of those tokens, known in the template as `bos_token` and
     `eos_token`. The template is not trusted: it is rendered in a process of its own, which is
-    killed after `time_limit` seconds and started again when needed.
+    killed after `time_limit` seconds and started again when needed. A forked process has its own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ChatTemplate:
         digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
         self._is_known = digest in KNOWN
         self._compiled: jinja2.Template | None = None
+        _templates.add(self)
 
     def render(
         self,
@@ -95,6 +98,12 @@ class ChatTemplate:
                 self._worker.close()
             self._worker = None
 
+    def forget_parent(self) -> None:
+        """In a forked process: leave the worker to the parent, and a lock that another thread of
+        the parent may have held."""
+        self._lock = threading.Lock()
+        self._worker = None
+
     def _here(self, values: Mapping[str, Any]) -> dict[str, Any]:
         from mlc_llm.conversation_template import rendering
 
@@ -109,6 +118,18 @@ class ChatTemplate:
             if self._worker is None or not self._worker.is_alive:
                 self._worker = rendering.Worker(self.source)
             return self._worker.render(values, self.time_limit)
+
+
+_templates: weakref.WeakSet[ChatTemplate] = weakref.WeakSet()
+
+
+def _forget_parent() -> None:
+    for template in _templates:
+        template.forget_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _error(answer: Mapping[str, Any]) -> InvalidField | ModelFileError:

@@ -121,19 +121,29 @@ def _tojson(
 
 def read_message(pipe: IO[bytes]) -> Any:
     """The next message; None at the end of the pipe, or when it breaks off."""
-    head = pipe.read(4)
+    head = _read(pipe, 4)
     size = int.from_bytes(head, "big")
     if len(head) < 4 or size > MAX_MESSAGE:
         return None
-    body = pipe.read(size)
+    body = _read(pipe, size)
     return json.loads(body) if len(body) == size else None
 
 
 def write_message(pipe: IO[bytes], message: Any) -> None:
     """Lone surrogates survive: they are written as escapes."""
     body = json.dumps(message).encode("ascii")
-    pipe.write(len(body).to_bytes(4, "big") + body)
+    left = memoryview(len(body).to_bytes(4, "big") + body)
+    while left:  # a pipe without a buffer takes a part at a time
+        left = left[pipe.write(left) :]
     pipe.flush()
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes:
+    """So many bytes, or less where the pipe ends."""
+    found = bytearray()
+    while len(found) < size and (part := pipe.read(size - len(found))):
+        found += part
+    return bytes(found)
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -35,7 +36,11 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """One template in one process. Not for several threads at once."""
+    """One template in one process. Not for several threads at once.
+
+    It belongs to the process that started it: in a forked one it is not alive, and `close` leaves
+    the other's worker alone.
+    """
 
     def __init__(self, source: str) -> None:
         """Start the process. Raises `TimeIsUp`, `WorkerDied`, `MLCError`."""
@@ -44,13 +49,16 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            bufsize=0,  # a buffer has a lock, which a fork may copy while it is held
         )
-        self.close = weakref.finalize(self, _end, self._process)
+        self._owner = os.getpid()
+        self.close = weakref.finalize(self, _end, self._process, self._owner)
         self._ask(source, START_SECONDS)
 
     @property
     def is_alive(self) -> bool:
-        return self.close.alive and self._process.poll() is None
+        is_mine = self._owner == os.getpid()
+        return is_mine and self.close.alive and self._process.poll() is None
 
     def render(self, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The worker's answer. After `TimeIsUp` or `WorkerDied` it is gone."""
@@ -90,7 +98,10 @@ class Worker:
         return sandbox.read_message(self._process.stdout)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a fork: the worker is the parent's, and may be at work for it
+        process.returncode = 0  # so that nobody waits for what is no child of this process
+        return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
