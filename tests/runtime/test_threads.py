@@ -10,11 +10,13 @@ import pytest
 from mlc_llm.errors import InvalidField
 from mlc_llm.runtime import threads
 
+VARIABLES = ("MLC_NUM_THREADS", "TVM_NUM_THREADS", "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT")
+
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable set, 8 cores; all is put back afterwards."""
-    for name in ("MLC_NUM_THREADS", "TVM_NUM_THREADS", "TVM_BIND_THREADS"):
+    for name in VARIABLES:
         monkeypatch.setenv(name, "")  # so that what the code sets is taken back
         monkeypatch.delenv(name)
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
@@ -23,6 +25,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tvm_is_told_of_the_cores_that_may_be_used() -> None:
     assert threads.configure_threads() == 8
     assert (os.environ["TVM_NUM_THREADS"], os.environ["TVM_BIND_THREADS"]) == ("8", "0")
+    assert os.environ["TVM_THREAD_POOL_SPIN_COUNT"] == str(threads.SPINS)
 
 
 def test_what_the_user_set_for_tvm_stands(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from mlc_llm.cli.flags import naming_flags
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.runtime.read_ahead import readings_dropped
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
@@ -184,7 +185,8 @@ class Session:
                     run.aborting = True
                     self._engine.abort_request(request.request_id)
                 else:
-                    self._engine.step()
+                    with computing_here():  # a command forks nothing
+                        self._engine.step()
                 for output in self._take():
                     on_text(run.put(output))
 

@@ -23,6 +23,7 @@ from mlc_llm.runtime.batch import (
     Window,
 )
 from mlc_llm.runtime.coarse_rows import CoarseRows
+from mlc_llm.runtime.compute_thread import compute_thread
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache, Placement
 from mlc_llm.runtime.memory import zeroed
@@ -57,7 +58,7 @@ class ModelRunner:
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
         configure_threads()
-        self._executable = Executable(library)
+        self._executable, self._compute = Executable(library), compute_thread()
         self.metadata = metadata = self._executable.metadata
         self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
         arrays = params_in(packed_of(weights))
@@ -137,13 +138,18 @@ class ModelRunner:
         """places: of the tokens behind which one is chosen."""
         place = self._place(rows)
         try:
-            logits, rest = self._logits(tokens, place, places, choice.tables)
-            return self._sampler.choose(logits, choice, rest)
+            return self._compute.call(self._chosen, tokens, place, places, choice)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
             for row in rows:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
+
+    def _chosen(
+        self, tokens: Numbers, place: Placement, places: Numbers, choice: Choice
+    ) -> list[Sampled]:
+        logits, rest = self._logits(tokens, place, places, choice.tables)
+        return self._sampler.choose(logits, choice, rest)
 
     def logits(
         self, token_ids: Sequence[int], *, chunk: int | None = None, prompt_tokens: int = 0
@@ -169,7 +175,8 @@ class ModelRunner:
                 rows, tokens, places = self._coarse.arranged(
                     whole, array("i", part), array("i", range(len(part)))
                 )
-                logits, _ = self._logits(tokens, self._place(rows), places)
+                place = self._place(rows)
+                logits, _ = self._compute.call(self._logits, tokens, place, places)
                 self._cache.trim(seq_id)
                 yield np.from_dlpack(logits)[:, : self._limits.vocab_size].copy()
         finally:
@@ -234,7 +241,8 @@ class ModelRunner:
 
     def _copy_pages(self, source: list[int], target: list[int]) -> None:
         indices = [(array("i", ids), 0) for ids in (source, target)]
-        self._copy(*self._staging.tensors(*indices), self._pages)
+        tensors = self._staging.tensors(*indices)
+        self._compute.call(self._copy, *tensors, self._pages)
 
     def _check(self, row: BatchRow) -> None:
         assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"

@@ -10,6 +10,10 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.support.machine import usable_cores
 
 THREADS_VARIABLE = "MLC_NUM_THREADS"
+SPINS = 10_000
+"""How often an idle worker yields before it sleeps: for some milliseconds, longer than the pause
+between two steps. By itself it would be thirty times that, and so long it outlives its engine too:
+lives of engines in a row kept some twenty threads, each with an arena of malloc's."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ def configure_threads() -> int:
     os.environ.setdefault("TVM_NUM_THREADS", str(count))
     # Pinning the caller to one core would starve a server's other threads on it.
     os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", str(SPINS))
     return _parse("TVM_NUM_THREADS", os.environ["TVM_NUM_THREADS"])
 
 

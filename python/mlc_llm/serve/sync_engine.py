@@ -19,6 +19,7 @@ from mlc_llm.serve import data
 from mlc_llm.serve.answers import ChatAnswer, Generated, RequestTexts
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.engine_base import _check_engine_config
+from mlc_llm.serve.engine_calls import Inside, engine_functions
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.model_args import ModelBundle
@@ -40,9 +41,14 @@ Config = GenerationConfig | Mapping[str, Any]
 def _create_tvm_module(
     creator: str, ffi_funcs: Sequence[str], creator_args: list[Any] | None = None
 ) -> dict[str, Callable[..., Any]]:
-    """Call the TVM global function `creator`; returns the named functions of what it made."""
-    module = tvm_ffi.get_global_func(creator)(*(creator_args or []))
-    return {name: module[name] for name in ffi_funcs}
+    """Call the TVM global function `creator`; returns the named functions of what it made.
+
+    They raise `MLCError` in a forked process if another thread was in one of them at the fork, and
+    `EngineDead` at the end of the program, except to the thread that ends it.
+    """
+    with Inside():
+        module = tvm_ffi.get_global_func(creator)(*(creator_args or []))
+        return engine_functions({name: module[name] for name in ffi_funcs})
 
 
 _TWO_THREADS = (

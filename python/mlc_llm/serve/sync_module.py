@@ -12,6 +12,7 @@ from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.serve.engine_calls import InCallback
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.model_args import ModelBundle
@@ -129,7 +130,8 @@ class SyncEngineModule:
         if self._callback is not None and self._undelivered:
             # Ctrl-C is raised where a function begins, so not between these two lines.
             ready, self._undelivered = self._undelivered, []
-            self._callback(ready)
+            with InCallback():
+                self._callback(ready)
 
 
 def create_engine() -> Any:

@@ -18,9 +18,11 @@ import tvm_ffi
 
 from mlc_llm.errors import EngineDead, MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.model_args import ModelBundle
@@ -55,7 +57,7 @@ TERMINATED = "the engine was terminated"
 _log = logging.getLogger(__name__)
 
 
-class ThreadedEngine:
+class ThreadedEngine(Stoppable):
     """All methods may be called from any thread, also from the callback.
 
     `init_threaded_engine` comes before everything but the loops. `reload`, `unload` and
@@ -71,6 +73,7 @@ class ThreadedEngine:
         self._roster = Roster()
         self._worker = Worker(self._outbox, self._roster)
         self._callback: StreamCallback | None = None
+        self.stop_at_the_end()
 
     @staticmethod
     def Create() -> ThreadedEngine:
@@ -143,8 +146,9 @@ class ThreadedEngine:
         self.check_usable()
         ticket = self._roster.enter(request_id, n)
         try:
-            arrival = self._prepared(make(), ticket)
-            self._put(Instruction(InstructionKind.kAddRequest, arrival))
+            with Inside():
+                arrival = self._prepared(make(), ticket)
+                self._put(Instruction(InstructionKind.kAddRequest, arrival))
         except BaseException as error:
             is_open = self._roster.leave(ticket)
             if is_open or not isinstance(error, Exception):
@@ -184,6 +188,10 @@ class ThreadedEngine:
     def run_background_loop(self) -> None:
         """Body of the engine's thread; returns after `exit_background_loop`."""
         self._check_process()
+        with Inside(), computing_here():
+            self._run_background_loop()
+
+    def _run_background_loop(self) -> None:
         self._inbox.own_as_loop()
         try:
             while (batch := self._inbox.take_when(self._worker.has_work)) is not None:
@@ -204,10 +212,15 @@ class ThreadedEngine:
         aborted, since part of their text may be lost.
         """
         self._check_process()
+        with Inside():
+            self._run_stream_back_loop()
+
+    def _run_stream_back_loop(self) -> None:
         while (outputs := self._outbox.take()) is not None:
             assert self._callback is not None  # there is no output before there is a request
             try:
-                self._callback(outputs)
+                with InCallback():
+                    self._callback(outputs)
             except BaseException:
                 requests = dict.fromkeys(output.request_id for output in outputs)
                 _log.exception("the request stream callback raised; requests %s", list(requests))
@@ -220,6 +233,8 @@ class ThreadedEngine:
         if os.getpid() == self._process:
             self._inbox.close(TERMINATED)
             self._end_what_is_left()
+
+    stop = exit_background_loop
 
     def get_default_generation_config(self) -> GenerationConfig:
         """The loaded model's defaults. Raises `MLCError` when nothing is loaded."""
@@ -267,10 +282,7 @@ class ThreadedEngine:
     def _check_process(self) -> None:
         """A fork copies the locks and none of the threads: nothing would ever answer."""
         if os.getpid() != self._process:
-            raise MLCError(
-                f"this engine belongs to process {self._process} and cannot be used in a forked "
-                "one; make the engine after the fork"
-            )
+            raise forked(self._process)
 
     def _put(self, instruction: Instruction) -> None:
         self.check_usable()
@@ -282,10 +294,11 @@ class ThreadedEngine:
         if self._inbox.is_mine:
             raise MLCError("the engine's own thread cannot wait for the engine")
         done: Future[None] = Future()
-        self._inbox.put(Instruction(kind, payload, done))
-        if self._inbox.own():
-            self._work_without_loop()
-        done.result()
+        with Inside():
+            self._inbox.put(Instruction(kind, payload, done))
+            if self._inbox.own():
+                self._work_without_loop()
+            done.result()
 
     def _work_without_loop(self) -> None:
         """The caller, who is the owner now, carries out what is queued."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,14 +12,13 @@ JOIN_SECONDS = 30.0
 """How long `terminate` waits for a thread, in case a callback or the model never returns."""
 
 _log = logging.getLogger(__name__)
-_running: weakref.WeakSet[LoopThreads] = weakref.WeakSet()
 
 
 class LoopThreads:
     """Starts both loops of an engine, given as a table of its functions.
 
-    The threads hold the functions and not this object, so it can be collected while they run: then,
-    and when the program ends, they are ended as by `terminate`.
+    The threads hold the functions and not this object, so it can be collected while they run: then
+    they are ended as by `terminate`. When the program ends, so does every engine (`engine_calls`).
     """
 
     def __init__(self, ffi: Mapping[str, Callable[..., Any]]) -> None:
@@ -39,7 +36,6 @@ class LoopThreads:
         except BaseException:
             self.terminate()
             raise
-        _running.add(self)
 
     def terminate(self) -> None:
         """End the loops and wait for their threads. May be called again, from several threads,
@@ -63,11 +59,5 @@ class LoopThreads:
 
 
 def _thread(name: str, body: Callable[[], Any]) -> threading.Thread:
-    """A daemon: the interpreter waits for other threads before it calls `_terminate_all`."""
+    """A daemon: the interpreter waits for other threads before it ends any engine."""
     return threading.Thread(target=body, name=name, daemon=True)
-
-
-@atexit.register
-def _terminate_all() -> None:
-    for loops in list(_running):
-        loops.terminate()
