@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ def test_answers_are_those_of_the_sync_engine(engine: JSONFFIEngine, default_mod
         sync.generate([prompt], GenerationConfig(**GREEDY))[0][0][0]  # type: ignore[arg-type]
         for prompt in prompts
     ]
+    del sync
+    gc.collect()  # its thread ends with it, and there are circles of references in it
     assert [ask(engine, question, **GREEDY).text for question in QUESTIONS] == expected
 
 

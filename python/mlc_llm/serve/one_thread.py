@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from threading import RLock
 from types import TracebackType
 
 from mlc_llm.errors import UserError
+from mlc_llm.serve.engine_calls import forked
 
 
 class OneThread:
-    """`with` it: one thread is let in, as often as it likes; another gets a `UserError` at once."""
+    """`with` it: one thread is let in, as often as it likes; another gets a `UserError` at once,
+    and a process that was forked meanwhile an `MLCError`."""
 
     def __init__(self, refusal: str) -> None:
+        self._process = os.getpid()
         self._refusal = refusal
         self._lock = RLock()
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
+            if os.getpid() != self._process:
+                raise forked(self._process)  # the thread that was in is not in this process
             raise UserError(self._refusal)
 
     def __exit__(
