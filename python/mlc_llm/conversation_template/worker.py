@@ -93,9 +93,9 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             sandbox.write_message(self._process.stdin, message)
-        except OSError:
+            return sandbox.read_message(self._process.stdout)
+        except (OSError, ValueError):  # a pipe is closed: the program ends, say
             return None
-        return sandbox.read_message(self._process.stdout)
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

@@ -85,12 +85,7 @@ class ComputeThread:
         _threads.add(self)
 
     def call(self, function: Callable[..., Result], *args: Any) -> Result:
-        """`function(*args)`: here, if this thread computes itself, else on the thread for that.
-
-        Raises what the function raises.
-        """
-        if getattr(_here, "computes", False):
-            return function(*args)
+        """`function(*args)`. Raises what it raises."""
         if self._thread is None:
             self._start()
         job = _Job(function, args)
@@ -136,10 +131,21 @@ def _run(jobs: _Jobs) -> None:
 _threads: weakref.WeakSet[ComputeThread] = weakref.WeakSet()
 
 
-def compute_thread() -> ComputeThread:
-    """The one of this process. It lasts as long as somebody holds it."""
-    # Two may be made at the same time; each serves whoever holds it.
-    return next(iter(list(_threads)), None) or ComputeThread()
+class Computing:
+    """Where one model computes: on the thread that calls, if it computes itself, else on one thread
+    for all models of the process, which lasts as long as one of them needs it."""
+
+    def __init__(self) -> None:
+        self._thread: ComputeThread | None = None
+
+    def call(self, function: Callable[..., Result], *args: Any) -> Result:
+        """`function(*args)`. Raises what it raises."""
+        if getattr(_here, "computes", False):
+            return function(*args)
+        if self._thread is None:
+            # Two may be made at the same time; each serves whoever holds it.
+            self._thread = next(iter(list(_threads)), None) or ComputeThread()
+        return self._thread.call(function, *args)
 
 
 def _forget_parent() -> None:

@@ -23,7 +23,7 @@ from mlc_llm.runtime.batch import (
     Window,
 )
 from mlc_llm.runtime.coarse_rows import CoarseRows
-from mlc_llm.runtime.compute_thread import compute_thread
+from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.executable import Executable
 from mlc_llm.runtime.kv_cache import KVCache, Placement
 from mlc_llm.runtime.memory import zeroed
@@ -58,7 +58,7 @@ class ModelRunner:
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
         configure_threads()
-        self._executable, self._compute = Executable(library), compute_thread()
+        self._executable, self._compute = Executable(library), Computing()
         self.metadata = metadata = self._executable.metadata
         self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
         arrays = params_in(packed_of(weights))
