@@ -111,7 +111,7 @@ def main() -> None:
     oracle = OracleAnswers.read(oracle_folder(model, arguments.oracle))
     config = replace(ONE_SEQUENCE, prompt_precision=arguments.prompt_precision)
     runner = open_runner(model, kernels, arguments.threads, config)
-    options = {"kernels": runner.metadata.isa, "chunk": chunk or runner.limits.max_batch_tokens}
+    options = {"kernels": runner.metadata.backend, "chunk": chunk or runner.limits.max_batch_tokens}
     options["prompts"] = config.prompt_precision
     print_configuration("accuracy against float32", model=model.name, **options, **versions())
     if config.prompt_precision == "fast":

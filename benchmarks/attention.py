@@ -20,11 +20,11 @@ from common import print_configuration
 from machine import built, written
 from matvec import beside, reader
 
-from mlc_llm.compiler.target import choose
-from mlc_llm.kernels.attention import attention
-from mlc_llm.kernels.isa import Isa
-from mlc_llm.kernels.kv_pages import PAGE
-from mlc_llm.runtime.threads import configure_threads
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.target import choose
+from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.kernels.cpu.attention import attention
+from mlc_llm.kernels.cpu.kv_pages import PAGE
 
 SHAPES = {"default model": (9, 3, 64), "1B": (32, 8, 64)}
 """(heads, kv heads, head size)."""

@@ -102,7 +102,7 @@ class Bench:
         sampler = runner._sampler
         runner._forward = self._forward = Timed(runner._forward)
         sampler._sample = self._sample = Timed(sampler._sample)
-        self.kernels = runner.metadata.isa
+        self.kernels = runner.metadata.backend
         self._runner = Timed(runner)
         self._vocab = runner.limits.vocab_size
         self.core = EngineCore(self._runner, open_model(str(model)).tokenizer, CONFIG)

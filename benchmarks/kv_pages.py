@@ -30,25 +30,21 @@ from tvm.relax.frontend.nn.llm.kv_cache import (
 )
 from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_position_map
 
-from mlc_llm.compiler.target import choose, target_for
-from mlc_llm.kernels.attention import query_tile
-from mlc_llm.kernels.attention_section import SECTION
-from mlc_llm.kernels.kv_pages import PAGE
-from mlc_llm.model_lib import KVInfo
-from mlc_llm.models.config import ModelConfig, RopeConfig
-from mlc_llm.models.layers import Step, attend
+from mlc_llm.backends.base import LayerInputs
+from mlc_llm.backends.cpu.device import CpuDevice
+from mlc_llm.backends.cpu.formats import PAGE
+from mlc_llm.backends.cpu.ops import CpuOps
+from mlc_llm.backends.cpu.target import choose, target_for
+from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.library.metadata import KVGroupInfo, KVInfo
+from mlc_llm.models.spec import AttentionSpec
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.model_runner import allocate_pages
 from mlc_llm.runtime.rope import RopeTable
-from mlc_llm.runtime.staging import Staging
-from mlc_llm.runtime.threads import configure_threads
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
-CONFIG = ModelConfig(
-    "llama", 576, LAYERS, HEADS, KV_HEADS, DIM, 1536, 49152, 8192, 1e-5,
-    RopeConfig(1e5, DIM), True, True,
-)  # fmt: skip
+SPEC = AttentionSpec(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, scale=DIM**-0.5)
 ISA = choose().isa
 
 
@@ -79,13 +75,17 @@ class Ours(nn.Module):
     """Attention over page tables that come as tensors."""
 
     def step(  # noqa: PLR0917
-        self, x: Tensor, rope: Tensor, slot: Tensor, position: Tensor, tiles: Tensor,
-        page_ids: Tensor, pages: list[Tensor],
+        self, x: Tensor, rope: Tensor, slot: Tensor, position: Tensor, blocks: Tensor,
+        page_ids: Tensor, window: Tensor, pages: list[Tensor],
     ) -> Tensor:  # fmt: skip
-        step = Step(rope, slot, position, tiles, page_ids)
+        ops = CpuOps(ISA)
         parts = [(x, 0), (x, HEADS * DIM), (x, (HEADS + KV_HEADS) * DIM)]
         for layer in range(LAYERS):
-            y = attend(CONFIG, ISA, ISA.kv_dtype, parts, step, pages[layer])
+            ops.begin_layer()
+            inputs = LayerInputs(
+                position, rope, slot, position, blocks, page_ids, window, pages[layer]
+            )
+            y = ops.attention(SPEC, parts, None, inputs)
         return y
 
 
@@ -133,25 +133,30 @@ def our_step() -> Callable[[], float]:
     page = nn.spec.Tensor(["p", KV_HEADS, 2, PAGE * DIM], ISA.kv_dtype)
     arguments = {
         "x": floats("m", WIDTH), "rope": floats("r", 2, DIM // 2), "slot": ints("m"),
-        "position": ints("m"), "tiles": ints("t", 3), "page_ids": ints("n"),
+        "position": ints("m"), "blocks": ints("t", 3), "page_ids": ints("n"), "window": ints(2),
         "pages": [page] * LAYERS,
     }  # fmt: skip
     run = machine(Ours(), {"step": arguments})["step"]
-    tile = query_tile(HEADS, KV_HEADS, ISA)
-    info = KVInfo(LAYERS, KV_HEADS, DIM, PAGE, ISA.kv_dtype, tile, tile, SECTION)
-    pages = allocate_pages(info, 256)
-    cache = KVCache(info, 256, 1, lambda source, target: None)
+    cut, device = CpuOps(ISA).attention_blocks(SPEC), CpuDevice()
+    group = KVGroupInfo(
+        tuple(range(LAYERS)), KV_HEADS, DIM, None, cut.query, cut.fast_query, cut.kv_split
+    )
+    info = KVInfo(PAGE, ISA.kv_dtype, (group,))
+    pages = allocate_pages(info, (256,), device)
+    cache = KVCache(info, (256,), 1, lambda group, source, target: None, (None,))
     cache.add(0)
-    table = RopeTable(1e5 ** -(np.arange(0, DIM, 2, dtype=np.float32) / DIM))
+    table = RopeTable(1e5 ** -(np.arange(0, DIM, 2, dtype=np.float32) / DIM), device)
     x = tvm.runtime.tensor(np.ones((1, WIDTH), np.float32))
-    staging = Staging()
+    window = tvm.runtime.tensor(np.array([2**31 - 1, 0], np.int32))
+    staging = device.staging()
 
     def step() -> float:
         start = time.perf_counter()
-        place = cache.place([(0, 1)])
-        rope = table.reaching(place.longest)
-        tables = ((place.slot, 0), (place.position, 0), (place.tiles, 3), (place.page_ids, 0))
-        run(x, rope, *staging.tensors(*tables), pages)
+        placed = cache.place([(0, 1)])
+        (one,) = placed.groups
+        rope = table.reaching(max(placed.position) + 1)
+        tables = ((one.slots, 0), (placed.position, 0), (one.query_blocks, 3), (one.page_ids, 0))
+        run(x, rope, *staging.tensors(*tables), window, pages)
         return time.perf_counter() - start
 
     return step

@@ -24,12 +24,12 @@ from common import Spread, model_path, print_configuration
 from tvm.script import tirx as T
 from tvm.target import codegen
 
-from mlc_llm.compiler.target import choose, target_for
-from mlc_llm.kernels import amx
-from mlc_llm.kernels.isa import AMX, VNNI, Isa
-from mlc_llm.kernels.vectors import SCHEDULED, fsplat, lanes_at
-from mlc_llm.runtime.memory import zeroed
-from mlc_llm.runtime.threads import configure_threads
+from mlc_llm.backends.cpu.isa import AMX, VNNI, Isa
+from mlc_llm.backends.cpu.memory import zeroed
+from mlc_llm.backends.cpu.target import choose, target_for
+from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.kernels.cpu import amx
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 
 SIZE = 512 << 20
 LANES, PIECES = 16, 64

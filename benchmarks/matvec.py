@@ -20,13 +20,12 @@ import tvm_ffi
 from common import Spread, print_configuration
 from machine import LANES, PIECES, built, summing, written
 
-from mlc_llm.compiler.target import choose
-from mlc_llm.kernels.activation import quantized_width
-from mlc_llm.kernels.formats import WeightFormat, tensor_shape
-from mlc_llm.kernels.isa import Isa
-from mlc_llm.kernels.matmul import matmul
-from mlc_llm.quantization.packing import format_of_kind
-from mlc_llm.runtime.threads import configure_threads
+from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, tensor_shape
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.target import choose
+from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.kernels.cpu.activation import quantized_width
+from mlc_llm.kernels.cpu.matmul import matmul
 
 SHAPES = {
     "default model": [(960, 576), (576, 576), (3072, 576), (576, 1536)],

@@ -23,7 +23,7 @@ from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime import model_runner
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner
-from mlc_llm.runtime.executable import Executable
+from mlc_llm.runtime.library import Library
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
@@ -56,7 +56,7 @@ class Clock:
             Clock.seconds += time.perf_counter() - start
 
 
-class ClockedExecutable(Executable):
+class ClockedLibrary(Library):
     """Costs less than a microsecond a call."""
 
     def __getitem__(self, name: str) -> Any:
@@ -118,7 +118,7 @@ class Worker:
     def __init__(self, model: Path) -> None:
         self._model = model
         self._threads = int(os.environ["MLC_NUM_THREADS"])
-        model_runner.Executable = ClockedExecutable
+        model_runner.Library = ClockedLibrary
         self._config = replace(CONFIG, prompt_precision=precision_asked())
         self.runner = open_runner(model, None, self._threads, self._config)
         self._limits: Any = None
@@ -127,7 +127,7 @@ class Worker:
     def about(self) -> dict[str, Any]:
         """Kernels, and bytes of the packed weights."""
         sizes = [p.numel() * p.dtype.itemsize for p in self.runner._params]
-        return {"kernels": self.runner.metadata.isa, "packed": sum(sizes)}
+        return {"kernels": self.runner.metadata.backend, "packed": sum(sizes)}
 
     def measure(self, name: str, depth: int, tokens: int, streams: int) -> float:
         """Tokens a second (see `peers.base.Trial`); the first time after a shorter one."""

@@ -123,7 +123,11 @@ def main() -> None:
     model, precision = model_path(arguments.model), arguments.prompt_precision
     config = replace(CONFIG, prompt_precision=precision)
     runner = open_runner(model, arguments.kernels, arguments.threads, config)
-    options = {"kernels": runner.metadata.isa, "threads": arguments.threads, "prompts": precision}
+    options = {
+        "kernels": runner.metadata.backend,
+        "threads": arguments.threads,
+        "prompts": precision,
+    }
     print_configuration("parts of a step", model=model.name, **options, **versions())
     for count in (1, 32):
         streams = Streams(runner, count, 128)

@@ -102,7 +102,7 @@ def main() -> None:
     samples = measure(runner, arguments.repeat)
     if config.prompt_precision == "fast":
         samples |= measure_in_turns(runner, arguments.repeat)
-    options = {"kernels": runner.metadata.isa, "threads": arguments.threads}
+    options = {"kernels": runner.metadata.backend, "threads": arguments.threads}
     if arguments.json:
         print(json.dumps(options | {"samples": samples}))
         return

@@ -165,7 +165,7 @@ def main() -> None:
     print_configuration(
         "speculative decoding",
         model=model.name,
-        kernels=runner.metadata.isa,
+        kernels=runner.metadata.backend,
         drafter=options.draft or "prompt lookup",
         streams=options.streams,
         rounds=options.rounds,

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import tvm
 import tvm_ffi.libinfo
 
-from mlc_llm.compiler.target import target_for
-from mlc_llm.kernels.isa import DOTPROD, I8MM, Isa
+from mlc_llm.backends.cpu.isa import DOTPROD, I8MM, Isa
+from mlc_llm.backends.cpu.target import target_for
 
 TRIPLE = "aarch64-linux-gnu"
 ARM = (I8MM, DOTPROD)

@@ -30,16 +30,23 @@ CONTRACTS = {
 
 GROUND = {"errors"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "tokenizers", "protocol"}
+BACKENDS = {"backends.base", "backends.registry"}
+"""What others know of the backends. Which one computes is decided in the registry alone."""
+SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
+"""Plain values that CPU kernels are shaped by."""
+DEVICE = {*GROUND, "backends.base", "models.spec", "quantization", "support"}
+"""What a backend stands on."""
 COMPILER = {
     *GROUND,
-    "model_lib",
+    *BACKENDS,
+    "library",
     "protocol",
     "support",
     "tokenizers",
     "conversation_template",
-    "kernels",
     "quantization",
     "models",
+    "models.spec",
     "loader",
 }
 OPENING = {
@@ -50,6 +57,7 @@ OPENING = {
     "tokenizers",
     "conversation_template",
     "models",
+    "models.spec",
 }
 """What opening a model takes, before anything is compiled."""
 SERVE = {*COMPILER, *CORE, "compiler", "runtime", "serve.core.create", "serve.model_args"}
@@ -58,17 +66,25 @@ SERVE |= {"serve.openai", "serve.stream", "serve.chat_config", "serve", ""}
 MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve"},
     "errors": set(),
-    "model_lib": GROUND,
+    "library": GROUND,
     "protocol": GROUND,
     "tokenizers": GROUND,
     "support": GROUND,
     "loader": GROUND,
     "kernels": GROUND,
+    "kernels.cpu": {*GROUND, *SHAPES},
     "conversation_template": {*GROUND, "protocol"},
-    "quantization": {*GROUND, "kernels"},
-    "models": {*GROUND, "kernels", "quantization"},
+    "quantization": GROUND,
+    "models": {*GROUND, "backends.base", "models.spec"},
+    "backends": set(),
+    "backends.base": {*GROUND, "models.spec", "quantization"},
+    "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
+    "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu"},
+    **dict.fromkeys(SHAPES, GROUND),
+    "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
+    "models.spec": GROUND,
     "compiler": COMPILER,
-    "runtime": {*GROUND, "runtime.batch", "model_lib", "protocol", "support"},
+    "runtime": {*GROUND, *BACKENDS, "runtime.batch", "library", "protocol", "support"},
     "runtime.batch": GROUND,
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
@@ -90,7 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve.server": {*SERVE, "serve.server"},
     "json_ffi": {*SERVE, "json_ffi"},
     "testing": {*SERVE, "testing"},
-    "cli": {*SERVE, "serve.server", "json_ffi", "cli"},
+    "cli": {*SERVE, "serve.server", "json_ffi", "cli", "backends.cpu"},
     "__main__": {"cli"},
 }
 """Part of the package -> parts it may import besides itself. The longest name that fits counts,
@@ -101,8 +117,9 @@ LAZY = {
     ("mlc_llm.cli.__main__", "mlc_llm.cli.parser"),
     ("mlc_llm.cli.__main__", "mlc_llm.cli.streams"),
     ("mlc_llm.cli.__main__", "mlc_llm.support.logging"),
-    ("mlc_llm.cli.checkup", "mlc_llm.compiler.target"),  # a doctor must say if TVM does not load
-    ("mlc_llm.cli.checkup", "mlc_llm.runtime.threads"),
+    # A doctor must say if TVM does not load.
+    ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.target"),
+    ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.memory"),  # --help must not load TVM
     ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
@@ -115,8 +132,18 @@ LAZY = {
     ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar"),  # llguidance
     ("mlc_llm.serve.model_args", "mlc_llm.serve.chat_config"),  # pydantic
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
-    ("mlc_llm.compiler.target", "tvm"),
-    ("mlc_llm.compiler.target", "tvm.target"),
+    ("mlc_llm.backends.cpu.target", "tvm"),
+    ("mlc_llm.backends.cpu.target", "tvm.target"),
+    # What a backend needs to pack, to compile or to run is loaded in that moment.
+    ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.codegen"),
+    ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.device"),
+    ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.layout"),
+    ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.ops"),
+    ("mlc_llm.backends.reference.backend", "mlc_llm.backends.cpu.codegen"),
+    ("mlc_llm.backends.reference.backend", "mlc_llm.backends.cpu.device"),
+    ("mlc_llm.backends.reference.backend", "mlc_llm.backends.reference.layout"),
+    ("mlc_llm.backends.reference.backend", "mlc_llm.backends.reference.ops"),
+    ("mlc_llm.backends.reference.backend", "tvm"),
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
     ("mlc_llm.support.hub", "huggingface_hub"),  # an extra

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
 from mlc_llm.compiler.jit import library_key
-from mlc_llm.compiler.weights import pack_weights, plan_model
-from mlc_llm.kernels.isa import ISAS
+from mlc_llm.compiler.weights import pack_weights
+from mlc_llm.errors import InvalidField
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.models.gguf_llama import Plan
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.runtime.batch import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import DEFAULT_KINDS, TinyShape, write_tiny_model
@@ -63,51 +66,54 @@ class TinyModels:
         return path
 
     def library(
-        self, name: str, isa_name: str, *, coarse: bool = False, windowed: bool = False
+        self, name: str, kernels: str, *, fast: bool = False, windowed: bool = False
     ) -> Path:
-        """Folder of the compiled library. coarse: with kernels for bfloat16 if it has tiles.
+        """Folder of the compiled library. fast: with every faster way for prompts there is.
         windowed: for a sliding window."""
-        _, plan = self._planned(name, isa_name)
-        coarse = coarse and ISAS[isa_name].tiles
-        isa = replace(ISAS[isa_name], coarse=coarse, windowed=windowed)
-        folder = self._folder / library_key(plan, isa)
+        _, plan = self._planned(name)
+        if windowed:
+            plan = replace(plan, spec=plan.spec.with_sink_queries())
+        backend = backend_of(kernels)
+        if fast:
+            with suppress(InvalidField):
+                backend = backend.with_fast_tokens()
+        folder = self._folder / library_key(plan, backend)
         if not folder.exists():
             folder.mkdir()
-            build_library(plan.config, isa, folder)
+            build_library(plan.spec, backend, folder)
         return folder
 
-    def weights(self, name: str, isa_name: str) -> Path:
+    def weights(self, name: str, kernels: str) -> Path:
         """Folder of the packed weights."""
-        folder = self._folder / f"{name}-{isa_name}"
+        folder = self._folder / f"{name}-{kernels}"
         if not folder.exists():
-            model, plan = self._planned(name, isa_name)
+            model, plan = self._planned(name)
             folder.mkdir()
-            pack_weights(plan, model.tensors, folder, lambda _: None)
+            pack_weights(plan, backend_of(kernels), model.tensors, folder, lambda _: None)
         return folder
 
-    def _planned(self, name: str, isa_name: str) -> tuple[GGUFFile, Plan]:
+    def _planned(self, name: str) -> tuple[GGUFFile, WeightPlan]:
         model = GGUFFile.open(self.path(name))
-        return model, plan_model(model.metadata, model.tensors, ISAS[isa_name])
+        return model, read_gguf(model.metadata, model.tensors)
 
     def runner(
         self,
         name: str,
-        isa_name: str,
+        kernels: str,
         *,
         num_pages: int = 24,
         window: Window | None = None,
-        coarse_prompts: bool = False,
+        fast_prompts: bool = False,
         context_window: int = 512,
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
-        is_windowed = window is not None
         return ModelRunner(
-            self.library(name, isa_name, coarse=coarse_prompts, windowed=is_windowed),
-            self.weights(name, isa_name),
+            self.library(name, kernels, fast=fast_prompts, windowed=window is not None),
+            self.weights(name, kernels),
             num_pages=num_pages,
             max_num_sequence=4,
             max_batch_tokens=64,
             context_window=context_window,
             window=window,
-            coarse_prompts=coarse_prompts,
+            fast_prompts=fast_prompts,
         )

@@ -118,7 +118,7 @@ def test_a_choice_that_is_none(
 def test_an_old_processor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mlc_llm.compiler.target.cpu_flags", lambda: frozenset({"sse2"}))
+    monkeypatch.setattr("mlc_llm.backends.cpu.target.cpu_flags", lambda: frozenset({"sse2"}))
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "portable (the best for this machine)" in out
@@ -129,7 +129,7 @@ def test_an_old_arm_processor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr("mlc_llm.compiler.target.cpu_flags", lambda: frozenset({"asimd"}))
+    monkeypatch.setattr("mlc_llm.backends.cpu.target.cpu_flags", lambda: frozenset({"asimd"}))
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "portable (the best for this machine)" in out

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mlc_llm.backends.registry import choose_backend
 from mlc_llm.cli import early
 from mlc_llm.compiler.jit import packed_weights
 from mlc_llm.compiler.keys import known_weights
-from mlc_llm.compiler.target import choose
+from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE
 from mlc_llm.support import content
 from mlc_llm.testing.tiny_model import write_tiny_model
 
@@ -27,10 +27,10 @@ def test_a_command_reads_what_the_engine_will_ask_for(
     for name in (str(model), str(tmp_path), str(tmp_path / "nothing"), "HF://user/repo"):
         early.begin_early(name)
     assert begun == []
-    assert known_weights(model, choose().isa) is None, "nobody has read the file yet"
+    assert known_weights(model, choose_backend()) is None, "nobody has read the file yet"
     monkeypatch.setattr(content, "SETTLED_S", -1e9)
     content.content_of(model)
-    folder = known_weights(model, choose().isa)
+    folder = known_weights(model, choose_backend())
     assert folder is not None
     folder.mkdir(parents=True)
     for file in (PARAMS_FILE, INDEX_FILE):

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_models import TinyModels
 
+from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler import jit, keys
-from mlc_llm.compiler.weights import plan_model
-from mlc_llm.kernels.isa import ISAS
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_gguf
 from mlc_llm.support.superseded import PURPOSE_FILE
 
-PORTABLE, VNNI, AMX = ISAS["portable"], ISAS["vnni"], ISAS["amx"]
+PORTABLE, VNNI, AMX = map(backend_of, ("portable", "vnni", "amx"))
 
 
 def test_a_new_version_has_new_keys_and_the_old_purposes(
     tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = GGUFFile.open(tiny_models.path("plain"))
-    plan = plan_model(file.metadata, file.tensors, PORTABLE)
+    plan = read_gguf(file.metadata, file.tensors)
 
     def names() -> list[str]:
         return [
@@ -47,11 +46,11 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
     found = set()
     for name in ("plain", "floats"):
         file = GGUFFile.open(tiny_models.path(name))
-        for isa in (PORTABLE, VNNI):
-            plan = plan_model(file.metadata, file.tensors, isa)
+        for one in (PORTABLE, VNNI):
+            plan = read_gguf(file.metadata, file.tensors)
             content = jit.content_of_model(file)
-            found |= {jit.library_purpose(plan, isa)}
-            found |= set(jit.weights_purposes(content, file.path, isa))
+            found |= {jit.library_purpose(plan, one)}
+            found |= set(jit.weights_purposes(content, file.path, one))
     assert len(found) == 12
 
 
@@ -59,10 +58,10 @@ def test_a_library_with_more_kernels_does_not_take_the_place_of_one_with_fewer(
     tiny_models: TinyModels,
 ) -> None:
     file = GGUFFile.open(tiny_models.path("plain"))
-    plan = plan_model(file.metadata, file.tensors, AMX)
-    coarse = replace(AMX, coarse=True)
-    assert jit.library_key(plan, AMX) != jit.library_key(plan, coarse)
-    assert jit.library_purpose(plan, AMX) != jit.library_purpose(plan, coarse)
+    plan = read_gguf(file.metadata, file.tensors)
+    fast = AMX.with_fast_tokens()
+    assert jit.library_key(plan, AMX) != jit.library_key(plan, fast)
+    assert jit.library_purpose(plan, AMX) != jit.library_purpose(plan, fast)
 
 
 def test_a_folder_is_made_once_and_takes_the_place_of_older_ones(tmp_path: Path) -> None:

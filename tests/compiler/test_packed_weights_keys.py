@@ -10,8 +10,8 @@ import pytest
 
 from mlc_llm.compiler import jit
 from mlc_llm.errors import ModelFileError
+from mlc_llm.library.metadata import METADATA_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.model_lib import METADATA_FILE, PARAMS_FILE
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mlc_llm.compiler.weights import pack_weights, plan_model
-from mlc_llm.kernels.isa import ISAS
+from mlc_llm.backends.registry import backend_of
+from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_gguf
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 SMAPS = Path("/proc/self/smaps")
@@ -38,8 +39,8 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
 def test_packing_leaves_nothing_of_the_file_behind(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     file = GGUFFile.open(path)
-    plan = plan_model(file.metadata, file.tensors, ISAS["vnni"])
+    plan = read_gguf(file.metadata, file.tensors)
     assert resident(path) > 0
-    pack_weights(plan, file.tensors, tmp_path, lambda _: None)
+    pack_weights(plan, backend_of("vnni"), file.tensors, tmp_path, lambda _: None)
     assert resident(path) == 0
     assert file.tensors["token_embd.weight"].data.any()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from llama_reference import ReferenceLlama
+from decoder_reference import ReferenceDecoder
 from test_tiny_llama import EACH_ISA, MEAN, TOKENS, WORST
 from tiny_models import TinyModels
 
@@ -20,7 +20,9 @@ GREEDY = Sampling(temperature=0, top_logprobs=3)
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_logits_and_chunks(tiny_models: TinyModels, isa: str, window: Window) -> None:
     """All positions, whole and in pieces that give pages back in between."""
-    exact = ReferenceLlama(tiny_models.path("plain"), (window.size, window.sinks)).logits(TOKENS)
+    exact = ReferenceDecoder(tiny_models.path("plain"), window=(window.size, window.sinks)).logits(
+        TOKENS
+    )
     runner = tiny_models.runner("plain", isa, window=window)
     whole = runner.logits(TOKENS)  # in steps of 64, the most of one step
     difference = np.abs(whole - exact)
@@ -50,7 +52,9 @@ ENDLESS = [
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_a_text_far_beyond_the_context(tiny_models: TinyModels, isa: str, window: Window) -> None:
     """As the reference has it, in few pages, and the same bits in steps of any size."""
-    exact = ReferenceLlama(tiny_models.path("plain"), (window.size, window.sinks)).logits(LONG)
+    exact = ReferenceDecoder(tiny_models.path("plain"), window=(window.size, window.sinks)).logits(
+        LONG
+    )
     chunked = window.most_pages(16) + 4
     runner = tiny_models.runner(
         "plain", isa, num_pages=chunked, window=window, context_window=len(LONG)

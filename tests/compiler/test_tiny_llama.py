@@ -7,15 +7,17 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pytest
-from llama_reference import ReferenceLlama
+from decoder_reference import ReferenceDecoder
 from tiny_models import VARIANTS, TinyModels
 
-from mlc_llm.compiler.target import missing_features
-from mlc_llm.kernels.isa import ISAS
+from mlc_llm.backends.cpu.isa import ISAS
+from mlc_llm.backends.cpu.target import missing_features
+from mlc_llm.backends.registry import REFERENCE
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 
 QUICK = {
+    "reference": ("plain", "linear-rope", "rope-factors", "mixed-kinds", "own-head"),
     "portable": ("plain", "linear-rope", "rope-factors", "mixed-kinds", "own-head"),
     "amx": ("plain", "mixed-kinds"),
     "vnni": ("plain", "mixed-kinds"),
@@ -24,16 +26,35 @@ QUICK = {
     "dotprod": ("plain", "mixed-kinds"),
 }
 """Kernels and variants of the default run; the others are slow."""
-WORST = {"portable": 2e-4, "amx": 0.03, "vnni": 0.03, "avx2": 0.03, "i8mm": 0.03, "dotprod": 0.03}
+WORST = {
+    "reference": 2e-4,
+    "portable": 2e-4,
+    "amx": 0.03,
+    "vnni": 0.03,
+    "avx2": 0.03,
+    "i8mm": 0.03,
+    "dotprod": 0.03,
+}
 """Largest |difference| of a logit; logits reach 10. float16 pages make almost all of the 0.03
 (0.016 was seen); 16-bit activations alone make 0.002."""
-MEAN = {"portable": 2e-5, "amx": 3e-3, "vnni": 3e-3, "avx2": 3e-3, "i8mm": 3e-3, "dotprod": 3e-3}
+MEAN = {
+    "reference": 2e-5,
+    "portable": 2e-5,
+    "amx": 3e-3,
+    "vnni": 3e-3,
+    "avx2": 3e-3,
+    "i8mm": 3e-3,
+    "dotprod": 3e-3,
+}
 WATCH = Sampling(temperature=0, top_logprobs=20)
 TOKENS = np.random.default_rng(0).integers(0, 300, 100).tolist()
 
 
+KERNELS = (*ISAS, REFERENCE)
+
+
 def needing(isa: str, *more: pytest.MarkDecorator) -> list[pytest.MarkDecorator]:
-    lacking = missing_features(isa)
+    lacking = () if isa == REFERENCE else missing_features(isa)
     return [pytest.mark.skipif(bool(lacking), reason=f"no {', '.join(lacking)} here"), *more]
 
 
@@ -42,15 +63,15 @@ ALL = [
         isa, name, id=f"{isa}-{name}",
         marks=needing(isa, *([] if name in QUICK[isa] else [pytest.mark.slow])),
     )
-    for isa in ISAS
+    for isa in KERNELS
     for name in VARIANTS
 ]  # fmt: skip
-EACH_ISA = [pytest.param(isa, id=isa, marks=needing(isa)) for isa in ISAS]
+EACH_ISA = [pytest.param(isa, id=isa, marks=needing(isa)) for isa in KERNELS]
 
 
 @cache
 def expected(models: TinyModels, name: str) -> npt.NDArray[np.float64]:
-    return ReferenceLlama(models.path(name)).logits(TOKENS)
+    return ReferenceDecoder(models.path(name)).logits(TOKENS)
 
 
 @pytest.mark.parametrize(("isa", "name"), ALL)

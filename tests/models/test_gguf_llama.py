@@ -10,7 +10,7 @@ import pytest
 
 from mlc_llm.errors import MLCError, ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.models.readers import read_gguf
+from mlc_llm.models.registry import read_gguf
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 
@@ -79,5 +79,5 @@ def test_wrong_shapes_and_scalings(header: Any) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "", 7, None])
 def test_other_architectures(header: Any, name: Any) -> None:
     metadata, tensors = header
-    with pytest.raises(MLCError, match="supported: llama"):
+    with pytest.raises(MLCError, match="supported: .*llama"):
         read_gguf({**metadata, "general.architecture": name}, tensors)

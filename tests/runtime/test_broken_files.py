@@ -13,20 +13,15 @@ from typing import Any
 import pytest
 from tiny_models import TinyModels
 
-from mlc_llm.model_lib import (
-    BYTECODE_FILE,
-    INDEX_FILE,
-    KERNELS_FILE,
-    METADATA_FILE,
-    PARAMS_FILE,
-    ROPE_PARAM,
-    Metadata,
-)
-from mlc_llm.runtime.executable import BrokenLibrary, Executable, read_metadata
+from mlc_llm.backends.base import BrokenLibrary
+from mlc_llm.backends.cpu import amx
+from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE
+from mlc_llm.backends.cpu.device import CpuDevice
+from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, PARAMS_FILE, Metadata, rope_param
+from mlc_llm.runtime.library import Library, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams
 from mlc_llm.runtime.params import ordered_params, read_params
-from mlc_llm.support import amx
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
 Change = Callable[[Path], None]
@@ -83,20 +78,20 @@ DAMAGE = [truncate, empty, lengthen, Path.unlink, replace_by_folder]
 def test_damaged_code_is_never_loaded(library: Path, name: str, damage: Change) -> None:
     damage(library / name)
     with pytest.raises(BrokenLibrary, match=str(library)):
-        Executable(library)
+        Library(library)
 
 
 def test_tiles_that_the_system_does_not_permit(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Running them would kill the process."""
-    metadata = replace(read_metadata(library), has_tiles=True)
+    metadata = replace(read_metadata(library), requires=("amx",))
     (library / METADATA_FILE).write_text(metadata.to_json())
     monkeypatch.setattr(amx, "permitted", lambda: False)
     with pytest.raises(BrokenLibrary, match="does not permit"):
-        Executable(library)
+        Library(library)
     monkeypatch.setattr(amx, "permitted", lambda: True)
-    Executable(library)
+    Library(library)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
@@ -151,7 +146,7 @@ def test_code_that_is_no_library_though_its_hash_is_right(library: Path) -> None
     hashes = {**metadata.sha256, BYTECODE_FILE: sha256(b"not bytecode at all").hexdigest()}
     (library / METADATA_FILE).write_text(replace(metadata, sha256=hashes).to_json())
     with pytest.raises(BrokenLibrary, match=str(library)):
-        Executable(library)
+        Library(library)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
@@ -224,11 +219,11 @@ def test_weights_of_another_model(tiny_models: TinyModels, library: Path) -> Non
 
 def test_weights_without_the_rotary_frequencies(library: Path, weights: Path) -> None:
     def rename(index: dict[str, Any]) -> None:
-        (entry,) = (e for e in index["tensors"] if e["name"] == ROPE_PARAM)
+        (entry,) = (e for e in index["tensors"] if e["name"] == rope_param(0))
         entry["name"] = "something else"
 
     edit_index(weights, rename)
-    with pytest.raises(BrokenParams, match=ROPE_PARAM):
+    with pytest.raises(BrokenParams, match=rope_param(0)):
         runner(library, weights)
 
 
@@ -241,10 +236,10 @@ def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, wei
         (weights / INDEX_FILE).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         try:
             arrays = read_params(weights)
-            ordered_params(arrays, infos)
+            ordered_params(arrays, infos, CpuDevice())
         except BrokenParams:
             continue
-        for name in [info.name for info in infos] + [ROPE_PARAM]:
+        for name in [info.name for info in infos] + [rope_param(0)]:
             assert arrays[name].dtype == good[name].dtype
             assert arrays[name].tobytes() == good[name].tobytes(), f"byte {at}"
 

@@ -1,308 +1,126 @@
-"""KV pages under random use: what a sequence holds is always what was put into it."""
+"""Groups of layers, each with pages of its own, under random use."""
 
 from __future__ import annotations
 
-import numpy as np
+import random
+
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mlc_llm.errors import RequestError
-from mlc_llm.model_lib import KVInfo
-from mlc_llm.runtime.batch import Window
-from mlc_llm.runtime.kv_cache import KVCache
+from mlc_llm.library.metadata import KVGroupInfo, KVInfo
+from mlc_llm.runtime.batch import RunnerLimits, Window
+from mlc_llm.runtime.kv_cache import (
+    KVCache,
+    group_pages,
+    group_windows,
+    main_group,
+    narrower_windows,
+)
 
-PAGE, TILE, COARSE_TILE, NUM_PAGES, MAX_SEQUENCES = 4, 3, 5, 6, 4
-SECTION = 2 * PAGE
-INFO = KVInfo(1, 1, 16, PAGE, "float32", TILE, COARSE_TILE, 2)
-
-
-class Memory:
-    """Pages of plain numbers behind a KVCache, written only where the cache says."""
-
-    def __init__(self, num_pages: int = NUM_PAGES, window: Window | None = None) -> None:
-        self.slots = np.full(num_pages * PAGE, -1)
-        self.cache = KVCache(INFO, num_pages, MAX_SEQUENCES, self.copy_pages, window)
-        self.window = window or Window(10**6)
-        self.next_token = 0
-
-    def copy_pages(self, source: list[int], target: list[int]) -> None:
-        pages = self.slots.reshape(-1, PAGE)
-        pages[target] = pages[source]
-
-    def run(
-        self, rows: list[tuple[int, int]], held: dict[int, list[int]], coarse_rows: int = 0
-    ) -> None:
-        """Places new tokens, checks the placement, writes them, and brings `held` up to date."""
-        before = {s: list(tokens) for s, tokens in held.items()}
-        coarse = sum(n for _, n in rows[:coarse_rows])
-        place = self.cache.place(rows, coarse)
-        assert len(set(place.slot.tolist())) == len(place.slot) == sum(n for _, n in rows)
-        first, listed = 0, 0
-        for seq_id, n in rows:
-            new = list(range(self.next_token, self.next_token + n))
-            self.next_token += n
-            self.slots[place.slot[first : first + n]] = new
-            held[seq_id] = before[seq_id] + new
-            length = len(held[seq_id])
-            assert place.position[first : first + n].tolist() == list(range(length - n, length))
-            own = place.place[first : first + n].tolist()
-            left_out = length - n - own[0]
-            assert left_out % SECTION == 0 and own == list(range(own[0], length - left_out))
-            count = -(-(length - left_out) // PAGE)
-            pages = place.page_ids[listed : listed + count]
-            found = self.slots.reshape(-1, PAGE)[pages].reshape(-1)[: length - left_out].tolist()
-            cut = -(-self.window.sinks // SECTION) * SECTION
-            found[cut:cut] = [-1] * left_out
-            seen = self.seen(length - n, length)
-            assert [found[i] for i in seen] == [held[seq_id][i] for i in seen]
-            tile = COARSE_TILE if first < coarse else TILE
-            self.check_tiles(np.reshape(place.tiles, (-1, 3)), first, n, listed, tile)
-            first, listed = first + n, listed + count
-        assert listed == len(place.page_ids)
-
-    def seen(self, start: int, length: int) -> list[int]:
-        """Places that the tokens from `start` to `length` see."""
-        oldest = start - self.window.size
-        return [i for i in range(length) if i > oldest or i < self.window.sinks]
-
-    def check_tiles(self, tiles: np.ndarray, first: int, n: int, start: int, most: int) -> None:
-        """The tiles of these rows cover each of them once, as few as can be."""
-        own = [t for t in tiles.tolist() if first <= t[0] < first + n]
-        covered = [row for t in own for row in range(t[0], t[0] + t[1])]
-        assert covered == list(range(first, first + n))
-        assert all(1 <= count <= most and at == start for _, count, at in own)
-        assert len(own) == -(-n // most)
-
-    def held(self, seq_id: int) -> list[int]:
-        """The tokens in the sequence's pages, -1 for those that are gone."""
-        sequence = self.cache._sequences[seq_id]
-        pages = self.slots.reshape(-1, PAGE)[sequence.pages]
-        pages[list(sequence.gone)] = -1
-        return pages.reshape(-1)[: sequence.length].tolist()
-
-    def lacks(self, seq_id: int, length: int) -> bool:
-        """Whether the token behind the first `length` would see one that is gone, or lie in a
-        page that is."""
-        held, gone = self.held(seq_id), self.cache._sequences[seq_id].gone
-        return any(held[i] < 0 for i in self.seen(length, length)) or gone.stop * PAGE > length
+PAGE, SEQUENCES, STEP, CONTEXT = 4, 3, 17, 400
+SIZES = (10, None, 23)
 
 
-class CacheMachine(RuleBasedStateMachine):
-    window: Window | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.memory = Memory(window=self.window)
-        self.model: dict[int, list[int]] = {}
-        self.next_id = 0
-
-    @property
-    def cache(self) -> KVCache:
-        return self.memory.cache
-
-    def pick(self, data: st.DataObject, *, filled: bool = False) -> int | None:
-        ids = [s for s, tokens in self.model.items() if tokens or not filled]
-        return data.draw(st.sampled_from(ids)) if ids else None
-
-    @rule()
-    def add(self) -> None:
-        self.next_id += 1
-        if len(self.model) == MAX_SEQUENCES:
-            with pytest.raises(RequestError, match="sequences"):
-                self.cache.add(self.next_id)
-            return
-        self.cache.add(self.next_id)
-        self.model[self.next_id] = []
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def place(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.model)), min_size=1, unique=True))
-        rows = [(s, data.draw(st.integers(1, 2 * PAGE + 1))) for s in chosen]
-        pages = {s: -(-len(self.model[s]) // PAGE) for s in chosen}
-        trimmed = data.draw(st.booleans())
-        needed = sum(-(-(len(self.model[s]) + n) // PAGE) - pages[s] for s, n in rows)
-        if needed <= self.cache.free_pages:
-            self.memory.run(rows, self.model, data.draw(st.integers(0, len(rows))))
-            for seq_id in chosen if trimmed else ():
-                self.cache.trim(seq_id)
-                assert not self.memory.lacks(seq_id, len(self.model[seq_id]) - 1)
-            return
-        free = self.cache.free_pages
-        with pytest.raises(RequestError, match="KV pages"):
-            self.cache.place(rows)
-        assert self.cache.free_pages == free
-
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        parent = self.pick(data, filled=True)
-        if parent is None:
-            return
-        self.next_id += 1
-        length = data.draw(st.integers(1, len(self.model[parent])))
-        free = self.cache.free_pages
-        room = len(self.model) < MAX_SEQUENCES and (length % PAGE == 0 or free)
-        if self.memory.lacks(parent, length):
-            with pytest.raises(AssertionError, match="pages are gone"):
-                self.cache.fork(parent, self.next_id, length)
-            return
-        try:
-            self.cache.fork(parent, self.next_id, length)
-        except RequestError:
-            assert not room
-            assert self.cache.free_pages == free
-            return
-        assert room
-        self.model[self.next_id] = self.model[parent][:length]
-
-    @rule(data=st.data())
-    def rollback(self, data: st.DataObject) -> None:
-        seq_id = self.pick(data)
-        if seq_id is None:
-            return
-        count = data.draw(st.integers(0, len(self.model[seq_id])))
-        free = self.cache.free_pages
-        if self.memory.lacks(seq_id, len(self.model[seq_id]) - count):
-            with pytest.raises(AssertionError, match="pages are gone"):
-                self.cache.rollback(seq_id, count)
-            return
-        try:
-            self.cache.rollback(seq_id, count)
-        except RequestError:
-            assert free == 0
-            assert (len(self.model[seq_id]) - count) % PAGE
-            return
-        del self.model[seq_id][len(self.model[seq_id]) - count :]
-
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        seq_id = self.pick(data)
-        if seq_id is not None:
-            self.cache.remove(seq_id)
-            del self.model[seq_id]
-
-    @rule()
-    def reset(self) -> None:
-        self.cache.reset()
-        self.model.clear()
-        assert self.cache.free_pages == NUM_PAGES
-
-    @invariant()
-    def all_is_as_it_was_put(self) -> None:
-        """A write to a shared page would change another sequence's tokens."""
-        self.cache.check_integrity()
-        for seq_id, tokens in self.model.items():
-            assert self.cache.length(seq_id) == len(tokens)
-            pairs = zip(self.memory.held(seq_id), tokens, strict=True)
-            assert all(held in (token, -1) for held, token in pairs)
-            assert not self.memory.lacks(seq_id, len(tokens))
+def group(index: int, window: int | None) -> KVGroupInfo:
+    return KVGroupInfo((index,), 1, 16, window, query_block=3, fast_query_block=5, kv_split=2)
 
 
-class WindowMachine(CacheMachine):
-    window = Window(5, 3)
+INFO = KVInfo(PAGE, "float32", tuple(group(i, window) for i, window in enumerate(SIZES)))
 
 
-class NarrowMachine(CacheMachine):
-    window = Window(1)
+def limits(num_pages: int) -> RunnerLimits:
+    windows = group_windows(INFO, None)
+    return RunnerLimits(
+        num_pages, PAGE, SEQUENCES, STEP, CONTEXT, 300,
+        window=windows[main_group(windows)], narrower=narrower_windows(windows),
+    )  # fmt: skip
 
 
-TestCacheMachine = CacheMachine.TestCase
-TestWindowMachine, TestNarrowMachine = WindowMachine.TestCase, NarrowMachine.TestCase
-for machine in (TestCacheMachine, TestWindowMachine, TestNarrowMachine):
-    machine.settings = settings(
-        max_examples=150,
-        stateful_step_count=40,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow],
+def cache_of(num_pages: int) -> KVCache:
+    windows = group_windows(INFO, None)
+    counts = group_pages(windows, limits(num_pages))
+    return KVCache(INFO, counts, SEQUENCES, lambda group, source, target: None, windows)
+
+
+def test_the_group_that_sees_most_is_counted() -> None:
+    windows = group_windows(INFO, None)
+    assert main_group(windows) == 1
+    assert narrower_windows(windows) == (Window(10), Window(23))
+    assert limits(100).windows == (Window(10), Window(23)) and limits(100).window is None
+    few, every, more = group_pages(windows, limits(1000))
+    assert few < more < every == 1000
+    assert group_pages(windows, limits(5)) == (5, 5, 5)
+
+
+def test_an_engines_window_is_for_the_layers_that_have_none() -> None:
+    assert group_windows(INFO, Window(7, 2)) == (Window(10), Window(7, 2), Window(23))
+
+
+def fits(cache: KVCache, seq_id: int, length: int) -> bool:
+    """Whether a sequence may be forked or rolled back to so many tokens, as the scheduler asks."""
+    now = cache.length(seq_id)
+    return length > 0 and all(
+        one.unseen(now - 1, PAGE).stop <= one.unseen(length, PAGE).stop for one in limits(1).windows
     )
 
 
-def filled(length: int, num_pages: int = NUM_PAGES) -> tuple[Memory, dict[int, list[int]]]:
-    """A cache with one sequence, 1, of that many tokens."""
-    memory, model = Memory(num_pages), {1: []}
-    memory.cache.add(1)
-    memory.run([(1, length)], model)
-    return memory, model
+@pytest.mark.parametrize("seed", range(20))
+def test_narrow_groups_never_lack_a_page(seed: int) -> None:
+    """Whatever sequences do, only the main group runs out; nothing has changed then."""
+    rng, cache = random.Random(seed), cache_of(60)
+    alive: list[int] = []
+    for step in range(400):
+        act = rng.choice(("add", "place", "place", "place", "fork", "rollback", "remove"))
+        if act == "add" and len(alive) < SEQUENCES:
+            cache.add(step)
+            alive.append(step)
+        if not alive:
+            continue
+        one = rng.choice(alive)
+        if act == "place":
+            run(cache, one, rng.randint(1, STEP), alive)
+        elif act == "fork" and len(alive) < SEQUENCES and fits(cache, one, cache.length(one)):
+            if cache.free_pages:
+                cache.fork(one, step, cache.length(one))
+                alive.append(step)
+        elif act == "rollback" and fits(cache, one, cache.length(one) - 1) and cache.free_pages:
+            cache.rollback(one, 1)  # its last token is computed again
+            run(cache, one, 1, alive)
+        elif act == "remove":
+            cache.remove(one)
+            alive.remove(one)
+        cache.check_integrity()
+    for seq_id in alive:
+        cache.remove(seq_id)
+    assert cache.free_pages == 60
 
 
-def test_full_pages_are_shared_and_the_rest_copied() -> None:
-    memory, _ = filled(2 * PAGE + 1)
-    memory.cache.fork(1, 2, 2 * PAGE + 1)
-    assert memory.cache.free_pages == NUM_PAGES - 4
-    memory.cache.fork(1, 3, PAGE)
-    assert memory.cache.free_pages == NUM_PAGES - 4
+def run(cache: KVCache, seq_id: int, count: int, alive: list[int]) -> None:
+    """A step of one sequence; it ends if there is no room for it."""
+    before = cache.length(seq_id)
+    try:
+        placed = cache.place([(seq_id, count)])
+    except RequestError:
+        assert cache.length(seq_id) == before
+        cache.check_integrity()
+        cache.remove(seq_id)
+        alive.remove(seq_id)
+        return
+    assert list(placed.position) == list(range(before, before + count))
+    assert list(placed.groups[1].places) == list(placed.position)
+    for narrow in (placed.groups[0], placed.groups[2]):
+        assert len(narrow.page_ids) <= len(placed.groups[1].page_ids)
+        cut = {p - q for p, q in zip(placed.position, narrow.places, strict=True)}
+        assert len(cut) == 1 and cut.pop() % (2 * PAGE) == 0
+    cache.trim(seq_id)
 
 
-def test_rollback_into_a_shared_page_leaves_the_other_alone() -> None:
-    memory, model = filled(2 * PAGE)
-    memory.cache.fork(1, 2, 2 * PAGE)
-    model[2] = list(model[1])
-    memory.cache.rollback(2, 1)
-    del model[2][-1:]
-    memory.run([(2, 3)], model)
-    assert memory.held(1) == model[1]
-    memory.cache.check_integrity()
-
-
-def test_rollback_without_a_page_to_copy_to_changes_nothing() -> None:
-    """Also when whole pages go that are shared, and so do not become free."""
-    memory, model = filled(3 * PAGE, num_pages=3)
-    memory.cache.fork(1, 2, 3 * PAGE)
-    for count in (1, PAGE + 1):
-        with pytest.raises(RequestError, match="roll a sequence back"):
-            memory.cache.rollback(2, count)
-        memory.cache.check_integrity()
-        assert memory.held(2) == memory.held(1) == model[1]
-    memory.cache.rollback(2, PAGE)  # needs no page
-    assert memory.cache.length(2) == 2 * PAGE
-
-
-def test_rollback_may_use_a_page_that_it_frees() -> None:
-    memory, model = filled(PAGE, num_pages=2)
-    memory.cache.fork(1, 2, PAGE)
-    model[2] = list(model[1])
-    memory.run([(2, 1)], model)
-    assert memory.cache.free_pages == 0
-    memory.cache.rollback(2, 2)
-    assert memory.held(2) == model[1][: PAGE - 1]
-    memory.cache.check_integrity()
-
-
-@pytest.mark.parametrize("window", [Window(5), Window(5, 3), Window(30, 9)], ids=str)
-@pytest.mark.parametrize("step", [1, 7])
-def test_page_lists_stay_short_however_long_the_text(window: Window, step: int) -> None:
-    memory, model = Memory(40, window), {1: list[int]()}
-    memory.cache.add(1)
-    for _ in range(500 // step):
-        memory.run([(1, step)], model)
-        memory.cache.trim(1)
-    place = memory.cache.place([(1, 1)])
-    blocks = -(-window.sinks // SECTION) + 2
-    assert len(place.page_ids) * PAGE <= window.size + blocks * SECTION + step + PAGE
-    assert place.position[0] - place.place[0] > 400
-
-
-def test_misuse_is_noticed() -> None:
-    memory, _ = filled(PAGE)
-    with pytest.raises(AssertionError, match="exists"):
-        memory.cache.add(1)
-    with pytest.raises(AssertionError, match="past the parent's end"):
-        memory.cache.fork(1, 2, PAGE + 1)
-    with pytest.raises(AssertionError, match="past the beginning"):
-        memory.cache.rollback(1, PAGE + 1)
-
-
-@pytest.mark.parametrize("damage", ["leak", "double", "count"])
-def test_check_integrity_sees_damage(damage: str) -> None:
-    memory, _ = filled(PAGE)
-    if damage == "leak":
-        memory.cache._free.pop()
-    elif damage == "double":
-        memory.cache._free.append(memory.cache._free[0])
-    else:
-        memory.cache._sequences[1].length += 1
-    with pytest.raises(AssertionError):
-        memory.cache.check_integrity()
+def test_a_long_text_needs_few_pages_of_narrow_groups() -> None:
+    cache = cache_of(200)
+    cache.add(0)
+    for _ in range(40):
+        placed = cache.place([(0, STEP)])
+        cache.trim(0)
+    narrow, every, wider = (len(one.page_ids) for one in placed.groups)
+    assert every == -(-40 * STEP // PAGE)
+    assert narrow < wider < 20

@@ -7,15 +7,16 @@ from array import array
 import numpy as np
 import pytest
 
+from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.compiler.weights import inverse_frequencies
-from mlc_llm.models.config import RopeConfig
-from mlc_llm.runtime.rope import RopeTable, StreamedRope
+from mlc_llm.models.spec import RopeSpec
+from mlc_llm.runtime.rope import RopeTable, RopeTables
 
-INVERSE = inverse_frequencies(RopeConfig(theta=10000.0, dim=64), None)
+INVERSE = inverse_frequencies(RopeSpec(theta=10000.0, dim=64), None)
 
 
 def test_rows_are_cosines_and_sines() -> None:
-    table = RopeTable(INVERSE)
+    table = RopeTable(INVERSE, CpuDevice())
     for length in (1, 512, 513, 9000, 5):
         rows = np.from_dlpack(table.reaching(length))
         angle = (np.arange(len(rows), dtype=np.float32)[:, None] * INVERSE).astype(np.float64)
@@ -26,20 +27,20 @@ def test_rows_are_cosines_and_sines() -> None:
 
 
 def test_growing_changes_nothing_that_was_there() -> None:
-    table = RopeTable(INVERSE)
+    table = RopeTable(INVERSE, CpuDevice())
     before = np.from_dlpack(table.reaching(1)).copy()
     grown = np.from_dlpack(table.reaching(5000))
     assert grown[: len(before)].tobytes() == before.tobytes()
-    at_once = np.from_dlpack(RopeTable(INVERSE).reaching(7001))
+    at_once = np.from_dlpack(RopeTable(INVERSE, CpuDevice()).reaching(7001))
     assert at_once[: len(grown)].tobytes() == grown.tobytes()
 
 
 @pytest.mark.parametrize("start", [600, 10**4, 2**24 - 50, 2**31 - 50])
 def test_distances_are_exact_wherever_a_text_is(start: int) -> None:
     """Turned back by the first row, each of 40 is turned by its distance from that."""
-    rope = StreamedRope(INVERSE, far=599, most=40)
-    tensor, rows = rope.rows(array("i", range(start, start + 40)))
-    table = np.from_dlpack(tensor).astype(np.float64)[rows[:40]]
+    ropes = RopeTables([INVERSE], CpuDevice(), far=599, step_tokens=40)
+    (tensor,), rows, _ = ropes.rows(array("i", range(start, start + 40)))
+    table = np.from_dlpack(tensor).astype(np.float64)[rows]
     turns = table[:, 0] + 1j * table[:, 1]
     angle = np.arange(40)[:, None] * INVERSE.astype(np.float64)
     assert np.abs(turns * turns[0].conj() - np.exp(1j * angle)).max() <= 1e-6
@@ -48,22 +49,24 @@ def test_distances_are_exact_wherever_a_text_is(start: int) -> None:
 def test_a_row_does_not_depend_on_its_step() -> None:
     """Positions within reach have the rows of a table, those beyond the same in any company."""
     positions = [5, 600, 2**24, 599, 10**6, 700]
-    rope = StreamedRope(INVERSE, far=599, most=8)
-    tensor, rows = rope.rows(array("i", positions))
-    together = np.from_dlpack(tensor)[rows].copy()
-    plain = np.from_dlpack(RopeTable(INVERSE).reaching(600))
+    ropes = RopeTables([INVERSE, INVERSE / 8], CpuDevice(), far=599, step_tokens=8)
+    (tensor, other), own, of_sinks = ropes.rows(array("i", positions))
+    together = np.from_dlpack(tensor)[own + of_sinks].copy()
+    assert np.from_dlpack(other).shape == np.from_dlpack(tensor).shape
+    plain = np.from_dlpack(RopeTable(INVERSE, CpuDevice()).reaching(600))
     assert together[[0, 3]].tobytes() == plain[[5, 599]].tobytes()
     assert together[6:].tobytes() == plain[[min(p, 599) for p in positions]].tobytes()
     for i, position in enumerate(positions):
-        tensor, rows = StreamedRope(INVERSE, far=599, most=1).rows(array("i", [position]))
-        assert np.from_dlpack(tensor)[rows].tobytes() == together[[i, i + 6]].tobytes()
+        alone = RopeTables([INVERSE], CpuDevice(), far=599, step_tokens=1)
+        (tensor,), own, of_sinks = alone.rows(array("i", [position]))
+        assert np.from_dlpack(tensor)[own + of_sinks].tobytes() == together[[i, i + 6]].tobytes()
 
 
 def test_frequencies_and_their_scaling() -> None:
     exact = 500000.0 ** (-np.arange(0, 128, 2) / 128)
-    plain = inverse_frequencies(RopeConfig(500000.0, 128), None)
+    plain = inverse_frequencies(RopeSpec(500000.0, 128), None)
     assert np.abs(plain / exact - 1).max() <= 1e-6
-    linear = inverse_frequencies(RopeConfig(500000.0, 128, linear=8.0), None)
+    linear = inverse_frequencies(RopeSpec(500000.0, 128, linear=8.0), None)
     assert (linear == plain / np.float32(8)).all()
     factors = np.linspace(1, 32, 64, dtype=np.float32)
-    assert (inverse_frequencies(RopeConfig(500000.0, 128), factors) == plain / factors).all()
+    assert (inverse_frequencies(RopeSpec(500000.0, 128), factors) == plain / factors).all()

@@ -11,6 +11,7 @@ from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import (
     STREAM_LENGTH,
+    KVSize,
     ModelSize,
     complete_config,
     infer_limits,
@@ -19,16 +20,15 @@ from mlc_llm.serve.limits import (
 
 GB = 2**30
 SMALL = ModelSize(
-    layers=30,
-    query_heads=9,
-    kv_heads=3,
+    groups=(KVSize(layers=30, elements=2 * 30 * 3 * 64, element_bytes=2),),
+    query_width=9 * 64,
+    kv_width=3 * 64,
     head_dim=64,
     hidden_size=576,
     intermediate_size=1536,
     vocab_size=49152,
     context_window=8192,
     weight_bytes=100 * 2**20,
-    kv_element_bytes=2,
 )
 
 

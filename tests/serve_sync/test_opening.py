@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlc_llm.errors import MLCError, UnsupportedModel
-from mlc_llm.model_lib import PARAMS_FILE
+from mlc_llm.library.metadata import PARAMS_FILE
 from mlc_llm.serve import open_engine
 
 

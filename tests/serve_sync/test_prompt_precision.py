@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlc_llm.compiler.target import missing_features
+from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig

@@ -10,12 +10,12 @@ import pytest
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data, open_engine
-from mlc_llm.serve.limits import ModelSize
+from mlc_llm.serve.limits import KVSize, ModelSize
 from mlc_llm.serve.model_args import echo_bundle
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.fake_runner import FakeRunner
 
-SIZE = ModelSize(2, 4, 2, 16, 64, 128, 256, 1024, 1 << 20)
+SIZE = ModelSize((KVSize(2, 2 * 2 * 2 * 16),), 64, 32, 16, 64, 128, 256, 1024, 1 << 20)
 
 
 @pytest.fixture

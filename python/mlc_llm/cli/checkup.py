@@ -100,8 +100,8 @@ def _look_at_choice(report: Report) -> None:
     """Kernels and threads, as the compiler and the runtime choose them here."""
     try:
         # Only this look needs TVM: a doctor must be able to say that TVM does not load.
-        from mlc_llm.compiler.target import choose, fastest, missing_features, target_for
-        from mlc_llm.runtime.threads import configure_threads
+        from mlc_llm.backends.cpu.target import choose, fastest, missing_features, target_for
+        from mlc_llm.backends.cpu.threads import configure_threads
 
         chosen = choose()
         threads = configure_threads()

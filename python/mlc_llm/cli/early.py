@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.keys import known_weights
-from mlc_llm.compiler.target import choose
 from mlc_llm.errors import MLCError
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE
+from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.runtime.read_ahead import begin_reading
 from mlc_llm.support.download import DEFAULT_MODEL
 from mlc_llm.support.machine import describe
@@ -26,7 +26,7 @@ def begin_early(model: str | None) -> None:
     """
     with suppress(MLCError, OSError, RuntimeError, ValueError):
         file = DEFAULT_MODEL.place if model is None else Path(model).expanduser()
-        folder = known_weights(file, choose().isa)
+        folder = known_weights(file, choose_backend())
         if folder is None or not is_sound(folder, INDEX_FILE):
             return
         if (folder / PARAMS_FILE).stat().st_size <= (describe().memory_free or 0) // 2:

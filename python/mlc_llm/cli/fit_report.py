@@ -99,9 +99,10 @@ class Report:
     def astext(self) -> str:
         """For a person."""
         chosen, size = self.chosen, self.size
+        layers = sum(group.layers for group in size.groups)
         head = (
-            f"{self.model}: {size.layers} layers, a context window of {size.context_window} "
-            f"tokens, {8 * size.kv_element_bytes}-bit keys and values"
+            f"{self.model}: {layers} layers, a context window of {size.context_window} "
+            f"tokens, {8 * size.groups[0].element_bytes}-bit keys and values"
         )
         lines = [head, "", *_terms(chosen), "", *self._modes(), "", _verdict(chosen)]
         return "\n".join(lines) + "\n"

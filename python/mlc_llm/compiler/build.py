@@ -1,4 +1,4 @@
-"""From a model's shape to a model library's three files, through stock TVM and nothing else."""
+"""From a model's spec to a model library, through stock TVM and a backend."""
 
 from __future__ import annotations
 
@@ -7,66 +7,53 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import relax
 from tvm.relax.frontend import nn
 
-from mlc_llm.compiler.target import target_for
+from mlc_llm.backends.base import Backend, Ops
 from mlc_llm.errors import CompileError
-from mlc_llm.kernels.attention import query_tile
-from mlc_llm.kernels.attention_section import SECTION
-from mlc_llm.kernels.coarse_attention import coarse_tile, has_coarse_attention
-from mlc_llm.kernels.edit_logits import WORD
-from mlc_llm.kernels.isa import Isa
-from mlc_llm.kernels.kv_pages import PAGE
-from mlc_llm.model_lib import (
-    BYTECODE_FILE,
-    COPY_PAGES,
-    EDIT_LOGITS,
-    FORWARD,
-    KERNELS_FILE,
+from mlc_llm.library.metadata import (
     METADATA_FILE,
-    SAMPLE,
-    TOP_TOKENS,
     VERSION,
+    KVGroupInfo,
     KVInfo,
     Metadata,
     ParamInfo,
 )
-from mlc_llm.models.config import ModelConfig
-from mlc_llm.models.registry import MODELS
+from mlc_llm.library.signatures import FORWARD, signatures
+from mlc_llm.models.decoder import Decoder
+from mlc_llm.models.spec import ModelSpec
 
 
 def build_library(
-    config: ModelConfig, isa: Isa, folder: Path, *, triple: str | None = None
+    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None
 ) -> None:
     """Compiles into `folder`, which exists; for this system, or for that of an LLVM triple.
 
-    Raises CompileError with TVM's own message.
+    Raises UnsupportedModel for what the backend cannot compute, CompileError with TVM's own words.
     """
-    model = MODELS[config.architecture](config, isa, isa.kv_dtype)
-    target = target_for(isa, triple)
+    backend.check(spec)
+    ops = backend.ops()
+    model, kv = Decoder(spec, ops), kv_info(spec, backend, ops)
     try:
-        module, params = model.export_tvm(_specs(config, isa))
-        executable = relax.build(module, target=target)
-        executable.mod.write_to_file(str(folder / BYTECODE_FILE))
-        (kernels,) = (m for m in executable.mod.imports if m.kind == "llvm")
-        kernels.write_to_file(str(folder / KERNELS_FILE))
+        module, params = model.export_tvm(export_specs(spec, kv, ops))
+        compiled = backend.compile(module, folder, triple)
     except Exception as error:
         raise CompileError(f"TVM could not build the model library: {_tail(error)}") from error
     metadata = Metadata(
         version=VERSION,
-        architecture=config.architecture,
-        isa=isa.name,
-        target=str(target),
+        architecture=spec.architecture,
+        backend=backend.name,
+        target=compiled.target,
         tvm_version=tvm.__version__,
-        vocab_size=config.tokens,
-        padded_vocab=model.padded_vocab,
-        has_coarse_rows=model.has_coarse_rows,
-        has_tiles=isa.tiles,
-        has_window=isa.windowed,
-        kv=_kv_info(config, isa),
+        vocab_size=spec.tokens,
+        padded_vocab=ops.padded_rows(spec.vocab),
+        has_fast_tokens=ops.has_fast_tokens,
+        requires=compiled.requires,
+        has_window=spec.has_sink_queries,
+        ropes=len(spec.ropes),
+        kv=kv,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
-        sha256={name: file_sha256(folder / name) for name in (BYTECODE_FILE, KERNELS_FILE)},
+        sha256={name: file_sha256(folder / name) for name in compiled.files},
     )
     (folder / METADATA_FILE).write_text(metadata.to_json(), encoding="utf-8")
 
@@ -80,63 +67,37 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _kv_info(config: ModelConfig, isa: Isa) -> KVInfo:
-    heads, is_coarse = (config.heads, config.kv_heads), has_coarse_attention(config.head_dim, isa)
-    return KVInfo(
-        num_layers=config.layers,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        page_size=PAGE,
-        dtype=isa.kv_dtype,
-        query_tile=query_tile(*heads, isa),
-        coarse_tile=coarse_tile(*heads) if is_coarse else query_tile(*heads, isa),
-        section_pages=SECTION,
+def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
+    """What the KV pages of a model look like."""
+    groups = []
+    for group in spec.kv_groups:
+        blocks = ops.attention_blocks(spec.layers[group.layers[0]].attention)
+        one = KVGroupInfo(
+            layers=group.layers,
+            kv_heads=group.kv_heads,
+            head_dim=group.head_dim,
+            window=group.window,
+            query_block=blocks.query,
+            fast_query_block=blocks.fast_query,
+            kv_split=blocks.kv_split,
+        )
+        groups.append(one)
+    return KVInfo(backend.page_size, backend.kv_dtype, tuple(groups))
+
+
+def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, Any]:
+    """The argument shapes of `Decoder`'s methods, as `export_tvm` takes them."""
+    found: dict[str, Any] = signatures(
+        lambda dtype, *shape: nn.spec.Tensor(list(shape), dtype),
+        vocab=spec.tokens,
+        padded_vocab=ops.padded_rows(spec.vocab),
+        rope_dims=tuple(rope.dim for rope in spec.ropes),
+        kv=kv,
     )
-
-
-def _specs(config: ModelConfig, isa: Isa) -> dict[str, Any]:
-    """Argument shapes of the library's functions, as `model_lib.py` documents them."""
-    ints, floats = _tensor_of("int32"), _tensor_of("float32")
-    half = config.head_dim // 2
-    page = nn.spec.Tensor(["p", config.kv_heads, 2, PAGE * config.head_dim], isa.kv_dtype)
-    pages = [page] * config.layers
-    padded = MODELS[config.architecture](config, isa, isa.kv_dtype).padded_vocab
-    plain = {"param_mode": "none", "effect_mode": "none"}
-    return {
-        FORWARD: {
-            "tokens": ints("m"),
-            "rope": floats("r", 2, half),
-            "slot": ints("m"),
-            "position": ints("places" if isa.windowed else "m"),
-            "tiles": ints("t", 3),
-            "page_ids": ints("n"),
-            "window": ints(2),
-            "coarse_rows": ints(1),
-            "logit_rows": ints("s"),
-            "pages": pages,
-            "$": {"param_mode": "packed", "effect_mode": "none"},
-        },
-        TOP_TOKENS: {"logits": floats("s", padded), "rows": ints("r"), "$": plain},
-        EDIT_LOGITS: {
-            "place": ints("e", 2),
-            "number": floats("e", 3),
-            "masked": ints("r"),
-            "allowed": ints("r", -(-config.tokens // WORD)),
-            "logits": floats("s", padded),
-            "$": plain,
-        },
-        SAMPLE: {
-            "logits": floats("s", padded),
-            "options": floats("s", 4),
-            "top_k": ints("s"),
-            "$": plain,
-        },
-        COPY_PAGES: {"source": ints("n"), "target": ints("n"), "pages": pages, "$": plain},
-    }
-
-
-def _tensor_of(dtype: str) -> Any:
-    return lambda *shape: nn.spec.Tensor(list(shape), dtype)
+    for name, arguments in found.items():
+        mode = "packed" if name == FORWARD else "none"
+        arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
+    return found
 
 
 def _tail(error: Exception) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -11,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlc_llm.backends.base import Backend
+from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.keys import (
     digest,
     model_content,
@@ -19,12 +20,11 @@ from mlc_llm.compiler.keys import (
     weights_key,
     weights_purposes,
 )
-from mlc_llm.compiler.target import choose, processor
-from mlc_llm.compiler.weights import count_parameters, pack_weights, plan_model
+from mlc_llm.compiler.weights import count_parameters, pack_weights
 from mlc_llm.errors import ModelFileError
-from mlc_llm.kernels.isa import Isa
-from mlc_llm.model_lib import INDEX_FILE, METADATA_FILE, VERSION
-from mlc_llm.models.gguf_llama import Plan
+from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, VERSION
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
@@ -54,8 +54,8 @@ class ModelFile(Protocol):
 class Prepared:
     """A model ready for `runtime.model_runner.ModelRunner`."""
 
-    plan: Plan
-    isa: Isa
+    plan: WeightPlan
+    backend: Backend
     library: Path
     weights: Path
 
@@ -65,7 +65,7 @@ def prepare(
     kernels: str | None = None,
     *,
     vocab_size: int | None = None,
-    coarse: bool = False,
+    fast: bool = False,
     windowed: bool = False,
     rebuild: bool = False,
     show: ShowProgress = progress,
@@ -75,39 +75,43 @@ def prepare(
     vocab_size: tokens of the model's tokenizer: rows of the output beyond these are never chosen,
     and take no probability away. None: all rows are tokens.
 
-    coarse: the library has every way to compute prompts faster. windowed: it is for a sliding
-    window.
+    fast: the library has every way to compute prompts faster. windowed: it is for a sliding
+    window of the engine.
 
     Older builds for the same model are removed when they have not been used for a day.
 
     Two processes that want the same at once: the second waits for the first. Raises
     UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
-    isa = choose(kernels).isa
-    isa = replace(isa, coarse=coarse and isa.tiles, windowed=windowed)
-    plan = plan_model(model.metadata, model.tensors, isa, vocab_size)
-    library = cache_dir("model_lib") / library_key(plan, isa)
+    backend = choose_backend(kernels)
+    if fast:
+        backend = backend.with_fast_tokens()
+    plan = read_gguf(model.metadata, model.tensors)
+    spec = replace(plan.spec, active_vocab=vocab_size)
+    plan = replace(plan, spec=spec.with_sink_queries() if windowed else spec)
+    backend.check(plan.spec)
+    library = cache_dir("model_lib") / library_key(plan, backend)
     content = content_of_model(model)
-    weights = packed_folder() / weights_key(content, isa)
+    weights = packed_folder() / weights_key(content, backend)
 
     def build(folder: Path) -> None:
         from mlc_llm.compiler.build import build_library
 
-        label = f"compiling {plan.config.architecture} for {isa.name}"
+        label = f"compiling {plan.spec.architecture} for {backend.name}"
         with show(label, None):
-            build_library(plan.config, isa, folder)
+            build_library(plan.spec, backend, folder)
         record_about(folder, "library", model.path.name)
 
     def pack(folder: Path) -> None:
         with show("packing weights", count_parameters(plan)) as shown:
-            pack_weights(plan, model.tensors, folder, shown.advance)
+            pack_weights(plan, backend, model.tensors, folder, shown.advance)
         if content_of_model(model) != content:  # the weights would be found under a wrong name
             raise ModelFileError(f"{model.path} was changed while it was read; start again")
         record_about(folder, "packed weights", model.path.name)
 
-    _make(library, METADATA_FILE, (library_purpose(plan, isa),), build, rebuild)
-    _make(weights, INDEX_FILE, weights_purposes(content, model.path, isa), pack, rebuild)
-    return Prepared(plan, isa, library, weights)
+    _make(library, METADATA_FILE, (library_purpose(plan, backend),), build, rebuild)
+    _make(weights, INDEX_FILE, weights_purposes(content, model.path, backend), pack, rebuild)
+    return Prepared(plan, backend, library, weights)
 
 
 def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
@@ -118,7 +122,7 @@ def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
     if len(known) < len(found):
         return None
     content = _named(model, known)
-    folder = packed_folder() / weights_key(content, choose(kernels).isa)
+    folder = packed_folder() / weights_key(content, choose_backend(kernels))
     return folder if is_sound(folder, INDEX_FILE) else None
 
 
@@ -138,13 +142,12 @@ def _named(model: ModelFile, contents: Sequence[Content]) -> str:
     return model_content(content.hash for content in contents)
 
 
-def library_key(plan: Plan, isa: Isa) -> str:
+def library_key(plan: WeightPlan, backend: Backend) -> str:
     """Name of the library's folder: a hash over shapes, formats, target, source and versions."""
     return digest(
         {
-            "config": _compiled_config(plan),
-            "isa": asdict(isa),
-            "machine": [platform.system(), platform.machine(), processor(isa)],
+            "spec": _compiled_spec(plan),
+            "backend": backend.library_identity(),
             "source": source_hash(),
             "tvm": version("apache-tvm"),
             "version": VERSION,
@@ -152,18 +155,17 @@ def library_key(plan: Plan, isa: Isa) -> str:
     )
 
 
-def library_purpose(plan: Plan, isa: Isa) -> str:
+def library_purpose(plan: WeightPlan, backend: Backend) -> str:
     """What libraries have in common of which the newer replaces the older."""
-    ways = {"coarse": isa.coarse, "windowed": isa.windowed}
-    return digest({"config": _compiled_config(plan), "isa": isa.name, **ways})
+    return digest({"spec": _compiled_spec(plan), "backend": backend.library_identity()})
 
 
-def _compiled_config(plan: Plan) -> dict[str, Any]:
+def _compiled_spec(plan: WeightPlan) -> dict[str, Any]:
     """The model's shape without what is only known at run time."""
-    config = asdict(plan.config)
-    for run_time_only in ("context_window", "rope"):
-        del config[run_time_only]
-    return config
+    spec = asdict(plan.spec)
+    del spec["context_window"]
+    spec["ropes"] = [rope.dim for rope in plan.spec.ropes]
+    return spec
 
 
 def _make(

@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mlc_llm.kernels.isa import Isa
+from mlc_llm.backends.base import Backend
 from mlc_llm.support.content import known_content
 from mlc_llm.support.files import cache_root
 
-SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization")
+SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization", "backends", "library")
 """Source folders whose every change makes libraries and packed weights anew."""
 _FIRST_PART = re.compile(r"(.+)-00001-of-(0[01]\d{3})\.gguf", re.IGNORECASE | re.DOTALL)
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -29,10 +29,10 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def weights_purposes(content: str, model: Path, isa: Isa) -> tuple[str, str]:
+def weights_purposes(content: str, model: Path, backend: Backend) -> tuple[str, str]:
     """What packed weights of which the newer replace the older have in common: either they are of
     the same model, or the newer one took the older one's place as a file."""
-    layout = {"half": isa.half, "fixed": isa.tiles}
+    layout = backend.weights_identity()
     same_file = digest({"file": str(model.resolve()), **layout})
     return digest({"content": content, **layout}), same_file
 
@@ -42,10 +42,10 @@ def packed_folder() -> Path:
     return cache_root() / "model_weights" / "packed"
 
 
-def weights_key(content: str, isa: Isa) -> str:
+def weights_key(content: str, backend: Backend) -> str:
     """Name of the packed weights' folder: a hash over what decides what is in it, which is the
     model (`model_content`), what the kernels want, and this code."""
-    layout = {"half": isa.half, "fixed": isa.tiles, "source": source_hash()}
+    layout = {**backend.weights_identity(), "source": source_hash()}
     return digest({"content": content, **layout})
 
 
@@ -54,7 +54,7 @@ def model_content(hashes: Iterable[str]) -> str:
     return digest(list(hashes))
 
 
-def known_weights(model: Path, isa: Isa) -> Path | None:
+def known_weights(model: Path, backend: Backend) -> Path | None:
     """Where the packed weights of a model would be, of which nothing but the name of its first
     file is known; None if finding that out takes more than milliseconds. Raises OSError,
     CacheError."""
@@ -62,7 +62,7 @@ def known_weights(model: Path, isa: Isa) -> Path | None:
     hashes = [one.hash for one in found if one is not None]
     if len(hashes) < len(found):
         return None
-    return packed_folder() / weights_key(model_content(hashes), isa)
+    return packed_folder() / weights_key(model_content(hashes), backend)
 
 
 def _files(model: Path) -> list[Path]:
@@ -79,7 +79,6 @@ def source_hash() -> str:
     """Hash of the source files that decide what is compiled and how weights are laid out."""
     found = hashlib.sha256()
     for folder in SHAPING_FOLDERS:
-        for file in sorted((_PACKAGE / folder).glob("*.py")):
-            found.update(file.name.encode() + b"\0" + file.read_bytes())
-    found.update((_PACKAGE / "model_lib.py").read_bytes())
+        for file in sorted((_PACKAGE / folder).rglob("*.py")):
+            found.update(file.relative_to(_PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
     return found.hexdigest()

@@ -17,45 +17,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.backends.base import Backend, WeightLayout
 from mlc_llm.errors import ModelFileError
-from mlc_llm.kernels.formats import WeightFormat
-from mlc_llm.kernels.isa import Isa
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM
-from mlc_llm.models.config import ModelConfig, RopeConfig
-from mlc_llm.models.gguf_llama import Plan, Source
-from mlc_llm.models.readers import read_gguf
+from mlc_llm.library.metadata import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, rope_param
+from mlc_llm.models.spec import RopeSpec
+from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.ggml_blocks import Grouped, dequantize, unpack
-from mlc_llm.quantization.packing import Packed, format_of_kind, pack, pack_floats
 
 Array = npt.NDArray[Any]
 
 
-def plan_model(
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    isa: Isa,
-    vocab_size: int | None = None,
-) -> Plan:
-    """The model's plan with the packed format of every matrix filled in.
-
-    vocab_size: tokens of the tokenizer; None: as many as the model has rows for.
-    """
-    plan = read_gguf(metadata, tensors)
-    active = None if vocab_size is None else min(vocab_size, plan.config.vocab)
-    formats = {
-        prefix: format_of_kind(tensors[sources[0].tensor].kind, half=isa.half, fixed=isa.tiles)
-        for prefix, sources in plan.matrices.items()
-    }
-    return replace(plan, config=replace(plan.config, active_vocab=active, formats=formats))
-
-
 def pack_weights(
-    plan: Plan, tensors: Mapping[str, Any], folder: Path, advance: Callable[[int], None]
+    plan: WeightPlan,
+    backend: Backend,
+    tensors: Mapping[str, Any],
+    folder: Path,
+    advance: Callable[[int], None],
 ) -> None:
     """Writes the parameters into `folder`, a matrix at a time. `advance(1)` after each tensor."""
     entries, offset, checksum = [], 0, 0
     with (folder / PARAMS_FILE).open("wb") as file:
-        for name, array in _parameters(plan, tensors):
+        for name, array in _parameters(plan, backend, tensors):
             padding = b"\0" * (-offset % PARAMS_ALIGNMENT)
             offset += len(padding)
             entries.append(
@@ -70,12 +52,12 @@ def pack_weights(
     (folder / INDEX_FILE).write_text(json.dumps(index))
 
 
-def count_parameters(plan: Plan) -> int:
+def count_parameters(plan: WeightPlan) -> int:
     """Calls to `advance`."""
-    return len(plan.matrices) + len(plan.vectors) + 1
+    return len(plan.matrices) + len(plan.vectors) + len(plan.spec.ropes)
 
 
-def inverse_frequencies(rope: RopeConfig, factors: Array | None) -> Array:
+def inverse_frequencies(rope: RopeSpec, factors: Array | None) -> Array:
     """float32 [dim/2], computed as Transformers does: theta^(-2i/dim) in float32, then scaled."""
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
     inverse = np.float32(1.0) / np.power(np.float32(rope.theta), exponents, dtype=np.float32)
@@ -86,27 +68,26 @@ def inverse_frequencies(rope: RopeConfig, factors: Array | None) -> Array:
     return result
 
 
-def _parameters(plan: Plan, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
-    for name, tensor_name in plan.vectors.items():
-        yield name, _floats(tensors[tensor_name])
+def _parameters(
+    plan: WeightPlan, backend: Backend, tensors: Mapping[str, Any]
+) -> Iterator[tuple[str, Array]]:
+    for name, source in plan.vectors.items():
+        yield name, _floats(tensors[source.tensor])
     for prefix, sources in plan.matrices.items():
-        packed = _matrix(plan.config, plan.config.formats[prefix], sources, tensors)
+        packed = _matrix(backend.layout(plan.spec.kinds[prefix]), sources, tensors)
         for source in sources:  # or the whole file would be in memory beside the packed weights
             tensors[source.tensor].give_back()
-        yield f"{prefix}.packed", packed.tensor
-    factors = tensors.get("rope_freqs.weight")
-    inverse = inverse_frequencies(plan.config.rope, None if factors is None else _floats(factors))
-    yield ROPE_PARAM, inverse
+        yield f"{prefix}.packed", packed
+    for i, rope in enumerate(plan.spec.ropes):
+        factors = None if rope.factors is None else _floats(tensors[rope.factors])
+        yield rope_param(i), inverse_frequencies(rope, factors)
 
 
-def _matrix(
-    config: ModelConfig, fmt: WeightFormat, sources: tuple[Source, ...], tensors: Mapping[str, Any]
-) -> Packed:
+def _matrix(layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[str, Any]) -> Array:
     orders = [_row_order(s, tensors[s.tensor].shape[0]) for s in sources]
-    if fmt.is_float:
-        dtype = np.dtype(f"float{fmt.bits}")
+    if layout.is_float:
         rows = [_floats(tensors[s.tensor])[o] for s, o in zip(sources, orders, strict=True)]
-        return pack_floats(np.concatenate(rows).astype(dtype))
+        return layout.pack(np.concatenate(rows))
     parts = []
     for source, order in zip(sources, orders, strict=True):
         tensor = tensors[source.tensor]
@@ -115,7 +96,7 @@ def _matrix(
         if grouped.minimum is not None:
             _check_finite(source.tensor, grouped.minimum)
         parts.append(_reordered(grouped, order))
-    return pack(parts[0] if len(parts) == 1 else _joined(parts), fmt)
+    return layout.pack(parts[0] if len(parts) == 1 else _joined(parts))
 
 
 def _row_order(source: Source, rows: int) -> Array:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+DRAFT_PAGES = 4
+"""Pages of a windowed sequence beyond its window: drafted tokens that are not trimmed yet."""
 SINK_BLOCK = 128
 """Places of a sequence that are seen with one rotation of a query (a section of its keys)."""
 GREEDY = 1e-5
@@ -138,6 +140,11 @@ class Window:
         """Pages with which a sequence of any length gets on, though it may be a token a step."""
         return -(-self.sinks // page_size) - (-self.size // page_size) + 2
 
+    def pool_pages(self, page_size: int, sequences: int, step_tokens: int) -> int:
+        """Pages with which so many sequences never lack one, with `step_tokens` tokens a step."""
+        held = sequences * (self.most_pages(page_size) + DRAFT_PAGES)
+        return held - (-step_tokens // page_size)
+
 
 @dataclass(frozen=True)
 class RunnerLimits:
@@ -151,9 +158,17 @@ class RunnerLimits:
     vocab_size: int
     """Tokens that may be chosen; a model with more rows leaves the rest out as if it had none."""
     window: Window | None = None
-    """None: a token sees all before it. Else pages that nothing can see any more are given back
-    at the end of a run, but for what computing a sequence's last token again needs: a sequence is
-    not forked or rolled back to where it lacks pages."""
+    """What the layers see that need most pages; None: everything. With a window, pages that nothing
+    can see any more are given back at the end of a run, but for what computing a sequence's last
+    token again needs."""
+
+    narrower: tuple[Window, ...] = ()
+    """Windows of layers that see less than those; there are always enough pages for them."""
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """All: a sequence is not forked or rolled back to where one of them would lack pages."""
+        return self.narrower if self.window is None else (self.window, *self.narrower)
 
     @property
     def capacity(self) -> int:

@@ -1,233 +1,150 @@
-"""Who owns which KV page: the only place that knows.
+"""The KV pages of a model: one page table for each group of layers, kept in step.
 
-Page tables are plain arrays handed to the compiled step as tensors. (TVM's own PagedKVCache was
-measured against this: see docs/performance.md.) A page may belong to several sequences; it is
-shared only while it is full, so that nobody ever writes to a shared page. With a sliding window a
-sequence gives back the pages that it cannot see any more.
+Layers that see everything keep a page for every token; layers with a sliding window give back what
+nothing sees any more, so their pages are few. The *main* group is the one that needs most pages for
+a long sequence. Only it is what a scheduler counts: the others get so many pages that they never
+lack one (`group_pages`).
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from mlc_llm.errors import RequestError
-from mlc_llm.model_lib import KVInfo
-from mlc_llm.runtime.batch import Window
+from mlc_llm.library.metadata import KVInfo
+from mlc_llm.runtime.batch import RunnerLimits, Window
+from mlc_llm.runtime.page_table import Numbers, PageTable, Placement
 
-Numbers: TypeAlias = "array[int]"
-CopyPages = Callable[[list[int], list[int]], None]
-
-
-@dataclass
-class SequencePages:
-    """Pages of one sequence, all full but the last; `length` tokens are in them."""
-
-    pages: Numbers = field(default_factory=lambda: array("i"))
-    length: int = 0
-    gone: range = range(0)
-    """Places in `pages` that were given back; what stands there means nothing."""
-
-    @property
-    def owned(self) -> Numbers:
-        return self.pages[: self.gone.start] + self.pages[self.gone.stop :]
+CopyGroupPages = Callable[[int, list[int], list[int]], None]
+"""(group, source pages, target pages)"""
 
 
-class Placement(NamedTuple):
-    """Where a step's tokens go and what they see, as `model_lib.py` says."""
+class Placements(NamedTuple):
+    """Where a step's tokens go in each group, and what they see."""
 
-    slot: Numbers
-    place: Numbers
-    """Of each token in its page list."""
     position: Numbers
-    """Of each token in its sequence: the same where no section was left out."""
-    tiles: Numbers
-    """Three a tile."""
-    page_ids: Numbers
-    """Any id stands for a page that is not seen; whole sections of such may be left out."""
-    longest: int
-    """Length of the longest sequence, its new tokens included."""
+    """Of each token in its sequence."""
+    groups: Sequence[Placement]
+
+
+def group_windows(info: KVInfo, window: Window | None) -> tuple[Window | None, ...]:
+    """What a token sees in each group: the model's own window, else the engine's."""
+    own = (group.window for group in info.groups)
+    return tuple(window if size is None else Window(size) for size in own)
+
+
+def main_group(windows: Sequence[Window | None]) -> int:
+    """The group of which a long sequence needs most pages."""
+    sizes = [float("inf") if one is None else one.size for one in windows]
+    return sizes.index(max(sizes))
+
+
+def narrower_windows(windows: Sequence[Window | None]) -> tuple[Window, ...]:
+    """Those of all groups but the main one, each once."""
+    main = windows[main_group(windows)]
+    return tuple(dict.fromkeys(one for one in windows if one is not None and one != main))
+
+
+def group_pages(windows: Sequence[Window | None], limits: RunnerLimits) -> tuple[int, ...]:
+    """Pages for each group; the main one has `limits.num_pages`."""
+    main, found = main_group(windows), []
+    for g, window in enumerate(windows):
+        if g == main or window is None:
+            found.append(limits.num_pages)
+            continue
+        pool = window.pool_pages(limits.page_size, limits.max_num_sequence, limits.max_batch_tokens)
+        found.append(min(limits.num_pages, pool))
+    return tuple(found)
 
 
 class KVCache:
-    """Page bookkeeping for one model. Not thread safe: one engine thread owns it."""
+    """Not thread safe: one engine thread owns it."""
 
     def __init__(
         self,
         info: KVInfo,
-        num_pages: int,
+        pages: Sequence[int],
         max_num_sequence: int,
-        copy_pages: CopyPages,
-        window: Window | None = None,
+        copy_pages: CopyGroupPages,
+        windows: Sequence[Window | None],
     ) -> None:
-        self._page_size, self._section = info.page_size, info.section_pages
-        self._tile, self._coarse_tile = info.query_tile, info.coarse_tile
-        self._num_pages, self._max_sequences = num_pages, max_num_sequence
-        self._copy_pages, self._window = copy_pages, window
-        self.reset()
+        """pages, windows: of each group."""
+        self._tables = [
+            PageTable(
+                group, info.page_size, pages[g], max_num_sequence,
+                copy_pages=_copier(copy_pages, g), window=windows[g],
+            )
+            for g, group in enumerate(info.groups)
+        ]  # fmt: skip
+        # The main table comes first: it alone can lack pages, and then nothing has changed.
+        self._main = self._tables[main_group(windows)]
+        self._others = [table for table in self._tables if table is not self._main]
 
     @property
     def free_pages(self) -> int:
-        return len(self._free)
+        return self._main.free_pages
 
     def length(self, seq_id: int) -> int:
         """Tokens the sequence holds."""
-        return self._sequences[seq_id].length
+        return self._main.length(seq_id)
 
     def add(self, seq_id: int) -> None:
         """An empty sequence. Raises RequestError when `max_num_sequence` are there already."""
-        assert seq_id not in self._sequences, f"sequence {seq_id} exists"
-        if len(self._sequences) >= self._max_sequences:
-            raise RequestError(f"all {self._max_sequences} sequences of the KV cache are in use")
-        self._sequences[seq_id] = SequencePages()
+        self._main.add(seq_id)
+        for table in self._others:
+            table.add(seq_id)
 
     def fork(self, parent: int, child: int, length: int) -> None:
         """Full pages are shared; a page that is not full is copied. Raises RequestError."""
-        source = self._sequences[parent]
-        assert 0 < length <= source.length, "fork past the parent's end"
-        self._check_seen(source, length)
-        full, rest = divmod(length, self._page_size)
-        if rest and not self._free:
-            raise RequestError("no free KV page to fork a sequence")
-        self.add(child)
-        forked = SequencePages(source.pages[:full], length, source.gone)
-        for page in forked.owned:
-            self._references[page] += 1
-        if rest:
-            forked.pages.append(self._copied(source.pages[full]))
-        self._sequences[child] = forked
+        self._main.fork(parent, child, length)
+        for table in self._others:
+            table.fork(parent, child, length)
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
         """Drops the last tokens. A shared page that is full no more is copied."""
-        sequence = self._sequences[seq_id]
-        assert 0 <= num_tokens <= sequence.length, "rollback past the beginning"
-        length = sequence.length - num_tokens
-        self._check_seen(sequence, length)
-        kept = self._pages_for(length)
-        cut = length % self._page_size and self._references[sequence.pages[kept - 1]] > 1
-        freed = any(self._references[page] == 1 for page in sequence.pages[kept:])
-        if cut and not self._free and not freed:
-            raise RequestError("no free KV page to roll a sequence back")
-        self._drop(sequence.pages[kept:])
-        del sequence.pages[kept:]
-        sequence.length = length
-        if cut:
-            shared = sequence.pages[-1]
-            sequence.pages[-1] = self._copied(shared)
-            self._drop([shared])
+        self._main.rollback(seq_id, num_tokens)
+        for table in self._others:
+            table.rollback(seq_id, num_tokens)
 
-    def trim(self, seq_id: int) -> None:
-        """Gives back the pages that neither the last token nor a later one sees."""
-        if self._window is None:
-            return
-        sequence = self._sequences[seq_id]
-        unseen = self._window.unseen(sequence.length - 1, self._page_size)
-        fresh = slice(max(sequence.gone.stop, unseen.start), unseen.stop)
-        if fresh.start < fresh.stop:
-            self._drop(sequence.pages[fresh])
-            sequence.gone = unseen
-            sequence.pages[fresh] = array("i", bytes(4 * (fresh.stop - fresh.start)))
+    def trim(self, seq_id: int, undone: int = 0) -> None:
+        """Gives back what is not seen any more, even if the last `undone` tokens are dropped."""
+        for table in self._tables:
+            table.trim(seq_id, undone)
 
     def remove(self, seq_id: int) -> None:
         """Gives the sequence's pages back."""
-        self._drop(self._sequences.pop(seq_id).owned)
+        for table in self._tables:
+            table.remove(seq_id)
 
     def reset(self) -> None:
-        """Drops every sequence. Works whatever state an interrupted call has left."""
-        self._references = [0] * self._num_pages
-        self._free = list(range(self._num_pages - 1, -1, -1))
-        self._sequences: dict[int, SequencePages] = {}
+        """Drops every sequence."""
+        for table in self._tables:
+            table.reset()
 
-    def place(self, rows: Sequence[tuple[int, int]], coarse: int = 0) -> Placement:
-        """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
+    def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placements:
+        """See `PageTable.place`. Raises RequestError before any change if pages lack."""
+        position = None if self._main.keeps_all else self._positions(rows)
+        first = self._main.place(rows, fast)
+        groups = [
+            first if table is self._main else table.place(rows, fast) for table in self._tables
+        ]
+        return Placements(first.places if position is None else position, groups)
 
-        coarse: how many tokens, of the first rows, are coarse.
-
-        Raises RequestError before any change if there are too few.
-        """
-        self._reserve(rows)
-        slot, place, tiles, page_ids = array("i"), array("i"), array("i"), array("i")
-        size, longest = self._page_size, 0
-        position = place if self._window is None else array("i")
-        for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
-            sequence = self._sequences[seq_id]
-            pages, new = sequence.pages, range(sequence.length, sequence.length + n)
-            tile = self._coarse_tile if len(place) < coarse else self._tile
-            for start in range(0, n, tile):
-                first = len(place) + start
-                tiles.extend((first, min(tile, n - start), len(page_ids)))
-            slot.extend([pages[at // size] * size + at % size for at in new])
-            if self._window is not None:
-                position.extend(new)
-                cut = self._cut(sequence)
-                left_out = len(cut) * size
-                pages = pages[: cut.start] + pages[cut.stop :]
-                new = range(new.start - left_out, new.stop - left_out)
-            place.extend(new)
-            page_ids.extend(pages)
-            sequence.length += n
-            longest = max(longest, sequence.length)
-        return Placement(slot, place, position, tiles, page_ids, longest)
+    def _positions(self, rows: Sequence[tuple[int, int]]) -> Numbers:
+        position, ends = array("i"), dict[int, int]()
+        for seq_id, n in rows:  # a sequence may come again
+            start = ends.get(seq_id, self._main.length(seq_id))
+            ends[seq_id] = start + n
+            position.extend(range(start, start + n))
+        return position
 
     def check_integrity(self) -> None:
-        """AssertionError unless every page is owned as often as its count says, or free once."""
-        counts = [0] * self._num_pages
-        for sequence in self._sequences.values():
-            assert len(sequence.pages) == self._pages_for(sequence.length), "pages and length"
-            for page in sequence.owned:
-                counts[page] += 1
-        assert counts == self._references, "reference counts"
-        assert sorted(self._free) == [p for p, count in enumerate(counts) if count == 0], (
-            "free list"
-        )
+        """AssertionError unless all tables are sound and hold the same sequences."""
+        for table in self._tables:
+            table.check_integrity()
+            assert table.lengths() == self._main.lengths(), "groups out of step"
 
-    def _cut(self, sequence: SequencePages) -> range:
-        """Whole sections among the pages that are gone: no token that is still to come sees them,
-        so a step costs what the window does, however long the sequence."""
-        gone, section = sequence.gone, self._section
-        start = -(-gone.start // section) * section
-        return range(start, max(start, gone.stop // section * section))
 
-    def _check_seen(self, sequence: SequencePages, length: int) -> None:
-        """AssertionError if the token behind the first `length` would see a page that is gone."""
-        if sequence.gone:
-            assert self._window is not None
-            unseen = self._window.unseen(length, self._page_size)
-            assert sequence.gone.stop <= unseen.stop, "pages are gone that would be seen"
-
-    def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
-        totals = dict(rows)
-        if len(totals) < len(rows):
-            totals = {s: sum(n for other, n in rows if other == s) for s in totals}
-        wanted, size = 0, self._page_size
-        for seq_id, n in totals.items():
-            sequence = self._sequences[seq_id]
-            wanted += -(-(sequence.length + n) // size) - len(sequence.pages)
-        if wanted > len(self._free):
-            raise RequestError(f"{wanted} KV pages needed, {len(self._free)} are free")
-        if wanted:
-            for seq_id, n in totals.items():
-                sequence = self._sequences[seq_id]
-                while len(sequence.pages) * size < sequence.length + n:
-                    sequence.pages.append(self._take())
-
-    def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self._page_size)
-
-    def _take(self) -> int:
-        page = self._free.pop()
-        self._references[page] = 1
-        return page
-
-    def _copied(self, page: int) -> int:
-        copy = self._take()
-        self._copy_pages([page], [copy])
-        return copy
-
-    def _drop(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            self._references[page] -= 1
-            if self._references[page] == 0:
-                self._free.append(page)
+def _copier(copy: CopyGroupPages, group: int) -> Callable[[list[int], list[int]], None]:
+    return lambda source, target: copy(group, source, target)

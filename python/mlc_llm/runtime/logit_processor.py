@@ -16,7 +16,7 @@ Array = npt.NDArray[np.generic]
 
 @dataclass
 class Edits:
-    """Changes to rows of logits; see `kernels/edit_logits.py`."""
+    """Changes to rows of logits; see `library/signatures.py`."""
 
     tokens: list[Array] = field(default_factory=list)
     """int64 [n, 2] each: row and token."""

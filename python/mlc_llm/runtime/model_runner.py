@@ -5,37 +5,44 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
+from mlc_llm.backends.base import Device, Numbers, Table
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.model_lib import COPY_PAGES, FORWARD, ROPE_PARAM, KVInfo
-from mlc_llm.runtime.batch import (
-    Batch,
-    BatchOutput,
-    BatchRow,
-    RunnerLimits,
-    Sampled,
-    Sampling,
-    Window,
-)
-from mlc_llm.runtime.coarse_rows import CoarseRows
+from mlc_llm.library.metadata import KVInfo, Metadata, rope_param
+from mlc_llm.library.signatures import COPY_PAGES, FORWARD
+from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampling, Window
 from mlc_llm.runtime.compute_thread import Computing
-from mlc_llm.runtime.executable import Executable
-from mlc_llm.runtime.kv_cache import KVCache, Placement
-from mlc_llm.runtime.memory import zeroed
+from mlc_llm.runtime.fast_tokens import FastTokens
+from mlc_llm.runtime.kv_cache import (
+    KVCache,
+    Placements,
+    group_pages,
+    group_windows,
+    main_group,
+    narrower_windows,
+)
+from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.params import ordered_params, params_in
 from mlc_llm.runtime.read_ahead import packed_of
-from mlc_llm.runtime.rope import RopeTable, StreamedRope
-from mlc_llm.runtime.sampler import Choice, Sampler
-from mlc_llm.runtime.staging import Numbers, Staging, Table
-from mlc_llm.runtime.threads import configure_threads
+from mlc_llm.runtime.rope import RopeTables
+from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
 
 Array = npt.NDArray[Any]
 MAX_INT32 = 2**31 - 1
+
+
+class Pending(NamedTuple):
+    """A step whose results are not collected yet."""
+
+    batch: Batch
+    choice: Choice
+    drawn: Drawn
+    """What the sampler has started."""
 
 
 class ModelRunner:
@@ -51,31 +58,15 @@ class ModelRunner:
         max_batch_tokens: int,
         context_window: int,
         window: Window | None = None,
-        coarse_prompts: bool = False,
+        fast_prompts: bool = False,
     ) -> None:
-        """library, weights: folders made by the compiler. coarse_prompts: see `CoarseRows`.
+        """library, weights: folders made by the compiler. fast_prompts: see `FastTokens`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
-        configure_threads()
-        self._executable, self._compute = Executable(library), Computing()
-        self.metadata = metadata = self._executable.metadata
-        self._coarse = CoarseRows(self.metadata, are_wanted=coarse_prompts)
-        arrays = params_in(packed_of(weights))
-        self._params = ordered_params(arrays, self.metadata.params)
-        self._rope = self._rope_for(np.array(arrays[ROPE_PARAM]), window, max_batch_tokens)
-        self._pages = allocate_pages(self.metadata.kv, num_pages)
-        self._forward = self._executable[FORWARD]
-        self.before_compute: Callable[[], None] = _nothing
-        """Called when compiled code is about to run for long. Python's lock is free from then on:
-        a good moment to wake the threads that would otherwise get in the way."""
-        self._staging = Staging()
-        self._sampler = Sampler(self._executable, metadata.vocab_size)
-        self._choice = Choice.of([], self.metadata.vocab_size)
-        """Of the last step; a greedy one mostly serves the next as well."""
-        self._copy = self._executable[COPY_PAGES]
-        self._cache = KVCache(metadata.kv, num_pages, max_num_sequence, self._copy_pages, window)
-        self._window = _seen(window)
+        self._library, self._compute = Library(library), Computing()
+        self.metadata = metadata = self._library.metadata
+        device, windows = self._library.device, group_windows(metadata.kv, window)
         self._limits = RunnerLimits(
             num_pages=num_pages,
             page_size=metadata.kv.page_size,
@@ -83,8 +74,32 @@ class ModelRunner:
             max_batch_tokens=max_batch_tokens,
             context_window=context_window,
             vocab_size=metadata.vocab_size,
-            window=window,
+            window=windows[main_group(windows)],
+            narrower=narrower_windows(windows),
         )
+        _check_window(metadata, window)
+        self._fast = FastTokens(metadata, are_wanted=fast_prompts)
+        self._read_params(weights, device, window)
+        counts = group_pages(windows, self._limits)
+        self._pages = allocate_pages(metadata.kv, counts, device)
+        self._windows = _window_tensors(windows, device)
+        self._cache = KVCache(metadata.kv, counts, max_num_sequence, self._copy_pages, windows)
+        self._forward, self._copy = self._library[FORWARD], self._library[COPY_PAGES]
+        self._staging, self._read = device.staging(), device.read
+        self._sampler = Sampler(self._library)
+        self._choice = Choice.of([], metadata.vocab_size, device)
+        """Of the last step; a greedy one mostly serves the next as well."""
+        self.before_compute: Callable[[], None] = _nothing
+        """Called when compiled code is about to run for long. Python's lock is free from then on:
+        a good moment to wake the threads that would otherwise get in the way."""
+
+    def _read_params(self, weights: Path, device: Device, window: Window | None) -> None:
+        arrays = params_in(packed_of(weights))
+        self._params = ordered_params(arrays, self.metadata.params, device)
+        inverse = [np.array(arrays[rope_param(i)]) for i in range(self.metadata.ropes)]
+        far = None if window is None else window.far
+        spare = 0 if window is None else self._limits.max_batch_tokens
+        self._ropes = RopeTables(inverse, device, far=far, step_tokens=spare)
 
     @property
     def limits(self) -> RunnerLimits:
@@ -113,6 +128,11 @@ class ModelRunner:
         self._cache.check_integrity()
 
     def run(self, batch: Batch) -> BatchOutput:
+        return self.collect(self.submit(batch))
+
+    def submit(self, batch: Batch) -> Pending:
+        """Start a step. A device may still compute when this returns; no other step may start
+        before `collect`."""
         samplings: list[Sampling] = []
         tokens, places = array("i"), array("i")
         for row in batch.rows:
@@ -122,34 +142,32 @@ class ModelRunner:
             samplings += row.samplings
         assert 0 < len(tokens) <= self._limits.max_batch_tokens, f"batch of {len(tokens)} tokens"
         if not self._choice.is_for(samplings):
-            self._choice = Choice.of(samplings, self._limits.vocab_size)
-        samples = self._run(*self._coarse.arranged(batch.rows, tokens, places), self._choice)
-        answers, start = [], 0
-        for row in batch.rows:
-            answers.append(samples[start : start + len(row.samplings)])
-            start += len(row.samplings)
-            if len(row.samplings) <= 1:  # else a part of it may be rolled back
-                self._cache.trim(row.seq_id)
-        return BatchOutput(answers)
-
-    def _run(
-        self, rows: Sequence[BatchRow], tokens: Numbers, places: Numbers, choice: Choice
-    ) -> list[Sampled]:
-        """places: of the tokens behind which one is chosen."""
-        place = self._place(rows)
+            self._choice = Choice.of(samplings, self._limits.vocab_size, self._library.device)
+        rows, ids, logit_rows = self._fast.arranged(batch.rows, tokens, places)
+        placed = self._place(rows)
         try:
-            return self._compute.call(self._chosen, tokens, place, places, choice)
+            drawn = self._compute.call(self._drawn, ids, placed, logit_rows)
+            return Pending(batch, self._choice, drawn)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
             for row in rows:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
 
-    def _chosen(
-        self, tokens: Numbers, place: Placement, places: Numbers, choice: Choice
-    ) -> list[Sampled]:
-        logits, rest = self._logits(tokens, place, places, choice.tables)
-        return self._sampler.choose(logits, choice, rest)
+    def _drawn(self, tokens: Numbers, placed: Placements, logit_rows: Numbers) -> Drawn:
+        logits, rest = self._logits(tokens, placed, logit_rows, self._choice.tables)
+        return self._sampler.draw(logits, self._choice, rest)
+
+    def collect(self, pending: Pending) -> BatchOutput:
+        """Wait for a step that was submitted, and read what it has chosen."""
+        samples = self._sampler.read(pending.choice, pending.drawn)
+        answers, start = [], 0
+        for row in pending.batch.rows:
+            count = len(row.samplings)
+            answers.append(samples[start : start + count])
+            start += count
+            self._cache.trim(row.seq_id, max(count - 1, 0))  # drafted tokens may be rolled back
+        return BatchOutput(answers)
 
     def logits(
         self, token_ids: Sequence[int], *, chunk: int | None = None, prompt_tokens: int = 0
@@ -172,77 +190,56 @@ class ModelRunner:
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 of_prompt = min(max(prompt_tokens - start, 0), len(part))
                 whole = [BatchRow(seq_id, part, (), of_prompt)]
-                rows, tokens, places = self._coarse.arranged(
+                rows, tokens, places = self._fast.arranged(
                     whole, array("i", part), array("i", range(len(part)))
                 )
                 place = self._place(rows)
                 logits, _ = self._compute.call(self._logits, tokens, place, places)
                 self._cache.trim(seq_id)
-                yield np.from_dlpack(logits)[:, : self._limits.vocab_size].copy()
+                yield self._read(logits)[:, : self._limits.vocab_size].copy()
         finally:
             self._cache.remove(seq_id)
 
-    def _place(self, rows: Sequence[BatchRow]) -> Placement:
+    def _place(self, rows: Sequence[BatchRow]) -> Placements:
         return self._cache.place(
-            [(row.seq_id, len(row.token_ids)) for row in rows], self._coarse.tokens
+            [(row.seq_id, len(row.token_ids)) for row in rows], self._fast.count
         )
 
     def _logits(
-        self,
-        tokens: Numbers,
-        place: Placement,
-        places: Numbers,
-        more: Sequence[Table] = (),
+        self, tokens: Numbers, placed: Placements, logit_rows: Numbers, more: Sequence[Table] = ()
     ) -> tuple[Any, list[Any]]:
-        """Logits behind the tokens at `places`, and the tables `more` as tensors: all go in at
+        """Logits behind the tokens at `logit_rows`, and the tables `more` as tensors: all go in at
         once, while the code that does it is in the processor's caches."""
-        rope, positions = self._turned(place)
-        tensors = self._staging.tensors(
+        ropes, position, sink_position = self._ropes.rows(placed.position)
+        tables: list[Table] = [
             (tokens, 0),
-            (place.slot, 0),
-            (positions, 0),
-            (place.tiles, 3),
-            (place.page_ids, 0),
-            (places, 0),
-            *more,
-        )
+            (position, 0),
+            (sink_position, 0),
+            (array("i", (self._fast.count,)), 0),
+            (logit_rows, 0),
+        ]
+        for slots, places, blocks, page_ids in placed.groups:
+            tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
+        first, last = 5, 5 + 4 * len(placed.groups)
+        tensors = self._staging.tensors(*tables, *more)
         self.before_compute()
-        ids, *where, logit_rows = tensors[:6]
         logits = self._forward(
-            ids,
-            rope,
-            *where,
-            self._window,
-            self._coarse.count,
-            logit_rows,
+            *tensors[:first],
+            ropes,
+            *(tensors[first + kind : last : 4] for kind in range(4)),
+            self._windows,
             self._pages,
             self._params,
         )
-        return logits, tensors[6:]
+        return logits, tensors[last:]
 
-    def _rope_for(
-        self, inverse: Array, window: Window | None, most: int
-    ) -> RopeTable | StreamedRope:
-        """Raises InvalidField unless the library was made with a window, or without, as this."""
-        if window is None and not self.metadata.has_window:
-            return RopeTable(inverse)
-        if window is None or not self.metadata.has_window:
-            has = "for" if self.metadata.has_window else "without"
-            words = f"this library is one {has} sliding windows; leave model_lib out"
-            raise InvalidField("sliding_window_size", window.size if window else -1, words)
-        return StreamedRope(inverse, window.far, most)
-
-    def _turned(self, place: Placement) -> tuple[Any, Numbers]:
-        """`forward`'s inputs `rope` and `position`."""
-        if isinstance(self._rope, RopeTable):
-            return self._rope.reaching(place.longest), place.place
-        rope, rows = self._rope.rows(place.position)
-        return rope, place.place + rows
-
-    def _copy_pages(self, source: list[int], target: list[int]) -> None:
-        indices = [(array("i", ids), 0) for ids in (source, target)]
-        tensors = self._staging.tensors(*indices)
-        self._compute.call(self._copy, *tensors, self._pages)
+    def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
+        groups, none = len(self.metadata.kv.groups), array("i")
+        tables: list[Table] = []
+        for ids in (source, target):
+            tables += [(array("i", ids) if g == group else none, 0) for g in range(groups)]
+        tensors = self._staging.tensors(*tables)
+        self._compute.call(self._copy, tensors[:groups], tensors[groups:], self._pages)
 
     def _check(self, row: BatchRow) -> None:
         assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
@@ -250,22 +247,27 @@ class ModelRunner:
             raise RequestError(f"token id outside 0 to {self._limits.vocab_size - 1}")
 
 
-def allocate_pages(info: KVInfo, num_pages: int) -> Any:
-    """One zeroed tensor a layer. Memory is taken from the system when a page is first written."""
-    shape = (num_pages, info.kv_heads, 2, info.page_size * info.head_dim)
-    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(info.dtype).itemsize
-    tensors = []
-    for _ in range(info.num_layers):
-        memory = zeroed(size).view(info.dtype)
-        tensors.append(tvm_ffi.from_dlpack(memory.reshape(shape)))
-    return tvm_ffi.convert(tensors)
+def _check_window(metadata: Metadata, window: Window | None) -> None:
+    """Raises InvalidField unless the library was made with a window, or without, as this."""
+    if metadata.has_window != (window is not None):
+        has = "for" if metadata.has_window else "without"
+        words = f"this library is one {has} sliding windows; leave model_lib out"
+        raise InvalidField("sliding_window_size", window.size if window else -1, words)
 
 
-def _seen(window: Window | None) -> Any:
-    """`forward`'s tensor `window`; without a window a token sees all before it."""
-    seen = zeroed(8).view(np.int32)
-    seen[:] = (window.size, window.sinks) if window else (MAX_INT32, 0)
-    return tvm_ffi.from_dlpack(seen)
+def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> Any:
+    """One zeroed tensor a layer; counts: pages of each group."""
+    tensors: dict[int, Any] = {}
+    for group, count in zip(info.groups, counts, strict=True):
+        shape = (count, group.kv_heads, 2, info.page_size * group.head_dim)
+        tensors |= {layer: device.zeros(shape, info.dtype) for layer in group.layers}
+    return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
+
+
+def _window_tensors(windows: Sequence[Window | None], device: Device) -> Any:
+    """`forward`'s input `windows`; without a window a token sees all before it."""
+    seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
+    return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])
 
 
 def _nothing() -> None:

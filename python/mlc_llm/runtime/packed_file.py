@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import mmap
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlc_llm.model_lib import INDEX_FILE, PARAMS_FILE
+from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
+from mlc_llm.support.huge_memory import huge_memory
 
 
 class BrokenParams(Exception):
@@ -32,28 +32,6 @@ class Packed(NamedTuple):
     entries: list[dict[str, Any]]
     """What stands where, as `compiler/weights.py` says."""
     size: int
-
-
-def huge_memory(size: int) -> mmap.mmap:
-    """At least `size` bytes, zero, beginning with a page of the system, which gives it as it is
-    written.
-
-    Huge pages are asked for where the system has them: two threads read a third faster from them,
-    for there are fewer addresses to translate. No child process shares the memory.
-
-    Raises MemoryError.
-    """
-    flags = {}
-    if hasattr(mmap, "MAP_ANONYMOUS"):
-        flags["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    try:
-        memory = mmap.mmap(-1, max(size, 1), **flags)
-    except OSError as error:  # as that of a file it would tell of a broken one
-        raise MemoryError(f"{size >> 20} MiB of memory are not free") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def read_packed(folder: Path) -> Packed:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.model_lib import PARAMS_ALIGNMENT, PARAMS_FILE, ROPE_PARAM, ParamInfo
+from mlc_llm.backends.base import Device
+from mlc_llm.library.metadata import PARAMS_ALIGNMENT, PARAMS_FILE, ParamInfo, rope_param
 from mlc_llm.runtime.packed_file import BrokenParams, Packed, read_packed
 
 Array = npt.NDArray[Any]
@@ -29,14 +30,14 @@ def params_in(packed: Packed) -> dict[str, Array]:
         raise BrokenParams(f"{packed.folder}: {error}") from error
 
 
-def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo]) -> Any:
+def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo], device: Device) -> Any:
     """The array of tensors that `forward` takes. Raises BrokenParams where they do not fit."""
     tensors = []
     for info in infos:
         array = arrays.get(info.name)
         if array is None or array.shape != info.shape or str(array.dtype) != info.dtype:
             raise BrokenParams(f"packed tensor {info.name} is not {info.dtype} {info.shape}")
-        tensors.append(tvm_ffi.from_dlpack(array))
+        tensors.append(device.upload(array))
     return tvm_ffi.convert(tensors)
 
 
@@ -50,8 +51,8 @@ def _views(memory: Array, entries: Sequence[dict[str, Any]]) -> dict[str, Array]
             raise ValueError(f"tensor {entry['name']} stands twice or in the wrong place")
         arrays[entry["name"]] = array
         end = entry["offset"] + array.nbytes
-    if end != len(memory) or ROPE_PARAM not in arrays:
-        raise ValueError(f"the tensors do not fill {PARAMS_FILE}, or {ROPE_PARAM} is not there")
+    if end != len(memory) or rope_param(0) not in arrays:
+        raise ValueError(f"the tensors do not fill {PARAMS_FILE}, or {rope_param(0)} is not there")
     return arrays
 
 

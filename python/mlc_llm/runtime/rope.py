@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 
-from mlc_llm.runtime.memory import zeroed
+from mlc_llm.backends.base import Device
 
 Floats = npt.NDArray[np.float32]
 Numbers: TypeAlias = "array[int]"
@@ -19,9 +19,9 @@ FIRST_ROWS = 512
 class RopeTable:
     """Rows float32 [2, head_dim/2]: cosines, then sines, of position * inverse frequency."""
 
-    def __init__(self, inverse_frequencies: Floats, spare: int = 0) -> None:
+    def __init__(self, inverse_frequencies: Floats, device: Device, spare: int = 0) -> None:
         """spare: rows behind the others that are for whoever has asked for them."""
-        self._inverse, self._spare = inverse_frequencies, spare
+        self._inverse, self._device, self._spare = inverse_frequencies, device, spare
         self._grow(FIRST_ROWS)
 
     def reaching(self, length: int) -> Any:
@@ -38,44 +38,57 @@ class RopeTable:
     def _grow(self, count: int) -> None:
         angle = np.arange(count, dtype=np.float32)[:, None] * self._inverse
         half = len(self._inverse)
-        memory = zeroed(8 * half * (count + self._spare)).view(np.float32)
-        table: Floats = memory.reshape(-1, 2, half)
+        tensor = self._device.zeros((count + self._spare, 2, half), "float32")
+        table: Floats = self._device.read(tensor)
         np.cos(angle, out=table[:count, 0])
         np.sin(angle, out=table[:count, 1])
-        self._length, self._rows, self._tensor = count, table, tvm_ffi.from_dlpack(table)
+        self._length, self._rows, self._tensor = count, table, tensor
 
 
-class StreamedRope:
-    """Rows for texts without end, whose table has one: positions behind `Window.far` get rows for
-    the step alone.
+class RopeTables:
+    """The tables of all rotary embeddings of a model, which grow together.
 
-    Their angles, each a position below 2^31 times a float32, are computed in float64: a distance
-    is exact to 1e-6 wherever the text is. Each row is computed alone and in the same place, so its
-    bits do not depend on the step that it is in.
+    With a sliding window a text has no end, but the tables have one: positions behind `Window.far`
+    get rows for the step alone. Their angles, each a position below 2^31 times a float32, are
+    computed in float64: a distance is exact to 1e-6 wherever the text is. Each row is computed
+    alone and in the same place, so its bits do not depend on the step that it is in.
     """
 
-    def __init__(self, inverse_frequencies: Floats, far: int, most: int) -> None:
-        """most: tokens of a step."""
-        self._table, self._far = RopeTable(inverse_frequencies, spare=most), far
-        self._frequencies = inverse_frequencies.astype(np.float64)
-        self._angle = np.empty_like(self._frequencies)
+    def __init__(
+        self,
+        inverse_frequencies: Sequence[Floats],
+        device: Device,
+        *,
+        far: int | None = None,
+        step_tokens: int = 0,
+    ) -> None:
+        """far: of the window, if there is one; step_tokens: at most, with a window."""
+        self._far = far
+        self._tables = [RopeTable(one, device, spare=step_tokens) for one in inverse_frequencies]
+        self._frequencies = [one.astype(np.float64) for one in inverse_frequencies]
 
-    def rows(self, positions: Numbers) -> tuple[Any, Numbers]:
-        """The table as a tensor, and which of its rows turn a step's tokens: those of all tokens,
-        then those of their queries for sinks."""
+    def rows(self, positions: Numbers) -> tuple[list[Any], Numbers, Numbers]:
+        """The tables as tensors, and which of their rows turn a step's tokens and which turn their
+        queries for sinks."""
         far, last = self._far, max(positions)
-        tensor = self._table.reaching(min(last, far) + 1)
-        if last <= far:
-            return tensor, positions + positions
-        start, spare = self._table.spare_rows
+        if far is None or last <= far:
+            return self._reaching(last + 1), positions, positions
+        tensors = self._reaching(far + 1)
         own = array("i", positions)
         for i, position in enumerate(positions):
             if position > far:
-                self._fill(spare[i], position)
-                own[i] = start + i
-        return tensor, own + array("i", [min(position, far) for position in positions])
+                own[i] = self._fill(i, position)
+        return tensors, own, array("i", [min(position, far) for position in positions])
 
-    def _fill(self, row: Floats, position: int) -> None:
-        np.multiply(self._frequencies, position, out=self._angle)
-        np.cos(self._angle, out=row[0])
-        np.sin(self._angle, out=row[1])
+    def _reaching(self, length: int) -> list[Any]:
+        return [table.reaching(length) for table in self._tables]
+
+    def _fill(self, i: int, position: int) -> int:
+        """Writes the i-th spare row of each table; where they are."""
+        start = 0
+        for table, frequencies in zip(self._tables, self._frequencies, strict=True):
+            start, spare = table.spare_rows
+            angle = frequencies * position
+            np.cos(angle, out=spare[i][0], casting="same_kind")
+            np.sin(angle, out=spare[i][1], casting="same_kind")
+        return start + i

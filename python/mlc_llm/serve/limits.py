@@ -25,12 +25,29 @@ RUNTIME_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
+class KVSize:
+    """Keys and values of a group of layers."""
+
+    layers: int
+    elements: int
+    """Of a token: keys and values of all layers of the group."""
+    element_bytes: int = 4
+    window: int | None = None
+    """Tokens that the model lets a token see; None: all before it."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True)
 class ModelSize:
     """The numbers of a model that decide how much memory it takes."""
 
-    layers: int
-    query_heads: int
-    kv_heads: int
+    groups: tuple[KVSize, ...]
+    """Of each group of layers."""
+    query_width: int
+    kv_width: int
     head_dim: int
     hidden_size: int
     intermediate_size: int
@@ -38,8 +55,8 @@ class ModelSize:
     context_window: int
     weight_bytes: int
     """As the kernels hold them, not as the file does."""
-    kv_element_bytes: int = 4
-    """Of one key or value element in a page."""
+    ropes: int = 1
+    """Rotary embeddings, each with a table of its own."""
     sliding_window: int = -1
     """Of the model's own config; -1: none."""
     attention_sinks: int = 0
@@ -48,8 +65,15 @@ class ModelSize:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        own = 2 * self.layers * self.kv_heads * self.head_dim * self.kv_element_bytes
+        """Of the groups whose pages grow with a sequence as far as those of any."""
+        own = sum(g.bytes_per_token for g in self.groups if g.window == self.largest_window)
         return own + (0 if self.draft is None else self.draft.kv_bytes_per_token)
+
+    @property
+    def largest_window(self) -> int | None:
+        """None: some layers see everything."""
+        windows = [group.window for group in self.groups]
+        return None if None in windows else max(size for size in windows if size is not None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +93,8 @@ class MemoryPlan:
     kv_per_token: int
     page_size: int
     runtime: int = RUNTIME_BYTES
+    windowed: int = 0
+    """KV pages of layers that see less than others do: as many as all sequences can need."""
     draft: int = 0
     """Weights and workspace of the draft model."""
     promised: str = ""
@@ -93,7 +119,7 @@ class MemoryPlan:
     def total(self, tokens: int) -> int:
         """Everything, with a KV cache for so many tokens."""
         pages = -(-tokens // self.page_size)
-        fixed = self.weights + self.draft + self.workspace
+        fixed = self.weights + self.draft + self.workspace + self.windowed
         return fixed + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:
@@ -168,12 +194,27 @@ def plan_memory(
         # The logits, the sampler's scratch and copies of raw rows; masks and edits of a step.
         logits=12 * (asked.max_num_sequence + drafts) * size.vocab_size + 16 * size.vocab_size,
         # The table doubles as it grows, so it may be twice as long as what needs it.
-        rope=2 * 4 * size.head_dim * min(_single(asked), size.context_window),
+        rope=2 * 4 * size.ropes * size.head_dim * min(_single(asked), size.context_window),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
+        windowed=_windowed(asked, size),
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,
     )
+
+
+def _windowed(asked: EngineConfig, size: ModelSize) -> int:
+    """Bytes of the pages of layers whose window is smaller than the largest."""
+    assert asked.prefill_chunk_size and asked.max_num_sequence
+    page, total = asked.kv_cache_page_size, 0
+    for group in size.groups:
+        if group.window is None or group.window == size.largest_window:
+            continue
+        pages = Window(group.window).pool_pages(
+            page, asked.max_num_sequence, asked.prefill_chunk_size
+        )
+        total += pages * page * group.bytes_per_token
+    return total
 
 
 def least_tokens(config: EngineConfig) -> int:
@@ -270,7 +311,7 @@ def _activations(size: ModelSize, chunk: int, has_window: bool) -> int:
     Attention: input, query, keys and values, rotated query, result. Feed-forward: gate and up,
     twice where they have to be joined first. With a window: queries for sinks, rows of rope.
     """
-    query, kv = size.query_heads * size.head_dim, size.kv_heads * size.head_dim
+    query, kv = size.query_width, size.kv_width
     attention = size.hidden_size + (4 if has_window else 3) * query + 2 * kv
     largest = max(attention, 4 * size.intermediate_size)
     rope = (2 if has_window else 1) * size.head_dim

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError, UnsupportedModel, UserError
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.models.readers import check_architecture
+from mlc_llm.models.registry import check_architecture
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.model_head import keep_head, open_with_head, tokenizer_of
 from mlc_llm.support.model_source import ModelSource, resolve_model

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from mlc_llm.compiler.jit import packed_weights
 from mlc_llm.errors import InvalidField, MLCError
+from mlc_llm.library.metadata import PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.model_lib import PARAMS_FILE
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import begin_reading, readings_dropped
 from mlc_llm.serve.config import EngineConfig

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
-from mlc_llm.compiler.target import choose
-from mlc_llm.compiler.weights import plan_model
-from mlc_llm.kernels.formats import padded_rows, tensor_shape
-from mlc_llm.model_lib import PARAMS_ALIGNMENT
-from mlc_llm.models.gguf_llama import Plan, TensorInfo
-from mlc_llm.serve.limits import ModelSize
+from mlc_llm.backends.base import Backend
+from mlc_llm.backends.registry import choose_backend
+from mlc_llm.library.metadata import PARAMS_ALIGNMENT
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.spec import KVGroup
+from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.serve.limits import KVSize, ModelSize
 from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.support.machine import describe
 
@@ -26,36 +26,44 @@ def model_size(bundle: ModelBundle) -> ModelSize:
     Raises UnsupportedModel, ModelFileError.
     """
     assert bundle.gguf is not None
-    isa = choose().isa
-    plan = plan_model(bundle.gguf.metadata, bundle.gguf.tensors, isa)
-    shape = plan.config
+    backend = choose_backend()
+    plan = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors)
+    spec, layers = plan.spec, [layer.attention for layer in plan.spec.layers]
     return ModelSize(
-        layers=shape.layers,
-        query_heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocab,
+        groups=tuple(_group_size(group, backend) for group in spec.kv_groups),
+        query_width=max(one.query_width for one in layers),
+        kv_width=max(one.kv_width for one in layers),
+        head_dim=max(one.head_dim for one in layers),
+        hidden_size=spec.hidden,
+        intermediate_size=max(layer.intermediate for layer in spec.layers),
+        vocab_size=spec.vocab,
         context_window=bundle.context_window,
-        weight_bytes=packed_bytes(plan, bundle.gguf.tensors),
-        kv_element_bytes=np.dtype(isa.kv_dtype).itemsize,
+        weight_bytes=packed_bytes(plan, backend),
+        ropes=len(spec.ropes),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
     )
 
 
-def packed_bytes(plan: Plan, tensors: Mapping[str, TensorInfo]) -> int:
+def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     """Size of the packed weights' file, as `compiler/weights.py` writes it."""
     total = 0
-    for name in plan.vectors.values():
-        total = _aligned(total) + 4 * tensors[name].shape[0]
+    for source in plan.vectors.values():
+        total = _aligned(total) + 4 * source.shape[0]
     for prefix, sources in plan.matrices.items():
-        rows = sum(tensors[source.tensor].shape[0] for source in sources)
-        columns = tensors[sources[0].tensor].shape[1]
-        shape, dtype = tensor_shape(plan.config.formats[prefix], padded_rows(rows), columns)
+        rows = sum(source.shape[0] for source in sources)
+        layout = backend.layout(plan.spec.kinds[prefix])
+        shape, dtype = layout.shape(rows, sources[0].shape[1])
         total = _aligned(total) + math.prod(shape) * np.dtype(dtype).itemsize
-    return _aligned(total) + 4 * (plan.config.rope.dim // 2)
+    for rope in plan.spec.ropes:
+        total = _aligned(total) + 4 * (rope.dim // 2)
+    return total
+
+
+def _group_size(group: KVGroup, backend: Backend) -> KVSize:
+    layers, width = len(group.layers), group.kv_heads * group.head_dim
+    size = np.dtype(backend.kv_dtype).itemsize
+    return KVSize(layers, 2 * layers * width, size, group.window)
 
 
 def free_memory() -> int:

@@ -1,4 +1,4 @@
-"""A Llama with random weights, small enough to compile in a second: for tests, ours and yours."""
+"""A decoder with random weights, small enough to compile in a second: for tests, ours and yours."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class TinyShape:
     The vocabulary is the byte tokenizer's, with `padding` more rows.
     """
 
+    architecture: str = "llama"
+    """As in `models/registry.py`; the fields below say what it has beyond a Llama."""
     layers: int = 2
     hidden: int = 64
     heads: int = 4
@@ -43,6 +45,12 @@ class TinyShape:
     """Positions are divided by this."""
     rope_factors: tuple[float, ...] = ()
     """Divisors of the frequencies, head_dim / 2 of them (Llama 3 scaling), or none."""
+    head_norms: bool = False
+    """Queries and keys are normalised head by head."""
+    post_norms: bool = False
+    """There are norms behind attention and feed-forward network too."""
+    window: int = 0
+    """Tokens that the layers with a window see; 0: none has one."""
 
 
 def write_tiny_model(
@@ -80,6 +88,10 @@ def tensor_sizes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
         "attn_v": (kv, hidden), "attn_output": (hidden, query), "ffn_norm": (hidden,),
         "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide),
     }  # fmt: skip
+    if shape.head_norms:
+        block |= {"attn_q_norm": (shape.head_dim,), "attn_k_norm": (shape.head_dim,)}
+    if shape.post_norms:
+        block |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
     rows = VOCABULARY_SIZE + shape.padding
     sizes: dict[str, tuple[int, ...]] = {"token_embd.weight": (rows, hidden)}
     for i in range(shape.layers):
@@ -121,23 +133,27 @@ def _kind(kinds: Mapping[str, str], name: str) -> str:
 
 
 def _metadata(shape: TinyShape, seed: int) -> dict[str, Any]:
-    metadata: dict[str, Any] = {
-        "general.architecture": "llama",
-        "general.name": f"tiny random model {seed}",
-        "llama.block_count": shape.layers,
-        "llama.context_length": shape.context,
-        "llama.embedding_length": shape.hidden,
-        "llama.feed_forward_length": shape.intermediate,
-        "llama.attention.head_count": shape.heads,
-        "llama.attention.head_count_kv": shape.kv_heads,
-        "llama.attention.key_length": shape.head_dim,
-        "llama.attention.value_length": shape.head_dim,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": shape.head_dim,
-        "llama.rope.freq_base": shape.rope_theta,
-        "llama.vocab_size": VOCABULARY_SIZE + shape.padding,
+    own: dict[str, Any] = {
+        "block_count": shape.layers,
+        "context_length": shape.context,
+        "embedding_length": shape.hidden,
+        "feed_forward_length": shape.intermediate,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_dim,
+        "attention.value_length": shape.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": shape.head_dim,
+        "rope.freq_base": shape.rope_theta,
+        "vocab_size": VOCABULARY_SIZE + shape.padding,
     }
     if shape.rope_linear != 1.0:
-        metadata["llama.rope.scaling.type"] = "linear"
-        metadata["llama.rope.scaling.factor"] = shape.rope_linear
-    return metadata | byte_tokenizer_metadata()
+        own |= {"rope.scaling.type": "linear", "rope.scaling.factor": shape.rope_linear}
+    if shape.window:
+        own["attention.sliding_window"] = shape.window
+    general = {
+        "general.architecture": shape.architecture,
+        "general.name": f"tiny random model {seed}",
+    }
+    prefixed = {f"{shape.architecture}.{key}": value for key, value in own.items()}
+    return {**general, **prefixed, **byte_tokenizer_metadata()}

@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlc_llm.backends.base import BrokenLibrary
 from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import MLCError, ModelFileError
-from mlc_llm.runtime.executable import BrokenLibrary
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams
 from mlc_llm.serve.config import EngineConfig
@@ -36,7 +36,7 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Mod
             raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
     wanted: dict[str, Any] = {
         "vocab_size": bundle.tokenizer.vocab_size,
-        "coarse": config.prompt_precision == "fast",
+        "fast": config.prompt_precision == "fast",
         "windowed": window_of(config) is not None,
     }
     prepared = prepare(bundle.gguf, **wanted)
@@ -62,5 +62,5 @@ def _runner(library: Path, weights: Path, config: EngineConfig) -> ModelRunner:
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
         window=window_of(config),
-        coarse_prompts=config.prompt_precision == "fast",
+        fast_prompts=config.prompt_precision == "fast",
     )

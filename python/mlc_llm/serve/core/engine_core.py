@@ -72,7 +72,7 @@ class EngineCore:
             tokenizer,
             limits.vocab_size,
             frozenset(stop_token_ids),
-            can_pin=config.prefix_cache_mode == "radix" and limits.window is None,
+            can_pin=config.prefix_cache_mode == "radix" and not limits.windows,
             context=self.max_single_sequence_length,
         )
         self._scheduler = _scheduler(runner, config)

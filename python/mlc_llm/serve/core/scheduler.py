@@ -52,7 +52,7 @@ class Scheduler:
             self._free,
             max_num_sequence=places,
             max_recycling=max_recycling,
-            exact_only=limits.window is not None,
+            exact_only=bool(limits.windows),
             enabled=prefix_cache,
         )
 
@@ -304,10 +304,11 @@ class Scheduler:
 
     def _has_all(self, donor: Branch, length: int) -> bool:
         """Whether a branch that begins with so many tokens would see nothing that is gone."""
-        if self._window is None:
-            return True
-        gone = self._window.unseen(donor.computed - 1, self._page_size)
-        return gone.stop <= self._window.unseen(length, self._page_size).stop
+        size = self._page_size
+        return all(
+            window.unseen(donor.computed - 1, size).stop <= window.unseen(length, size).stop
+            for window in self._runner.limits.windows
+        )
 
     def _has_place(self, origin: Origin) -> bool:
         return bool(self._free_ids) or origin.kind == "reuse"

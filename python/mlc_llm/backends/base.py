@@ -1,0 +1,256 @@
+"""What a device has to bring, on one page. Models, compiler and runtime know nothing else of it.
+
+A `Backend` is a value: a kind of device with one set of kernels. It answers for three moments:
+
+* packing weights: `layout` says how a matrix lies in memory;
+* building a library: `ops` computes a model's operations, `compile` makes the library's files;
+* running: `device` links the library and keeps memory.
+
+What it cannot do, `check` says before anything is packed or compiled. No TVM is imported here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from tvm.relax.frontend.nn import Tensor
+
+    from mlc_llm.models.spec import AttentionSpec, ModelSpec
+    from mlc_llm.quantization.ggml_blocks import Grouped
+
+Numbers: TypeAlias = "array[int] | array[float]"
+Table: TypeAlias = "tuple[Numbers, int]"
+"""int32 (`array("i")`) or float32 (`array("f")`), row by row, and how long a row is; 0 for a plain
+list of numbers."""
+Part: TypeAlias = "tuple[Tensor, int]"
+"""A part of a joined result: the tensor, and the column that the part begins with."""
+
+
+class WeightLayout(Protocol):
+    """How a matrix [rows, columns] of one tensor type lies in memory."""
+
+    @property
+    def is_float(self) -> bool:
+        """It takes plain floats; else quantised values."""
+        ...
+
+    def shape(self, rows: int, columns: int) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of the packed tensor."""
+        ...
+
+    def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """The packed tensor of quantised values, or of floats."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Weights float32 [head_dim] of the norms of each query head and each key head."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs of a step that a layer's attention reads (shapes in `library/signatures.py`): the
+    tokens' positions, tables of its group of layers, and its pages."""
+
+    position: Tensor
+    sink_position: Tensor
+    rope: Tensor
+    slot: Tensor
+    place: Tensor
+    query_blocks: Tensor
+    page_ids: Tensor
+    window: Tensor
+    pages: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionBlocks:
+    """How attention cuts its work."""
+
+    query: int
+    """Tokens of one sequence that a row of `query_blocks` may cover."""
+    fast_query: int
+    """The same among the `fast_tokens`."""
+    kv_split: int
+    """Pages of a sequence that are summed up together."""
+
+
+class Ops(Protocol):
+    """The operations of a model at build time, over tensors float32 [tokens, width].
+
+    One object serves one library. `Input` is what `linear` multiplies: a tensor, or what `norm` and
+    `gated` return, which a backend may compute as a part of the product.
+    """
+
+    has_fast_tokens: bool
+    """Some operation made so far computes the first `fast_tokens` tokens faster, less exactly."""
+
+    def begin(self, fast_tokens: Tensor | None = None) -> None:
+        """Operations over another set of tokens follow. fast_tokens: int32 [1], how many of the
+        first may be computed less exactly; None: none."""
+
+    def begin_layer(self) -> None:
+        """Nothing that an earlier layer made is read any more, but the residual stream."""
+
+    def padded_rows(self, rows: int) -> int:
+        """Columns of the result of `linear` with a matrix of so many rows."""
+        ...
+
+    def matrix(self, rows: int, columns: int, kind: str, role: str) -> Any:
+        """A module with the parameter `packed`. kind: the file's tensor type. role: "embedding",
+        "qkv", "o", "mlp", "down" or "head"; some are more sensitive to rounding than others."""
+
+    def tied_head(self, embedding: Any) -> Any:
+        """The matrix of an embedding, as `linear` takes it."""
+
+    def embedding(self, table: Any, tokens: Tensor, scale: float) -> Tensor:
+        """Rows of the table, times `scale`."""
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Any:
+        """An Input: x / sqrt(mean(x^2) + eps) * weight."""
+
+    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Any:
+        """An Input: activation(gate) * up, each `width` columns."""
+
+    def linear(self, matrix: Any, x: Any, add_to: Tensor | None = None) -> Tensor:
+        """x W^T for an Input x; added to `add_to` in place if that is given."""
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x + norm(y), in place of x."""
+
+    def attention(
+        self,
+        spec: AttentionSpec,
+        qkv: Sequence[Part],
+        norms: HeadNorms | None,
+        layer: LayerInputs,
+    ) -> Any:
+        """An Input: rotates queries and keys, stores keys and values in the pages (in place), and
+        attends over all that is seen: [tokens, heads * head_dim]."""
+
+    def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks: ...
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """x[rows]."""
+
+    def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
+        """kept[i, token[rows[i]]], or 0 where there is no such token."""
+
+    def sample(self, vocab: int, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor: ...
+
+    def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> Any: ...
+
+    def edit_logits(
+        self,
+        vocab: int,
+        place: Tensor,
+        number: Tensor,
+        masked: Tensor,
+        allowed: Tensor,
+        logits: Tensor,
+    ) -> Tensor: ...
+
+    def copy_pages(
+        self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
+    ) -> Tensor: ...
+
+
+class Staging(Protocol):
+    """Takes a step's few numbers to the device."""
+
+    def tensors(self, *tables: Table) -> list[Any]:
+        """A tensor of each table's values; they are good until the next call."""
+        ...
+
+
+class Device(Protocol):
+    """Memory and code of a device at run time."""
+
+    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> Any:
+        """The functions of a library, by name. `files` and `requires`: what `compile` returned.
+        Raises BrokenLibrary."""
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor for KV pages and the like."""
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        """A tensor of an array's values, which stays. It may be the array's own memory."""
+
+    def staging(self) -> Staging: ...
+
+    def read(self, tensor: Any) -> npt.NDArray[Any]:
+        """A tensor's values; they are good until the next step."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `Backend.compile` has made."""
+
+    files: tuple[str, ...]
+    """Names in the library's folder, the bytecode first."""
+    target: str
+    requires: tuple[str, ...] = ()
+    """What the code needs that the system has to permit."""
+
+
+class Backend(Protocol):
+    """A kind of device with one set of kernels; a value that can be hashed."""
+
+    @property
+    def name(self) -> str:
+        """The kernels' name, as logs and `MLC_LLM_KERNELS` have it."""
+
+    @property
+    def kv_dtype(self) -> str:
+        """Element type of KV pages."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+
+    @property
+    def device(self) -> Device: ...
+
+    def with_fast_tokens(self) -> Backend:
+        """These kernels with every faster way to compute prompts. Raises InvalidField if there is
+        none."""
+        ...
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises UnsupportedModel for what these kernels cannot compute."""
+
+    def layout(self, kind: str) -> WeightLayout:
+        """How matrices of a tensor type are kept. Raises UnsupportedModel."""
+        ...
+
+    def weights_identity(self) -> dict[str, Any]:
+        """All that decides how weights are packed."""
+        ...
+
+    def library_identity(self) -> dict[str, Any]:
+        """All that decides the code, beside the model and the sources."""
+        ...
+
+    def ops(self) -> Ops:
+        """Loads TVM's compiler."""
+        ...
+
+    def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
+        """Makes the code of a Relax module. Raises whatever TVM raises."""
+        ...
+
+
+class BrokenLibrary(Exception):
+    """A folder does not hold an intact library of ours; building it again mends that."""

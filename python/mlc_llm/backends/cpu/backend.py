@@ -1,0 +1,87 @@
+"""The CPU as a backend: one set of kernels for one family of instruction sets."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.target import processor, target_for
+from mlc_llm.errors import InvalidField, UnsupportedModel
+
+if TYPE_CHECKING:
+    from mlc_llm.models.spec import LayerSpec, ModelSpec
+
+
+@dataclass(frozen=True)
+class CpuBackend:
+    """See `backends.base.Backend`. What a moment needs is loaded in that moment: a model that is
+    found in the cache needs no compiler, and weights are looked for before NumPy is loaded."""
+
+    isa: Isa
+
+    @property
+    def name(self) -> str:
+        return self.isa.name
+
+    @property
+    def kv_dtype(self) -> str:
+        return self.isa.kv_dtype
+
+    @property
+    def page_size(self) -> int:
+        return PAGE
+
+    @property
+    def device(self) -> Device:
+        from mlc_llm.backends.cpu.device import CpuDevice
+
+        return CpuDevice()
+
+    def with_fast_tokens(self) -> CpuBackend:
+        if not (self.isa.tiles or self.isa.sums == 2):
+            words = f"the {self.name} kernels know no faster way; use 'exact'"
+            raise InvalidField("prompt_precision", "fast", words)
+        return replace(self, isa=replace(self.isa, coarse=self.isa.tiles))
+
+    def check(self, spec: ModelSpec) -> None:
+        for layer in dict.fromkeys(spec.layers):
+            _check_layer(spec, layer)
+
+    def layout(self, kind: str) -> WeightLayout:
+        from mlc_llm.backends.cpu.layout import CpuLayout
+
+        return CpuLayout(format_of_kind(kind, half=self.isa.half, fixed=self.isa.tiles))
+
+    def weights_identity(self) -> dict[str, Any]:
+        return {"half": self.isa.half, "fixed": self.isa.tiles}
+
+    def library_identity(self) -> dict[str, Any]:
+        machine = [platform.system(), platform.machine(), processor(self.isa)]
+        return {"isa": asdict(self.isa), "machine": machine}
+
+    def ops(self) -> Ops:
+        from mlc_llm.backends.cpu.ops import CpuOps
+
+        return CpuOps(self.isa)
+
+    def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
+        from mlc_llm.backends.cpu.codegen import compile_module
+
+        requires = ("amx",) if self.isa.tiles else ()
+        return compile_module(module, target_for(self.isa, triple), folder, requires)
+
+
+def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
+    """Raises UnsupportedModel: vectors and groups of weights have to fit."""
+    one = layer.attention
+    wrong = one.heads % one.kv_heads or one.head_dim % 16
+    if wrong or spec.hidden % 32 or layer.intermediate % 32:
+        raise UnsupportedModel(
+            f"sizes of this model are not supported: {one.heads} heads over {one.kv_heads}, "
+            f"head size {one.head_dim}, hidden {spec.hidden}, feed-forward {layer.intermediate}"
+        )

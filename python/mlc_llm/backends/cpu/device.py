@@ -1,0 +1,95 @@
+"""The CPU at run time: its memory, and the code of a library linked into this process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm_ffi
+import tvm_ffi_orcjit
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from mlc_llm.backends.base import BrokenLibrary
+from mlc_llm.backends.cpu import amx
+from mlc_llm.backends.cpu.memory import zeroed
+from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
+from mlc_llm.backends.cpu.threads import configure_threads
+
+_CPU = (1, 0)
+"""Device type (as in DLPack) and index."""
+_NAIVE_ALLOCATOR = 1
+_NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_alloc")
+
+
+class CpuDevice:
+    """See `backends.base.Device`. Tensors are memory of this process, so nothing is copied."""
+
+    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> LinkedLibrary:
+        configure_threads()
+        if "amx" in requires and not amx.permitted():
+            raise BrokenLibrary(f"{folder}: the system does not permit the tiles that it uses")
+        return LinkedLibrary(*(folder / name for name in files))
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """Memory is taken from the system when it is first written."""
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        return tvm_ffi.from_dlpack(zeroed(size).view(dtype).reshape(shape))
+
+    def upload(self, array: npt.NDArray[Any]) -> Any:
+        """The array's own memory if compiled code can take it, else a copy."""
+        if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
+            copy = zeroed(array.nbytes).view(array.dtype).reshape(array.shape)
+            copy[...] = array
+            array = copy
+        return tvm_ffi.from_dlpack(array)
+
+    def staging(self) -> HostStaging:
+        return HostStaging()
+
+    def read(self, tensor: Any) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = np.from_dlpack(tensor)
+        return values
+
+
+class LinkedLibrary:
+    """Functions by name, linked in memory without a compiler."""
+
+    def __init__(self, bytecode: Path, kernels: Path) -> None:
+        """Raises BrokenLibrary, MemoryError."""
+        load_runtime()
+        try:
+            load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
+            executable = load(str(bytecode))
+            # Plain functions, linked without the runtime of C++, for which it would ask a compiler.
+            self._session = tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
+            executable.import_module(self._session.load_module(str(kernels), cxx=os.devnull))
+            # The default allocator would keep buffers for every size of step there ever was.
+            self._vm = executable["vm_load_executable"]()
+            self._vm["vm_initialization"](*_CPU, _NAIVE_ALLOCATOR)
+        except Exception as error:  # what TVM raises has no base class of its own
+            if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+                raise MemoryError(str(error)) from error  # another library needs no less
+            raise BrokenLibrary(f"{bytecode.parent}: {error}") from error
+
+    def __getitem__(self, name: str) -> Any:
+        return self._vm[name]
+
+
+@cache
+def load_runtime() -> None:
+    """Loads TVM's runtime library alone: it takes milliseconds, and the compiler half a second.
+
+    Whoever imports `tvm` later finds it loaded.
+    """
+    package = find_spec("tvm")
+    if package is None or not package.submodule_search_locations:
+        raise ImportError("the package apache-tvm is not installed")
+    folders = [Path(folder) / "lib" for folder in package.submodule_search_locations]
+    load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=folders)

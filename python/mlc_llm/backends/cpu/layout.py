@@ -1,0 +1,32 @@
+"""How a matrix lies in memory for CPU kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.backends.cpu.formats import WeightFormat, padded_rows, tensor_shape
+from mlc_llm.backends.cpu.packing import pack, pack_floats
+from mlc_llm.quantization.ggml_blocks import Grouped
+
+
+@dataclass(frozen=True)
+class CpuLayout:
+    """See `backends.base.WeightLayout`."""
+
+    format: WeightFormat
+
+    @property
+    def is_float(self) -> bool:
+        return self.format.is_float
+
+    def shape(self, rows: int, columns: int) -> tuple[tuple[int, ...], str]:
+        return tensor_shape(self.format, padded_rows(rows), columns)
+
+    def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        if isinstance(values, Grouped):
+            return pack(values, self.format).tensor
+        return pack_floats(values.astype(f"float{self.format.bits}")).tensor

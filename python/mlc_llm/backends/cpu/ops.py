@@ -1,0 +1,281 @@
+"""The operations of a model as calls of CPU kernels.
+
+A product reads its input quantised, so an `Input` is a promise: `norm` and `gated` compute nothing,
+and `linear` makes what its matrix reads (`_prepared`), once for all matrices that read the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part
+from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
+from mlc_llm.kernels.cpu.add_norm import add_norm
+from mlc_llm.kernels.cpu.attention import attention, query_tile
+from mlc_llm.kernels.cpu.attention_section import SECTION
+from mlc_llm.kernels.cpu.bf16 import prepare_mixed
+from mlc_llm.kernels.cpu.coarse_attention import coarse_tile, has_coarse_attention, mixed_attention
+from mlc_llm.kernels.cpu.edit_logits import edit_logits
+from mlc_llm.kernels.cpu.embedding import embedding
+from mlc_llm.kernels.cpu.head_norm import head_norm
+from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
+from mlc_llm.kernels.cpu.matmul import has_coarse_rows, matmul
+from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
+from mlc_llm.kernels.cpu.sampling import CHUNK, sample
+from mlc_llm.kernels.cpu.sections import quantize_sections, sections_width
+from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
+from mlc_llm.models.spec import AttentionSpec
+
+FAST_ROLES = ("o", "mlp", "down")
+"""Matrices that are multiplied faster and less exactly for `fast_tokens`."""
+
+
+class PackedMatrix(nn.Module):  # type: ignore[misc]
+    """The parameter of a packed matrix [rows, columns]; its packed rows are padded."""
+
+    def __init__(self, rows: int, columns: int, fmt: WeightFormat, *, is_fast: bool) -> None:
+        self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
+        self.is_fast = is_fast
+        self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
+
+
+class HeadRange(NamedTuple):
+    """Heads side by side in the columns of a tensor, and the weight of their norm."""
+
+    start: int
+    heads: int
+    weight: Tensor
+
+
+@dataclass
+class Input:
+    """x to be normalised or gated on the way into a product.
+
+    kind: as in `kernels/cpu/activation.py`; weight and eps: of a norm.
+    """
+
+    kind: str
+    x: Tensor
+    weight: Tensor | None = None
+    eps: float = 0.0
+    prepared: dict[Any, Tensor] = field(default_factory=dict)
+    """What was made of it, by how a matrix reads it."""
+
+
+class CpuOps:
+    """See `backends.base.Ops`."""
+
+    def __init__(self, isa: Isa) -> None:
+        self._isa = isa
+        self._scratch = Scratch()
+        self._fast_tokens: Tensor | None = None
+        self.has_fast_tokens = False
+
+    def begin(self, fast_tokens: Tensor | None = None) -> None:
+        self._scratch, self._fast_tokens = Scratch(), fast_tokens
+
+    def begin_layer(self) -> None:
+        self._scratch.start_layer()
+
+    def padded_rows(self, rows: int) -> int:
+        return padded_rows(rows)
+
+    def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
+        fmt = format_of_kind(kind, half=self._isa.half, fixed=self._isa.tiles)
+        # Eight bits of queries, keys and values would cost most of the accuracy; bfloat16 does not.
+        is_fast = role in FAST_ROLES or (role == "qkv" and self._isa.tiles)
+        is_fast = is_fast and has_coarse_rows(fmt, self._isa)
+        self.has_fast_tokens |= is_fast
+        return PackedMatrix(rows, columns, fmt, is_fast=is_fast)
+
+    def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
+        return embedding
+
+    def embedding(self, table: PackedMatrix, tokens: Tensor, scale: float) -> Tensor:
+        kernel = embedding(table.rows, table.columns, table.fmt, scale)
+        out = float_tensor(tokens.shape[0], table.columns)
+        return op.tensor_ir_op(kernel, "embedding", [tokens, table.packed], out)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
+        return Input("norm", x, weight, eps)
+
+    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
+        joined = gate[0] if gate[0] is up[0] else op.concat([gate[0], up[0]], dim=1)
+        return Input(activation, joined)
+
+    def linear(self, matrix: PackedMatrix, x: Any, add_to: Tensor | None = None) -> Tensor:
+        given = x if isinstance(x, Input) else Input("plain", x)
+        fast = self._fast_tokens if matrix.is_fast else None
+        read = self._prepared(given, matrix, fast)
+        add = add_to is not None
+        kernel = matmul(
+            matrix.rows, matrix.columns, matrix.fmt, self._isa,
+            accumulate=add, coarse=fast is not None,
+        )  # fmt: skip
+        args = [read, matrix.packed, *([] if fast is None else [fast])]
+        name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}"
+        if add_to is None:
+            return self._scratch.call(kernel, name, args, float_tensor(read.shape[0], matrix.rows))
+        return op.tensor_ir_inplace_op(
+            kernel, f"{name}_add", [*args, add_to], len(args), float_tensor(*add_to.shape)
+        )
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        kernel = add_norm(int(y.shape[1]), eps)
+        return op.tensor_ir_inplace_op(
+            kernel, "add_norm", [y, weight, x], 2, float_tensor(*x.shape)
+        )
+
+    def attention(
+        self,
+        spec: AttentionSpec,
+        qkv: Sequence[Part],
+        norms: HeadNorms | None,
+        layer: LayerInputs,
+    ) -> Tensor:
+        rotated, pages = self._append(spec, qkv, norms, layer)
+        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
+        args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
+        build: Any = attention
+        if has_coarse_attention(dim, self._isa):
+            build = mixed_attention
+            args.append(self._fast_tokens)
+        kernel = build(heads, kv_heads, dim, self._isa, self._isa.kv_dtype, spec.sink_query)
+        out = float_tensor(rotated.shape[0], spec.query_width)
+        return self._scratch.call(kernel, "attention", args, out)
+
+    def _append(
+        self,
+        spec: AttentionSpec,
+        qkv: Sequence[Part],
+        norms: HeadNorms | None,
+        layer: LayerInputs,
+    ) -> tuple[Tensor, Tensor]:
+        """Rotated queries, and the pages with the new keys and values."""
+        (q, q0), (k, k0), (v, v0) = qkv if norms is None else self._head_norms(spec, qkv, norms)
+        widths = (int(q.shape[1]), int(k.shape[1]), int(v.shape[1]))
+        append = rope_append(
+            spec.heads, spec.kv_heads, spec.head_dim, widths, (q0, k0, v0), self._isa.kv_dtype,
+            spec.scale, spec.sink_query,
+        )  # fmt: skip
+        out = float_tensor(q.shape[0], (2 if spec.sink_query else 1) * spec.query_width)
+        args = [q, k, v, layer.rope, layer.position, layer.sink_position, layer.slot]
+        args += [layer.pages, self._scratch.tensor(out.shape)]
+        pages, rotated = op.tensor_ir_inplace_op(
+            append, "rope_append", args, [7, 8],
+            [Tensor.placeholder(layer.pages.shape, self._isa.kv_dtype), out],
+        )  # fmt: skip
+        return rotated, pages
+
+    def _head_norms(
+        self, spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms
+    ) -> Sequence[Part]:
+        """The same parts with normalised queries and keys, in place."""
+        (q, q0), (k, k0), (v, v0) = qkv
+        q_heads = HeadRange(q0, spec.heads, norms.query)
+        k_heads = HeadRange(k0, spec.kv_heads, norms.key)
+        if q is k:
+            q = k = self._normalised(q, (q_heads, k_heads), norms.eps)
+            return (q, q0), (k, k0), (q if v is qkv[0][0] else v, v0)
+        q = self._normalised(q, (q_heads,), norms.eps)
+        return (q, q0), (self._normalised(k, (k_heads,), norms.eps), k0), (v, v0)
+
+    def _normalised(self, x: Tensor, ranges: Sequence[HeadRange], eps: float) -> Tensor:
+        kernel = head_norm(
+            int(x.shape[1]), int(ranges[0].weight.shape[0]),
+            tuple((one.start, one.heads) for one in ranges), eps,
+        )  # fmt: skip
+        args = [*(one.weight for one in ranges), x]
+        out = float_tensor(*x.shape)
+        return op.tensor_ir_inplace_op(kernel, "head_norm", args, len(ranges), out)
+
+    def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
+        plain = query_tile(spec.heads, spec.kv_heads, self._isa)
+        is_fast = has_coarse_attention(spec.head_dim, self._isa)
+        fast = coarse_tile(spec.heads, spec.kv_heads) if is_fast else plain
+        return AttentionBlocks(plain, fast, SECTION)
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        k = int(x.shape[1])
+        out = float_tensor(rows.shape[0], k)
+        return op.tensor_ir_op(take_rows(k), "take_rows", [x, rows], out)
+
+    def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
+        kernel = chosen_logits(int(kept.shape[1]))
+        out = float_tensor(kept.shape[0])
+        return op.tensor_ir_op(kernel, "chosen_logits", [kept, rows, token], out)
+
+    def sample(self, vocab: int, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor:
+        rows, padded = logits.shape[0], int(logits.shape[1])
+        ints = Tensor.placeholder([rows], "int32")
+        scratch = float_tensor(rows, padded + padded // CHUNK)
+        kernel = sample(vocab, padded)
+        args = [logits, options, top_k]
+        _, token = op.tensor_ir_op(kernel, "sample_rows", args, [scratch, ints])
+        return token
+
+    def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> Any:
+        count = rows.shape[0]
+        found = [
+            Tensor.placeholder([count, MOST], "int32"),
+            float_tensor(count, MOST),
+            float_tensor(count),
+        ]
+        kernel = top_tokens(vocab, int(logits.shape[1]))
+        return op.tensor_ir_op(kernel, "top_rows", [logits, rows], found)
+
+    def edit_logits(
+        self,
+        vocab: int,
+        place: Tensor,
+        number: Tensor,
+        masked: Tensor,
+        allowed: Tensor,
+        logits: Tensor,
+    ) -> Tensor:
+        kernel = edit_logits(vocab, int(logits.shape[1]))
+        args = [place, number, masked, allowed, logits]
+        return op.tensor_ir_inplace_op(kernel, "edit_rows", args, 4, float_tensor(*logits.shape))
+
+    def copy_pages(
+        self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
+    ) -> Tensor:
+        dtype = self._isa.kv_dtype
+        kernel = copy_pages(spec.kv_heads, spec.head_dim, dtype)
+        out = Tensor.placeholder(pages.shape, dtype)
+        return op.tensor_ir_inplace_op(kernel, "copy_pages_rows", [source, target, pages], 2, out)
+
+    def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
+        """The input as the matrix reads it, made once."""
+        fmt = matrix.fmt
+        key = (fmt.is_float, fmt.is_fixed, fmt.group, fast is not None)
+        if key not in given.prepared:
+            given.prepared[key] = self._prepare(given, matrix, fast)
+        return given.prepared[key]
+
+    def _prepare(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
+        kind, x, isa, eps = given.kind, given.x, self._isa, given.eps
+        other = x if given.weight is None else given.weight
+        m, k, group = x.shape[0], matrix.columns, matrix.fmt.group
+        args = [x, other]
+        if not isa.integer or matrix.fmt.is_float:
+            out = float_tensor(m, k)
+            return self._scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)
+        if matrix.fmt.is_fixed:
+            out = Tensor.placeholder([m, sections_width(k)], "int32")
+            if fast is not None:
+                kernel = prepare_mixed(kind, k, isa, eps)
+                return self._scratch.call(kernel, f"{kind}_{k}_mixed", [*args, fast], out)
+            kernel = quantize_sections(kind, k, isa, eps)
+            return self._scratch.call(kernel, f"{kind}_{k}_sections", args, out)
+        out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
+        kernel = quantize(kind, k, group, isa, eps)
+        return self._scratch.call(kernel, f"{kind}_{k}g{group}", args, out)

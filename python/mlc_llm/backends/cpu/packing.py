@@ -1,0 +1,159 @@
+"""Packed weight matrices: the bytes the kernels read, made without losing a bit.
+
+A matrix [n, k] is cut into blocks of 32 rows and groups of columns. Of each block and group come
+first the words, the 32 rows side by side, then the scales, then the minima if there are any. With
+quads = group / 4:
+
+    8-bit  word j (of quads):      byte i holds element  quads * i + j
+    4-bit  word j (of quads / 2):  byte i holds element  quads * i + j  in its low nibble
+                                   and  quads * i + j + quads / 2  in its high nibble
+
+Rows are padded to a multiple of 32 with zero scales.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, padded_rows
+from mlc_llm.quantization.ggml_blocks import Grouped
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix ready for the kernels; `tensor` as `formats.py` describes it."""
+
+    format: WeightFormat
+    rows: int
+    columns: int
+    tensor: Array
+
+
+LARGEST = 32512
+"""Of fixed-point values: rounded scales leave it below what two signed bytes can hold."""
+
+
+def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
+    """Packs quantised values; `fmt` comes from `format_of_kind`."""
+    n, k = grouped.q.shape
+    assert (fmt.bits, fmt.group) == (grouped.bits, grouped.group), "format of another kind"
+    assert fmt.scale_dtype != "float16" or grouped.half, "scales do not fit float16"
+    parts = [_words(_pad(grouped.q), fmt)]
+    scales = [grouped.scale] + ([grouped.minimum] if grouped.minimum is not None else [])
+    units = _units(grouped) if fmt.is_fixed else None
+    if units is not None:
+        scales = _in_units(scales, np.where(units > 0, units, 1)[:, None], fmt)
+    parts += [_interleaved(_pad(scale).astype(fmt.scale_dtype)) for scale in scales]
+    tensor = np.concatenate(parts, axis=2)
+    if units is not None:
+        tensor = np.concatenate([tensor, _unit_group(units, fmt)], axis=1)
+    return Packed(fmt, n, k, tensor)
+
+
+def _units(grouped: Grouped) -> Array:
+    """float32 [n]: of each row what makes its largest value `LARGEST`."""
+    ends = [-grouped.offset, 2**grouped.bits - 1 - grouped.offset]
+    low = 0 if grouped.minimum is None else grouped.minimum
+    largest = [np.abs(grouped.scale * np.float32(end) + low).max(axis=1) for end in ends]
+    units: Array = (np.maximum(*largest) / LARGEST).astype(np.float32)
+    return units
+
+
+def _in_units(scales: list[Array], units: Array, fmt: WeightFormat) -> list[Array]:
+    """Scales, and minima if there are any, as whole numbers.
+
+    A minimum makes up for what its scale lost in the middle of the values, where most of them are.
+    """
+    scale, *minimum = (part / units for part in scales)
+    whole = np.rint(scale)
+    middle = (2**fmt.bits - 1) / 2
+    return [whole, *(np.rint(low + middle * (scale - whole)) for low in minimum)]
+
+
+def _unit_group(units: Array, fmt: WeightFormat) -> Array:
+    """int32 [blocks, 1, stride] that begins with the units' bits."""
+    blocks = padded_rows(len(units)) // BLOCK
+    group = np.zeros((blocks, 1, fmt.stride), np.int32)
+    padded = np.pad(units, (0, blocks * BLOCK - len(units)))
+    group[:, 0, :BLOCK] = padded.astype(np.float32).view(np.int32).reshape(blocks, BLOCK)
+    return group
+
+
+def pack_floats(weights: Array) -> Packed:
+    """Packs a float16 or float32 matrix [n, k]."""
+    n, k = weights.shape
+    fmt = WeightFormat(bits=weights.dtype.itemsize * 8)
+    blocks = _pad(weights).reshape(-1, BLOCK, k)
+    return Packed(fmt, n, k, np.ascontiguousarray(blocks.transpose(0, 2, 1)))
+
+
+def unpack(packed: Packed) -> npt.NDArray[np.float32]:
+    """The matrix as float32 [rows, columns]: the reference the kernels and tests are held to."""
+    fmt, k = packed.format, packed.columns
+    if fmt.is_float:
+        rows = packed.tensor.transpose(0, 2, 1).reshape(-1, k)
+        floats: npt.NDArray[np.float32] = rows[: packed.rows].astype(np.float32)
+        return floats
+    end, groups = fmt.words * BLOCK, k // fmt.group
+    tensor = packed.tensor[:, :groups]
+    q = _values(tensor[..., :end], fmt)
+    scale, *minimum = (
+        _floats(tensor[..., start : start + fmt.scale_words], fmt)
+        for start in range(end, fmt.stride, fmt.scale_words)
+    )
+    if fmt.is_fixed:
+        units = np.ascontiguousarray(packed.tensor[:, groups, :BLOCK]).view(np.float32)
+        scale, *minimum = (part * units.reshape(-1, 1, 1) for part in (scale, *minimum))
+    value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))
+    result: npt.NDArray[np.float32] = value.reshape(-1, k)[: packed.rows]
+    return result
+
+
+def _words(q: Array, fmt: WeightFormat) -> Array:
+    """int32 [blocks, groups, words * 32] of the values [n, k]."""
+    n, k = q.shape
+    parts = 8 // fmt.bits
+    split = q.reshape(n // BLOCK, BLOCK, k // fmt.group, 4, parts, fmt.words)
+    octets = split[..., 0, :]
+    if parts == 2:
+        octets = octets | (split[..., 1, :] << 4)
+    ordered = octets.transpose(0, 2, 4, 1, 3)  # [blocks, groups, words, 32, byte]
+    return np.ascontiguousarray(ordered).view("<i4").reshape(n // BLOCK, k // fmt.group, -1)
+
+
+def _values(words: Array, fmt: WeightFormat) -> Array:
+    """float32 [rows, groups, group] of the values in the words."""
+    blocks, groups, _ = words.shape
+    split = np.ascontiguousarray(words).view(np.uint8)
+    octets = split.reshape(blocks, groups, fmt.words, BLOCK, 4)
+    parts = [octets & 15, octets >> 4] if fmt.bits == 4 else [octets]
+    order = (1, 4, 2, 5, 0, 3)  # [blocks, 32, groups, byte, part, word]
+    q = np.stack(parts).transpose(order)
+    values: Array = q.reshape(blocks * BLOCK, groups, fmt.group).astype(np.float32)
+    return values
+
+
+def _pad(rows: Array) -> Array:
+    missing = padded_rows(rows.shape[0]) - rows.shape[0]
+    return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
+
+
+def _interleaved(scale: Array) -> Array:
+    """int32 [blocks, groups, scale words] of the scales [n, groups]."""
+    blocks = scale.reshape(-1, BLOCK, scale.shape[1]).transpose(0, 2, 1)
+    return np.ascontiguousarray(blocks).view("<i4")
+
+
+def _floats(words: Array, fmt: WeightFormat) -> Array:
+    """float32 [rows, groups, 1] of the scales in their words."""
+    scale = np.ascontiguousarray(words).view(fmt.scale_dtype)  # [blocks, groups, 32]
+    blocks, groups, _ = scale.shape
+    rows = scale.transpose(0, 2, 1).reshape(blocks * BLOCK, groups, 1)
+    result: Array = rows.astype(np.float32)
+    return result

@@ -1,0 +1,57 @@
+"""Numbers on their way into compiled code."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import tvm_ffi
+
+from mlc_llm.backends.base import Table
+from mlc_llm.backends.cpu.memory import zeroed
+
+_Shapes: TypeAlias = "list[tuple[str, int, int]]"
+"""Type, count and row of each table."""
+ALIGNMENT = 64
+"""Bytes: compiled code loads whole vectors."""
+
+
+class HostStaging:
+    """See `backends.base.Staging`: one aligned block that every step's few numbers are copied into.
+
+    The tensors over it are kept while their shapes stay, as they do from one decoded token to the
+    next. No NumPy there: a step sweeps the processor's caches, so what counts is how much code is
+    needed at all.
+    """
+
+    def __init__(self) -> None:
+        self._block = zeroed(1 << 20)
+        self._shapes: _Shapes = []
+        self._views: list[memoryview] = []
+        self._tensors: list[Any] = []
+
+    def tensors(self, *tables: Table) -> list[Any]:
+        """A tensor of each table's values; they are good until the next call."""
+        shapes: _Shapes = [(numbers.typecode, len(numbers), width) for numbers, width in tables]
+        if shapes != self._shapes:
+            self._lay_out(shapes)
+        for view, (numbers, _) in zip(self._views, tables, strict=True):
+            view[:] = numbers
+        return self._tensors
+
+    def _lay_out(self, shapes: _Shapes) -> None:
+        starts = [0]
+        for _, count, _ in shapes:
+            starts.append(starts[-1] + 4 * count + -4 * count % ALIGNMENT)
+        if starts[-1] > len(self._block):
+            self._block = zeroed(2 * starts[-1])
+        rooms = [
+            self._block[start : start + 4 * count].view(np.dtype(code))
+            for start, (code, count, _) in zip(starts, shapes, strict=False)
+        ]
+        self._views = [memoryview(room.data) for room in rooms]
+        self._tensors = [
+            tvm_ffi.from_dlpack(room.reshape(-1, width) if width else room)
+            for room, (_, _, width) in zip(rooms, shapes, strict=True)
+        ]
+        self._shapes = shapes

@@ -1,0 +1,60 @@
+"""Every operation in float32 and plain Relax, on the CPU: the oracle of kernels and of new
+architectures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+from mlc_llm.errors import InvalidField
+
+if TYPE_CHECKING:
+    from mlc_llm.models.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class ReferenceBackend:
+    """See `backends.base.Backend`."""
+
+    name = "reference"
+    kv_dtype = "float32"
+    page_size = 16
+
+    @property
+    def device(self) -> Device:
+        from mlc_llm.backends.cpu.device import CpuDevice
+
+        return CpuDevice()
+
+    def with_fast_tokens(self) -> ReferenceBackend:
+        words = "the reference kernels know no faster way; use 'exact'"
+        raise InvalidField("prompt_precision", "fast", words)
+
+    def check(self, spec: ModelSpec) -> None:
+        """It computes whatever a spec can say."""
+
+    def layout(self, kind: str) -> WeightLayout:
+        from mlc_llm.backends.reference.layout import DenseLayout
+
+        return DenseLayout(kind)
+
+    def weights_identity(self) -> dict[str, Any]:
+        return {"kernels": self.name}
+
+    def library_identity(self) -> dict[str, Any]:
+        return {"kernels": self.name}
+
+    def ops(self) -> Ops:
+        from mlc_llm.backends.reference.ops import ReferenceOps
+
+        return ReferenceOps()
+
+    def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
+        import tvm
+
+        from mlc_llm.backends.cpu.codegen import compile_module
+
+        options = {} if triple is None else {"mtriple": triple}
+        return compile_module(module, tvm.target.Target({"kind": "llvm", **options}), folder, ())

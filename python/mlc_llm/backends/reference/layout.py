@@ -1,0 +1,25 @@
+"""Matrices as plain float32 [rows, columns]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.quantization.ggml_blocks import Grouped
+
+
+@dataclass(frozen=True)
+class DenseLayout:
+    """See `backends.base.WeightLayout`."""
+
+    kind: str
+    is_float: bool = True
+
+    def shape(self, rows: int, columns: int) -> tuple[tuple[int, ...], str]:
+        return (rows, columns), "float32"
+
+    def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        assert not isinstance(values, Grouped), "this layout takes floats"
+        return np.ascontiguousarray(values, np.float32)

@@ -1,0 +1,217 @@
+"""The operations of a model in plain Relax and float32: slow, and obvious to read.
+
+What every other backend computes is held against this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part
+from mlc_llm.kernels.reference import PAGE, attention, copy_pages, edit_logits, store
+from mlc_llm.models.spec import AttentionSpec
+
+MOST = 20
+"""Tokens that `top_tokens` finds for each row."""
+GREEDY = 1e-5
+"""At or below this temperature the most likely token is taken."""
+
+
+def floats(*shape: Any) -> Tensor:
+    """A placeholder that tells an operator the shape of its result."""
+    return Tensor.placeholder(list(shape), "float32")
+
+
+class Matrix(nn.Module):  # type: ignore[misc]
+    """A parameter float32 [rows, columns]."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.packed = nn.Parameter((rows, columns), "float32")
+
+
+class ReferenceOps:
+    """See `backends.base.Ops`. An Input is a plain tensor; nothing is fast."""
+
+    has_fast_tokens = False
+
+    def begin(self, fast_tokens: Tensor | None = None) -> None:
+        """All tokens are exact."""
+
+    def begin_layer(self) -> None:
+        """No memory is shared."""
+
+    def padded_rows(self, rows: int) -> int:
+        return rows
+
+    def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
+        return AttentionBlocks(1, 1, 1)
+
+    def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
+        return Matrix(rows, columns)
+
+    def tied_head(self, embedding: Matrix) -> Matrix:
+        return embedding
+
+    def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
+        return taken(table.packed, tokens) * scale
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        mean = op.sum(x * x, axis=-1, keepdims=True) / float(x.shape[-1])
+        return x / op.sqrt(mean + eps) * weight
+
+    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Tensor:
+        x, y = columns(gate, width), columns(up, width)
+        if activation == "silu":
+            return op.silu(x) * y
+        return op.gelu(x, approximate="tanh") * y
+
+    def linear(self, matrix: Matrix, x: Tensor, add_to: Tensor | None = None) -> Tensor:
+        y = op.matmul(x, op.permute_dims(matrix.packed))
+        return y if add_to is None else add_to + y
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x + self.norm(y, weight, eps)
+
+    def attention(
+        self,
+        spec: AttentionSpec,
+        qkv: Sequence[Part],
+        norms: HeadNorms | None,
+        layer: LayerInputs,
+    ) -> Tensor:
+        q, k, v = (
+            heads_of(part, count, spec.head_dim)
+            for part, count in zip(qkv, (spec.heads, spec.kv_heads, spec.kv_heads), strict=True)
+        )
+        if norms is not None:
+            q, k = self.norm(q, norms.query, norms.eps), self.norm(k, norms.key, norms.eps)
+        at_sinks = layer.sink_position if spec.sink_query else layer.position
+        q, of_sinks = rotated(q, layer.rope, layer.position), rotated(q, layer.rope, at_sinks)
+        k = rotated(k, layer.rope, layer.position)
+        pages = op.tensor_ir_inplace_op(
+            store(spec.kv_heads, spec.head_dim), "store_kv", [k, v, layer.slot, layer.pages], 3,
+            floats(*layer.pages.shape),
+        )  # fmt: skip
+        args = [q, of_sinks, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
+        kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.scale)
+        positions = layer.page_ids.shape[0] * PAGE
+        _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
+        return op.reshape(out, (q.shape[0], spec.query_width))
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return taken(x, rows)
+
+    def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
+        one = op.unsqueeze(taken(token, rows), 1)
+        inside = relax.op.clip(one._expr, 0, int(kept.shape[1]) - 1)
+        found = relax.op.gather_elements(kept._expr, inside, axis=1)
+        return op.squeeze(nn.wrap_nested(found, "found"), 1)
+
+    def sample(self, vocab: int, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor:
+        """The threshold below which a token is not drawn is the largest of three; see
+        `library/signatures.py`."""
+        logits = columns((logits, 0), vocab)
+        temperature, top_p, min_p, uniform = op.split(options, 4, axis=1)
+        best = op.max(logits, axis=1, keepdims=True)
+        warm = op.maximum(temperature, op.full(temperature.shape, GREEDY))
+        weight = op.exp((logits - best) / warm)
+        order = op.sort(weight, axis=1, descending=True)
+        rank = op.cumsum(op.ones(logits.shape), axis=1)
+        k = op.unsqueeze(op.astype(top_k, "float32"), 1)
+        k = op.where(op.equal(k, op.zeros(k.shape)), op.full(k.shape, float(vocab)), k)
+        kept = op.where(op.less_equal(rank, k), order, op.zeros(order.shape))
+        mass = op.cumsum(kept, axis=1)
+        wanted = top_p * op.sum(kept, axis=1, keepdims=True)
+        before = mass - kept  # the mass of more likely tokens
+        inside = op.where(op.less(before, wanted), kept, op.full(kept.shape, 2.0))
+        floor = op.maximum(lowest_kept(inside, kept), min_p)
+        drawn = op.where(op.greater_equal(weight, floor), weight, op.zeros(weight.shape))
+        running = op.cumsum(drawn, axis=1)
+        passed = op.less_equal(running, uniform * op.sum(drawn, axis=1, keepdims=True))
+        token = op.sum(op.astype(passed, "int32"), axis=1)
+        return chosen(logits, op.sum(weight, axis=1), temperature, token)
+
+    def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> Any:
+        x = taken(columns((logits, 0), vocab), rows)
+        best = op.max(x, axis=1, keepdims=True)
+        total = op.log(op.sum(op.exp(x - best), axis=1, keepdims=True)) + best
+        count = min(MOST, vocab)
+        value, token = op.topk(x, count, axis=1, ret_type="both", dtype="int32")
+        logprob = value - total
+        if count < MOST:
+            token = op.pad(token, [0, 0, 0, MOST - count], value=-1)
+            logprob = op.pad(logprob, [0, 0, 0, MOST - count])
+        return token, logprob, op.squeeze(total, 1)
+
+    def edit_logits(
+        self,
+        vocab: int,
+        place: Tensor,
+        number: Tensor,
+        masked: Tensor,
+        allowed: Tensor,
+        logits: Tensor,
+    ) -> Tensor:
+        args = [place, number, masked, allowed, logits]
+        return op.tensor_ir_inplace_op(
+            edit_logits(vocab, int(logits.shape[1])), "edit_logits", args, 4, floats(*logits.shape)
+        )
+
+    def copy_pages(
+        self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
+    ) -> Tensor:
+        kernel = copy_pages(spec.kv_heads, spec.head_dim)
+        args = [source, target, pages]
+        return op.tensor_ir_inplace_op(kernel, "copy_pages", args, 2, floats(*pages.shape))
+
+
+def taken(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]."""
+    return nn.wrap_nested(relax.op.take(x._expr, rows._expr, axis=0, mode="clip"), "taken")
+
+
+def columns(part: Part, width: int) -> Tensor:
+    """A part of a joined result as a tensor of its own."""
+    tensor, start = part
+    if int(tensor.shape[1]) == width:
+        return tensor
+    call = relax.op.strided_slice(tensor._expr, [1], [start], [start + width])
+    return nn.wrap_nested(call, "columns")
+
+
+def heads_of(part: Part, heads: int, head_dim: int) -> Tensor:
+    """[tokens, heads, head_dim]."""
+    x = columns(part, heads * head_dim)
+    return op.reshape(x, (x.shape[0], heads, head_dim))
+
+
+def rotated(x: Tensor, rope: Tensor, position: Tensor) -> Tensor:
+    """Heads [tokens, heads, dim] turned by the angles of their positions, halves paired."""
+    dim = int(x.shape[2])
+    turns = taken(rope, position)
+    cos, sin = op.split(turns, 2, axis=1)
+    low, high = op.split(x, 2, axis=2)
+    assert dim % 2 == 0
+    return op.concat([low * cos - high * sin, high * cos + low * sin], dim=2)
+
+
+def lowest_kept(inside: Tensor, kept: Tensor) -> Tensor:
+    """The smallest weight above 0 that is inside the cut, [rows, 1]."""
+    positive = op.where(
+        op.greater(inside, op.zeros(inside.shape)), inside, op.full(kept.shape, 2.0)
+    )
+    return op.min(positive, axis=1, keepdims=True)
+
+
+def chosen(logits: Tensor, total: Tensor, temperature: Tensor, token: Tensor) -> Tensor:
+    """The token drawn, the most likely one when greedy, -1 where the logits are not finite."""
+    greedy = nn.wrap_nested(relax.op.argmax(logits._expr, axis=1), "greedy")
+    is_greedy = op.squeeze(op.less_equal(temperature, op.full(temperature.shape, GREEDY)), 1)
+    token = op.where(is_greedy, op.astype(greedy, "int32"), token)
+    is_number = nn.wrap_nested(relax.op.isfinite(total._expr), "is_number")
+    return op.where(is_number, token, op.full(token.shape, -1, "int32"))

@@ -1,0 +1,33 @@
+"""Which backend computes: by name, by environment variable, or the best that this machine has."""
+
+from __future__ import annotations
+
+import os
+
+from mlc_llm.backends.base import Backend
+from mlc_llm.backends.cpu.backend import CpuBackend
+from mlc_llm.backends.cpu.isa import ISAS
+from mlc_llm.backends.cpu.target import KERNELS_VARIABLE, choose
+from mlc_llm.backends.reference.backend import ReferenceBackend
+from mlc_llm.errors import InvalidField
+
+REFERENCE = "reference"
+
+
+def choose_backend(kernels: str | None = None) -> Backend:
+    """kernels: "auto", a set of CPU kernels or "reference"; None: what the environment says.
+
+    Raises InvalidField for an unknown name, or kernels whose instructions the machine lacks.
+    """
+    name = kernels or os.environ.get(KERNELS_VARIABLE) or "auto"
+    if name == REFERENCE:
+        return ReferenceBackend()
+    if name != "auto" and name not in ISAS:
+        allowed = f"use one of auto, {', '.join(ISAS)}, {REFERENCE}"
+        raise InvalidField(f"kernels ({KERNELS_VARIABLE})", name, allowed)
+    return CpuBackend(choose(name).isa)
+
+
+def backend_of(name: str) -> Backend:
+    """The backend that a library names in its metadata. Raises KeyError for an unknown one."""
+    return ReferenceBackend() if name == REFERENCE else CpuBackend(ISAS[name])

@@ -1,0 +1,53 @@
+"""Picks rows of a matrix, or a number of each."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import tvm
+from tvm.script import tirx as T
+
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+
+
+@cache
+def take_rows(k: int) -> tvm.tirx.PrimFunc:
+    """y[i] = x[rows[i]]: x float32 [m, k] with k a multiple of 8, rows int32 [s], y [s, k]."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def take(x: T.handle, rows: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        s = T.int32()
+        X = T.match_buffer(x, (m, k), "float32")
+        R = T.match_buffer(rows, (s,), "int32")
+        Y = T.match_buffer(y, (s, k), "float32")
+        with T.sblock("root"):
+            for i in T.serial(s):
+                for j in T.serial(k // 8):
+                    Y[i, lanes_at(j * 8, 8)] = X[R[i], lanes_at(j * 8, 8)]
+
+    return take
+
+
+@cache
+def chosen_logits(k: int) -> tvm.tirx.PrimFunc:
+    """y[i] = x[i, token[rows[i]]], or 0 where there is no such token: x float32 [r, k], rows int32
+    [r], token int32 [s], y float32 [r]."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def chosen(x: T.handle, rows: T.handle, token: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        r = T.int32()
+        s = T.int32()
+        X = T.match_buffer(x, (r, k), "float32")
+        R = T.match_buffer(rows, (r,), "int32")
+        TOKEN = T.match_buffer(token, (s,), "int32")
+        Y = T.match_buffer(y, (r,), "float32")
+        with T.sblock("root"):
+            for i in T.serial(r):
+                Y[i] = T.float32(0)
+                if T.And(TOKEN[R[i]] >= 0, TOKEN[R[i]] < k):
+                    Y[i] = X[i, TOKEN[R[i]]]
+
+    return chosen

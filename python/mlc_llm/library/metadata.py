@@ -1,0 +1,129 @@
+"""What a model library says of itself: written by the compiler, read by the runtime.
+
+A library is a folder of the files that its backend makes and of `metadata.json`, which records the
+hashes of the others and of itself. Packed weights are a folder of `params.bin` and `params.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+METADATA_FILE = "metadata.json"
+PARAMS_FILE = "params.bin"
+INDEX_FILE = "params.json"
+PARAMS_ALIGNMENT = 64
+"""Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
+VERSION = 5
+
+
+def rope_param(index: int) -> str:
+    """Name of the float32 [dim/2] inverse frequencies of a rotary embedding among the packed
+    parameters; the runtime reads it, `forward` does not."""
+    return f"rope_inverse_frequencies.{index}"
+
+
+@dataclass(frozen=True)
+class ParamInfo:
+    """One tensor of the packed parameters, in the order `forward` takes them."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class KVGroupInfo:
+    """Layers that share a page table: keys and values of one shape, seen through one window.
+
+    A page tensor of one layer is [pages, kv_heads, 2, page_size * head_dim].
+    """
+
+    layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    """Tokens that the model itself lets a token see; None: all before it."""
+    query_block: int
+    """Tokens of one sequence that a row of `query_blocks` may cover."""
+    fast_query_block: int
+    """The same among the `fast_tokens`."""
+    kv_split: int
+    """Pages of a sequence that are summed up together: a page list may lack a whole split that no
+    token sees, and no bit changes."""
+
+
+@dataclass(frozen=True)
+class KVInfo:
+    """The KV pages of all layers."""
+
+    page_size: int
+    dtype: str
+    groups: tuple[KVGroupInfo, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return sum(len(group.layers) for group in self.groups)
+
+    def bytes_per_page(self, group: KVGroupInfo) -> int:
+        """Of all layers of the group."""
+        width = {"float16": 2, "float32": 4}[self.dtype]
+        size = group.kv_heads * self.page_size * group.head_dim
+        return len(group.layers) * 2 * size * width
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Written by the compiler, read by the runtime."""
+
+    version: int
+    architecture: str
+    backend: str
+    """Name of the kernels, as `backends/registry.py` knows it."""
+    target: str
+    tvm_version: str
+    vocab_size: int
+    """Tokens that may be chosen; the rows of logits behind them mean nothing."""
+    padded_vocab: int
+    has_fast_tokens: bool
+    """`forward` may compute its first `fast_tokens` tokens less exactly, which is faster."""
+    requires: tuple[str, ...]
+    """What the code needs that the system has to permit."""
+    has_window: bool
+    """It is for a sliding window of the engine, and for nothing else."""
+    ropes: int
+    """Number of rotary embeddings."""
+    kv: KVInfo
+    params: tuple[ParamInfo, ...]
+    sha256: dict[str, str]
+    """Of the other files, in the order in which they are linked."""
+
+    def to_json(self) -> str:
+        raw = asdict(self)
+        return json.dumps({**raw, "own_sha256": _digest(raw)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Metadata:
+        """Raises KeyError, TypeError or ValueError for anything but our own metadata."""
+        raw = json.loads(text)
+        if raw["version"] != VERSION:
+            raise ValueError(f"library version {raw['version']}, expected {VERSION}")
+        if raw.pop("own_sha256") != _digest(raw):
+            raise ValueError("the metadata does not match its own hash")
+        raw["kv"] = _kv(raw["kv"])
+        raw["requires"] = tuple(raw["requires"])
+        raw["params"] = tuple(
+            ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]
+        )
+        return Metadata(**raw)
+
+
+def _kv(raw: dict[str, Any]) -> KVInfo:
+    groups = (KVGroupInfo(**{**group, "layers": tuple(group["layers"])}) for group in raw["groups"])
+    return KVInfo(raw["page_size"], raw["dtype"], tuple(groups))
+
+
+def _digest(raw: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,126 @@
+"""The functions of a model library: the one place that knows their names, arguments and shapes.
+
+Everything is int32 and float32 unless said otherwise. Sizes that a caller chooses: m tokens of a
+step, s of them with logits, p rows of a rotary table, t query blocks, n page ids.
+
+forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit_rows [s],
+             of each rotary embedding: ropes [p, 2, dim/2], cosines, then sines, a row a position;
+             of each group of layers: slots [m], places [m], query_blocks [t, 3], page_ids [n],
+             windows [2];
+             pages (one tensor a layer, changed in place), params
+             -> logits [s, padded_vocab]
+  position      row of `ropes` that turns a token's query and key
+  sink_position row that turns the query with which a token sees sinks, where the engine has a
+                sliding window; else it is not read
+  slots         page * page_size + place in the page, where a token's key and value go
+  places        of each token in the list of its sequence's pages: its position, less what was left
+                out of the list because nothing sees it
+  query_blocks  first token, number of tokens, start of the sequence's list in page_ids
+  windows       a token sees the last windows[0] tokens, itself included, and the first windows[1]
+                of its sequence
+  fast_tokens   how many of the first tokens may be computed less exactly
+top_tokens   logits [s, padded_vocab], rows [r]
+             -> token [r, 20], most likely first, -1 where there are no more; logprob [r, 20];
+                log_total [r], the log of the sum of exp(logits)
+edit_logits  place [e, 2] (row, token), number [e, 3], masked [r], allowed [r, vocab/32 up],
+             logits [s, padded_vocab] -> the logits, changed in place
+  number        added; then what a negative logit is multiplied with and another divided by; then
+                subtracted
+  allowed       of the rows `masked` a bit a token, the lowest first: where it is 0, -inf is added
+sample       logits [s, padded_vocab], options [s, 4], top_k [s] -> token [s], or NO_TOKEN
+  options       temperature, top_p, min_p, uniform
+  A token may be drawn whose weight, 1 for the most likely one, is at least the k-th largest, at
+  least that of the last token which top_p needs, and at least min_p; equals are kept.
+keep_logits  logits [s, padded_vocab], rows [r] -> those rows [r, padded_vocab], copied
+chosen_logits  kept [r, padded_vocab], rows [r], token [s] -> [r]: of each kept row the logit of the
+             token that was chosen for it, 0 where there is none
+copy_pages   of each group of layers: sources [n], targets [n]; pages -> the pages, in place
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlc_llm.library.metadata import KVGroupInfo, KVInfo
+
+FORWARD = "forward"
+TOP_TOKENS = "top_tokens"
+EDIT_LOGITS = "edit_logits"
+SAMPLE = "sample"
+KEEP_LOGITS = "keep_logits"
+CHOSEN_LOGITS = "chosen_logits"
+COPY_PAGES = "copy_pages"
+
+NO_TOKEN = -1
+"""From `sample`: the row's logits are not finite, or nothing is allowed."""
+
+MASK_BITS = 32
+"""Tokens of a word of a mask."""
+
+Tensor = Callable[..., Any]
+"""(dtype, *shape) -> whatever stands for a tensor. A text in a shape is a size callers choose."""
+
+
+def signatures(
+    tensor: Tensor, *, vocab: int, padded_vocab: int, rope_dims: tuple[int, ...], kv: KVInfo
+) -> dict[str, dict[str, Any]]:
+    """By function and argument, in order; `params`, which `forward` takes last, is left out."""
+    logits = tensor("float32", "s", padded_vocab)
+    ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
+    groups, pages = range(len(kv.groups)), _pages(tensor, kv)
+    return {
+        FORWARD: _forward(tensor, ropes, len(kv.groups), pages),
+        TOP_TOKENS: {"logits": logits, "rows": tensor("int32", "r")},
+        EDIT_LOGITS: {
+            "place": tensor("int32", "e", 2),
+            "number": tensor("float32", "e", 3),
+            "masked": tensor("int32", "r"),
+            "allowed": tensor("int32", "r", -(-vocab // MASK_BITS)),
+            "logits": logits,
+        },
+        SAMPLE: {
+            "logits": logits,
+            "options": tensor("float32", "s", 4),
+            "top_k": tensor("int32", "s"),
+        },
+        KEEP_LOGITS: {"logits": logits, "rows": tensor("int32", "r")},
+        CHOSEN_LOGITS: {
+            "kept": tensor("float32", "r", padded_vocab),
+            "rows": tensor("int32", "r"),
+            "token": tensor("int32", "s"),
+        },
+        COPY_PAGES: {
+            "sources": [tensor("int32", f"n{g}") for g in groups],
+            "targets": [tensor("int32", f"n{g}") for g in groups],
+            "pages": pages,
+        },
+    }
+
+
+def _forward(tensor: Tensor, ropes: list[Any], groups: int, pages: list[Any]) -> dict[str, Any]:
+    return {
+        "tokens": tensor("int32", "m"),
+        "position": tensor("int32", "m"),
+        "sink_position": tensor("int32", "m"),
+        "fast_tokens": tensor("int32", 1),
+        "logit_rows": tensor("int32", "s"),
+        "ropes": ropes,
+        "slots": [tensor("int32", "m")] * groups,
+        "places": [tensor("int32", "m")] * groups,
+        "query_blocks": [tensor("int32", f"t{g}", 3) for g in range(groups)],
+        "page_ids": [tensor("int32", f"n{g}") for g in range(groups)],
+        "windows": [tensor("int32", 2)] * groups,
+        "pages": pages,
+    }
+
+
+def _pages(tensor: Tensor, kv: KVInfo) -> list[Any]:
+    """One tensor a layer, in the order of the layers."""
+    by_layer: dict[int, tuple[int, KVGroupInfo]] = {
+        layer: (g, group) for g, group in enumerate(kv.groups) for layer in group.layers
+    }
+    return [
+        tensor(kv.dtype, f"pages{g}", one.kv_heads, 2, kv.page_size * one.head_dim)
+        for _, (g, one) in sorted(by_layer.items())
+    ]

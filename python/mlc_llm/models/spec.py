@@ -1,0 +1,133 @@
+"""What a model is, as plain numbers: the same for every file format and every device.
+
+A `ModelSpec` says what each layer computes. A backend says how (`backends/base.py`), and a weight
+plan says which tensors of a file hold the weights (`weight_plan.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding (Su et al. 2021): angle = position * theta^(-2i/dim) / factor_i.
+
+    Halves of a head are paired: element i turns with element i + dim/2.
+    """
+
+    theta: float
+    dim: int
+    """Elements of a head that are rotated."""
+    linear: float = 1.0
+    """Positions are divided by this."""
+    factors: str | None = None
+    """The file's tensor with one divisor a frequency (Llama 3 scaling), if it has one."""
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Causal attention with grouped queries. Sizes are in elements, the window in tokens."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores, before the softmax."""
+    rope: int = 0
+    """Index into `ModelSpec.ropes`."""
+    window: int | None = None
+    """A token sees the last `window` tokens, itself included; None: all before it."""
+    sink_query: bool = False
+    """The engine's window, not the model's own, decides what is seen: the first tokens of a
+    sequence are seen with a query of their own, turned by `sink_position`."""
+    qk_norm: bool = False
+    """Each head's query and key get an RMS norm of their own before they are rotated."""
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """x += attention(norm(x)); x += mlp(norm(x)), each with another norm before the sum if
+    `post_norms`. mlp(y) = down(activation(gate(y)) * up(y))."""
+
+    attention: AttentionSpec
+    intermediate: int
+    activation: Activation = "silu"
+    post_norms: bool = False
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """Layers whose heads have one shape and see through one window: they share a page table."""
+
+    layers: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder: embedding, layers, a last norm and a head over the vocabulary."""
+
+    architecture: str
+    hidden: int
+    vocab: int
+    """Rows of the embedding, and of the head."""
+    context_window: int
+    """Tokens it was trained for."""
+    norm_eps: float
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[RopeSpec, ...]
+    tied_head: bool
+    """The head is the embedding table."""
+    embedding_scale: float = 1.0
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
+    active_vocab: int | None = None
+    """How many rows, from the first on, are tokens of the tokenizer; None: all."""
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the output that may be chosen."""
+        return self.vocab if self.active_vocab is None else min(self.active_vocab, self.vocab)
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """In the order of their first layers."""
+        groups: dict[tuple[int, int, int, int | None], list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            one = layer.attention
+            groups.setdefault((one.heads, one.kv_heads, one.head_dim, one.window), []).append(i)
+        return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
+
+    @property
+    def has_sink_queries(self) -> bool:
+        return any(layer.attention.sink_query for layer in self.layers)
+
+    def with_sink_queries(self) -> ModelSpec:
+        """For an engine with a sliding window, which the layers that see everything get."""
+        layers = tuple(
+            layer
+            if layer.attention.window is not None
+            else replace(layer, attention=replace(layer.attention, sink_query=True))
+            for layer in self.layers
+        )
+        return replace(self, layers=layers)
+
+    def group_of_layer(self) -> tuple[int, ...]:
+        """Index into `kv_groups` of every layer."""
+        found = {i: g for g, group in enumerate(self.kv_groups) for i in group.layers}
+        return tuple(found[i] for i in range(len(self.layers)))

@@ -1,0 +1,150 @@
+"""Which tensors of a GGUF file make which parameter of a model.
+
+GGUF names tensors alike in all architectures (ggml, docs/gguf.md, "Standardized tensor names"), so
+the plan follows from the spec: a parameter that the spec asks for must be there in the right shape,
+and a tensor that nothing asks for means another model than the one we would compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.spec import LayerSpec, ModelSpec
+
+FLOAT_KINDS = ("F32", "F16", "BF16")
+"""Tensor types that vectors may have."""
+
+
+class TensorInfo(Protocol):
+    """What a plan needs to know of a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def kind(self) -> str: ...
+
+
+Tensors = Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tensor of the file, in full or as part of a joined matrix."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    """As the spec wants it."""
+    rope_heads: int = 0
+    """Not 0: rows are grouped in this many heads, whose pairs of rows (2i, 2i+1) become halves."""
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """How the file's tensors become parameters: matrices by prefix, vectors by name."""
+
+    spec: ModelSpec
+    matrices: dict[str, tuple[Source, ...]]
+    vectors: dict[str, Source]
+
+    @property
+    def rope_factors(self) -> tuple[str | None, ...]:
+        """Of each rotary embedding the tensor with its divisors, if it has any."""
+        return tuple(rope.factors for rope in self.spec.ropes)
+
+
+def plan_gguf(spec: ModelSpec, tensors: Tensors, *, interleaved_rope: bool = False) -> WeightPlan:
+    """The plan, with the tensor types filled into its spec.
+
+    interleaved_rope: the file pairs neighbouring rows of a query or key head; they are reordered.
+    Raises UnsupportedModel or ModelFileError naming the tensor at fault.
+    """
+    matrices = dict(_matrices(spec, tensors, interleaved_rope))
+    vectors = dict(_vectors(spec))
+    ropes = {rope.factors: (rope.dim // 2,) for rope in spec.ropes if rope.factors}
+    wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
+    wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
+    _check_all_used(wanted, tensors)
+    for name in [*(s.tensor for s in vectors.values()), *ropes]:
+        if tensors[name].kind not in FLOAT_KINDS:
+            raise UnsupportedModel(f"tensor {name} of type {tensors[name].kind}")
+    kinds = {prefix: tensors[sources[0].tensor].kind for prefix, sources in matrices.items()}
+    return WeightPlan(replace(spec, kinds=kinds), matrices, vectors)
+
+
+def _matrices(
+    spec: ModelSpec, tensors: Tensors, interleaved: bool
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    table = (spec.vocab, spec.hidden)
+    yield "embedding", (Source("token_embd.weight", table),)
+    if not spec.tied_head:
+        yield "head", (Source("output.weight", table),)
+    for i, layer in enumerate(spec.layers):
+        yield from _layer_matrices(spec.hidden, layer, i, tensors, interleaved)
+
+
+def _layer_matrices(
+    hidden: int, layer: LayerSpec, i: int, tensors: Tensors, interleaved: bool
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    one, wide = layer.attention, layer.intermediate
+
+    def source(name: str, rows: int, columns: int, heads: int = 0) -> Source:
+        turned = heads if interleaved else 0
+        return Source(f"blk.{i}.{name}.weight", (rows, columns), turned)
+
+    qkv = {
+        "q": source("attn_q", one.query_width, hidden, one.heads),
+        "k": source("attn_k", one.kv_width, hidden, one.kv_heads),
+        "v": source("attn_v", one.kv_width, hidden),
+    }
+    mlp = {name: source(f"ffn_{name}", wide, hidden) for name in ("gate", "up")}
+    yield from _merged(f"layers.{i}.qkv.", qkv, tensors)
+    yield f"layers.{i}.o", (source("attn_output", hidden, one.query_width),)
+    yield from _merged(f"layers.{i}.mlp.", mlp, tensors)
+    yield f"layers.{i}.down", (source("ffn_down", hidden, wide),)
+
+
+def _merged(
+    prefix: str, parts: dict[str, Source], tensors: Tensors
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    """Matrices of one kind are joined; otherwise each keeps its own."""
+    infos = [tensors.get(source.tensor) for source in parts.values()]
+    if len({info.kind for info in infos if info}) == 1:
+        yield prefix + "_".join(parts), tuple(parts.values())
+    else:
+        for name, source in parts.items():
+            yield prefix + name, (source,)
+
+
+def _vectors(spec: ModelSpec) -> Iterator[tuple[str, Source]]:
+    yield "norm", Source("output_norm.weight", (spec.hidden,))
+    for i, layer in enumerate(spec.layers):
+        for name, (tensor, size) in layer_vectors(spec.hidden, layer).items():
+            yield f"layers.{i}.{name}", Source(f"blk.{i}.{tensor}.weight", (size,))
+
+
+def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, tuple[str, int]]:
+    """Vectors that a layer has: by parameter name, the tensor's name and the size."""
+    found = {"attention_norm": ("attn_norm", hidden), "mlp_norm": ("ffn_norm", hidden)}
+    if layer.attention.qk_norm:
+        size = layer.attention.head_dim
+        found |= {"q_norm": ("attn_q_norm", size), "k_norm": ("attn_k_norm", size)}
+    if layer.post_norms:
+        found["attention_post_norm"] = ("post_attention_norm", hidden)
+        found["mlp_post_norm"] = ("post_ffw_norm", hidden)
+    return found
+
+
+def _check_all_used(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> None:
+    for name in sorted(set(wanted) - set(tensors)):
+        raise ModelFileError(f"there is no tensor {name}")
+    for name in sorted(set(tensors) - set(wanted)):
+        raise UnsupportedModel(f"tensor {name} is not part of the architecture as it is known here")
+    for name, want in wanted.items():
+        if tuple(tensors[name].shape) != want:
+            raise ModelFileError(
+                f"tensor {name} has shape {tuple(tensors[name].shape)}, expected {want}"
+            )

@@ -1,0 +1,45 @@
+"""Opens a model library: its metadata and hashes are checked, then its code is linked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from mlc_llm.backends.base import BrokenLibrary
+from mlc_llm.backends.registry import backend_of
+from mlc_llm.library.metadata import METADATA_FILE, Metadata
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Metadata of the library in `folder`, its files checked against the recorded hashes.
+
+    Raises BrokenLibrary. Nothing is executed before the hashes agree.
+    """
+    try:
+        metadata = Metadata.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
+        for name, recorded in metadata.sha256.items():
+            if Path(name).name != name:
+                raise BrokenLibrary(f"{folder}: {name!r} is not the name of a file in it")
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != recorded:
+                raise BrokenLibrary(f"{folder / name} does not match its recorded hash")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenLibrary(f"{folder}: {error}") from error
+    return metadata
+
+
+class Library:
+    """The functions of a model library by name (see `library/signatures.py`), on their device."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises BrokenLibrary."""
+        self.metadata = read_metadata(folder)
+        try:
+            self.device = backend_of(self.metadata.backend).device
+        except KeyError as error:
+            raise BrokenLibrary(f"{folder}: no kernels are called {error}") from error
+        files = list(self.metadata.sha256)
+        self._functions = self.device.link(folder, files, self.metadata.requires)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._functions[name]

@@ -1,0 +1,237 @@
+"""Who owns which KV page of a group of layers: the only place that knows.
+
+Page tables are plain arrays handed to the compiled step as tensors. (TVM's own PagedKVCache was
+measured against this: see docs/performance.md.) A page may belong to several sequences; it is
+shared only while it is full, so that nobody ever writes to a shared page. With a sliding window a
+sequence gives back the pages that it cannot see any more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from mlc_llm.errors import RequestError
+from mlc_llm.library.metadata import KVGroupInfo
+from mlc_llm.runtime.batch import Window
+
+Numbers: TypeAlias = "array[int]"
+CopyPages = Callable[[list[int], list[int]], None]
+
+
+@dataclass
+class SequencePages:
+    """Pages of one sequence, all full but the last; `length` tokens are in them."""
+
+    pages: Numbers = field(default_factory=lambda: array("i"))
+    length: int = 0
+    gone: range = range(0)
+    """Places in `pages` that were given back; what stands there means nothing."""
+
+    @property
+    def owned(self) -> Numbers:
+        return self.pages[: self.gone.start] + self.pages[self.gone.stop :]
+
+
+class Placement(NamedTuple):
+    """Where a step's tokens go and what they see, as `library/signatures.py` says."""
+
+    slots: Numbers
+    places: Numbers
+    """Of each token in its page list."""
+    query_blocks: Numbers
+    """Three a block."""
+    page_ids: Numbers
+    """Any id stands for a page that is not seen; whole splits of such may be left out."""
+
+
+class PageTable:
+    """Page bookkeeping for one group of layers. Not thread safe: one engine thread owns it."""
+
+    def __init__(
+        self,
+        info: KVGroupInfo,
+        page_size: int,
+        num_pages: int,
+        max_num_sequence: int,
+        *,
+        copy_pages: CopyPages,
+        window: Window | None = None,
+    ) -> None:
+        self._page_size, self._split = page_size, info.kv_split
+        self._block, self._fast_block = info.query_block, info.fast_query_block
+        self._num_pages, self._max_sequences = num_pages, max_num_sequence
+        self._copy_pages, self._window = copy_pages, window
+        self.reset()
+
+    @property
+    def keeps_all(self) -> bool:
+        """No page is given back before its sequence ends: the place of a token is its position."""
+        return self._window is None
+
+    @property
+    def free_pages(self) -> int:
+        return len(self._free)
+
+    def length(self, seq_id: int) -> int:
+        """Tokens the sequence holds."""
+        return self._sequences[seq_id].length
+
+    def lengths(self) -> dict[int, int]:
+        """Tokens of every sequence."""
+        return {seq_id: one.length for seq_id, one in self._sequences.items()}
+
+    def add(self, seq_id: int) -> None:
+        """An empty sequence. Raises RequestError when `max_num_sequence` are there already."""
+        assert seq_id not in self._sequences, f"sequence {seq_id} exists"
+        if len(self._sequences) >= self._max_sequences:
+            raise RequestError(f"all {self._max_sequences} sequences of the KV cache are in use")
+        self._sequences[seq_id] = SequencePages()
+
+    def fork(self, parent: int, child: int, length: int) -> None:
+        """Full pages are shared; a page that is not full is copied. Raises RequestError."""
+        source = self._sequences[parent]
+        assert 0 < length <= source.length, "fork past the parent's end"
+        self._check_seen(source, length)
+        full, rest = divmod(length, self._page_size)
+        if rest and not self._free:
+            raise RequestError("no free KV page to fork a sequence")
+        self.add(child)
+        forked = SequencePages(source.pages[:full], length, source.gone)
+        for page in forked.owned:
+            self._references[page] += 1
+        if rest:
+            forked.pages.append(self._copied(source.pages[full]))
+        self._sequences[child] = forked
+
+    def rollback(self, seq_id: int, num_tokens: int) -> None:
+        """Drops the last tokens. A shared page that is full no more is copied."""
+        sequence = self._sequences[seq_id]
+        assert 0 <= num_tokens <= sequence.length, "rollback past the beginning"
+        length = sequence.length - num_tokens
+        self._check_seen(sequence, length)
+        kept = self._pages_for(length)
+        cut = length % self._page_size and self._references[sequence.pages[kept - 1]] > 1
+        freed = any(self._references[page] == 1 for page in sequence.pages[kept:])
+        if cut and not self._free and not freed:
+            raise RequestError("no free KV page to roll a sequence back")
+        self._drop(sequence.pages[kept:])
+        del sequence.pages[kept:]
+        sequence.length = length
+        if cut:
+            shared = sequence.pages[-1]
+            sequence.pages[-1] = self._copied(shared)
+            self._drop([shared])
+
+    def trim(self, seq_id: int, undone: int = 0) -> None:
+        """Gives back the pages that neither the last token nor a later one sees, even if the last
+        `undone` tokens are rolled back."""
+        if self._window is None:
+            return
+        sequence = self._sequences[seq_id]
+        unseen = self._window.unseen(sequence.length - 1 - undone, self._page_size)
+        fresh = slice(max(sequence.gone.stop, unseen.start), unseen.stop)
+        if fresh.start < fresh.stop:
+            self._drop(sequence.pages[fresh])
+            sequence.gone = range(unseen.start, unseen.stop)
+            sequence.pages[fresh] = array("i", bytes(4 * (fresh.stop - fresh.start)))
+
+    def remove(self, seq_id: int) -> None:
+        """Gives the sequence's pages back."""
+        self._drop(self._sequences.pop(seq_id).owned)
+
+    def reset(self) -> None:
+        """Drops every sequence. Works whatever state an interrupted call has left."""
+        self._references = [0] * self._num_pages
+        self._free = list(range(self._num_pages - 1, -1, -1))
+        self._sequences: dict[int, SequencePages] = {}
+
+    def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placement:
+        """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
+
+        fast: how many tokens, of the first rows, are the step's `fast_tokens`.
+
+        Raises RequestError before any change if there are too few.
+        """
+        self._reserve(rows)
+        slots, places, blocks, page_ids = array("i"), array("i"), array("i"), array("i")
+        size = self._page_size
+        for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
+            sequence = self._sequences[seq_id]
+            pages, new = sequence.pages, range(sequence.length, sequence.length + n)
+            block = self._fast_block if len(places) < fast else self._block
+            for start in range(0, n, block):
+                blocks.extend((len(places) + start, min(block, n - start), len(page_ids)))
+            slots.extend([pages[at // size] * size + at % size for at in new])
+            if sequence.gone:
+                cut = self._cut(sequence)
+                page_ids.extend(pages[: cut.start])
+                pages = pages[cut.stop :]
+                new = range(new.start - len(cut) * size, new.stop - len(cut) * size)
+            places.extend(new)
+            page_ids.extend(pages)
+            sequence.length += n
+        return Placement(slots, places, blocks, page_ids)
+
+    def check_integrity(self) -> None:
+        """AssertionError unless every page is owned as often as its count says, or free once."""
+        counts = [0] * self._num_pages
+        for sequence in self._sequences.values():
+            assert len(sequence.pages) == self._pages_for(sequence.length), "pages and length"
+            for page in sequence.owned:
+                counts[page] += 1
+        assert counts == self._references, "reference counts"
+        assert sorted(self._free) == [p for p, count in enumerate(counts) if count == 0], (
+            "free list"
+        )
+
+    def _cut(self, sequence: SequencePages) -> range:
+        """Whole splits among the pages that are gone: no token that is still to come sees them, so
+        a step costs what the window does, however long the sequence."""
+        gone, split = sequence.gone, self._split
+        start = -(-gone.start // split) * split
+        return range(start, max(start, gone.stop // split * split))
+
+    def _check_seen(self, sequence: SequencePages, length: int) -> None:
+        """AssertionError if the token behind the first `length` would see a page that is gone."""
+        if sequence.gone:
+            assert self._window is not None
+            unseen = self._window.unseen(length, self._page_size)
+            assert sequence.gone.stop <= unseen.stop, "pages are gone that would be seen"
+
+    def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
+        totals = dict(rows)
+        if len(totals) < len(rows):
+            totals = {s: sum(n for other, n in rows if other == s) for s in totals}
+        wanted, size = 0, self._page_size
+        for seq_id, n in totals.items():
+            sequence = self._sequences[seq_id]
+            wanted += -(-(sequence.length + n) // size) - len(sequence.pages)
+        if wanted > len(self._free):
+            raise RequestError(f"{wanted} KV pages needed, {len(self._free)} are free")
+        if wanted:
+            for seq_id, n in totals.items():
+                sequence = self._sequences[seq_id]
+                while len(sequence.pages) * size < sequence.length + n:
+                    sequence.pages.append(self._take())
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self._page_size)
+
+    def _take(self) -> int:
+        page = self._free.pop()
+        self._references[page] = 1
+        return page
+
+    def _copied(self, page: int) -> int:
+        copy = self._take()
+        self._copy_pages([page], [copy])
+        return copy
+
+    def _drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                self._free.append(page)

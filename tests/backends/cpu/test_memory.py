@@ -1,0 +1,64 @@
+"""Memory of our own: zero, page-aligned, of the very size, and not shared with a child."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlc_llm.backends.cpu.memory import zeroed
+from mlc_llm.errors import CacheError
+from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.runtime import packed_file
+from mlc_llm.support.files import cache_errors
+
+
+@pytest.mark.parametrize("size", [0, 1, 4097, (1 << 21) + 3])
+def test_zeroed(size: int) -> None:
+    memory = zeroed(size)
+    assert memory.shape == (size,)
+    assert not memory.any()
+    assert size == 0 or memory.ctypes.data % 4096 == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_child_writes_to_a_copy() -> None:
+    memory = zeroed(4096)
+    child = os.fork()
+    if child == 0:
+        memory[:] = 1
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not memory.any()
+
+
+def refuse(*args: Any, **options: Any) -> Any:
+    raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def test_too_little_memory_is_no_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_file.mmap, "mmap", refuse)
+    (tmp_path / PARAMS_FILE).write_bytes(b"x")
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"size": 1, "tensors": [], "crc32": 0}))
+    with pytest.raises(MemoryError):
+        zeroed(1 << 20)
+    with pytest.raises(MemoryError):
+        packed_file.read_packed(tmp_path)
+    with pytest.raises(MemoryError):
+        GGUFFile.open(tmp_path / PARAMS_FILE)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("a library cannot be loaded"), OSError(errno.ENOMEM, "")]
+)
+def test_too_little_memory_is_no_fault_of_the_cache(error: OSError) -> None:
+    with pytest.raises(OSError) as caught, cache_errors(Path("folder")):
+        raise error
+    assert caught.value is error and not isinstance(error, CacheError)

@@ -1,0 +1,97 @@
+"""Packing loses nothing: what the kernels' bytes mean is, to the last bit, what the file says."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mlc_llm.backends.cpu.formats import BLOCK, format_of_kind, padded_rows, tensor_shape
+from mlc_llm.backends.cpu.packing import pack, pack_floats
+from mlc_llm.backends.cpu.packing import unpack as unpack_packed
+from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, Grouped, dequantize, unpack
+
+K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+"""Their scales are products, so they are not float16."""
+BLOCK_BYTES = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
+    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
+SCALES_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
+"""Byte offsets of a block's float16 numbers; (0,) where not said."""
+
+
+def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """Any bytes are blocks; only the float16 numbers are made finite, of either sign."""
+    rng = np.random.default_rng(seed)
+    values, size = BLOCK_BYTES[kind]
+    blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
+    for at in SCALES_AT.get(kind, (0,)):
+        scale = rng.standard_normal(len(blocks)).astype("<f2")
+        scale[::7] = 0
+        scale[::11] = 6e-8  # the smallest float16
+        blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(-1)
+
+
+def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
+    """Equal values, and zeros of the same sign."""
+    return bool((a.view(np.uint32) == b.view(np.uint32)).all())
+
+
+def test_all_kinds_are_here() -> None:
+    assert set(BLOCK_BYTES) == set(BLOCK_KINDS)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 49])
+@pytest.mark.parametrize("half", [True, False])
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_packed_is_dequantised(kind: str, half: bool, rows: int) -> None:
+    shape = (rows, 512)
+    data = random_blocks(kind, *shape)
+    fmt = format_of_kind(kind, half=half)
+    packed = pack(unpack(kind, data, shape), fmt)
+    assert same_bits(unpack_packed(packed), dequantize(kind, data, shape))
+    given = (packed.tensor.shape, str(packed.tensor.dtype))
+    assert given == tensor_shape(fmt, padded_rows(rows), shape[1])
+    assert packed.tensor.flags.c_contiguous
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS)
+def test_half_scales_where_the_file_has_them(kind: str) -> None:
+    wanted = "float32" if kind in K_QUANTS else "float16"
+    assert format_of_kind(kind, half=True).scale_dtype == wanted
+    assert format_of_kind(kind, half=False).scale_dtype == "float32"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("rows", [1, 32, 49])
+def test_floats_come_back(dtype: str, rows: int) -> None:
+    weights = np.random.default_rng(0).standard_normal((rows, 40)).astype(dtype)
+    packed = pack_floats(weights)
+    assert same_bits(unpack_packed(packed), weights.astype(np.float32))
+    given = (packed.tensor.shape, str(packed.tensor.dtype))
+    assert given == tensor_shape(packed.format, padded_rows(rows), 40)
+
+
+def test_padding_is_zero() -> None:
+    """Rows that were not there must add nothing, whatever is multiplied with them."""
+    data = random_blocks("Q4_1", 5, 64)
+    fmt = format_of_kind("Q4_1", half=True)
+    packed = pack(unpack("Q4_1", data, (5, 64)), fmt)
+    assert packed.tensor.shape == (1, 2, fmt.stride)
+    scales = np.ascontiguousarray(packed.tensor[..., fmt.words * BLOCK :]).view(np.float16)
+    assert scales.shape == (1, 2, 2 * BLOCK)  # 32 scales, then 32 minima
+    assert (scales.reshape(2, 2, BLOCK)[..., 5:] == 0).all()
+    assert (scales.reshape(2, 2, BLOCK)[..., :5] != 0).any()
+
+
+def test_scales_that_are_not_half_are_not_rounded() -> None:
+    data = random_blocks("Q4_0", 1, 32)
+    third = np.full((1, 1), 1 / 3, np.float32)
+    taken = unpack("Q4_0", data, (1, 32))
+    grouped = Grouped(taken.q, 4, 32, third, None, 8, half=False)
+    with pytest.raises(AssertionError, match="float16"):
+        pack(grouped, format_of_kind("Q4_0", half=True))
+    exact = unpack_packed(pack(grouped, format_of_kind("Q4_0", half=False)))
+    assert same_bits(exact, third * (taken.q.astype(np.float32) - np.float32(8)))

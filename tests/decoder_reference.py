@@ -1,0 +1,147 @@
+"""A decoder in NumPy float64, straight from a GGUF file read by the gguf package.
+
+It is written from the papers and shares no line with the package. `Facts` says in which points an
+architecture differs from a Llama. Rotary pairs of a Llama are neighbouring rows (2i, 2i+1) here, as
+the file has them; ours pairs halves after reordering rows, so a wrong order cannot cancel out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Window = tuple[int, int]
+"""How many tokens one sees, itself included, and how many first ones; these from no farther than if
+the window began where the 128 places end that they are in."""
+
+
+def silu(x: Array) -> Array:
+    return np.asarray(x / (1 + np.exp(-x)))
+
+
+def gelu_tanh(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """How an architecture differs from a Llama."""
+
+    architecture: str = "llama"
+    interleaved: bool = True
+    activation: Callable[[Array], Array] = silu
+    theta_of_layer: Callable[[int], float] | None = None
+    """None: the file's `rope.freq_base`."""
+    window_of_layer: Callable[[int], Window | None] = lambda layer: None
+    embedding_scale: float = 1.0
+
+
+class ReferenceDecoder:
+    """All logits of a sequence at once, float64 [tokens, vocab].
+
+    Norms of heads, and those behind a half-layer, are there if the file has their weights.
+    """
+
+    def __init__(self, path: Path, facts: Facts = Facts(), window: Window | None = None) -> None:
+        """window: of all layers, in place of the architecture's own."""
+        self.facts, self.window = facts, window
+        reader = gguf.GGUFReader(path)
+        self.fields = {key: field.contents() for key, field in reader.fields.items()}
+        self.tensors = {t.name: _float64(t) for t in reader.tensors}
+        self.heads = self._number("attention.head_count")
+        self.kv_heads = self._number("attention.head_count_kv")
+        self.head_dim = self._number("attention.key_length")
+
+    def logits(self, token_ids: Sequence[int]) -> Array:
+        x = self._weight("token_embd")[list(token_ids)] * self.facts.embedding_scale
+        for layer in range(self._number("block_count")):
+            block = f"blk.{layer}."
+            x = x + self._post(block + "post_attention_norm", self._attention(block, layer, x))
+            x = x + self._post(block + "post_ffw_norm", self._feed_forward(block, x))
+        head = "output" if "output.weight" in self.tensors else "token_embd"
+        return self._norm("output_norm", x) @ self._weight(head).T
+
+    def _attention(self, block: str, layer: int, x: Array) -> Array:
+        normed = self._norm(block + "attn_norm", x)
+        q, k, v = (self._heads(normed @ self._weight(f"{block}attn_{n}").T) for n in "qkv")
+        q, k = self._post(block + "attn_q_norm", q), self._post(block + "attn_k_norm", k)
+        share, theta = self.heads // self.kv_heads, self._theta(layer)
+        k = np.repeat(self._rotated(k, theta), share, 1)
+        scores = np.einsum("qhd,khd->hqk", self._rotated(q, theta), k) / np.sqrt(self.head_dim)
+        if self.window is not None:
+            size, sinks = self.window
+            nearer = self._rotated(q, theta, farthest=size - 1 + 128 * math.ceil(sinks / 128))
+            of_sinks = np.einsum("qhd,khd->hqk", nearer, k[:sinks]) / np.sqrt(self.head_dim)
+            scores[:, :, :sinks] = of_sinks
+        scores[:, ~self._seen(layer, len(x))] = -np.inf
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        out = np.einsum("hqk,khd->qhd", weights, np.repeat(v, share, 1)).reshape(len(x), -1)
+        return out @ self._weight(block + "attn_output").T
+
+    def _seen(self, layer: int, length: int) -> npt.NDArray[np.bool_]:
+        query, key = np.ogrid[:length, :length]
+        seen = key <= query
+        window = self.window or self.facts.window_of_layer(layer)
+        if window is not None:
+            seen &= (key > query - window[0]) | (key < window[1])
+        return np.asarray(seen)
+
+    def _feed_forward(self, block: str, x: Array) -> Array:
+        normed = self._norm(block + "ffn_norm", x)
+        gate, up = (normed @ self._weight(f"{block}ffn_{n}").T for n in ("gate", "up"))
+        return self.facts.activation(gate) * up @ self._weight(block + "ffn_down").T
+
+    def _norm(self, name: str, x: Array) -> Array:
+        mean = (x**2).mean(axis=-1, keepdims=True)
+        eps = float(self._field("attention.layer_norm_rms_epsilon"))
+        return x / np.sqrt(mean + eps) * self._weight(name)
+
+    def _post(self, name: str, x: Array) -> Array:
+        return self._norm(name, x) if f"{name}.weight" in self.tensors else x
+
+    def _theta(self, layer: int) -> float:
+        if self.facts.theta_of_layer is not None:
+            return self.facts.theta_of_layer(layer)
+        return float(self._field("rope.freq_base"))
+
+    def _rotated(self, x: Array, theta: float, farthest: int | None = None) -> Array:
+        """x [tokens, heads, dim], turned by position, if that is not beyond `farthest`."""
+        dim = self.head_dim
+        frequency = theta ** (-np.arange(0, dim, 2) / dim)
+        frequency /= float(self._field("rope.scaling.factor", 1.0))
+        if "rope_freqs.weight" in self.tensors:
+            frequency /= self._weight("rope_freqs")
+        position = np.minimum(np.arange(len(x)), len(x) if farthest is None else farthest)
+        angle = (position[:, None] * frequency)[:, None]
+        halves = (slice(0, dim // 2), slice(dim // 2, dim))
+        first, second = (slice(0, dim, 2), slice(1, dim, 2)) if self.facts.interleaved else halves
+        turned = np.empty_like(x)
+        turned[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
+        turned[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
+        return turned
+
+    def _heads(self, x: Array) -> Array:
+        return x.reshape(len(x), -1, self.head_dim)
+
+    def _weight(self, name: str) -> Array:
+        return self.tensors[f"{name}.weight"]
+
+    def _field(self, key: str, default: Any = None) -> Any:
+        return self.fields.get(f"{self.facts.architecture}.{key}", default)
+
+    def _number(self, key: str) -> int:
+        return int(self._field(key))
+
+
+def _float64(tensor: Any) -> Array:
+    values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    return np.asarray(values, np.float64).reshape(tensor.shape[::-1].tolist())

@@ -1,0 +1,190 @@
+"""Paged keys and values for attention kernels, calls of those, and a float64 softmax.
+
+Everything that a sequence must not see is NaN: other sequences' pages, free pages, and the places
+after its newest token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from kernel_tools import HALF_ULP, Array, accumulated, build
+
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.attention import SECTION, attention, query_tile
+from mlc_llm.kernels.cpu.coarse_attention import coarse_tile, mixed_attention
+from mlc_llm.kernels.cpu.kv_pages import PAGE
+from mlc_llm.kernels.cpu.vectors import LOG2E
+
+
+@dataclass
+class Cache:
+    """Keys and values of sequences of the given lengths, scattered over pages."""
+
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    lengths: tuple[int, ...]
+    pages: Array = field(init=False)
+    tables: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(5)
+        counts = [-(-length // PAGE) for length in self.lengths]
+        shuffled = rng.permutation(sum(counts) + 3).tolist()
+        self.tables = [[shuffled.pop() for _ in range(count)] for count in counts]
+        shape = (sum(counts) + 3, self.kv_heads, 2, PAGE * self.head_dim)
+        self.pages = np.full(shape, np.nan, self.dtype)
+        for table, length in zip(self.tables, self.lengths, strict=True):
+            for token in range(length):
+                keys, values = self.place(self.pages, table[token // PAGE], token % PAGE)
+                keys[...] = rng.standard_normal(keys.shape)
+                values[...] = rng.standard_normal(values.shape)
+
+    def place(self, pages: Array, page: int, at: int) -> tuple[Array, Array]:
+        """Views [kv_heads, head_dim] of a token's keys and values."""
+        keys = pages[page, :, 0].reshape(self.kv_heads, self.head_dim, PAGE)[:, :, at]
+        return keys, pages[page, :, 1].reshape(self.kv_heads, PAGE, self.head_dim)[:, at]
+
+    def sequence(self, index: int, length: int) -> tuple[Array, Array]:
+        """float64 keys and values [length, kv_heads, head_dim]."""
+        table = self.tables[index]
+        taken = [self.place(self.pages, table[t // PAGE], t % PAGE) for t in range(length)]
+        keys, values = (np.stack(part).astype(np.float64) for part in zip(*taken, strict=True))
+        return keys, values
+
+    def only(self, rows: Rows, window: Window) -> Array:
+        """The pages with NaN everywhere but in the pages that a row of these sequences sees, and
+        there after the row's end."""
+        pages = np.full_like(self.pages, np.nan)
+        for index, start, end in rows:
+            for token in range(end):
+                first = token // PAGE * PAGE
+                if first >= window[1] and first + PAGE <= start - window[0] + 1:
+                    continue
+                page, at = self.tables[index][token // PAGE], token % PAGE
+                parts = zip(
+                    self.place(pages, page, at), self.place(self.pages, page, at), strict=True
+                )
+                for target, source in parts:
+                    target[...] = source
+        return pages
+
+
+Window = tuple[int, int]
+"""Tokens that are seen, and sinks."""
+ALL: Window = (2**31 - 1, 0)
+Rows = list[tuple[int, int, int]]
+"""(sequence, first position, end): the new tokens of a step."""
+
+
+def attend(
+    isa: Isa,
+    heads: int,
+    cache: Cache,
+    rows: Rows,
+    q: Array,
+    *,
+    window: Window = ALL,
+    coarse: int | None = None,
+    for_sinks: Array | None = None,
+) -> Array:
+    """The kernel on these rows; q float32 [m, heads * head_dim], not yet scaled.
+
+    coarse: so many of the first rows, for the kernel that knows such. for_sinks: queries like q,
+    for the kernel that knows such.
+    """
+    tiles, page_ids, position = [], [], []
+    for i, (index, start, end) in enumerate(rows):
+        size = coarse_tile if i < (coarse or 0) else lambda *heads: query_tile(*heads, isa)
+        tile = size(heads, cache.kv_heads)
+        for at in range(0, end - start, tile):
+            tiles.append((len(position) + at, min(tile, end - start - at), len(page_ids)))
+        page_ids += cache.tables[index][: -(-end // PAGE)]
+        position += range(start, end)
+    both = q if for_sinks is None else np.concatenate([q, for_sinks], axis=1)
+    scaled = both * np.float32(LOG2E * cache.head_dim**-0.5)
+    out = np.full_like(q, np.nan)
+    kernel = attention if coarse is None else mixed_attention
+    tokens = [sum(end - start for _, start, end in rows[:coarse])]
+    shape = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype, for_sinks is not None)
+    build(kernel(*shape), isa)(
+        scaled,
+        cache.only(rows, window),
+        np.asarray(position, np.int32),
+        np.asarray(tiles, np.int32),
+        np.asarray(page_ids, np.int32),
+        np.asarray(window, np.int32),
+        *([] if coarse is None else [np.asarray(tokens, np.int32)]),
+        out,
+    )
+    return out
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Relative errors beside those of float32 sums."""
+
+    score: float = 0.0
+    """Of each term of a score."""
+    weight: float = 0.0
+    """Of a weight times a value."""
+
+
+FLOAT32 = Rounding()
+
+
+def queries(rows: Rows, heads: int, head_dim: int) -> Array:
+    """float32: the same numbers for the same token, whatever else is asked."""
+    parts = []
+    for index, start, end in rows:
+        rng = np.random.default_rng(index)
+        parts.append(rng.standard_normal((end, heads * head_dim))[start:])
+    return np.concatenate(parts).astype(np.float32)
+
+
+def reference(
+    heads: int,
+    cache: Cache,
+    rows: Rows,
+    q: Array,
+    window: Window,
+    *,
+    rounding: Rounding = FLOAT32,
+    for_sinks: Array | None = None,
+) -> tuple[Array, Array]:
+    """Exact attention, and a bound of what such rounding may make of it; float64 like q.
+
+    for_sinks: queries for the sections that hold sinks, where they are others than q.
+    """
+    share, dim = heads // cache.kv_heads, cache.head_dim
+    outs, bounds, first = [], [], 0
+    for index, start, end in rows:
+        keys, values = (np.repeat(a, share, axis=1) for a in cache.sequence(index, end))
+        own, other = (
+            every[first : first + end - start].reshape(-1, heads, dim).astype(np.float64)
+            for every in (q, q if for_sinks is None else for_sinks)
+        )
+        first += end - start
+        key, token = np.arange(end)[None, None], np.arange(start, end)[:, None, None]
+        seen = (key <= token) & ((key > token - window[0]) | (key < window[1]))
+        scores = np.einsum("qhd,khd->qhk", own, keys) * dim**-0.5
+        block = -(-window[1] // (SECTION * PAGE)) * SECTION * PAGE
+        scores[..., :block] = np.einsum("qhd,khd->qhk", other, keys[:block]) * dim**-0.5
+        scores[~np.broadcast_to(seen, scores.shape)] = -np.inf
+        largest = np.maximum(np.abs(own), np.abs(other))
+        terms = np.einsum("qhd,khd->qhk", largest, np.abs(keys)) * dim**-0.5
+        weights = np.where(seen, np.exp(scores - scores.max(axis=2, keepdims=True)), 0)
+        weights /= weights.sum(axis=2, keepdims=True)
+        outs.append(np.einsum("qhk,khd->qhd", weights, values))
+        # An error of a score is a relative one of its weight; each page may rescale once more.
+        error = accumulated(dim + 6) + rounding.score
+        relative = 2 * error * np.where(seen, terms, 0).max(axis=2) + 6e-7
+        relative += accumulated(end + 8 * len(cache.tables[index])) + rounding.weight
+        spread = np.einsum("qhk,khd->qhd", weights, np.abs(values))
+        bounds.append(2 * relative[..., None] * spread + HALF_ULP)
+    return tuple(np.concatenate(a).reshape(len(q), -1) for a in (outs, bounds))  # type: ignore[return-value]
+
+
+LENGTHS = (70, 16, 33, 17, 2 * SECTION * PAGE + 3, SECTION * PAGE)

@@ -1,0 +1,194 @@
+"""Builds kernels, calls them on NumPy arrays, and reads what integer kernels are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import arm_tools
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tvm
+
+from mlc_llm.backends.cpu.formats import WeightFormat
+from mlc_llm.backends.cpu.isa import ISAS, Isa
+from mlc_llm.backends.cpu.packing import Packed
+from mlc_llm.backends.cpu.target import missing_features, target_for
+from mlc_llm.kernels.cpu import activation, sections
+
+Array = npt.NDArray[Any]
+HALF_ULP = 2.0**-24
+"""Largest relative error of one rounded float32 operation."""
+
+
+def each_isa(*, with_tiles: bool = False) -> Callable[[Any], Any]:
+    """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
+    skipped by name.
+
+    with_tiles: only those that have tiles. Else these are slow tests: but for fixed-point weights,
+    which have tests of their own, such kernels are those without tiles.
+    """
+    chosen = [isa for isa in ISAS.values() if isa.tiles or not with_tiles]
+    return pytest.mark.parametrize(
+        "isa", [pytest.param(isa, id=isa.name, marks=_marks(isa, with_tiles)) for isa in chosen]
+    )
+
+
+def _marks(isa: Isa, with_tiles: bool) -> list[pytest.MarkDecorator]:
+    lacking = ", ".join(missing_features(isa.name))
+    if not lacking:
+        return [pytest.mark.slow] if isa.tiles and not with_tiles else []
+    missing = arm_tools.missing_programs() if isa in arm_tools.ARM else "emulator for it"
+    reason = f"no {lacking} here, and no {missing}"
+    return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]
+
+
+def accumulated(operations: int) -> float:
+    """Bound of the relative error of a chain of float32 operations (Higham's gamma)."""
+    return operations * HALF_ULP / (1 - operations * HALF_ULP)
+
+
+@cache
+def build(func: tvm.tirx.PrimFunc, isa: Isa) -> Callable[..., None]:
+    """The compiled kernel on NumPy arrays: arrays that it changed are changed in place."""
+    if missing_features(isa.name):
+        return arm_tools.emulated(func, isa)
+    kernel = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))["k"]
+
+    def call(*arrays: Array) -> None:
+        tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
+        kernel(*tensors)
+        for array, tensor in zip(arrays, tensors, strict=True):
+            array[...] = tensor.numpy()
+
+    return call
+
+
+def prepare(
+    isa: Isa,
+    fmt: WeightFormat,
+    x: Array,
+    kind: str = "plain",
+    *,
+    weight: Array | None = None,
+    eps: float = 0.0,
+) -> list[Array]:
+    """Arguments of `matmul` made from x by the activation kernels."""
+    m, k = len(x), x.shape[1] // (2 if kind == "silu" else 1)
+    other = x if weight is None else weight
+    if not isa.integer or fmt.is_float:
+        y = np.full((m, k), np.nan, np.float32)
+        build(activation.floats(kind, k, isa, eps), isa)(x, other, y)
+        return [y]
+    if fmt.is_fixed:
+        y = np.full((m, sections.sections_width(k)), -1, np.int32)
+        build(sections.quantize_sections(kind, k, isa, eps), isa)(x, other, y)
+        return [y]
+    y = np.full((m, k // fmt.group, activation.quantized_width(fmt.group)), -1, np.int32)
+    kernel = activation.quantize(kind, k, fmt.group, isa, eps)
+    build(kernel, isa)(x, other, y)
+    return [y]
+
+
+def parts(quantised: Array) -> tuple[Array, Array, Array]:
+    """Words [m, groups, group/2], scales float32 [m, groups] and sums of quantised rows."""
+    words, described = np.split(quantised, [-6], axis=2)
+    return np.ascontiguousarray(words), _floats(described[..., 0]), described[..., 1]
+
+
+def high_parts(quantised: Array) -> tuple[Array, Array, Array]:
+    """High bytes int8 [m, groups, group] (in the order of the words), their scales and sums."""
+    words, described = np.split(quantised, [-6], axis=2)
+    high = np.ascontiguousarray(words[..., : words.shape[2] // 2]).view(np.int8)
+    return high, _floats(described[..., 3]), described[..., 4]
+
+
+def scaled_sums(quantised: Array) -> tuple[Array, Array]:
+    """scale * sum as the activations say it, of all 16 bits and of the high bytes."""
+    return _floats(quantised[..., -4]), _floats(quantised[..., -1])
+
+
+def _floats(words: Array) -> Array:
+    return np.ascontiguousarray(words).view(np.float32)
+
+
+def integers(isa: Isa, words: Array) -> Array:
+    """The 16-bit values int64 [m, groups, group] of packed activations, as `dot.py` lays them."""
+    m, groups, count = words.shape
+    quads = count // 2  # words a plane: group / 4
+    if isa.sums == 2:
+        octets = words.view(np.int8).reshape(m, groups, 2, quads, 4).astype(np.int64)
+        values = 256 * octets[:, :, 0] + octets[:, :, 1]  # [m, groups, quads, byte]
+        return values.transpose(0, 1, 3, 2).reshape(m, groups, -1)
+    pairs = words.view(np.int16).reshape(m, groups, 2, quads, 2).astype(np.int64)
+    # plane p holds bytes p and p + 2
+    return pairs.transpose(0, 1, 4, 2, 3).reshape(m, groups, -1)
+
+
+def row_counts(isa: Isa) -> tuple[int, ...]:
+    """Numbers of rows that take every way through a product."""
+    return (1, 2, 3, 5, 9, 12, 16, 17, 40) if isa.tiles else (1, 2, 3, 5, 9)
+
+
+def dequantised(isa: Isa, prepared: list[Array], k: int = 0) -> Array:
+    """float64 [m, k]: the numbers that the product is really taken of. k: of rows with sections."""
+    if prepared[0].dtype == np.float32:
+        return prepared[0].astype(np.float64)
+    if prepared[0].ndim == 2:
+        return section_integers(prepared[0], k) * _wide(section_scales(prepared[0], k), k)
+    words, scale, _ = parts(prepared[0])
+    values = integers(isa, words) * scale.astype(np.float64)[..., None]
+    return values.reshape(len(words), -1)
+
+
+def steps(fmt: WeightFormat, prepared: list[Array], k: int) -> Array:
+    """float64 [m, k]: what a number was rounded to a multiple of; 0 where it was not rounded."""
+    if prepared[0].dtype == np.float32:
+        return 0 * prepared[0].astype(np.float64)
+    if prepared[0].ndim == 2:
+        return _wide(section_scales(prepared[0], k), k)
+    return np.repeat(parts(prepared[0])[1], fmt.group, axis=1).astype(np.float64)
+
+
+def section_integers(rows: Array, k: int) -> Array:
+    """The 16-bit values int64 [m, k] of rows with sections."""
+    planes = np.ascontiguousarray(rows[:, : k // 2]).view(np.int8).astype(np.int64)
+    octets = planes.reshape(len(rows), 2, k // sections.GROUP, sections.QUADS, 4)
+    values = 256 * octets[:, 0] + octets[:, 1]  # [m, groups, quads, byte]
+    return values.transpose(0, 1, 3, 2).reshape(len(rows), k)
+
+
+def section_scales(rows: Array, k: int) -> Array:
+    """float32 [m, sections]."""
+    start = sections.scales_start(k)
+    return _floats(rows[:, start : start + sections.sections(k)])
+
+
+def _wide(scales: Array, k: int) -> Array:
+    """Of each section, repeated for each of its columns."""
+    width = sections.GROUP * sections.SECTION
+    return np.repeat(scales.astype(np.float64), width, axis=1)[:, :k]
+
+
+def fixed_values(packed: Packed, q: Array) -> Array:
+    """float64 [n, k]: what a packed fixed-point matrix of the values q stands for."""
+    fmt, (n, k) = packed.format, q.shape
+    groups = packed.tensor[:, : k // fmt.group, fmt.words * 32 :]
+    integers = np.ascontiguousarray(groups).view(np.int16).astype(np.float64)
+    # [blocks, groups, scales and minima, 32]
+    parts = integers.reshape(*groups.shape[:2], -1, 32).transpose(2, 0, 3, 1)
+    wide = np.repeat(parts.reshape(len(parts), -1, k // fmt.group), fmt.group, axis=2)[:, :n]
+    units = np.ascontiguousarray(packed.tensor[:, -1, :32]).view(np.float32).reshape(-1, 1)[:n]
+    values = wide[0] * (q.astype(np.float64) - fmt.offset) + (wide[1] if fmt.has_minimum else 0)
+    assert np.abs(values).max() <= 32639, "more than two signed bytes hold"
+    return values * units.astype(np.float64)
+
+
+def rows_alone(run: Callable[[Array], list[Array]], x: Array) -> None:
+    """AssertionError unless each row of run(x) has the very bits of that row run by itself."""
+    together = run(x)
+    for i in range(len(x)):
+        for whole, single in zip(together, run(x[i : i + 1]), strict=True):
+            assert whole[i].tobytes() == single[0].tobytes(), f"row {i} of {len(x)} differs"

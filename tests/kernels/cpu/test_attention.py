@@ -1,0 +1,120 @@
+"""Attention over paged keys and values, against a float64 softmax over what the pages hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attention_tools import ALL, LENGTHS, Cache, Rows, Window, attend, queries, reference
+from kernel_tools import each_isa
+
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.attention import SECTION
+from mlc_llm.kernels.cpu.kv_pages import PAGE
+from mlc_llm.runtime.batch import SINK_BLOCK
+
+SHAPES = [(2, 2, 64), (9, 3, 64), (8, 2, 64), (8, 1, 64), (6, 2, 128), (4, 2, 16)]
+"""(heads, kv heads, head size): 1, 3, 4 and 8 query heads a key head; the tiny model's size."""
+MORE_SHAPES = [(4, 4, 128), (4, 1, 128), (16, 2, 128), (3, 1, 32), (5, 1, 48), (14, 1, 64)]
+
+
+def check(isa: Isa, shape: tuple[int, int, int], rows: Rows, window: Window = ALL) -> None:
+    heads, kv_heads, head_dim = shape
+    cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
+    q = queries(rows, heads, head_dim)
+    out = attend(isa, heads, cache, rows, q, window=window)
+    expected, bound = reference(heads, cache, rows, q, window)
+    assert (np.abs(out - expected) <= bound).all()
+
+
+def test_a_block_of_sinks_is_a_section() -> None:
+    assert SINK_BLOCK == SECTION * PAGE
+
+
+def check_alone(isa: Isa, shape: tuple[int, int, int], window: Window = ALL) -> None:
+    """Every token of a prefill, decoded alone, gives the very bits."""
+    heads, kv_heads, head_dim = shape
+    cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
+    edge = SECTION * PAGE
+    rows = [(0, 3, 70), (1, 0, 16), (2, 32, 33), (4, edge - 2, 2 * edge + 3), (5, edge - 3, edge)]
+    out = attend(isa, heads, cache, rows, queries(rows, heads, head_dim), window=window)
+    first = 0
+    for index, start, end in rows:
+        count = end - start
+        for i in sorted({0, min(1, count - 1), count // 2, max(0, count - 2), count - 1}):
+            token = [(index, start + i, start + i + 1)]
+            alone = attend(isa, heads, cache, token, queries(token, heads, head_dim), window=window)
+            assert alone[0].tobytes() == out[first + i].tobytes(), f"token {start + i}"
+        first += count
+
+
+BATCHES: dict[str, Rows] = {
+    "first-token": [(0, 0, 1)],
+    "one-page": [(1, 0, 16)],
+    "decode": [(0, 69, 70), (1, 15, 16), (2, 32, 33), (3, 16, 17)],
+    "prefill": [(0, 0, 70)],
+    "long": [(4, 2 * SECTION * PAGE + 2, 2 * SECTION * PAGE + 3)],
+    "longer": [(4, 100, 2 * SECTION * PAGE + 3), (5, 127, 128), (0, 69, 70)],
+    "mixed": [(0, 30, 47), (1, 7, 8), (2, 0, 33), (3, 14, 17)],
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_isa()
+def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> None:
+    check(isa, shape, BATCHES[batch])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each_isa()
+def test_decoding_gives_what_prefill_gives(isa: Isa, shape: tuple[int, int, int]) -> None:
+    check_alone(isa, shape)
+
+
+@pytest.mark.parametrize(
+    "window", [(1, 0), (5, 3), (40, 1), (16, 16), (20, 150), (130, 0)], ids=str
+)
+@each_isa()
+def test_windows(isa: Isa, window: Window) -> None:
+    """Pages that no token of a row sees are NaN, and the bits are those of one token alone."""
+    for rows in BATCHES.values():
+        check(isa, (9, 3, 64), rows, window)
+    check_alone(isa, (9, 3, 64), window)
+
+
+@pytest.mark.parametrize("window", [(5, 3), (30, 130), (16, 0)], ids=str)
+@each_isa()
+def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
+    """For the whole section that a sink is in; whatever stands there where there is no sink."""
+    heads = 9
+    cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
+    for rows in BATCHES.values():
+        q = queries(rows, heads, 64)
+        others = q[:, ::-1].copy() if window[1] else np.full_like(q, np.nan)
+        out = attend(isa, heads, cache, rows, q, window=window, for_sinks=others)
+        expected, bound = reference(heads, cache, rows, q, window, for_sinks=others)
+        if not window[1]:
+            expected, bound = reference(heads, cache, rows, q, window)
+        assert (np.abs(out - expected) <= bound).all()
+        same = attend(isa, heads, cache, rows, q, window=window, for_sinks=q)
+        assert same.tobytes() == attend(isa, heads, cache, rows, q, window=window).tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", MORE_SHAPES, ids=str)
+@each_isa()
+def test_more_shapes(isa: Isa, shape: tuple[int, int, int]) -> None:
+    for rows in BATCHES.values():
+        check(isa, shape, rows)
+    check_alone(isa, shape)
+
+
+@each_isa()
+def test_sharp_scores(isa: Isa) -> None:
+    """Scores thousands apart: the softmax is one token's value, and nothing overflows."""
+    cache = Cache(1, 64, isa.kv_dtype, (40,))
+    keys, values = cache.sequence(0, 40)
+    q = (1000 * keys[21]).astype(np.float32)
+    out = attend(isa, 1, cache, [(0, 39, 40)], q)
+    assert np.abs(out - values[21]).max() <= 1e-6
+    assert np.isfinite(attend(isa, 1, cache, [(0, 39, 40)], -q)).all()

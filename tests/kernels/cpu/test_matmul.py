@@ -1,0 +1,267 @@
+"""Products with packed weights, in every format, against float64.
+
+The integer kernels are held to two bounds: rounding of float32 sums against the 16-bit activations
+that they were given, and half a step of those activations against the exact product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from kernel_tools import (
+    Array,
+    accumulated,
+    build,
+    dequantised,
+    each_isa,
+    fixed_values,
+    high_parts,
+    prepare,
+    row_counts,
+    rows_alone,
+    steps,
+)
+
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, format_of_kind, padded_rows
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
+from mlc_llm.kernels.cpu.matmul import has_coarse_rows, matmul
+from mlc_llm.kernels.cpu.sections import sections
+from mlc_llm.quantization.ggml_blocks import Grouped
+
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
+ROWS, COLUMNS = 70, 160
+"""Padded to 96 rows: three column blocks; five groups of 32."""
+HALF_STEP = 0.51
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A packed matrix and, in float64 [padded rows, columns], what it means."""
+
+    packed: Packed
+    exact: Array
+    magnitude: Array
+    """|scale * q| + |minimum|: what rounding errors are relative to."""
+
+    @property
+    def format(self) -> WeightFormat:
+        return self.packed.format
+
+    def arguments(self) -> list[Array]:
+        """As the kernel takes them."""
+        return [np.asarray(self.packed.tensor)]
+
+
+def weights(kind: str, isa: Isa) -> Weights:
+    return _weights(format_of_kind(kind, half=isa.half, fixed=isa.tiles))
+
+
+@cache
+def _weights(fmt: WeightFormat) -> Weights:
+    return _floats(fmt) if fmt.is_float else _blocks(fmt)
+
+
+def _floats(fmt: WeightFormat) -> Weights:
+    w = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(f"float{fmt.bits}")
+    exact = _padded(w.astype(np.float64))
+    return Weights(pack_floats(w), exact, np.abs(exact))
+
+
+def _blocks(fmt: WeightFormat) -> Weights:
+    """Every stored number takes its extremes somewhere; scales have either sign."""
+    rng = np.random.default_rng(3)
+    q = rng.integers(0, 2**fmt.bits, (ROWS, COLUMNS), dtype=np.uint8)
+    q[0], q[1] = 0, 2**fmt.bits - 1
+    groups = (ROWS, COLUMNS // fmt.group)
+    stored = "float16" if fmt.is_fixed else fmt.scale_dtype
+    scale = (rng.standard_normal(groups) * 0.1).astype(stored).astype(np.float32)
+    minimum = (-rng.random(groups)).astype(stored).astype(np.float32)
+    low = minimum if fmt.has_minimum else None
+    grouped = Grouped(q, fmt.bits, fmt.group, scale, low, fmt.offset, half=True)  # type: ignore[arg-type]
+    packed = pack(grouped, fmt)
+    wide = np.repeat(scale.astype(np.float64), fmt.group, axis=1)
+    shift = np.repeat(minimum, fmt.group, axis=1) if fmt.has_minimum else -fmt.offset * wide
+    magnitude = np.abs(wide * q) + np.abs(shift)
+    exact = fixed_values(packed, q) if fmt.is_fixed else wide * q + shift
+    return Weights(packed, _padded(exact), _padded(magnitude))
+
+
+def _padded(matrix: Array) -> Array:
+    return np.pad(matrix, ((0, padded_rows(ROWS) - ROWS), (0, 0)))
+
+
+def activations(m: int) -> npt.NDArray[np.float32]:
+    """Columns of very different sizes, as in a real model."""
+    rng = np.random.default_rng(m)
+    spread = np.exp(rng.standard_normal((1, COLUMNS)))
+    return (rng.standard_normal((m, COLUMNS)) * spread).astype(np.float32)
+
+
+def product(
+    isa: Isa, w: Weights, x: Array, *, into: Array | None = None, coarse: int | None = None
+) -> Array:
+    """The kernel's Y, from floats x. coarse: rows for the kernel that knows such rows."""
+    n, add = padded_rows(ROWS), into is not None
+    kernel = matmul(n, COLUMNS, w.format, isa, accumulate=add, coarse=coarse is not None)
+    y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
+    rows = [] if coarse is None else [np.array([coarse], np.int32)]
+    build(kernel, isa)(*prepare(isa, w.format, x), *w.arguments(), *rows, y)
+    return y
+
+
+def operations(isa: Isa, fmt: WeightFormat) -> int:
+    """Longest chain of float32 roundings behind one result, the last addition included."""
+    if fmt.is_fixed:
+        return 2 * sections(COLUMNS) + 5
+    if isa.integer and not fmt.is_float:
+        return 2 * (COLUMNS // fmt.group) + 5
+    return COLUMNS + 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_product(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa)
+    for m in row_counts(isa):
+        x = activations(m)
+        y = product(isa, w, x)
+        prepared = prepare(isa, w.format, x)
+        given = dequantised(isa, prepared, COLUMNS)
+        rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
+        assert (np.abs(y - given @ w.exact.T) <= rounding).all(), f"{m} rows"
+        bound = HALF_STEP * steps(w.format, prepared, COLUMNS) @ np.abs(w.exact.T) + rounding
+        assert (np.abs(y - x.astype(np.float64) @ w.exact.T) <= bound).all(), f"{m} rows"
+        assert (y[:, ROWS:] == 0).all(), "padding"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa)
+    for m in row_counts(isa):
+        x = activations(m)
+        residual = np.random.default_rng(9).standard_normal((m, padded_rows(ROWS)))
+        residual = residual.astype(np.float32)
+        summed = product(isa, w, x, into=residual)
+        plain = product(isa, w, x)
+        assert np.abs(summed - (residual.astype(np.float64) + plain)).max() <= (
+            2 * accumulated(1) * (np.abs(residual) + np.abs(plain)).max()
+        )
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
+    w = weights(kind, isa)
+    most = max(row_counts(isa))
+    ones = np.ones((most, padded_rows(ROWS)), np.float32)
+    for m in (9, most):
+        rows_alone(
+            lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)], activations(m)
+        )
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])
+@each_isa()
+def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
+    """Of four blocks a row goes through two side by side; of three through one at a time."""
+    fmt, rng = format_of_kind(kind, half=isa.half, fixed=isa.tiles), np.random.default_rng(5)
+    q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, COLUMNS), dtype=np.uint8)
+    scale = rng.standard_normal((4 * BLOCK, COLUMNS // fmt.group)).astype(np.float16)
+    low = scale.astype(np.float32) if fmt.has_minimum else None
+    grouped = Grouped(q, fmt.bits, fmt.group, scale.astype(np.float32), low, fmt.offset, half=True)  # type: ignore[arg-type]
+    tensor = np.asarray(pack(grouped, fmt).tensor)
+    for m in (1, 2, 5):
+        prepared = prepare(isa, fmt, activations(m))
+        ys = []
+        for first, count in ((0, 4), (0, 3), (1, 3)):
+            y = np.ones((m, count * BLOCK), np.float32)
+            kernel = matmul(count * BLOCK, COLUMNS, fmt, isa, accumulate=add)
+            build(kernel, isa)(*prepared, np.ascontiguousarray(tensor[first:][:count]), y)
+            ys.append(y)
+        assert ys[0][:, : 3 * BLOCK].tobytes() == ys[1].tobytes(), f"{m} rows"
+        assert ys[0][:, BLOCK:].tobytes() == ys[2].tobytes(), f"{m} rows"
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q6_K"])
+@each_isa()
+def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
+    """All weights and all activations at the end of their ranges, with the same sign."""
+    fmt = format_of_kind(kind, half=isa.half, fixed=isa.tiles)
+    top = 2**fmt.bits - 1
+    q = np.full((ROWS, COLUMNS), top, np.uint8)
+    q[1] = 0
+    scale = np.ones((ROWS, COLUMNS // fmt.group), np.float32)
+    packed = pack(Grouped(q, fmt.bits, fmt.group, scale, None, fmt.offset, half=True), fmt)  # type: ignore[arg-type]
+    exact = _padded(q.astype(np.float64) - fmt.offset)
+    w = Weights(packed, exact, np.abs(exact))
+    x = np.full((3, COLUMNS), 3.0, np.float32)
+    x[1] = -3
+    y = product(isa, w, x)
+    assert np.abs(y / 3 - x / 3 @ exact.T).max() <= 1e-4 * COLUMNS * top
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
+@each_isa()
+def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa)
+    x = activations(5)
+    clean = product(isa, w, x)
+    x[2, 77] = np.nan
+    y = product(isa, w, x)
+    assert np.isnan(y[2, :ROWS]).all()
+    others = [0, 1, 3, 4]
+    assert y[others].tobytes() == clean[others].tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_coarse_rows(isa: Isa, kind: str) -> None:
+    """They are the product of the activations' high bytes; all others keep every bit."""
+    w = weights(kind, isa)
+    if w.format.is_fixed:
+        pytest.skip("its coarse rows are bfloat16, which has tests of its own")
+    if not has_coarse_rows(w.format, isa):
+        with pytest.raises(AssertionError):
+            matmul(padded_rows(ROWS), COLUMNS, w.format, isa, accumulate=False, coarse=True)
+        return
+    x = activations(9)
+    exact, coarse = product(isa, w, x), product(isa, w, x, coarse=9)
+    given = _high_values(isa, w, x)
+    rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
+    assert (np.abs(coarse - given @ w.exact.T) <= rounding).all()
+    assert (coarse[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
+    for count in (0, 1, 3, 4, 6):
+        mixed = product(isa, w, x, coarse=count)
+        assert mixed[:count].tobytes() == coarse[:count].tobytes(), f"{count} coarse rows"
+        assert mixed[count:].tobytes() == exact[count:].tobytes(), f"{count} coarse rows"
+
+
+def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
+    """float64: what the high bytes of activations stand for, in the order of the columns."""
+    high, scale, _ = high_parts(*prepare(isa, w.format, x))
+    quads = w.format.group // 4
+    ordered = high.reshape(*high.shape[:2], quads, 4).transpose(0, 1, 3, 2)
+    values = ordered.reshape(high.shape) * scale.astype(np.float64)[..., None]
+    return values.reshape(x.shape)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@each_isa()
+def test_coarse_rows_are_added_too(isa: Isa, kind: str) -> None:
+    w = weights(kind, isa)
+    if w.format.is_fixed or not has_coarse_rows(w.format, isa):
+        return
+    x = activations(9)
+    ones = np.ones((9, padded_rows(ROWS)), np.float32)
+    summed = product(isa, w, x, into=ones, coarse=6)
+    assert np.abs(summed - 1 - product(isa, w, x, coarse=6)).max() <= 1e-4
+    alone = [product(isa, w, x[i : i + 1], into=ones[:1], coarse=int(i < 6)) for i in range(9)]
+    assert np.concatenate(alone).tobytes() == summed.tobytes()

@@ -1,0 +1,39 @@
+"""Rows of a float matrix and rows of a packed embedding table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import build, each_isa
+from test_matmul import COLUMNS, KINDS, ROWS, weights
+
+from mlc_llm.backends.cpu.formats import padded_rows
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.packing import unpack
+from mlc_llm.kernels.cpu.embedding import embedding
+from mlc_llm.kernels.cpu.rows import take_rows
+
+
+@each_isa()
+def test_take_rows(isa: Isa) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 40)).astype(np.float32)
+    for wanted in ([6], [0, 6, 3, 3]):
+        y = np.zeros((len(wanted), 40), np.float32)
+        build(take_rows(40), isa)(x, np.array(wanted, np.int32), y)
+        assert (y == x[wanted]).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@each_isa()
+def test_embedding_is_the_dequantised_row(isa: Isa, kind: str) -> None:
+    """Exact for all but fused multiply-and-add, which rounds once where the file's format twice."""
+    w = weights(kind, isa)
+    tokens = np.array([0, 15, 16, 69, 1, 1], np.int32)
+    y = np.full((len(tokens), COLUMNS), np.nan, np.float32)
+    kernel = embedding(padded_rows(ROWS), COLUMNS, w.format)
+    build(kernel, isa)(tokens, *w.arguments(), y)
+    expected = unpack(w.packed)[tokens]
+    if w.format.has_minimum or w.format.is_fixed:
+        assert (np.abs(y - expected) <= 2.0**-23 * w.magnitude[tokens]).all()
+    else:
+        assert (y == expected).all()

@@ -1,0 +1,72 @@
+"""Vector expressions, against float64."""
+
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import tvm
+from kernel_tools import build, each_isa
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, exp2, lanes_at, reduce_max, reduce_sum
+
+N, L = 1 << 16, 8
+
+
+@cache
+def exp2_of_all() -> tvm.tirx.PrimFunc:
+    @T.prim_func(private=True, s_tir=True)
+    def func(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+            for i in T.serial(N // L):
+                Y[lanes_at(i * L, L)] = exp2(X[lanes_at(i * L, L)], L)
+
+    return func
+
+
+@cache
+def folds() -> tvm.tirx.PrimFunc:
+    @T.prim_func(private=True, s_tir=True)
+    def func(X: T.Buffer((11,), "float32"), Y: T.Buffer((2,), "float32")):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+            Y[0] = reduce_max(X, 11)
+            Y[1] = reduce_sum(X, 11)
+
+    return func
+
+
+@each_isa()
+def test_exp2(isa: Isa) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-126, 127, N).astype(np.float32)
+    x[: N // 2] = rng.uniform(-2, 2, N // 2)
+    x[:5] = 0, 1, -126, 127, 0.5
+    y = np.zeros_like(x)
+    build(exp2_of_all(), isa)(x, y)
+    exact = np.exp2(x.astype(np.float64))
+    assert (np.abs(y / exact - 1) <= 2e-7).all()
+    assert (y[:4] == exact[:4]).all()
+
+
+@each_isa()
+def test_exp2_of_far_below(isa: Isa) -> None:
+    """Masked scores are -1e30: the result must be finite and tiny, not a wrapped exponent."""
+    x = np.full(N, -1e30, np.float32)
+    x[::2] = -np.inf
+    y = np.ones_like(x)
+    build(exp2_of_all(), isa)(x, y)
+    assert (y == np.float32(2.0**-126)).all()
+
+
+@each_isa()
+def test_folds_of_a_length_that_is_no_power_of_two(isa: Isa) -> None:
+    x = np.arange(11, dtype=np.float32)
+    x[5] = 100
+    y = np.zeros(2, np.float32)
+    build(folds(), isa)(x, y)
+    assert y.tolist() == [100, x.sum()]

@@ -1,0 +1,58 @@
+"""What the tests of all architectures do: random small models against an independent reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from decoder_reference import Facts, ReferenceDecoder
+
+from mlc_llm.backends.registry import backend_of, choose_backend
+from mlc_llm.compiler.build import build_library
+from mlc_llm.compiler.weights import pack_weights
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
+
+FLOATS = {"": "F32"}
+TOKENS = np.random.default_rng(0).integers(0, 300, 90).tolist()
+CHUNKS = (1, 7, 64)
+
+
+def runner_of(path: Path, folder: Path, kernels: str | None, num_pages: int = 24) -> ModelRunner:
+    """A runner of the model in a file, compiled into `folder`. kernels: None is this machine's."""
+    backend = choose_backend() if kernels is None else backend_of(kernels)
+    file = GGUFFile.open(path)
+    plan = read_gguf(file.metadata, file.tensors)
+    library, weights = (folder / f"{backend.name}-{part}" for part in ("library", "weights"))
+    if not library.exists():
+        library.mkdir()
+        weights.mkdir()
+        build_library(plan.spec, backend, library)
+        pack_weights(plan, backend, file.tensors, weights, lambda _: None)
+    return ModelRunner(
+        library, weights,
+        num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64, context_window=512,
+    )  # fmt: skip
+
+
+def check_against_numpy(
+    folder: Path, shape: TinyShape, facts: Facts, kernels: str | None, *, seed: int, worst: float
+) -> None:
+    """Logits of a random model, in several chunk sizes, against float64; largest difference
+    relative to the largest logit."""
+    path = write_tiny_model(folder / "tiny.gguf", seed=seed, kinds=FLOATS, shape=shape)
+    exact = ReferenceDecoder(path, facts).logits(TOKENS)
+    runner = runner_of(path, folder, kernels)
+    for chunk in CHUNKS:
+        found = runner.logits(TOKENS, chunk=chunk)
+        assert relative_error(found, exact) <= worst, f"in chunks of {chunk}"
+    runner.check_integrity()
+    assert runner.free_pages == runner.limits.num_pages
+
+
+def relative_error(found: npt.NDArray[np.float32], exact: npt.NDArray[np.float64]) -> float:
+    """Largest difference, as a part of the largest logit."""
+    return float(np.abs(found - exact).max() / np.abs(exact).max())
