@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models import llama, qwen3
+from mlc_llm.models import gemma3, llama, qwen3
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
 Reader = Callable[[Mapping[str, Any], Tensors], WeightPlan]
 
 ARCHITECTURES: dict[str, Reader] = {
+    "gemma3": gemma3.read_gguf,
     "llama": llama.read_gguf,
     "qwen3": qwen3.read_gguf,
 }
