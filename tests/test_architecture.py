@@ -120,6 +120,7 @@ LAZY = {
     # A doctor must say if TVM does not load.
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.target"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
+    ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.memory"),  # --help must not load TVM
     ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM

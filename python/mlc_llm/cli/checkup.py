@@ -102,7 +102,11 @@ def _look_at_choice(report: Report) -> None:
         # Only this look needs TVM: a doctor must be able to say that TVM does not load.
         from mlc_llm.backends.cpu.target import choose, fastest, missing_features, target_for
         from mlc_llm.backends.cpu.threads import configure_threads
+        from mlc_llm.backends.registry import REFERENCE, choose_backend
 
+        if choose_backend().name == REFERENCE:
+            report.sections["choice"] = {"kernels": f"{REFERENCE} (forced; slow)"}
+            return
         chosen = choose()
         threads = configure_threads()
     except ImportError:

@@ -18,7 +18,7 @@ from mlc_llm.support.machine import describe
 from mlc_llm.support.superseded import is_sound
 
 
-def begin_early(model: str | None) -> None:
+def begin_early(model: str | None, kernels: str | None = None) -> None:
     """Begin to read the weights of a model file, if at most half of the free memory goes into them.
 
     Does nothing for a model that is named in another way. Whatever is wrong is said by who opens
@@ -26,7 +26,7 @@ def begin_early(model: str | None) -> None:
     """
     with suppress(MLCError, OSError, RuntimeError, ValueError):
         file = DEFAULT_MODEL.place if model is None else Path(model).expanduser()
-        folder = known_weights(file, choose_backend())
+        folder = known_weights(file, choose_backend(kernels))
         if folder is None or not is_sound(folder, INDEX_FILE):
             return
         if (folder / PARAMS_FILE).stat().st_size <= (describe().memory_free or 0) // 2:

@@ -17,6 +17,7 @@ ENGINE_FLAGS = {
     "speculative_mode": "--speculative",
     "additional_models": "--draft-model",
     "prompt_precision": "--precision",
+    "kernels": "--kernels",
 }
 """Fields of `EngineConfig` and the flags that set them."""
 

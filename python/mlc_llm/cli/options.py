@@ -91,6 +91,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="how prompts are computed: exact, or fast, which costs some of the exactness "
         f"(default: {EngineConfig.prompt_precision})",
     )
+    group.add_argument(
+        "--kernels",
+        metavar="NAME",
+        help="which kernels compute: a name that `doctor` shows, portable, or reference, which is "
+        "plain float32 and slow (default: the fastest for this machine)",
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -126,6 +132,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "speculative_mode": args.speculative,
         "additional_models": None if args.draft_model is None else [args.draft_model],
         "prompt_precision": args.precision,
+        "kernels": args.kernels,
     }
     with naming_flags():
         return EngineConfig(mode=args.mode, **given)

@@ -25,7 +25,7 @@ traceback. Progress and notes go to standard error, answers to standard output.
 | `MLC_LLM_HOME` | the cache folder (default: `mlc_llm` in the usual place for caches) |
 | `MLC_LLM_QUIET` | 1 shows no progress |
 | `MLC_LLM_DEVICE` | `cpu`: Python programs that name an accelerator (`cuda`) run on the CPU |
-| `MLC_LLM_KERNELS` | `amx`, `vnni`, `avx2`, `i8mm`, `dotprod` or `portable`: not the best |
+| `MLC_LLM_KERNELS` | `amx`, `vnni`, `avx2`, `i8mm`, `dotprod`, `portable` or `reference` |
 | `MLC_NUM_THREADS` | threads that compute (default: as many as there are usable cores) |
 """
 

@@ -216,7 +216,7 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
     """
     started = time.perf_counter()
     with readings_dropped(), naming_flags():
-        begin_early(model)
+        begin_early(model, config.kernels)
         # The engine loads TVM, which takes a second that `--help` should not cost.
         from mlc_llm.serve.sync_engine import SyncMLCEngine
 

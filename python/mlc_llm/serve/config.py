@@ -115,6 +115,10 @@ class EngineConfig:
     it, instead of 5e-7, on the default model; 1.0e-4 and 4.9e-4 as bfloat16, with AMX), and
     a text depends on which of its tokens came as a prompt and which of them the prefix cache had
     from an answer. Kernels that have no such way (avx2, portable) refuse it."""
+    kernels: str | None = None
+    """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32
+    without any tuning, slow, to compare with). None: the environment's MLC_LLM_KERNELS, else the
+    fastest that this machine can run."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -261,5 +265,6 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "prefix_cache_max_num_recycling_seqs": _integer(-1),
     "prefill_mode": _one_of(PREFILL_MODES),
     "prompt_precision": _one_of(PROMPT_PRECISIONS),
+    "kernels": lambda name, value: checks.string(name, value, 32),
     "verbose": checks.boolean,
 }

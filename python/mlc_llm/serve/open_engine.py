@@ -58,20 +58,22 @@ def open_engine(
     models = _parse_models(config.model, config.model_lib, config.additional_models)
     memory = look_at_memory()
     with readings_dropped():
-        bundles = _process_model_args(models, lambda file: _read_ahead(file, memory.free // 2))
+        bundles = _process_model_args(
+            models, lambda file: _read_ahead(file, memory.free // 2, config.kernels)
+        )
         if config.mode != "interactive":  # nobody's stream is to wait for another's prompt
             for bundle in bundles:
                 bundle.tokenizer.complete()
         return _open_models(config, kind, models, bundles, memory=memory, trace=trace)
 
 
-def _read_ahead(file: GGUFFile, most: int) -> None:
+def _read_ahead(file: GGUFFile, most: int, kernels: str | None) -> None:
     """Begin to read a model's packed weights, if they are there and have at most so many bytes.
 
     What is wrong with the model is said by who opens it.
     """
     with suppress(MLCError, OSError):
-        folder = packed_weights(file)
+        folder = packed_weights(file, kernels)
         if folder is not None and (folder / PARAMS_FILE).stat().st_size <= most:
             begin_reading(folder)
 
@@ -87,10 +89,10 @@ def _open_models(
 ) -> OpenEngine:
     """The engine of opened models; `memory`: as it was before any was read."""
     bundle, *drafts = bundles
-    size = model_size(bundle)
+    size = model_size(bundle, config.kernels)
     tokens = _tokens(bundle, size)
     for draft in drafts:
-        size = replace(size, draft=_draft_size(draft, tokens))
+        size = replace(size, draft=_draft_size(draft, tokens, config.kernels))
     complete, plan, held = memory.take(config, size, bundle.name)
     if config.verbose:
         _log.info("memory: %s", plan.describe())
@@ -116,9 +118,9 @@ def _open_models(
     return OpenEngine(core, bundle, complete, (runner, *guessers))
 
 
-def _draft_size(draft: ModelBundle, tokens: int) -> ModelSize:
+def _draft_size(draft: ModelBundle, tokens: int, kernels: str | None) -> ModelSize:
     """The size of a draft model. Raises `InvalidField` for one that has not so many tokens."""
-    found = model_size(draft)
+    found = model_size(draft, kernels)
     if _tokens(draft, found) != tokens:
         words = (
             f"it has {_tokens(draft, found)} tokens and the model {tokens}: a draft model "

@@ -20,13 +20,15 @@ from mlc_llm.support.machine import describe
 _log = logging.getLogger(__name__)
 
 
-def model_size(bundle: ModelBundle) -> ModelSize:
+def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
     """The sizes that decide how much memory the model takes. No weight is read.
+
+    kernels: as in `EngineConfig`.
 
     Raises UnsupportedModel, ModelFileError.
     """
     assert bundle.gguf is not None
-    backend = choose_backend()
+    backend = choose_backend(kernels)
     plan = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors)
     spec, layers = plan.spec, [layer.attention for layer in plan.spec.layers]
     return ModelSize(

@@ -29,7 +29,8 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Mod
     assert bundle.gguf is not None
     assert device == "cpu", device
     if config.model_lib is not None:
-        weights = prepare(bundle.gguf, vocab_size=bundle.tokenizer.vocab_size).weights
+        vocab_size = bundle.tokenizer.vocab_size
+        weights = prepare(bundle.gguf, config.kernels, vocab_size=vocab_size).weights
         try:
             return _runner(Path(config.model_lib), weights, config)
         except (BrokenLibrary, BrokenParams) as error:
@@ -39,12 +40,12 @@ def create_runner(bundle: ModelBundle, config: EngineConfig, device: str) -> Mod
         "fast": config.prompt_precision == "fast",
         "windowed": window_of(config) is not None,
     }
-    prepared = prepare(bundle.gguf, **wanted)
+    prepared = prepare(bundle.gguf, config.kernels, **wanted)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
-    prepared = prepare(bundle.gguf, **wanted, rebuild=True)
+    prepared = prepare(bundle.gguf, config.kernels, **wanted, rebuild=True)
     try:
         return _runner(prepared.library, prepared.weights, config)
     except (BrokenLibrary, BrokenParams) as error:
