@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from tiny_models import TinyModels
 
-
 # A machine with neighbours is slow at times; that says nothing of what is tested.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

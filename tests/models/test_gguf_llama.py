@@ -79,5 +79,5 @@ def test_wrong_shapes_and_scalings(header: Any) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "", 7, None])
 def test_other_architectures(header: Any, name: Any) -> None:
     metadata, tensors = header
-    with pytest.raises(MLCError, match="supported: .*llama"):
+    with pytest.raises(MLCError, match=r"supported: .*llama"):
         read_gguf({**metadata, "general.architecture": name}, tensors)
