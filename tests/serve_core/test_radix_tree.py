@@ -22,10 +22,10 @@ class Naive:
     def __init__(self) -> None:
         self.all: dict[int, list[int]] = {}
 
-    def match(self, tokens: list[int]) -> tuple[int, list[int]]:
+    def match(self, tokens: list[int]) -> tuple[int, tuple[int, ...]]:
         lengths = {name: common(mine, tokens) for name, mine in self.all.items()}
         best = max(lengths.values(), default=0)
-        return best, sorted(n for n, length in lengths.items() if length == best > 0)
+        return best, tuple(sorted(n for n, length in lengths.items() if length == best > 0))
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -132,7 +132,7 @@ def test_equal_sequences_take_the_pages_of_one(size: int) -> None:
         tree.add(name)
         tree.extend(name, range(size))
     assert tree.free_capacity() == BLOCK - -(-size // PAGE_TOKENS) * PAGE_TOKENS
-    assert tree.match(range(size + 9)) == (size, list(range(50)))
+    assert tree.match(range(size + 9)) == (size, tuple(range(50)))
     for name in range(50):
         tree.rollback(name, size)
     assert tree.free_capacity() == BLOCK and tree.get(0) == []
@@ -150,12 +150,12 @@ def test_capacity_grows_by_blocks() -> None:
 
 def test_match_names_all_that_share_and_none_without_a_common_token() -> None:
     tree = PagedRadixTree()
-    assert tree.match([1, 2]) == (0, []) and tree.match([]) == (0, [])
+    assert tree.match([1, 2]) == (0, ()) and tree.match([]) == (0, ())
     for name, tokens in {5: [1, 2, 3], 3: [1, 2, 4], 4: [1], 9: []}.items():
         tree.add(name)
         tree.extend(name, tokens)
-    assert tree.match([1, 2, 9]) == (2, [3, 5])
-    assert tree.match([1]) == (1, [3, 4, 5]) and tree.match([7]) == (0, [])
+    assert tree.match([1, 2, 9]) == (2, (3, 5))
+    assert tree.match([1]) == (1, (3, 4, 5)) and tree.match([7]) == (0, ())
 
 
 def test_decoding_one_token_a_time_fills_pages() -> None:

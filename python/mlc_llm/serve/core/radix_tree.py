@@ -93,11 +93,11 @@ class PagedRadixTree:
         self._ends[seq_id] = page
         _join(seq_id, page, self._root)
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
+    def match(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """The longest beginning of `tokens` that some sequence begins with: its length, and the
         names of all sequences that do, in ascending order (none when the length is 0)."""
         page, _, length = _walk(self._root, _as_tokens(tokens))
-        return length, sorted(page.ids) if length else []
+        return length, tuple(sorted(page.ids)) if length else ()
 
     def has(self, seq_id: int) -> bool:
         """Whether there is a sequence of this name."""
