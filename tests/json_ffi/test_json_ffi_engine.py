@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from json_ffi_harness import Answer, ask, engine_of, read
 from threaded_harness import LONG, eventually
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.pre_tokenizers import ByteLevel
 
 from mlc_llm.json_ffi import JSONFFIEngine
 from mlc_llm.json_ffi.engine import BackgroundLoops, Chat, Completions, EngineState
 from mlc_llm.serve.config import EngineConfig
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+BYTES = {character: i for i, character in enumerate(sorted(ByteLevel.alphabet()))}
 OTHER = {"type": "function", "function": {"name": "other", "parameters": {}}}
 
 
@@ -120,6 +125,33 @@ def test_every_parameter_arrives(engine: JSONFFIEngine) -> None:
     assert extra["response_format"]["type"] == "text"
     assert answer.texts == {0: "some ", 1: "some "}
     assert answer.reasons == {0: "length", 1: "length"}
+
+
+def test_a_schema_arrives_as_it_was_sent(engine: JSONFFIEngine) -> None:
+    # The echo engine follows no grammar, so it does not read one: no such type is known.
+    schema = '{"type": "object", "properties": {"result": {"type": "Integer"}}}'
+    wanted = {"type": "json_object", "schema": schema}
+    answer = ask(engine, "hello", response_format=wanted, stream_options={"include_usage": True})
+    assert answer.text == "hello" and answer.reason == "stop"
+    assert answer.usages[0].extra is not None
+    assert answer.usages[0].extra["response_format"] == wanted
+
+
+def test_the_echo_engine_needs_only_the_texts_of_a_model(tmp_path: Path) -> None:
+    vocabulary = tokenizers.Tokenizer(tokenizers.models.BPE(BYTES, []))
+    vocabulary.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    vocabulary.decoder = ByteLevelDecoder()
+    vocabulary.save(str(tmp_path / "tokenizer.json"))
+    config = {"model_type": "llama", "quantization": "q4f16_1", "vocab_size": 256}
+    config |= {"conv_template": "chatml", "temperature": 0.5}
+    (tmp_path / "mlc-chat-config.json").write_text(json.dumps(config))
+    with engine_of(str(tmp_path), model_lib="mock://echo") as engine:
+        answer = ask(engine, "a b", stream_options={"include_usage": True})
+        # The template's own stop string ends the echo of the system text.
+        assert answer.text.startswith("<|im_start|>system\nA conversation between a user")
+        assert answer.text.endswith("honest answers.") and answer.reason == "stop"
+        assert answer.usages[0].extra is not None
+        assert answer.usages[0].extra["temperature"] == 0.5
 
 
 def test_nulls_and_left_out_fields_are_defaults(engine: JSONFFIEngine) -> None:

@@ -38,7 +38,7 @@ class ModelBundle:
 
     source: ModelSource | None
     gguf: GGUFFile | None
-    """None like `source`: there is no model behind the echo engine."""
+    """None where nothing is computed: the echo engine needs no weights."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | Conversation | None
     """The file's own, else the one that mlc-chat-config.json names; None: it cannot chat."""
@@ -109,6 +109,29 @@ def echo_bundle(context_window: int) -> ModelBundle:
         context_window=context_window,
         stop_token_ids=frozenset(),
         defaults=GenerationConfig(),
+    )
+
+
+def open_texts(model: str | None, context_window: int) -> ModelBundle:
+    """A model as `open_model` gives it, or, of a folder without weights, its texts alone: the
+    tokenizer in tokenizer.json, and what the JSON files say. Raises as `open_model`."""
+    source = resolve_model(model)
+    if source.kind == "gguf" or any(source.path.glob("*.gguf")):
+        return open_model(model)
+    chat, named = _chat_config(source.path)
+    generation = _json_file(source.path / GENERATION_CONFIG_FILE)
+    with _naming(source.path / GENERATION_CONFIG_FILE):
+        defaults = _defaults(chat, generation)
+    tokenizer = Tokenizer(source.path)
+    return ModelBundle(
+        source=source,
+        gguf=None,
+        tokenizer=tokenizer,
+        chat_template=named,
+        name=source.name,
+        context_window=context_window,
+        stop_token_ids=_stop_token_ids(tokenizer, chat, named, generation),
+        defaults=_with_stop_strs(defaults, named),
     )
 
 

@@ -29,7 +29,7 @@ from mlc_llm.serve.engine_base import (
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import ModelSize
 from mlc_llm.serve.memory import Memory, look_at_memory
-from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_model
+from mlc_llm.serve.model_args import ModelBundle, echo_bundle, open_texts
 from mlc_llm.serve.sizing import model_size
 
 _log = logging.getLogger(__name__)
@@ -157,5 +157,6 @@ def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEn
     complete = echo_config(config)
     context = complete.max_single_sequence_length
     assert context is not None
-    bundle = echo_bundle(context) if config.model == MOCK_ECHO else open_model(config.model)
+    is_bare = config.model == MOCK_ECHO
+    bundle = echo_bundle(context) if is_bare else open_texts(config.model, context)
     return OpenEngine(EchoCore(bundle.tokenizer, complete, trace), bundle, complete)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
 from mlc_llm.serve.core.postprocess import Postprocessor
-from mlc_llm.serve.core.request_state import Branch, RequestState, Status
+from mlc_llm.serve.core.request_state import Branch, RequestState
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar import Grammar
 
 ECHO_LIMITS = {
     "max_num_sequence": 32,
@@ -28,9 +33,10 @@ class EchoCore(EngineCore):
     """Streams each prompt token back, one a step, to every branch.
 
     A branch ends with `stop` after the last one, with `length` where `max_tokens` comes first; stop
-    strings and the request's own stop tokens count too. A wrong `response_format` is refused as
-    everywhere, but the prompt is repeated whatever a right one says. The usage's `extra` is the
-    complete generation config, so that a test can see what arrived.
+    strings and the request's own stop tokens count too. The prompt is repeated whatever
+    `response_format` says, so its schema or grammar is not compiled: a wrong one shows in engines
+    with a model only. The usage's `extra` is the complete generation config, so that a test can see
+    what arrived.
     """
 
     def __init__(
@@ -40,6 +46,13 @@ class EchoCore(EngineCore):
         # A chat prompt is full of the model's stop tokens: they do not count here.
         runner = EchoRunner(config, tokenizer.vocab_size)
         super().__init__(runner, tokenizer, config, trace=trace)
+        self._admission = _EchoAdmission(
+            tokenizer,
+            runner.limits.vocab_size,
+            frozenset(),
+            can_pin=config.prefix_cache_mode == "radix",
+            context=self.max_single_sequence_length,
+        )
         self._postprocessor = _EchoPostprocessor(tokenizer, self.max_single_sequence_length)
 
     def _close(self, state: RequestState) -> str:
@@ -123,11 +136,12 @@ class _EchoSequence:
         return self.tokens[length - self.prompt_length]
 
 
-class _EchoPostprocessor(Postprocessor):
-    def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
-        branch.grammar = None
-        return super().commit(branch, sampled)
+class _EchoAdmission(Admission):
+    def _grammar(self, config: GenerationConfig) -> Grammar | None:
+        return None
 
+
+class _EchoPostprocessor(Postprocessor):
     def _is_complete(self, branch: Branch) -> bool:
         return len(branch.generated) >= len(branch.request.prompt)
 
