@@ -61,9 +61,9 @@ def test_null_content_opens_a_turn() -> None:
     assert texts[0].endswith("<|im_start|>assistant\n")
 
 
-def test_no_text_is_no_prompt() -> None:
+def test_no_text_is_an_empty_prompt() -> None:
     empty = template(system_template="{system_message}", system_message="")
-    assert empty.as_prompt() == []
+    assert empty.as_prompt() == [""]
 
 
 def test_system_messages_replace_the_default_and_stand_first() -> None:

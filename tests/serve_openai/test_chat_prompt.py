@@ -92,7 +92,7 @@ HOSTILE = [
 def test_people_cannot_write_control_tokens(
     text: str, named: bool, tokenizer: Tokenizer, template: ChatTemplate
 ) -> None:
-    one = ConvTemplateRegistry.get("chatml_nosystem") if named else template
+    one = ConvTemplateRegistry.get_conv_template("chatml_nosystem") if named else template
     harmless = chat_prompt([user("x")], tokenizer=tokenizer, template=one)
     ids = chat_prompt([user(text)], tokenizer=tokenizer, template=one)
     control = [i for i in ids if i >= 256 and i < 261]
@@ -199,7 +199,7 @@ def test_wrong_messages_are_named(
 def test_what_a_template_cannot_show_is_refused(
     tokenizer: Tokenizer, template: ChatTemplate
 ) -> None:
-    named = ConvTemplateRegistry.get("chatml")
+    named = ConvTemplateRegistry.get_conv_template("chatml")
     tools = [{"type": "function", "function": {"name": "f"}}]
     for one in (ChatTemplate("{{ messages[0].content }}"), named):
         with pytest.raises(InvalidField, match="no place for tools"):
@@ -298,7 +298,7 @@ def smollm2(default_model: Path) -> tuple[Tokenizer, ChatTemplate]:
 def test_the_default_models_prompts(question: str, smollm2: tuple[Tokenizer, ChatTemplate]) -> None:
     tokenizer, template = smollm2
     expected = [*SYSTEM, 1, 4093, 198, *ASKED[question], 2, 198, 1, 520, 9531, 198]
-    for one in (template, ConvTemplateRegistry.get("smollm2")):
+    for one in (template, ConvTemplateRegistry.get_conv_template("smollm2")):
         assert chat_prompt([user(question)], tokenizer=tokenizer, template=one) == expected
 
 

@@ -13,17 +13,17 @@ class ConvTemplateRegistry:
     _templates: dict[str, Conversation] = {}  # noqa: RUF012 - the registry itself
 
     @classmethod
-    def register(cls, template: Conversation, *, override: bool = False) -> None:
+    def register_conv_template(cls, conv_template: Conversation, override: bool = False) -> None:
         """Add a template under its name. Raises `InvalidField` for a name that is missing, or
         taken and not to be overridden."""
-        if not template.name:
-            raise InvalidField("name", template.name, "a registered template needs a name")
-        if template.name in cls._templates and not override:
-            raise InvalidField("name", template.name, "a template of this name is registered")
-        cls._templates[template.name] = template
+        if not conv_template.name:
+            raise InvalidField("name", conv_template.name, "a registered template needs a name")
+        if conv_template.name in cls._templates and not override:
+            raise InvalidField("name", conv_template.name, "a template of this name is registered")
+        cls._templates[conv_template.name] = conv_template
 
     @classmethod
-    def get(cls, name: str) -> Conversation | None:
+    def get_conv_template(cls, name: str) -> Conversation | None:
         """A copy of the template, free to be changed; None when there is no such name."""
         found = cls._templates.get(name)
         return None if found is None else found.model_copy(deep=True)
@@ -35,4 +35,4 @@ class ConvTemplateRegistry:
 
 
 for _template in FAMILIES:
-    ConvTemplateRegistry.register(_template)
+    ConvTemplateRegistry.register_conv_template(_template)

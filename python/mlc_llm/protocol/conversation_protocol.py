@@ -58,6 +58,8 @@ class Conversation(OpenModel):
     name: str | None = None
     system_template: str = MessagePlaceholders.SYSTEM.value
     system_message: str = ""
+    render_empty_system_message: bool = True
+    """False: without a system message, the whole system part is left out."""
     system_prefix_token_ids: list[int] | None = None
     """Tokens before everything else; `as_prompt` does not show them."""
     add_role_after_system_message: bool = True
@@ -128,10 +130,9 @@ class Conversation(OpenModel):
         return self.model_copy(update=update)
 
     def as_prompt(self, *, add_generation_prompt: bool = False) -> list[str]:
-        """The prompt as one string in a list (an empty list for an empty prompt)."""
+        """The prompt as one string in a list."""
         pieces = self.prompt_pieces(add_generation_prompt=add_generation_prompt)
-        text = "".join(piece.text for piece in pieces)
-        return [text] if text else []
+        return ["".join(piece.text for piece in pieces)]
 
     def prompt_pieces(self, *, add_generation_prompt: bool = False) -> list[PromptPiece]:
         """The prompt in order, with template text and people's text told apart.
@@ -150,6 +151,8 @@ class Conversation(OpenModel):
 
     def _add_system(self, pieces: _Pieces) -> bool:
         """Returns whether the system part has any text."""
+        if not (self.system_message or self.render_empty_system_message):
+            return False
         pieces.add_template(self.system_template, MessagePlaceholders.SYSTEM, self.system_message)
         filled = self.system_template.replace(MessagePlaceholders.SYSTEM.value, self.system_message)
         return filled.replace(MessagePlaceholders.FUNCTION.value, self.function_string) != ""

@@ -21,7 +21,7 @@ def conversation(chat: MLCChatConfig) -> Conversation:
     """The template of a config. Raises `UnsupportedModel` for a name that is not known."""
     if isinstance(chat.conv_template, Conversation):
         return chat.conv_template
-    named = ConvTemplateRegistry.get(chat.conv_template)
+    named = ConvTemplateRegistry.get_conv_template(chat.conv_template)
     if named is None:
         known = ", ".join(ConvTemplateRegistry.names())
         raise UnsupportedModel(f"conv_template {chat.conv_template!r} is not known; known: {known}")
