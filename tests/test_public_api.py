@@ -51,6 +51,23 @@ BUILT = {
     "mlc_llm.tokenizers": ["Tokenizer", "TextStreamer", "StopStrHandler"],
 }
 
+METHODS = {
+    "mlc_llm.conversation_template:ConvTemplateRegistry": [
+        "get_conv_template",
+        "register_conv_template",
+    ],
+    "mlc_llm.protocol.conversation_protocol:Conversation": [
+        "as_prompt",
+        "from_json_dict",
+        "to_json_dict",
+    ],
+    "mlc_llm.serve:PagedRadixTree": [
+        *("add", "extend", "fork", "free_capacity", "get", "get_length", "has", "match"),
+        *("remove", "reset", "rollback"),
+    ],
+}
+"""Methods that public tests call, by module and class."""
+
 TO_COME = {
     "mlc_llm": ["MLCEngine", "AsyncMLCEngine"],
     "mlc_llm.serve": ["MLCEngine", "AsyncMLCEngine", "PopenServer"],
@@ -87,6 +104,12 @@ def found(module: str, name: str) -> bool:
 @pytest.mark.parametrize(("module", "name"), pairs(BUILT))
 def test_can_be_imported(module: str, name: str) -> None:
     assert found(module, name)
+
+
+@pytest.mark.parametrize(("place", "method"), pairs(METHODS))
+def test_has_the_method(place: str, method: str) -> None:
+    module, name = place.split(":")
+    assert callable(getattr(getattr(importlib.import_module(module), name), method))
 
 
 @pytest.mark.parametrize(("module", "name"), pairs(TO_COME))
