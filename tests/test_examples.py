@@ -12,6 +12,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
+PRINTS = {
+    "chat": r"29 prompt tokens, 0 of them cached(.*\n)*.*prompt tokens, [1-9]\d* of them cached",
+    "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
+    "prefix": r" 0 of \d+ prompt.*\n.* [1-9]\d* of \d+ prompt.*\n1 of 2 .*\n.*at token [1-9]",
+    "speculation": r"plain: \d+ .*\nwith guesses: \d+ .*\nsame text: True\n",
+    "users": r"\A(user-\d+ \((stop|length)\) .*\n){20}\Z",
+}
+"""What an example has to show, where any words would not do."""
+
 
 @pytest.mark.model
 @pytest.mark.usefixtures("default_model")
@@ -22,6 +31,7 @@ def test_example_runs(example: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) >= 3
+    assert re.search(PRINTS.get(example.stem, ""), done.stdout), done.stdout
 
 
 def test_the_readme_shows_the_first_example() -> None:
