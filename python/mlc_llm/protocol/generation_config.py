@@ -77,7 +77,7 @@ class GenerationConfig(_Fields):
     """Token id to what is added to its logit, -100 to 100; at most 16384 tokens."""
     max_tokens: int = -1
     """Most tokens to generate, -1 to 2147483647; -1 has no limit but the context window, which may
-    take minutes; 0 generates none."""
+    take minutes, or with a sliding window 2^24 tokens, which take hours; 0 generates none."""
     seed: int | None = None
     """-9223372036854775808 to 9223372036854775807; None draws one at random. The same seed gives
     the same answer."""
