@@ -1,0 +1,219 @@
+"""Writes the parts of docs/api.md and docs/guide.md that the code knows anew, and nothing else.
+
+They stand between `<!-- from the code: NAME -->` and `<!-- end -->`. NAME is one of `BLOCKS`, or an
+example's file. A test compares the pages with the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlc_llm import errors
+from mlc_llm.json_ffi.engine import Completions, JSONFFIEngine
+from mlc_llm.protocol.debug_protocol import DebugConfig
+from mlc_llm.protocol.field_docs import FieldDoc, field_docs
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve import data, limits, metrics
+from mlc_llm.serve.answers import ChatAnswer, Generated, Usage
+from mlc_llm.serve.config import MODES, EngineConfig
+from mlc_llm.serve.request import Request
+from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.serve.threaded_engine import ThreadedEngine
+from mlc_llm.tokenizers import TextStreamer, Tokenizer
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "docs" / "api.md", ROOT / "docs" / "guide.md"]
+WIDTH = 100
+BLOCK = re.compile(r"(<!-- from the code: (.+?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+Rows = Iterable[tuple[str, ...]]
+
+
+def renewed(page: str) -> str:
+    """The page with every block written anew. Raises KeyError for a name that is in no table."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2])}\n\n{found[3]}", page)
+
+
+def block(name: str) -> str:
+    """What the code knows under a name."""
+    if name.startswith("examples/"):
+        return code((ROOT / name).read_text(encoding="utf-8").strip(), "python")
+    return BLOCKS[name]()
+
+
+def with_methods(cls: type, *, also: tuple[str, ...] = (), inner: tuple[str, ...] = ()) -> str:
+    """A class: how it is made, what it is, and its methods. `inner`: not for callers; `also`: only
+    these methods."""
+    made: Any = vars(cls)["__init__"]
+    parts = [code(signature(made, cls.__name__)), words(cls), words(made)]
+    for name, value in vars(cls).items():
+        is_public = name == name.lower() and not name.startswith("_")
+        if is_public and name not in inner and (not also or name in also):
+            parts += method(name, value)
+    return "\n\n".join(part for part in parts if part)
+
+
+def method(name: str, value: Any) -> list[str]:
+    """A heading, the call and its docstring; nothing for a value that is no method."""
+    function = getattr(value, "__func__", value)
+    if not inspect.isfunction(function):
+        return []
+    return [f"**`{name}`**", code(signature(function, name)), words(function)]
+
+
+def signature(function: Callable[..., Any], name: str) -> str:
+    """As in the source, without `self`; on several lines where one is too short."""
+    found = inspect.signature(function)
+    returned = "" if name[0].isupper() else f" -> {found.return_annotation}"
+    given = list(_parameters(found))
+    line = f"{name}({', '.join(given)}){returned}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{name}(", *(f"    {one}," for one in given), f"){returned}"])
+
+
+def _parameters(found: inspect.Signature) -> Iterable[str]:
+    has_star = False
+    for one in found.parameters.values():
+        if one.name in ("self", "cls"):
+            continue
+        if one.kind is one.KEYWORD_ONLY and not has_star:
+            has_star = True
+            yield "*"
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        yield f"{one.name}: {one.annotation}{default}"
+
+
+def words(thing: Any) -> str:
+    """Its own docstring, without the fields that `help` shows behind it; empty if it has none."""
+    own = thing.__dict__.get("__doc__") if isinstance(thing, type) else thing.__doc__
+    text = own if isinstance(own, str) else getattr(own, "_own", "")
+    return inspect.cleandoc(text)
+
+
+def code(text: str, language: str = "py") -> str:
+    """Not `python`, which is for what the tests run."""
+    return f"```{language}\n{text}\n```"
+
+
+def table(head: tuple[str, ...], rows: Rows) -> str:
+    first, *more = (f"| {' | '.join(cell(one) for one in line)} |" for line in [head, *rows])
+    return "\n".join([first, "|---" * len(head) + "|", *more])
+
+
+def cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def fields(cls: type) -> str:
+    """A config: every field with its type, its default and what it means."""
+    docs = field_docs(cls)
+    rows = [(f"`{d.name}`", f"`{d.kind}`", f"`{default(cls, d)}`", d.text) for d in docs]
+    return f"{words(cls)}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
+
+
+def default(cls: type, doc: FieldDoc) -> str:
+    """As `help` has it; pydantic's classes keep theirs elsewhere."""
+    return repr(getattr(cls(), doc.name)) if issubclass(cls, BaseModel) else doc.default
+
+
+def attributes(cls: type) -> str:
+    """A value: what it is, and its fields and properties that have words of their own."""
+    rows = [(f"`{d.name}`", f"`{d.kind}`", d.text) for d in field_docs(cls)]
+    for name, value in vars(cls).items():
+        if isinstance(value, property) and not name.startswith("_"):
+            kind = inspect.signature(value.fget).return_annotation  # type: ignore[arg-type]
+            rows.append((f"`{name}`", f"`{kind}`", words(value.fget)))
+    return f"{words(cls)}\n\n{table(('attribute', 'type', 'meaning'), rows)}"
+
+
+def numbers(cls: type, names: Iterable[str]) -> str:
+    """Metrics: each with its unit and meaning."""
+    texts = {doc.name: doc.text for doc in field_docs(cls)}
+    rows = [(f"`{n}`", unit(n), texts.get(n) or words(getattr(cls, n))) for n in names]
+    return table(("name", "unit", "meaning"), rows)
+
+
+def unit(name: str) -> str:
+    """Raises StopIteration for a name that does not tell."""
+    return next(words for ending, words in UNITS if name.endswith(ending))
+
+
+UNITS = (
+    ("tokens_per_s", "tokens a second"),
+    ("_time_sum", "seconds"),
+    ("_s", "seconds"),
+    ("tokens", "tokens"),
+    ("tokens_sum", "tokens"),
+    ("_sum", "requests"),
+    ("last_divergence", "object"),
+)
+"""The first ending that fits tells."""
+
+
+def modes() -> str:
+    """What the modes infer, by the function that infers it."""
+    windows = (2048, 8192, 32768)
+    head = ("`mode`", "answers at a time", *(f"context of {one}" for one in windows))
+    rows = [
+        (f"`{mode}`", str(limits.sequences_of(mode)), *(_pages(mode, one) for one in windows))
+        for mode in MODES
+    ]
+    return table(head, rows)
+
+
+def _pages(mode: Any, context_window: int) -> str:
+    """Tokens that the pages hold where memory is no limit."""
+    size = limits.ModelSize(30, 9, 3, 64, 576, 1536, 49152, context_window, weight_bytes=10**8)
+    complete, _ = limits.complete_config(EngineConfig(mode=mode), size, free_memory=2**50)
+    return str(complete.max_total_sequence_length)
+
+
+def error_tree() -> str:
+    lines = (errors.__doc__ or "").splitlines()
+    drawn = [line[4:] for line in lines if line.startswith("    ")]
+    return code("\n".join(drawn), "text")
+
+
+INNER = ("make_and_add", "check_usable", "stop")
+"""Methods of `ThreadedEngine` for the engines around it."""
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "SyncMLCEngine": lambda: with_methods(SyncMLCEngine),
+    "Generated": lambda: re.sub(r"(?m)^(\w+):", r"* `\1`:", words(Generated)),
+    "ChatAnswer": lambda: attributes(ChatAnswer),
+    "ThreadedEngine": lambda: with_methods(ThreadedEngine, inner=INNER),
+    "JSONFFIEngine": lambda: with_methods(JSONFFIEngine),
+    "Completions": lambda: "\n\n".join(method("chat.completions.create", Completions.create)),
+    "TextData": lambda: words(data.TextData),
+    "TokenData": lambda: words(data.TokenData),
+    "Request": lambda: words(Request),
+    "RequestStreamOutput": lambda: "\n\n".join(
+        [words(data.RequestStreamOutput), *method("unpack", data.RequestStreamOutput.unpack)]
+    ),
+    "SingleRequestStreamOutput": lambda: attributes(data.SingleRequestStreamOutput),
+    "Tokenizer": lambda: with_methods(Tokenizer, also=("encode", "decode", "token_bytes")),
+    "TextStreamer": lambda: with_methods(TextStreamer),
+    "EngineConfig": lambda: fields(EngineConfig),
+    "GenerationConfig": lambda: fields(GenerationConfig),
+    "DebugConfig": lambda: fields(DebugConfig),
+    "modes": modes,
+    "Usage": lambda: attributes(Usage),
+    "request metrics": lambda: numbers(metrics.RequestMetrics, metrics.REQUEST_METRICS),
+    "engine metrics": lambda: numbers(metrics.EngineMetricsRecorder, metrics.ENGINE_METRICS),
+    "prefix cache": lambda: numbers(
+        metrics._PrefixCache, [doc.name for doc in field_docs(metrics._PrefixCache)]
+    ),
+    "errors": error_tree,
+}
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
