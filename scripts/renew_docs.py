@@ -170,7 +170,12 @@ def modes() -> str:
 
 def _pages(mode: Any, context_window: int) -> str:
     """Tokens that the pages hold where memory is no limit."""
-    size = limits.ModelSize(30, 9, 3, 64, 576, 1536, 49152, context_window, weight_bytes=10**8)
+    group = limits.KVSize(layers=30, elements=2 * 30 * 3 * 64, element_bytes=2)
+    size = limits.ModelSize(
+        (group,), query_width=9 * 64, kv_width=3 * 64, head_dim=64, hidden_size=576,
+        intermediate_size=1536, vocab_size=49152, context_window=context_window,
+        weight_bytes=10**8,
+    )  # fmt: skip
     complete, _ = limits.complete_config(EngineConfig(mode=mode), size, free_memory=2**50)
     return str(complete.max_total_sequence_length)
 
