@@ -34,7 +34,8 @@ from common import (
     token_logprobs,
     windows,
 )
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from oracle_tokenizer import oracle_tokenizer
+from transformers import AutoModelForCausalLM
 
 
 class Oracle:
@@ -42,7 +43,7 @@ class Oracle:
 
     def __init__(self, path: Path) -> None:
         where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-        self.tokenizer = AutoTokenizer.from_pretrained(**where)
+        self.tokenizer = oracle_tokenizer(path)
         self.model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval()
 
     def logits(self, ids: list[int]) -> np.ndarray:

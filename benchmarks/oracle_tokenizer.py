@@ -27,16 +27,40 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import gguf  # noqa: E402 - the paths above come first
 from template_cases import RENDERED, TEMPLATES, conversations  # noqa: E402
 from tokenizer_cases import ANSWERS, CASES, Case, corpus, digests  # noqa: E402
-from transformers import AutoTokenizer  # noqa: E402
+from tokenizers import normalizers, pre_tokenizers  # noqa: E402
+from tokenizers.pre_tokenizers import ByteLevel, Digits  # noqa: E402
+from transformers import AutoTokenizer, PreTrainedTokenizerBase  # noqa: E402
 
 from mlc_llm.loader.gguf import GGUFFile  # noqa: E402
 from mlc_llm.support.model_source import default_model_path  # noqa: E402
 from mlc_llm.tokenizers import Tokenizer  # noqa: E402
 
 
-def oracle_ids(path: Path, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
-    """Token ids by Transformers' reading of a GGUF file, without begin-of-text."""
+def oracle_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    """Transformers' reading of a GGUF file, with what this reading loses of the model's own
+    tokenizer.json put back: it knows no `tokenizer.ggml.pre` but as the default rule, and takes the
+    prefix of a newer kind of SentencePiece tokenizer for that of Llama's."""
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    metadata = GGUFFile.open(path).metadata
+    backend, pre = tokenizer.backend_tokenizer, metadata.get("tokenizer.ggml.pre")
+    if metadata["tokenizer.ggml.model"] == "gpt2":
+        if pre == "smollm":
+            steps = [Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]
+            backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        elif pre == "qwen2":
+            backend.normalizer = normalizers.NFC()
+        elif pre in ("llama-bpe", "tekken"):
+            backend.model.ignore_merges = True
+    elif metadata["general.architecture"] == "llama":
+        backend.pre_tokenizer = None
+        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        backend.normalizer = normalizers.Sequence(steps)
+    return tokenizer
+
+
+def oracle_ids(path: Path, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
+    """Token ids by the reading above, without begin-of-text."""
+    tokenizer = oracle_tokenizer(path)
     options = {"add_special_tokens": False, "split_special_tokens": plain}
     return [list(tokenizer.encode(text, **options)) for text in texts]
 

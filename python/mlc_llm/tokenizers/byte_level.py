@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import tokenizers as hf
-from tokenizers import models, pre_tokenizers
+from tokenizers import models
 
-from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.errors import ModelFileError
+from mlc_llm.tokenizers.parts import Prefix, Tables, hidden
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
+from mlc_llm.tokenizers.word_rules import word_rule
 
 
 def _byte_characters() -> list[str]:
@@ -21,35 +23,6 @@ def _byte_characters() -> list[str]:
 
 CHARACTERS = _byte_characters()
 BYTES = {character: byte for byte, character in enumerate(CHARACTERS)}
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}{_REST}"
-_GPT4O = (
-    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_ENDINGS}|{_BEFORE}{_UPPER}+{_LOWER}*{_ENDINGS}"
-    rf"|\p{{N}}{{1,3}}{_REST}"
-)
-
-SPLITS: dict[str, str | None] = {
-    **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "smollm")),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
-    "tekken": _TEKKEN,
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
-}
-"""`tokenizer.ggml.pre` to the expression that cuts text into words; None is GPT-2's own.
-
-As Transformers reads GGUF files, to which ids are held equal. For `smollm` the model was trained
-with digits cut off first, and llama.cpp does so: "  1" is then two tokens and not three.
-"""
 
 
 def spelled(text: str) -> str:
@@ -78,12 +51,32 @@ def token_bytes(vocabulary: Spelled, token_id: int) -> bytes:
     return token.encode()
 
 
-def bpe(vocabulary: Vocabulary) -> models.BPE:
-    """The merge table. Raises `ModelFileError` for a merge of tokens that are not there."""
+def tables(vocabulary: Vocabulary) -> Tables:
+    """The merge table. Raises `ModelFileError` for a merge of tokens that are not there,
+    `UnsupportedModel` for an unknown rule of words."""
+    ids = _ids(vocabulary)
+    names = _names_taken_whole(vocabulary)
+    whole = _bpe(vocabulary, ids, vocabulary.usable_merges)
+    if not names:
+        return Tables(whole, whole)
+    merges = [pair for pair in vocabulary.usable_merges if names.isdisjoint(pair)]
+    return Tables(whole, _bpe(vocabulary, hidden(ids, names), merges))
+
+
+def _bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]]) -> models.BPE:
+    whole = word_rule(vocabulary.pre, vocabulary.architecture).takes_whole_words
     try:
-        return models.BPE(vocab=_ids(vocabulary), merges=vocabulary.usable_merges, fuse_unk=False)
+        return models.BPE(vocab=ids, merges=merges, fuse_unk=False, ignore_merges=whole)
     except Exception as error:  # the library raises bare exceptions
         raise ModelFileError(f"tokenizer.ggml.merges: {error}") from None
+
+
+def _names_taken_whole(vocabulary: Vocabulary) -> set[str]:
+    """Names of control tokens that an ordinary text has as a word, where such words are tokens."""
+    rule = word_rule(vocabulary.pre, vocabulary.architecture)
+    if not rule.takes_whole_words:
+        return set()
+    return {name for name in vocabulary.control if rule.words(name) == [name]}
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
@@ -110,17 +103,12 @@ def is_spelled(vocabulary: Vocabulary) -> bool:
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
     """Set how text is cut up before the merges; a continued text is cut like any other."""
-    backend.pre_tokenizer = cutter(vocabulary.pre)
+    rule = word_rule(vocabulary.pre, vocabulary.architecture)
+    backend.pre_tokenizer = rule.cutter
+    if rule.normalizer is not None:
+        backend.normalizer = rule.normalizer
 
 
-def cutter(pre: str) -> pre_tokenizers.PreTokenizer:
-    """What cuts a text into words and spells them in the table, by `tokenizer.ggml.pre`."""
-    if pre not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise UnsupportedModel(f"tokenizer.ggml.pre = {pre!r} is not supported; supported: {known}")
-    split = SPLITS[pre]
-    if split is None:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    cut = pre_tokenizers.Split(hf.Regex(split), behavior="isolated")
-    spell = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([cut, spell])
+def prefix(vocabulary: Vocabulary) -> Prefix:
+    """A text gets no space in front."""
+    return Prefix.NONE

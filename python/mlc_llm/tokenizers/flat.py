@@ -62,6 +62,7 @@ class FlatVocabulary:
         (length,) = struct.unpack_from("<I", data)
         facts = json.loads(bytes(data[4 : 4 + length]))
         self.pre: str = facts["pre"]
+        self.architecture: str = facts["architecture"]
         self.ids: dict[str, int] = facts["ids"]
         self.add_bos: bool = facts["add_bos"]
         self.control: dict[str, int] = facts["control"]
@@ -91,6 +92,7 @@ def flattened(vocabulary: Vocabulary) -> bytes | None:
     parts.append(bytes(vocabulary.kinds))
     facts = {
         "pre": vocabulary.pre,
+        "architecture": vocabulary.architecture,
         "ids": vocabulary.ids,
         "add_bos": vocabulary.add_bos,
         "control": vocabulary.control,

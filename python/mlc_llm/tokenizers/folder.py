@@ -32,10 +32,12 @@ def parts_of_folder(folder: Path) -> Parts:
     special = {t["content"]: t["id"] for t in spec.get("added_tokens", []) if t.get("special")}
     config = _json(folder / "tokenizer_config.json")
     bos = special.get(_named(config, "bos_token"))
+    continued = _continued(folder, spec, plain)
     backends = Backends(
         recognising=_backend(folder, spec, encode_special=False),
         plain=plain,
-        continued=_continued(folder, spec, plain),
+        continued=continued,
+        after_control=continued,
     )
     return Parts(
         backends=lambda: backends,

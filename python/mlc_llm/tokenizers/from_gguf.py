@@ -4,23 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import tokenizers as hf
 from tokenizers import AddedToken, models
 
-from mlc_llm.tokenizers import byte_level, sentencepiece
+from mlc_llm.tokenizers import byte_level, sentencepiece, unigram, wordpiece
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
-from mlc_llm.tokenizers.parts import Backends, Parts
+from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 from mlc_llm.tokenizers.words import Words
+
+
+class Kind(Protocol):
+    """What a module has for one kind of tokenizer."""
+
+    def tables(self, vocabulary: Vocabulary) -> Tables: ...
+
+    def prefix(self, vocabulary: Vocabulary) -> Prefix: ...
+
+    def finish(self, backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None: ...
+
+    def token_bytes(self, vocabulary: Vocabulary, token_id: int) -> bytes: ...
+
+
+_KINDS: dict[str, Kind] = {
+    "gpt2": byte_level,
+    "llama": sentencepiece,
+    "gemma4": sentencepiece,
+    "bert": wordpiece,
+    "t5": unigram,
+}
+"""By `tokenizer.ggml.model`."""
 
 
 def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
     """Raises `ModelFileError` for a broken vocabulary, `UnsupportedModel` for an unknown kind."""
     vocabulary = Vocabulary.from_metadata(metadata)
     made = _backends(vocabulary)
-    kind = byte_level if vocabulary.model == "gpt2" else sentencepiece
+    kind = _KINDS[vocabulary.model]
     return Parts(
         backends=lambda: made,
         token_bytes=partial(kind.token_bytes, vocabulary),
@@ -29,7 +51,7 @@ def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
         bos_token_id=vocabulary.ids.get("bos_token_id"),
         eos_token_ids=vocabulary.end_ids,
         add_bos=vocabulary.add_bos,
-        strips_leading_space=vocabulary.model == "llama" and vocabulary.add_space_prefix,
+        strips_leading_space=vocabulary.model == "bert" or vocabulary.add_space_prefix,
     )
 
 
@@ -59,29 +81,35 @@ def parts_of_flat(data: memoryview, metadata: Mapping[str, Any]) -> Parts:
 
 
 def _backends(vocabulary: Vocabulary) -> Backends:
-    kind = byte_level if vocabulary.model == "gpt2" else sentencepiece
-    model = kind.bpe(vocabulary)  # one table, shared by the three
+    kind = _KINDS[vocabulary.model]
+    tables = kind.tables(vocabulary)
+    prefix = kind.prefix(vocabulary)
 
-    def backend(*, plain: bool, continued: bool = False) -> hf.Tokenizer:
+    def backend(model: models.Model, *, plain: bool, continued: bool = False) -> hf.Tokenizer:
         made = hf.Tokenizer(model)
         kind.finish(made, vocabulary, continued=continued)
-        made.add_special_tokens(_added(model, vocabulary.control, special=True))
-        made.add_tokens(_added(model, vocabulary.user_defined, special=False))
+        made.add_special_tokens(_added(made, vocabulary.control, special=True))
+        made.add_tokens(_added(made, vocabulary.user_defined, special=False))
         made.encode_special_tokens = plain
         return made
 
+    plain = backend(tables.plain, plain=True)
+    within = plain
+    if prefix is not Prefix.NONE:
+        within = backend(tables.plain, plain=True, continued=True)
     return Backends(
-        recognising=backend(plain=False),
-        plain=backend(plain=True),
-        continued=backend(plain=True, continued=True),
+        recognising=backend(tables.recognising, plain=False),
+        plain=plain,
+        continued=within,
+        after_control=plain if prefix is Prefix.EVERY else within,
     )
 
 
-def _added(model: models.BPE, tokens: Mapping[str, int], *, special: bool) -> list[AddedToken]:
+def _added(backend: hf.Tokenizer, tokens: Mapping[str, int], *, special: bool) -> list[AddedToken]:
     """Tokens that are matched before the merges.
 
-    Left out are those that the model spells in another way (it makes them by merges; as added
-    tokens they would get new ids), and an empty name, which would match between all characters.
+    Left out are those that the model hides or spells in another way (it makes these by merges; as
+    added tokens they would get new ids), and an empty name, which would match between characters.
     """
-    known = [text for text in tokens if text and model.token_to_id(text) is not None]
+    known = [text for text in tokens if text and backend.token_to_id(text) is not None]
     return [AddedToken(text, normalized=False, special=special) for text in known]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NamedTuple
 
 import tokenizers as hf
+from tokenizers import models
 
 from mlc_llm.tokenizers.words import Words
 
@@ -26,7 +28,34 @@ class Backends(NamedTuple):
     plain: hf.Tokenizer
     """Takes them for ordinary text."""
     continued: hf.Tokenizer
-    """Like `plain`, for text that does not stand at the start."""
+    """Like `plain`, for text that goes on behind other text."""
+    after_control: hf.Tokenizer
+    """Like `plain`, for text behind a control token."""
+
+
+class Prefix(Enum):
+    """What gets a space in front that the text does not have."""
+
+    NONE = "nothing"
+    FIRST = "the start of a text"
+    EVERY = "each stretch between control tokens"
+
+
+class Tables(NamedTuple):
+    """The library's models that the tokenizers are made of."""
+
+    recognising: models.Model
+    plain: models.Model
+    """Finds no name of a control token in ordinary text. Often the same object."""
+
+
+def hidden(ids: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
+    """A vocabulary in which some tokens are found in no text.
+
+    They get a space in front, which no text has by the time it reaches the model: it is written in
+    another way, or cut at.
+    """
+    return {f" {token}" if token in names else token: i for token, i in ids.items()}
 
 
 @dataclass(frozen=True)

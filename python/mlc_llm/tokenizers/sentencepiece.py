@@ -9,10 +9,15 @@ import tokenizers as hf
 from tokenizers import models, normalizers, pre_tokenizers
 
 from mlc_llm.errors import ModelFileError
+from mlc_llm.tokenizers.parts import Prefix, Tables
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
 SPACE = "▁"
-_GEMMA = ("gemma", "gemma2", "gemma3")
+_BLANK = SPACE + "\t\n"
+_GEMMA = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma-embedding")
+_PREFIX_FIRST = "[INST]"
+"""A control token of Mistral's vocabularies since the third. They put a space before the start of
+a text only; the vocabularies before them, like Llama's, before each stretch of text."""
 
 
 def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
@@ -33,38 +38,44 @@ def byte_of(token: str) -> bytes | None:
     return None
 
 
-def bpe(vocabulary: Vocabulary) -> models.BPE:
-    """The merge table, from the file or recovered from its scores."""
+def tables(vocabulary: Vocabulary) -> Tables:
+    """The merge table, from the file or recovered from its scores.
+
+    Raises `ModelFileError` for a merge of tokens that are not there.
+    """
     tokens = _respelled(vocabulary)
     ids = {token: i for i, token in enumerate(tokens)}
-    control = vocabulary.control
-    merges = vocabulary.merges
-    if merges is None:
-        merges = recovered_merges(ids, _priorities(vocabulary, tokens), control)
-    else:
-        merges = vocabulary.usable_merges
-    unknown = {"unk_token": "<unk>"} if vocabulary.architecture in _GEMMA else {}
+    merges = vocabulary.usable_merges
+    if vocabulary.merges is None:
+        merges = recovered_merges(ids, _priorities(vocabulary, tokens), vocabulary.control)
+    unknown = {"unk_token": "<unk>"} if _is_gemma(vocabulary) else {}
     try:
-        return models.BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=True, **unknown)
+        made = models.BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=True, **unknown)
     except Exception as error:  # the library raises bare exceptions
         raise ModelFileError(f"tokenizer.ggml.merges: {error}") from None
+    return Tables(made, made)
+
+
+def prefix(vocabulary: Vocabulary) -> Prefix:
+    """What gets a space in front."""
+    if not vocabulary.add_space_prefix or _is_gemma(vocabulary):
+        return Prefix.NONE
+    return Prefix.FIRST if _PREFIX_FIRST in vocabulary.control else Prefix.EVERY
 
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
-    """Set how text is prepared. A continued text (not at the start) never gets the first space."""
-    if vocabulary.architecture in _GEMMA:
-        backend.normalizer = normalizers.Replace(" ", SPACE)
-        backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-    elif vocabulary.architecture == "phi3" and vocabulary.add_space_prefix:
-        # This model was trained with a space before every stretch of text between control tokens.
-        backend.normalizer = normalizers.Sequence(
-            [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
-        )
-    else:
-        scheme = "first" if vocabulary.add_space_prefix and not continued else "never"
+    """Set how text is prepared. A continued text (behind other text) never gets the space."""
+    kind = Prefix.NONE if continued else prefix(vocabulary)
+    if kind is Prefix.FIRST:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(
-            replacement=SPACE, prepend_scheme=scheme, split=False
+            replacement=SPACE, prepend_scheme="first", split=False
         )
+        return
+    written = normalizers.Replace(" ", SPACE)
+    first = [normalizers.Prepend(SPACE)] if kind is Prefix.EVERY else []
+    backend.normalizer = normalizers.Sequence([*first, written])
+    if _is_gemma(vocabulary):
+        backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
 
 
 def recovered_merges(
@@ -93,7 +104,7 @@ def recovered_merges(
 
 def _respelled(vocabulary: Vocabulary) -> list[str]:
     """Gemma's files write tokens of several spaces as spaces, all others with "▁"."""
-    if vocabulary.architecture not in _GEMMA:
+    if not _is_gemma(vocabulary):
         return vocabulary.tokens
     return [
         SPACE * len(token) if " " in token and not token.strip() else token
@@ -102,7 +113,13 @@ def _respelled(vocabulary: Vocabulary) -> list[str]:
 
 
 def _priorities(vocabulary: Vocabulary, tokens: list[str]) -> dict[str, float]:
-    """Gemma's scores do not follow the order of its merges; the order of the tokens does."""
-    if vocabulary.architecture in _GEMMA:
-        return {token: -float(i) for i, token in enumerate(tokens)}
-    return dict(zip(tokens, vocabulary.scores or (), strict=True))
+    """Gemma's scores do not follow the order of its merges; the order of the tokens does, after
+    the runs of white space, which are user-defined and equal among each other."""
+    if not _is_gemma(vocabulary):
+        return dict(zip(tokens, vocabulary.scores or (), strict=True))
+    runs = {tokens[i] for i in vocabulary.user_defined.values() if not tokens[i].strip(_BLANK)}
+    return {token: 1.0 if token in runs else -float(i) for i, token in enumerate(tokens)}
+
+
+def _is_gemma(vocabulary: Vocabulary) -> bool:
+    return vocabulary.model == "gemma4" or vocabulary.architecture in _GEMMA

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +106,20 @@ class Tokenizer:
         words = self._parts.words
         coded = None if words is None else words.encode(pieces, special=False)
         if coded is None:
-            backends = self._parts.backends()
-            coded = _ids(backends.plain, pieces[:1]) + _ids(backends.continued, pieces[1:])
+            coded = self._encoded(segments, pieces)
         ids: list[int] = []
         for segment, piece in zip(segments, coded, strict=True):
             ids += piece if isinstance(segment, str) else [segment]
         return ids
+
+    def _encoded(self, segments: Sequence[str | int], pieces: Sequence[str]) -> list[list[int]]:
+        """Token ids of each piece, by what stands in front of it."""
+        backends = self._parts.backends()
+        behind = [i > 0 and isinstance(segments[i - 1], int) for i in range(len(pieces))]
+        after_control = iter(_ids(backends.after_control, list(compress(pieces, behind))))
+        others = [piece for piece, one in zip(pieces, behind, strict=True) if not one]
+        rest = iter(_ids(backends.plain, others[:1]) + _ids(backends.continued, others[1:]))
+        return [next(after_control if one else rest) for one in behind]
 
     def split_control(self, text: str) -> list[str | int]:
         """Cut a text at the names of control tokens, into pieces for `encode_segments`."""

@@ -16,6 +16,11 @@ MAX_MERGES = 4 * MAX_TOKENS
 _PREFIX = "tokenizer.ggml."
 
 
+_NEEDS = {"gpt2": "merges", "llama": "scores", "gemma4": "merges", "bert": "", "t5": "scores"}
+"""Values of `tokenizer.ggml.model`, and the list that each needs besides its tokens."""
+_SPELLED_WITH_MARK = ("llama", "gemma4")
+
+
 class TokenKind(IntEnum):
     """Values of `tokenizer.ggml.token_type`."""
 
@@ -61,7 +66,8 @@ class Vocabulary:
     """The tokenizer of a model file. Every id is inside the vocabulary, the lists fit together."""
 
     model: str
-    """`gpt2` (byte-level BPE) or `llama` (SentencePiece BPE)."""
+    """`gpt2` (byte-level BPE), `llama` or `gemma4` (SentencePiece BPE), `bert` (WordPiece), `t5`
+    (Unigram)."""
     pre: str
     """Name of the rule that cuts text into words (byte-level only)."""
     architecture: str
@@ -73,6 +79,14 @@ class Vocabulary:
     """`bos_token_id`, `eos_token_id`, ... as far as the file names them."""
     add_bos: bool
     add_space_prefix: bool
+    merges_spaces: bool = False
+    """Several spaces are one (Unigram only)."""
+    characters: bytes = b""
+    """SentencePiece's table of characters that are written in another way (Unigram only)."""
+    lowercase: bool = False
+    """Text is written in lower case first (WordPiece only)."""
+    strip_accents: bool = False
+    """Accents are taken off first (WordPiece only)."""
 
     @cached_property
     def control(self) -> dict[str, int]:
@@ -113,19 +127,21 @@ class Vocabulary:
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Raises `ModelFileError` naming the broken key, `UnsupportedModel` for another kind."""
         model = _string(metadata, "model", None)
-        if model not in ("gpt2", "llama"):
+        if model not in _NEEDS:
+            known = ", ".join(_NEEDS)
             raise UnsupportedModel(
-                f"tokenizer.ggml.model = {model!r} is not supported; supported: gpt2, llama"
+                f"tokenizer.ggml.model = {model!r} is not supported; supported: {known}"
             )
         tokens = _tokens(metadata)
         scores = _numbers(metadata, "scores", len(tokens), float)
         kinds = _numbers(metadata, "token_type", len(tokens), int)
         merges = _merges(metadata)
-        if merges is None and (model == "gpt2" or scores is None):
-            missing = "merges" if model == "gpt2" else "scores"
-            raise ModelFileError(f"{_PREFIX}{missing} is missing: the tokenizer needs it")
+        needed = "merges" if merges is not None and model == "llama" else _NEEDS[model]
+        if needed and (merges if needed == "merges" else scores) is None:
+            raise ModelFileError(f"{_PREFIX}{needed} is missing: the tokenizer needs it")
         pre = _string(metadata, "pre", "default")
-        bos_by_default = model == "llama" or pre in ("llama-bpe", "llama3", "llama-v3")
+        bos_by_default = model in _SPELLED_WITH_MARK or pre in ("llama-bpe", "llama3", "llama-v3")
+        lowercase = _flag(metadata, "normalizer.lowercase", True)
         return cls(
             model=model,
             pre=pre,
@@ -136,7 +152,11 @@ class Vocabulary:
             merges=merges,
             ids=_named_ids(metadata, len(tokens)),
             add_bos=_flag(metadata, "add_bos_token", bos_by_default),
-            add_space_prefix=_flag(metadata, "add_space_prefix", model == "llama"),
+            add_space_prefix=_flag(metadata, "add_space_prefix", model in ("llama", "t5")),
+            merges_spaces=_flag(metadata, "remove_extra_whitespaces", False),
+            characters=_characters(metadata),
+            lowercase=lowercase,
+            strip_accents=_flag(metadata, "normalizer.strip_accents", lowercase),
         )
 
 
@@ -166,6 +186,14 @@ def _strings(metadata: Mapping[str, Any], name: str, most: int) -> list[str] | N
     except (TypeError, UnicodeEncodeError) as error:
         raise ModelFileError(f"{_PREFIX}{name}: {str(error)[:120]}") from None
     return value
+
+
+def _characters(metadata: Mapping[str, Any]) -> bytes:
+    value = metadata.get(_PREFIX + "precompiled_charsmap")
+    try:
+        return b"" if value is None else bytes(int(one) & 255 for one in value)
+    except (TypeError, ValueError):
+        raise ModelFileError(f"{_PREFIX}precompiled_charsmap should be a list of bytes") from None
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from tokenizers import pre_tokenizers
-
-from mlc_llm.tokenizers.byte_level import cutter
 from mlc_llm.tokenizers.flat import FlatVocabulary
+from mlc_llm.tokenizers.word_rules import WordRule, word_rule
 
 MOST_CHARACTERS = 4096
 """Of the texts of one call. The merge table pays for itself with longer ones."""
@@ -43,8 +41,12 @@ class Words:
         return [ids for ids in coded if ids is not None] if None not in coded else None
 
     @cached_property
-    def _cut(self) -> pre_tokenizers.PreTokenizer:
-        return cutter(self._vocabulary.pre)
+    def _rule(self) -> WordRule:
+        return word_rule(self._vocabulary.pre, self._vocabulary.architecture)
+
+    @cached_property
+    def _control_ids(self) -> frozenset[int]:
+        return frozenset(self._vocabulary.control.values())
 
     def _encode(self, text: str, special: bool) -> list[int] | None:
         text.encode()
@@ -52,7 +54,7 @@ class Words:
         if any(name in text for name in (*control, *self._vocabulary.user_defined)):
             return None
         ids: list[int] = []
-        for word, _ in self._cut.pre_tokenize_str(text):
+        for word in self._rule.words(text):
             if word not in self._known:
                 self._known[word] = self._ids(word)
             found = self._known[word]
@@ -66,6 +68,10 @@ class Words:
         parts = list(word)
         if len(parts) > LONGEST_WORD:
             return None
+        if self._rule.takes_whole_words:
+            whole = self._vocabulary.tokens.find(word)
+            if whole is not None and whole not in self._control_ids:
+                return [whole]
         while True:
             ranks = [self._rank(pair) for pair in pairwise(parts)]
             ranked = [(rank, at) for at, rank in enumerate(ranks) if rank is not None]

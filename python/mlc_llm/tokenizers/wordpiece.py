@@ -1,0 +1,62 @@
+"""WordPiece (BERT's kind): words are cut into the longest tokens, from the left.
+
+A GGUF file writes a token that begins a word with "▁" in front, and one that continues a word as
+it is; the library wants the first as it is, and the second with "##" in front.
+"""
+
+from __future__ import annotations
+
+import tokenizers as hf
+from tokenizers import models, normalizers, pre_tokenizers
+
+from mlc_llm.errors import ModelFileError
+from mlc_llm.tokenizers.parts import Prefix, Tables, hidden
+from mlc_llm.tokenizers.sentencepiece import SPACE, token_bytes
+from mlc_llm.tokenizers.vocabulary import Vocabulary
+
+__all__ = ["finish", "prefix", "tables", "token_bytes"]
+
+_CONTINUES = "##"
+_LONGEST_WORD = 100
+"""A longer one is unknown, as in BERT's own tokenizer."""
+
+
+def tables(vocabulary: Vocabulary) -> Tables:
+    """Raises `ModelFileError` where the file names no unknown token."""
+    if "unknown_token_id" not in vocabulary.ids:
+        raise ModelFileError("tokenizer.ggml.unknown_token_id is missing: the tokenizer needs it")
+    names = vocabulary.control
+    ids = {_spelled(token, names): i for i, token in enumerate(vocabulary.tokens)}
+    unknown = vocabulary.tokens[vocabulary.ids["unknown_token_id"]]
+    return Tables(_table(ids, unknown), _table(hidden(ids, names), f" {unknown}"))
+
+
+def _spelled(token: str, names: dict[str, int]) -> str:
+    if token in names:
+        return token
+    return token.removeprefix(SPACE) if token.startswith(SPACE) else _CONTINUES + token
+
+
+def _table(ids: dict[str, int], unknown: str) -> models.WordPiece:
+    return models.WordPiece(
+        vocab=ids,
+        unk_token=unknown,
+        max_input_chars_per_word=_LONGEST_WORD,
+        continuing_subword_prefix=_CONTINUES,
+    )
+
+
+def prefix(vocabulary: Vocabulary) -> Prefix:
+    """Spaces are no part of tokens."""
+    return Prefix.NONE
+
+
+def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
+    """Set how text is prepared: as in BERT's own tokenizer."""
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=True,
+        strip_accents=vocabulary.strip_accents,
+        lowercase=vocabulary.lowercase,
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
