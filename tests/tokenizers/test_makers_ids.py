@@ -60,7 +60,7 @@ def test_ids_out_of_the_flat_form_are_the_makers(vocabularies: Path, name: str) 
     cases = makers_vocabularies.cases(path)
     known = [(words.encode([text], special=False), [ids]) for text, ids in cases]
     found = [one for one in known if one[0] is not None]
-    assert len(found) >= 40 and [one for one in found if one[0] != one[1]] == []
+    assert len(found) >= 30 and [one for one in found if one[0] != one[1]] == []
 
 
 @pytest.mark.parametrize("name", WITHOUT)

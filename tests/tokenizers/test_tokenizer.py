@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlc_llm.errors import (
 )
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
+from mlc_llm.tokenizers.from_gguf import flat_form
 
 KEY = "tokenizer.ggml."
 IM_START, IM_END, THINK, END_OF_TEXT = 256, 257, 258, 259
@@ -99,6 +101,64 @@ def _spelled(text: str) -> str:
     return "".join(CHARACTERS[byte] for byte in text.encode())
 
 
+WORDS = ["Ġ Ġ", "1 2"]
+"""Merges for two spaces and for two digits."""
+
+
+def with_rule(
+    pre: str, more: Sequence[str] = (), control: Sequence[str] = (), architecture: str = "llama"
+) -> tuple[Tokenizer, Tokenizer]:
+    """A tokenizer whose tokens are the bytes, what `WORDS` make, and those of `more`; and the same
+    out of the flat vocabulary."""
+    made = [merge.replace(" ", "") for merge in WORDS]
+    tokens = [*CHARACTERS, *made, *more, *control]
+    kinds = [1] * (256 + len(made) + len(more)) + [3] * len(control)
+    values = {"pre": pre, "tokens": tokens, "token_type": kinds, "merges": WORDS}
+    metadata = byte_metadata(**values, bos_token_id=None, eos_token_id=None)
+    metadata["general.architecture"] = architecture
+    data = flat_form(metadata)
+    assert data is not None
+    whole = Tokenizer.from_gguf_metadata(metadata)
+    return whole, Tokenizer.from_flat(memoryview(data), metadata)
+
+
+def spelled_words(pre: str, text: str, **options: Any) -> list[str]:
+    """The tokens of a text, the same out of the whole and out of the flat vocabulary."""
+    whole, flat = with_rule(pre, **options)
+    assert flat.encode(text) == whole.encode(text)
+    return [whole.token_bytes(i).decode(errors="replace") for i in whole.encode(text)]
+
+
+def test_digits_are_cut_off_first_where_the_model_was_trained_so() -> None:
+    assert spelled_words("gpt-2", "  12") == [" ", " ", "12"]
+    for pre in ("smollm", "starcoder", "refact", "command-r"):
+        assert spelled_words(pre, "  12") == ["  ", "1", "2"]
+
+
+def test_a_word_that_is_a_token_needs_no_merges_where_the_model_says_so() -> None:
+    assert spelled_words("dbrx", "abc", more=["abc"]) == ["a", "b", "c"]
+    assert spelled_words("llama-bpe", "abc", more=["abc"]) == ["abc"]
+
+
+def test_a_control_token_is_never_taken_for_a_word() -> None:
+    whole, flat = with_rule("llama-bpe", control=["user"])
+    for tokenizer in (whole, flat):
+        assert tokenizer.encode("user") == list(b"user")
+        assert tokenizer.encode("user", special=True) == [tokenizer.special_tokens["user"]]
+
+
+def test_text_is_composed_where_the_model_was_trained_so() -> None:
+    apart, composed = "e\u0301", "\u00e9"
+    for pre, architecture, text in (
+        ("gpt-2", "llama", apart),
+        ("qwen2", "llama", composed),
+        ("mpt", "llama", composed),
+        ("default", "gptneox", composed),
+    ):
+        for tokenizer in with_rule(pre, architecture=architecture):
+            assert tokenizer.encode(apart) == list(text.encode())
+
+
 def test_what_the_file_says(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert byte_level.bos_token_id == IM_START and not byte_level.add_bos
     assert byte_level.eos_token_ids == {IM_END, END_OF_TEXT}
@@ -130,8 +190,8 @@ def test_bytes_of_tokens(byte_level: Tokenizer, sentencepiece: Tokenizer) -> Non
 
 def test_the_first_space_of_sentencepiece(sentencepiece: Tokenizer) -> None:
     assert sentencepiece.decode(sentencepiece.encode("hello")) == "hello"
-    # As Transformers: a text that begins with a space gets no other one.
-    assert sentencepiece.encode(" hello") == sentencepiece.encode("hello")
+    assert sentencepiece.encode(" hello") != sentencepiece.encode("hello")
+    assert sentencepiece.decode(sentencepiece.encode(" hello")) == " hello"
     assert sentencepiece.decode([]) == ""
     whole = sentencepiece.encode("hi<s>there", special=True)
     assert sentencepiece.encode_segments(["hi", 1, "there"]) == whole
@@ -144,7 +204,7 @@ def test_the_first_space_of_sentencepiece(sentencepiece: Tokenizer) -> None:
 @given(text=st.text())
 def test_text_survives(byte_level: Tokenizer, sentencepiece: Tokenizer, text: str) -> None:
     assert byte_level.decode(byte_level.encode(text)) == text
-    unmarked = text.replace("▁", "_").lstrip(" ")
+    unmarked = text.replace("▁", "_")
     assert sentencepiece.decode(sentencepiece.encode(unmarked)) == unmarked
 
 
@@ -211,7 +271,13 @@ def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model": "bert"}, UnsupportedModel, "tokenizer.ggml.model = 'bert'"),
+        ({"model": "rwkv"}, UnsupportedModel, "tokenizer.ggml.model = 'rwkv'"),
+        ({"model": "bert"}, ModelFileError, "tokenizer.ggml.unknown_token_id is missing"),
+        ({"model": "gemma4", "merges": None}, ModelFileError, "tokenizer.ggml.merges is missing"),
+        ({"model": "gemma4", "merges": ["q z"]}, ModelFileError, "merges: 'q z' needs the token"),
+        ({"model": "t5"}, ModelFileError, "tokenizer.ggml.scores is missing"),
+        ({"normalizer.lowercase": 1}, ModelFileError, "tokenizer.ggml.normalizer.lowercase = '1'"),
+        ({"precompiled_charsmap": [1, "a"]}, ModelFileError, "precompiled_charsmap"),
         ({"model": None}, ModelFileError, "tokenizer.ggml.model is missing"),
         ({"pre": "poro-chat"}, UnsupportedModel, "tokenizer.ggml.pre = 'poro-chat'"),
         ({"pre": 3}, ModelFileError, "tokenizer.ggml.pre should be text"),
@@ -227,7 +293,8 @@ def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
         ({"merges": ["h e", "a b c"]}, ModelFileError, "merges[1]"),
         ({"merges": ["h e", "l l", " e"]}, ModelFileError, "merges[2]"),
         ({"merges": ["h e", "h "]}, ModelFileError, "merges[1]"),
-        ({"merges": ["q z"]}, ModelFileError, "tokenizer.ggml.merges"),
+        ({"merges": ["h e", "q z"]}, ModelFileError, "merges: 'q z' needs the token 'qz', which"),
+        ({"merges": ["hé e"]}, ModelFileError, "merges: 'hé e' needs the token 'hé', which"),
         ({"merges": "h e"}, ModelFileError, "should be a list"),
         ({"eos_token_id": 99999}, ModelFileError, "tokenizer.ggml.eos_token_id = 99999"),
         ({"bos_token_id": -1}, ModelFileError, "tokenizer.ggml.bos_token_id = -1"),

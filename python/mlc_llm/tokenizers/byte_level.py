@@ -8,8 +8,7 @@ from typing import Protocol
 import tokenizers as hf
 from tokenizers import models
 
-from mlc_llm.errors import ModelFileError
-from mlc_llm.tokenizers.parts import Prefix, Tables, hidden
+from mlc_llm.tokenizers.parts import Prefix, Tables, broken_merges, hidden
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 from mlc_llm.tokenizers.word_rules import word_rule
 
@@ -68,7 +67,7 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, st
     try:
         return models.BPE(vocab=ids, merges=merges, fuse_unk=False, ignore_merges=whole)
     except Exception as error:  # the library raises bare exceptions
-        raise ModelFileError(f"tokenizer.ggml.merges: {error}") from None
+        raise broken_merges(error, ids, merges) from None
 
 
 def _names_taken_whole(vocabulary: Vocabulary) -> set[str]:

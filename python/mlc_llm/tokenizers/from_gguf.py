@@ -51,7 +51,7 @@ def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
         bos_token_id=vocabulary.ids.get("bos_token_id"),
         eos_token_ids=vocabulary.end_ids,
         add_bos=vocabulary.add_bos,
-        strips_leading_space=vocabulary.model == "bert" or vocabulary.add_space_prefix,
+        strips_leading_space=kind is wordpiece or kind.prefix(vocabulary) is not Prefix.NONE,
     )
 
 

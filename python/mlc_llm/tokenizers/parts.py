@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 import tokenizers as hf
 from tokenizers import models
 
+from mlc_llm.errors import ModelFileError
 from mlc_llm.tokenizers.words import Words
 
 
@@ -47,6 +48,21 @@ class Tables(NamedTuple):
     recognising: models.Model
     plain: models.Model
     """Finds no name of a control token in ordinary text. Often the same object."""
+
+
+def broken_merges(
+    error: Exception, ids: Mapping[str, int], merges: Iterable[tuple[str, str]]
+) -> ModelFileError:
+    """What to say of merges that the library refuses with `error`."""
+    for left, right in merges:
+        for token in (left, right, left + right):
+            if token not in ids:
+                line, missing = f"{left} {right}"[:40], token[:40]
+                return ModelFileError(
+                    f"tokenizer.ggml.merges: {line!r} needs the token {missing!r}, which is not in "
+                    "tokenizer.ggml.tokens"
+                )
+    return ModelFileError(f"tokenizer.ggml.merges: {error}")
 
 
 def hidden(ids: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import tokenizers as hf
 from tokenizers import models, normalizers, pre_tokenizers
 
-from mlc_llm.errors import ModelFileError
-from mlc_llm.tokenizers.parts import Prefix, Tables
+from mlc_llm.tokenizers.parts import Prefix, Tables, broken_merges
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
 SPACE = "▁"
@@ -52,7 +51,7 @@ def tables(vocabulary: Vocabulary) -> Tables:
     try:
         made = models.BPE(vocab=ids, merges=merges, fuse_unk=True, byte_fallback=True, **unknown)
     except Exception as error:  # the library raises bare exceptions
-        raise ModelFileError(f"tokenizer.ggml.merges: {error}") from None
+        raise broken_merges(error, ids, merges) from None
     return Tables(made, made)
 
 
