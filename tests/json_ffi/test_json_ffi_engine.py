@@ -222,17 +222,66 @@ def test_overlapping_requests_never_mix(engine: JSONFFIEngine) -> None:
         thread.join()
     assert [answers[i].text for i in range(len(texts))] == texts
     assert all(len(answer.usages) == 1 for answer in answers.values())
-    assert engine._state._readers == {}
+    assert len(engine._state._streams) == 0
 
 
-def test_any_text_may_be_an_id(engine: JSONFFIEngine) -> None:
-    request = json.dumps({"messages": [{"role": "user", "content": "hello" * 9}]})
-    names = ["a\\", 'a"b', "a", "\N{GRINNING FACE}", '", "object": "chat.completion.chunk"', "\n"]
-    streams = [engine._raw_chat_completion(request, True, name) for name in names]
-    firsts = [next(stream) for stream in streams]
-    answers = [Answer([first, *stream]) for first, stream in zip(firsts, streams, strict=True)]
-    assert [answer.text for answer in answers] == ["hello" * 9] * len(names)
-    assert [{chunk.id for chunk in answer.chunks} for answer in answers] == [{n} for n in names]
+HOSTILE_IDS = [
+    "a",
+    "a\\",
+    'a"b',
+    "{}",
+    '"}], "usage": {}}]',
+    '[{"id": "a"}]',
+    '", "object": "chat.completion.chunk"',
+    '", "choices": [], "usage": {"total_tokens": 0}}, {"id": "a',
+    "\n",
+    "a\r\n",
+    "\x00",
+    "\N{GRINNING FACE}",
+    "\\ud83d\\ude00",
+]
+
+
+def test_any_text_may_be_an_id_and_its_chunks_reach_its_reader_alone(
+    engine: JSONFFIEngine,
+) -> None:
+    texts = {name: f"{i} says " + HOSTILE_IDS[i - 1] for i, name in enumerate(HOSTILE_IDS)}
+    streams = {name: start(engine, text, name) for name, text in texts.items()}
+    answers = {name: Answer([next(stream)]) for name, stream in streams.items()}
+    for name in reversed(HOSTILE_IDS):
+        answers[name].chunks += streams[name]
+    assert {name: answer.text for name, answer in answers.items()} == texts
+    for name, answer in answers.items():
+        assert {chunk.id for chunk in answer.chunks} == {name} and len(answer.usages) == 1
+    assert len(engine._state._streams) == 0
+
+
+def start(engine: JSONFFIEngine, text: str, request_id: str) -> Any:
+    request = json.dumps({"messages": [{"role": "user", "content": text}]})
+    return engine._raw_chat_completion(request, True, request_id)
+
+
+def test_chunks_are_told_apart_by_their_ids_however_the_json_is_written() -> None:
+    state, answers = EngineState(), dict[str, Answer]()
+    ffi = {"chat_completion": lambda *_: True, "abort": lambda _: pytest.fail("aborted")}
+
+    def run(name: str) -> None:
+        answers[name] = read(state.handle_chat_completion(ffi, "{}", True, name))
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in HOSTILE_IDS]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(state._streams) == len(HOSTILE_IDS), "they do not read")
+    chunks = [
+        {"usage": {"total_tokens": i}, "choices": [], "id": name}
+        for i, name in enumerate(HOSTILE_IDS)
+    ]
+    for text in (json.dumps(chunks[:5], indent=1), json.dumps(chunks[5:], separators=(",", ":"))):
+        state._sync_request_stream_callback(text)
+    for thread in threads:
+        thread.join()
+    totals = {name: answer.usages[0].total_tokens for name, answer in answers.items()}
+    assert totals == {name: i for i, name in enumerate(HOSTILE_IDS)}
 
 
 def test_streams_can_be_read_in_turns_by_one_thread(engine: JSONFFIEngine) -> None:
@@ -255,7 +304,7 @@ def test_closing_a_stream_aborts_its_request(engine: JSONFFIEngine) -> None:
     stream = engine.chat.completions.create(messages=[{"role": "user", "content": LONG}])
     next(stream)
     stream.close()  # type: ignore[attr-defined]
-    eventually(lambda: not engine._state._readers, "it runs on")
+    eventually(lambda: not engine._state._streams, "it runs on")
     assert engine.metrics()["completion_tokens_sum"] < 1000
     assert ask(engine, "fine").text == "fine"
 
@@ -326,7 +375,7 @@ def test_handle_chat_completion_with_functions_of_a_test() -> None:
             state._sync_request_stream_callback(json.dumps([{"id": "r", "choices": [choice]}]))
         last = {"id": "r", "choices": [], "usage": {"total_tokens": 2}}
         state._sync_request_stream_callback(json.dumps([last]))
-        assert state.sync_queue is first and first.qsize() == 3
+        assert state.sync_queue is first and first.qsize() == 4  # three chunks and the end
         return True
 
     ffi = {"chat_completion": chat_completion, "abort": calls.append}

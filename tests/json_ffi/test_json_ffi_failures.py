@@ -24,6 +24,7 @@ from mlc_llm.json_ffi import JSONFFIEngine
 from mlc_llm.json_ffi.engine import EngineState
 from mlc_llm.json_ffi.module import FUNCTIONS, MORE_FUNCTIONS, JSONFFIModule
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.openai.chunks import AnswerStream
 from mlc_llm.serve.sync_engine import _create_tvm_module
 from mlc_llm.serve.threaded_loops import LoopThreads
 
@@ -145,7 +146,7 @@ def test_half_characters_do_no_harm(engine: JSONFFIEngine) -> None:
     for text, name in ((half, "a"), ('{"messages": []}', half)):  # these cannot cross at all
         with pytest.raises(UnicodeEncodeError):
             next(engine._raw_chat_completion(text, True, name))
-    assert engine._state._readers == {}
+    assert len(engine._state._streams) == 0
     assert ask(engine, "fine", request_id="a").text == "fine"
 
 
@@ -248,11 +249,9 @@ def test_a_failed_reload_raises_and_the_engine_stays_usable() -> None:
 
 
 def test_an_answer_that_cannot_be_written_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlc_llm.json_ffi.codec import ChunkWriter
+    usual = AnswerStream.put
 
-    usual = ChunkWriter.put
-
-    def put(self: ChunkWriter, output: Any) -> Any:
+    def put(self: AnswerStream, output: Any) -> Any:
         if output.request_id == "bad":
             raise ZeroDivisionError("cannot be written")
         return usual(self, output)
@@ -260,7 +259,7 @@ def test_an_answer_that_cannot_be_written_ends_alone(monkeypatch: pytest.MonkeyP
     with engine_of("mock://echo") as engine:
         good = engine.chat.completions.create(messages=[{"role": "user", "content": "x" * 100}])
         next(good)
-        monkeypatch.setattr(ChunkWriter, "put", put)
+        monkeypatch.setattr(AnswerStream, "put", put)
         bad = ask(engine, LONG, request_id="bad", stream_options={"include_usage": True})
         assert (bad.reason, bad.text, len(bad.usages)) == ("error", "cannot be written", 1)
         assert len(read(good).text) == 99
@@ -324,7 +323,7 @@ def test_terminate_with_readers_releases_them_all() -> None:
     threads = [threading.Thread(target=run) for _ in range(100)]
     for thread in threads:
         thread.start()
-    eventually(lambda: len(engine._state._readers) == 100, "they do not run")
+    eventually(lambda: len(engine._state._streams) == 100, "they do not run")
     start = time.monotonic()
     engine.terminate()
     for thread in threads:
@@ -347,7 +346,7 @@ def test_close_releases_a_reader_whose_engine_is_gone() -> None:
         target=lambda: answers.append(read(state.handle_chat_completion(ffi, "{}", True, "a")))
     )
     reader.start()
-    eventually(lambda: state._readers, "it does not read")
+    eventually(lambda: state._streams, "it does not read")
     state.close()
     reader.join()
     assert answers[0].reason == "error" and len(answers[0].usages) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from threaded_harness import ECHO, LONG, Running, eventually
 
-from mlc_llm.json_ffi import codec
+from mlc_llm.json_ffi import module as json_module
 from mlc_llm.json_ffi.module import JSONFFIModule
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.core.admission import Admission
@@ -173,7 +173,7 @@ def module() -> Iterator[Module]:
 def test_what_comes_while_a_chat_is_tokenised(
     end: str, module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = Held(monkeypatch, codec, "engine_request")
+    held = Held(monkeypatch, json_module, "engine_request")
     with held.during(module.ask):
         if end == "abort":
             module.module.abort("a")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm_ffi
 
@@ -17,7 +17,10 @@ from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.ffi_table import function_table
+from mlc_llm.serve.openai.chunk_json import ChunkJSON
 from mlc_llm.serve.openai.chunks import AnswerStream
+from mlc_llm.serve.openai.requests import ChatModel, engine_config, engine_request
+from mlc_llm.serve.streams import IdInUse, OpenStreams
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
 FUNCTIONS = (
@@ -39,15 +42,20 @@ DEVICE_TYPES = {1: "cpu", 2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "
 _log = logging.getLogger(__name__)
 
 
+class _Answer(NamedTuple):
+    """One request that runs: outputs to chunks, and chunks to JSON."""
+
+    stream: AnswerStream
+    json: ChunkJSON
+
+
 class JSONFFIModule:
     """A threaded engine that speaks JSON. Every function may be called from any thread."""
 
     def __init__(self) -> None:
         self._engine = ThreadedEngine.Create()
         self._callback: Callable[[str], Any] | None = None
-        self._writers: dict[str, codec.ChunkWriter] = {}
-        """Of the requests that run. Read and changed by one operation at a time, so from any thread
-        without a lock."""
+        self._answers: OpenStreams[_Answer] = OpenStreams()
         self._last_error = ""
         # The same functions under the same names.
         self.reload = self._engine.reload
@@ -82,7 +90,7 @@ class JSONFFIModule:
             model = self._model()
             request = codec.parse_request(request_json_str)
             return self._start(request, request_id, model)
-        except _Taken as error:
+        except IdInUse as error:
             self._last_error = str(error)
             return False
         except Exception as error:
@@ -105,80 +113,66 @@ class JSONFFIModule:
         """The config with every limit, as JSON."""
         return self._engine.get_complete_engine_config().asjson()
 
-    def _model(self) -> codec.LoadedModel:
+    def _model(self) -> ChatModel:
         loaded = self._engine.loaded
-        window = loaded.config.max_single_sequence_length
-        bundle = loaded.bundle
-        return codec.LoadedModel(
-            bundle, bundle.context_window if window is None else window, loaded.load_id
+        bundle, window = loaded.bundle, loaded.config.max_single_sequence_length
+        context = bundle.context_window if window is None else window
+        return ChatModel(
+            bundle.tokenizer, bundle.chat_template, bundle.defaults, context, loaded.load_id
         )
 
-    def _start(
-        self, request: ChatCompletionRequest, request_id: str, model: codec.LoadedModel
-    ) -> bool:
+    def _start(self, request: ChatCompletionRequest, request_id: str, model: ChatModel) -> bool:
         """Queue a request. What takes time comes after its id is known, so that an abort ends it
         meanwhile too."""
-        config = codec.engine_config(request, model.bundle)
-        answer = AnswerStream(model.bundle.tokenizer, config.n)
-        writer = codec.ChunkWriter(request_id, request.model or "", answer)
-        self._open(request_id, writer)
+        config = engine_config(request, model)
+        answer = _Answer(
+            AnswerStream(model.tokenizer, config.n), ChunkJSON(request_id, request.model or "")
+        )
+        self._answers.open(request_id, answer)
         try:
             self._engine.make_and_add(
-                request_id,
-                config.n,
-                lambda: codec.engine_request(request, request_id, config, model),
+                request_id, config.n, lambda: engine_request(request, request_id, config, model)
             )
         except BaseException:
-            self._close(request_id, writer)
+            self._answers.leave(request_id, answer)
             raise
         return True
 
-    def _open(self, request_id: str, writer: codec.ChunkWriter) -> None:
-        if self._writers.setdefault(request_id, writer) is not writer:
-            raise _Taken("request_id", request_id, "it names a request that runs")
-
-    def _close(self, request_id: str, writer: codec.ChunkWriter) -> None:
-        """Unless it was closed, and the id is another request's by now."""
-        if self._writers.get(request_id) is writer:
-            del self._writers[request_id]
-
     def _deliver(self, outputs: list[RequestStreamOutput]) -> None:
         """The threaded engine's callback: one call of ours for each request that has news."""
-        chunks: dict[str, list[str]] = {}
+        news: dict[str, list[str]] = {}
         for output in outputs:
-            chunk = self._chunk(output)
-            if chunk:
-                chunks.setdefault(output.request_id, []).append(chunk)
-        for request_id, texts in chunks.items():
+            text = self._text(output)
+            if text:
+                news.setdefault(output.request_id, []).append(text)
+        for request_id, texts in news.items():
             try:
                 self._call_back(codec.array(texts))
             except BaseException:
                 _log.exception("the callback raised; request %s is aborted", request_id)
                 self._engine.abort_request(request_id)
 
-    def _chunk(self, output: RequestStreamOutput) -> str:
+    def _text(self, output: RequestStreamOutput) -> str:
+        """The chunk of an output as JSON; empty where there is nothing to say."""
         request_id = output.request_id
-        writer = self._writers.get(request_id)
-        if writer is None:
+        answer = self._answers.find(request_id)
+        if answer is None:
             return ""
         if output.request_final_usage_json_str is not None:
-            self._close(request_id, writer)
+            self._answers.leave(request_id, answer)
         try:
-            return writer.put(output)
+            chunk = answer.stream.put(output)
+            return "" if chunk is None else answer.json.text(chunk)
         except Exception as error:
             # Nobody else's text is lost: only this request ends here.
             _log.exception("the answer to request %s cannot be written", request_id)
-            self._close(request_id, writer)
+            self._answers.leave(request_id, answer)
             self._engine.abort_request(request_id)
             return codec.error_reply(request_id, error)[1:-1]
 
     def _call_back(self, text: str) -> None:
         assert self._callback is not None  # checked before there is anything to say
         self._callback(text)
-
-
-class _Taken(InvalidField):
-    """Another request runs under this id."""
 
 
 def create_json_ffi_engine() -> Any:

@@ -2,57 +2,47 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import queue
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 
-from mlc_llm.errors import InvalidField, MLCError
+from mlc_llm.errors import MLCError
 from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionStreamResponse
+from mlc_llm.serve.streams import IdInUse, OpenStreams, QueueInC, RequestStream
 from mlc_llm.serve.threaded_engine import TERMINATED
 
 Functions = Mapping[str, Callable[..., Any]]
 """A table of the engine's functions."""
+PlainChunk = dict[str, Any]
+"""A chunk as JSON has it; its reader checks it."""
+_Stream = RequestStream[PlainChunk]
 
-
-class _Strings(queue.Queue[str]):
-    """A queue without an end that waits in C: its reader is woken for every token, while the model
-    has all cores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        strings: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in ("put", "put_nowait", "get", "get_nowait", "qsize", "empty"):
-            setattr(self, name, getattr(strings, name))
-
-
-@dataclass
-class _Reader:
-    """Somebody who reads one request."""
-
-    queue: queue.Queue[str] = field(default_factory=_Strings)
-    is_gone: bool = False
-    """What still comes is thrown away."""
+_checked = TypeAdapter(ChatCompletionStreamResponse).validator.validate_python
+"""A chunk's model. It is called for every token, so without the adapter in between."""
+_log = logging.getLogger(__name__)
 
 
 class EngineState:
     """Carries chunks from the engine's callback to whoever reads that request.
 
-    There is a queue for each request that is read. `sync_queue` is the queue of the request that
-    was started last; what nobody reads goes there too. There is no lock, so that nothing here can
-    be held at a fork: each step is one operation on a dictionary or a queue.
+    The JSON is read once, in the callback; the id in each chunk says whose it is. `sync_queue` has
+    the chunks of the request that was started last; while nobody reads, it has the strings of the
+    callback.
     """
 
-    sync_queue: queue.Queue[str]
+    sync_queue: queue.Queue[Any]
 
     def __init__(self) -> None:
-        self.sync_queue = _Strings()
-        self._readers: dict[str, _Reader] = {}
-        """Each stands here until the usage of its request has come."""
+        self.sync_queue = QueueInC()
+        self._latest: _Stream | None = None
+        """The stream behind `sync_queue`, while it is read."""
+        self._streams: OpenStreams[_Stream] = OpenStreams()
+        """Each stands here until the usage of its request has come, also if nobody reads on."""
 
     def get_request_stream_callback(self) -> Callable[[str], None]:
         """The callback for `init_background_engine`."""
@@ -64,12 +54,21 @@ class EngineState:
 
     def _sync_request_stream_callback(self, chat_completion_stream_responses_json_str: str) -> None:
         """Hand the chunks on, by their ids. Never waits."""
-        text = chat_completion_stream_responses_json_str
-        reader = self._readers.get(_only_id(text))
-        if reader is None:
-            self._sort(text)
-        elif not reader.is_gone:
-            reader.queue.put_nowait(text)
+        text, is_read = chat_completion_stream_responses_json_str, False
+        try:
+            for chunk in from_json(text, cache_strings="keys"):
+                stream = self._streams.find(chunk["id"])
+                if stream is not None:
+                    is_read = True
+                    if chunk.get("usage") is None:
+                        stream.put(chunk)
+                    else:
+                        self._streams.leave(chunk["id"], stream)
+                        stream.end(chunk)
+        except (ValueError, TypeError, KeyError):
+            _log.debug("the callback was given what is no list of chunks")
+        if not is_read and self._latest is None:
+            self.sync_queue.put_nowait(text)
 
     def handle_chat_completion(
         self, ffi: Functions, request_json_str: str, include_usage: bool, request_id: str
@@ -79,103 +78,56 @@ class EngineState:
         An error, or closing the iterator, aborts the request. While another request is read under
         this id, the answer is an error, and the other is not disturbed.
         """
-        mine = _Reader()
-        if self._readers.setdefault(request_id, mine) is not mine:
-            taken = InvalidField("request_id", request_id, "it is in use")
-            mine.queue.put(codec.error_reply(request_id, taken))
-            yield from _read(mine.queue, request_id, include_usage)
-            return
-        self.sync_queue = mine.queue
+        stream = _Stream(request_id, lambda name: _abort(ffi, name))
         try:
-            self._start(ffi, request_json_str, request_id)
-            yield from _read(mine.queue, request_id, include_usage)
-        except BaseException:
-            mine.is_gone = True
-            ffi["abort"](request_id)
-            raise
+            self._streams.open(request_id, stream)
+        except IdInUse as error:
+            _refuse(stream, request_id, error)
+            yield from _read(stream, include_usage)
+            return
+        self._latest, self.sync_queue = stream, stream.queue
+        try:
+            with stream:
+                self._start(ffi, request_json_str, request_id)
+                yield from _read(stream, include_usage)
         finally:
-            if self.sync_queue is mine.queue:
-                self.sync_queue = _Strings()
+            if self._latest is stream:
+                self._latest, self.sync_queue = None, QueueInC()
 
     def close(self) -> None:
         """Release every reader that still waits: nothing will come any more."""
-        for request_id in list(self._readers):
+        for request_id in self._streams.ids():
             self._end(request_id, TERMINATED)
 
     def _start(self, ffi: Functions, request_json_str: str, request_id: str) -> None:
         try:
             is_accepted = ffi["chat_completion"](request_json_str, request_id)
         except BaseException:
-            self._readers.pop(request_id, None)  # nothing will come
+            self._streams.take(request_id)  # nothing will come
             raise
         if is_accepted is False:
             self._end(request_id, _last_error(ffi))  # unless the callback has had a reply
 
-    def _sort(self, text: str) -> None:
-        """Chunks of several requests, the last chunk of one, or what is nobody's."""
-        by_id = _chunks_by_id(text)
-        if not any(request_id in self._readers for request_id in by_id):
-            self.sync_queue.put_nowait(text)
-            return
-        for request_id, chunks in by_id.items():
-            reader = self._readers.get(request_id)
-            if chunks[-1].get("usage") is not None:
-                self._readers.pop(request_id, None)
-            if reader is None or not reader.is_gone:
-                to = self.sync_queue if reader is None else reader.queue
-                to.put_nowait(json.dumps(chunks))
-
     def _end(self, request_id: str, why: str) -> None:
         """An error and a usage for a reader that has not had its end."""
-        reader = self._readers.pop(request_id, None)
-        if reader is not None:
-            reader.queue.put_nowait(codec.error_reply(request_id, MLCError(why)))
+        stream = self._streams.take(request_id)
+        if stream is not None:
+            _refuse(stream, request_id, MLCError(why))
 
 
-def _only_id(text: str) -> str:
-    """The id of the chunk in a text that holds a single one without a usage, as this engine writes
-    it for each token: found without reading the JSON. Empty for anything else.
-
-    The quotes in a JSON string are escaped, so what is looked for is no part of anybody's text.
-    """
-    if not text.startswith(_ID) or text.count(_OBJECT) != 1 or '"usage"' in text:
-        return ""
-    request_id = text[len(_ID) : text.index('"', len(_ID))]
-    return "" if "\\" in request_id else request_id  # an escape stands for something else
+def _refuse(stream: _Stream, request_id: str, error: Exception) -> None:
+    stream.end(*from_json(codec.error_reply(request_id, error)))
 
 
-_ID = '[{"id": "'
-_OBJECT = '"object": "chat.completion.chunk"'
-
-
-def _chunks_by_id(text: str) -> dict[str, list[dict[str, Any]]]:
-    """Empty for what is no list of chunks."""
-    by_id: dict[str, list[dict[str, Any]]] = {}
-    try:
-        for chunk in json.loads(text):
-            by_id.setdefault(chunk["id"], []).append(chunk)
-    except (ValueError, TypeError, KeyError):
-        return {}
-    return by_id
-
-
-def _read(
-    texts: queue.Queue[str], request_id: str, include_usage: bool
-) -> Iterator[ChatCompletionStreamResponse]:
+def _read(stream: _Stream, include_usage: bool) -> Iterator[ChatCompletionStreamResponse]:
     """The chunks of one request up to its usage."""
-    while True:
-        for chunk in _CHUNKS.validate_json(texts.get()):
-            if chunk.id != request_id:
-                continue
-            if chunk.usage is None:
-                yield chunk
-                continue
-            if include_usage:
-                yield chunk
-            return
+    for chunk in stream:
+        if include_usage or chunk.get("usage") is None:
+            yield _checked(chunk)
 
 
-_CHUNKS = TypeAdapter(list[ChatCompletionStreamResponse])
+def _abort(ffi: Functions, request_id: str) -> None:
+    ffi["abort"](request_id)
 
 
 def _last_error(ffi: Functions) -> str:

@@ -149,7 +149,7 @@ class SyncMLCEngine:
         Only the template makes control tokens; their names in messages are ordinary text. Raises
         `UserError`.
         """
-        from mlc_llm.serve.openai.prompt import conversation_prompt
+        from mlc_llm.serve.openai.requests import conversation_prompt
 
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]

@@ -1,12 +1,22 @@
-"""From an engine's outputs to what a streamed answer adds to each choice: the same everywhere."""
+"""From an engine's outputs to the chunks of a streamed answer: the same for every front end.
+
+A chunk is made once. A front end gives it to Python as it is, writes it as JSON (`chunk_json`), or
+collects chunks to a whole answer (`answers`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput, SingleRequestStreamOutput
+from mlc_llm.serve.metrics import zero_usage_json
 from mlc_llm.serve.stream import BranchText
 from mlc_llm.tokenizers import Tokenizer
+
+REQUEST_FAILED = "request_error"
+"""The `type` of an error with which the engine ended a request that it had accepted."""
 
 
 class ChoicePiece(NamedTuple):
@@ -19,20 +29,45 @@ class ChoicePiece(NamedTuple):
     """JSON texts, one a token since the choice's last piece; None where nobody asked for them."""
 
 
+class Chunk(NamedTuple):
+    """What a stream says at once: what its choices gained, or the usage."""
+
+    pieces: Sequence[ChoicePiece]
+    error: ErrorBody | None = None
+    """Why the choices end with `error`."""
+    usage_json: str | None = None
+    """In the last chunk of a request, which has no pieces, and in no other."""
+
+
 class AnswerStream:
     """The text of one request's choices while it grows."""
 
     def __init__(self, tokenizer: Tokenizer, n: int) -> None:
         self._choices = [_Choice(tokenizer, i) for i in range(n)]
 
-    def put(self, output: RequestStreamOutput) -> list[ChoicePiece]:
-        """The choices that have new text or an end. Not for usage outputs.
+    def put(self, output: RequestStreamOutput) -> Chunk | None:
+        """The chunk of an output; None where there is nothing to show yet.
 
-        A choice that fails ends with the reason as its text.
+        It has the choices that have new text or an end. A choice that fails ends with the reason
+        as its text.
         """
+        if output.request_final_usage_json_str is not None:
+            return Chunk((), None, output.request_final_usage_json_str)
         _, singles = output.unpack()
         pieces = [c.put(single) for c, single in zip(self._choices, singles, strict=True)]
-        return [piece for piece in pieces if piece is not None]
+        shown = [piece for piece in pieces if piece is not None]
+        if output.error is not None:
+            return Chunk(shown, ErrorBody(message=_utf8(output.error), type=REQUEST_FAILED))
+        return Chunk(shown) if shown else None
+
+
+def refusal_chunks(error: Exception) -> list[Chunk]:
+    """The whole answer to a request that is refused: one choice with the reason as its text and
+    an error beside it, and a usage of zeros."""
+    body = ErrorResponse.of(error).error
+    body = body.model_copy(update={"message": _utf8(body.message or type(error).__name__)})
+    reason = ChoicePiece(0, body.message, "error", None)
+    return [Chunk([reason], body), Chunk((), None, zero_usage_json())]
 
 
 class _Choice:
@@ -53,3 +88,8 @@ class _Choice:
         logprobs = self._logprobs
         self._logprobs = None if logprobs is None else []
         return ChoicePiece(self._index, text, single.finish_reason, logprobs)
+
+
+def _utf8(text: str) -> str:
+    """A user's text may hold half a character; nobody can write that."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,19 +1,35 @@
-"""From a checked chat request to the token ids of its prompt: the same for every front end."""
+"""From a chat request to what the engine is asked: the same for every front end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ContextLengthExceeded, InvalidField
 from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
+from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.chat import chat_prompt
+from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
 
 _log = logging.getLogger(__name__)
+
+
+class ChatModel(NamedTuple):
+    """What requests to a loaded model are made with."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | Conversation | None
+    defaults: GenerationConfig
+    """Merged under every request's config."""
+    context: int
+    """Tokens of a prompt and its answer together."""
+    load_id: int
+    """As `OpenEngine.load_id`."""
 
 
 def check_chat_request(request: ChatCompletionRequest) -> None:
@@ -27,6 +43,24 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
     unknown = request.unknown_fields()
     if unknown:
         _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+
+
+def engine_config(request: ChatCompletionRequest, model: ChatModel) -> GenerationConfig:
+    """The request's own settings, with the model's defaults merged under them. Raises `UserError`
+    for settings that contradict each other."""
+    return request.generation_config().merged_over(model.defaults)
+
+
+def engine_request(
+    request: ChatCompletionRequest, request_id: str, config: GenerationConfig, model: ChatModel
+) -> Request:
+    """What the engine is asked. config: as of `engine_config`. Raises as `request_prompt`."""
+    if config.debug_config.special_request is not None:
+        return Request(request_id, [], config, model.load_id)
+    ids = request_prompt(
+        request, tokenizer=model.tokenizer, template=model.template, context=model.context
+    )
+    return Request(request_id, [TokenData(ids)], config, model.load_id)
 
 
 def conversation_prompt(
@@ -56,7 +90,7 @@ def request_prompt(
     answer in `context` tokens.
     """
     ids = chat_prompt(
-        [message.model_dump(exclude_none=True) for message in request.messages],
+        [message.model_dump() for message in request.messages],
         tokenizer=tokenizer,
         template=template,
         tools=[tool.model_dump(exclude_none=True) for tool in request.usable_tools],

@@ -1,0 +1,73 @@
+"""The whole answer to a chat request, collected from the chunks of its stream."""
+
+from __future__ import annotations
+
+from mlc_llm.protocol.error_protocol import ErrorBody
+from mlc_llm.protocol.openai_api_protocol import (
+    ChatCompletionMessage,
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    LogProbs,
+    LogProbsContent,
+    UsageInfo,
+)
+from mlc_llm.serve.data import FinishReason
+from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
+
+
+class WholeAnswer:
+    """What has come of one request with `n` choices."""
+
+    def __init__(self, n: int) -> None:
+        self._choices = [_WholeChoice() for _ in range(n)]
+        self._usage_json: str | None = None
+        self.error: ErrorBody | None = None
+        """Why the request failed; the texts of its choices are no answers then."""
+
+    @property
+    def is_whole(self) -> bool:
+        """The usage has come, after which nothing comes."""
+        return self._usage_json is not None
+
+    def put(self, chunk: Chunk) -> None:
+        """Take one chunk in."""
+        for piece in chunk.pieces:
+            self._choices[piece.choice].put(piece)
+        self.error = self.error or chunk.error
+        self._usage_json = chunk.usage_json or self._usage_json
+
+    def response(self, request_id: str, model: str) -> ChatCompletionResponse:
+        """The answer in OpenAI's shape, with a choice for each of the `n`. For a whole answer."""
+        assert self._usage_json is not None
+        return ChatCompletionResponse(
+            id=request_id,
+            model=model,
+            choices=[choice.response(i) for i, choice in enumerate(self._choices)],
+            usage=UsageInfo.model_validate_json(self._usage_json),
+        )
+
+
+class _WholeChoice:
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._finish_reason: FinishReason | None = None
+        self._logprobs: list[str] | None = None
+
+    def put(self, piece: ChoicePiece) -> None:
+        self._pieces.append(piece.text)
+        self._finish_reason = piece.finish_reason
+        if piece.logprobs is not None:
+            self._logprobs = (self._logprobs or []) + piece.logprobs
+
+    def response(self, index: int) -> ChatCompletionResponseChoice:
+        message = ChatCompletionMessage(role="assistant", content="".join(self._pieces))
+        return ChatCompletionResponseChoice(
+            index=index,
+            finish_reason=self._finish_reason,
+            message=message,
+            logprobs=None if self._logprobs is None else _logprobs(self._logprobs),
+        )
+
+
+def _logprobs(tokens: list[str]) -> LogProbs:
+    return LogProbs(content=[LogProbsContent.model_validate_json(token) for token in tokens])

@@ -1,0 +1,107 @@
+"""From an engine's one callback to whoever reads each request: by the id of the request.
+
+There is no lock, so that nothing can be held at a fork: each step is one operation on a dictionary
+or a queue, which any thread may do at any time.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Generic, TypeVar
+
+from mlc_llm.errors import InvalidField
+
+Item = TypeVar("Item")
+StreamT = TypeVar("StreamT")
+
+
+class IdInUse(InvalidField):
+    """Another request runs under this id."""
+
+
+class OpenStreams(Generic[StreamT]):
+    """The streams of the requests that have not ended, each under its request's id."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, StreamT] = {}
+        self.find: Callable[[str], StreamT | None] = self._streams.get
+        """The stream of the request that has this id now. It is called for every token."""
+
+    def open(self, request_id: str, stream: StreamT) -> None:
+        """Raises `IdInUse` while another stream has this id."""
+        if self._streams.setdefault(request_id, stream) is not stream:
+            raise IdInUse("request_id", request_id, "it is in use: it names a request that runs")
+
+    def take(self, request_id: str) -> StreamT | None:
+        """Take out whatever stream has this id; None if there is none any more."""
+        return self._streams.pop(request_id, None)
+
+    def leave(self, request_id: str, stream: StreamT) -> None:
+        """Take this stream out, unless the id is another one's by now."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+
+    def ids(self) -> list[str]:
+        """Those that are in use."""
+        return list(self._streams)
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+
+class RequestStream(Generic[Item]):
+    """What comes of one request, for the one thread that reads it.
+
+    Iterating waits for each item, up to the end. `close` aborts a request that has not ended, and
+    so does leaving the stream as a context; after the end it does nothing.
+    """
+
+    def __init__(self, request_id: str, abort: Callable[[str], object]) -> None:
+        """`abort` ends the request of an id; it is called once at most."""
+        self.queue: queue.Queue[Item | None] = QueueInC()
+        """Items that nobody has read yet; None stands for the end."""
+        self.put: Callable[[Item], None] = self.queue.put_nowait
+        """Give the reader one item more. Never waits."""
+        self._items: Iterator[Item] = iter(self.queue.get, None)
+        self._request_id = request_id
+        self._abort = abort
+        self._is_over = False
+
+    def end(self, *last: Item) -> None:
+        """Give the reader its last items. Nothing comes after them."""
+        self._is_over = True
+        for item in (*last, None):
+            self.queue.put_nowait(item)
+
+    def close(self) -> None:
+        """Abort the request. What still comes is not read."""
+        if not self._is_over:
+            self._is_over = True
+            self._abort(self._request_id)
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._items
+
+    def __enter__(self) -> RequestStream[Item]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class QueueInC(queue.Queue[Item]):
+    """A queue without an end that waits in C: its reader is woken for every token, while the model
+    has all cores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        for name in ("put", "put_nowait", "get", "get_nowait", "qsize", "empty"):
+            setattr(self, name, getattr(items, name))
