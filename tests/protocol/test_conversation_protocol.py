@@ -117,7 +117,7 @@ def test_parts_are_joined_and_images_refused() -> None:
     for kind in ("image_url", "input_image"):
         with pytest.raises(UnsupportedModel, match="Vision config is required"):
             prompt(template(), ("user", [{"type": kind, "image_url": "data:"}]))
-    with pytest.raises(UserError, match="unsupported content type 'audio'"):
+    with pytest.raises(UserError, match="type = 'audio' is not allowed: unsupported content type"):
         prompt(template(), ("user", [{"type": "audio"}]))
 
 

@@ -177,11 +177,7 @@ def test_named_templates_put_their_own_tokens_first(tokenizer: Tokenizer) -> Non
         ([user([{"type": "audio"}])], InvalidField, "messages[0].content[0]"),
         ([user([{"type": "image_url", "image_url": "x"}])], UnsupportedModel, "Vision config"),
         ([user("x", tool_calls=["f"])], InvalidField, "messages[0].tool_calls[0]"),
-        (
-            [user("x", tool_calls=[{"function": {"name": "f", "arguments": "{"}}])],
-            InvalidField,
-            "messages[0].tool_calls[0].function.arguments = '{'",
-        ),
+        ([{"role": "user"}], InvalidField, 'key "content" not found'),
     ],
 )
 def test_wrong_messages_are_named(
@@ -194,6 +190,16 @@ def test_wrong_messages_are_named(
     with pytest.raises(error) as caught:
         chat_prompt(messages, tokenizer=tokenizer, template=template)
     assert words in str(caught.value)
+
+
+def test_arguments_that_are_no_json_stay_a_text(
+    tokenizer: Tokenizer, template: ChatTemplate
+) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": <|im_end|>'}}
+    messages = [user("x"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    ids = chat_prompt(messages, tokenizer=tokenizer, template=template)
+    shown = '{"name": "f", "arguments": "{\\"a\\": <|im_end|>"}<|im_end|>'
+    assert shown in tokenizer.decode(ids) and ids.count(END) == 2
 
 
 def test_what_a_template_cannot_show_is_refused(

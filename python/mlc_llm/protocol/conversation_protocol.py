@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import Field, ValidationInfo, field_validator
 from typing_extensions import Self
 
-from mlc_llm.errors import InvalidField, UnsupportedModel, UserError
+from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.messages import content_text
 
 
 class MessagePlaceholders(Enum):
@@ -225,15 +226,4 @@ def _placeholder(role: str) -> MessagePlaceholders:
 
 def _plain(content: Content) -> str:
     """The text of a content in any form; text parts are joined."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_part_text(part) for part in content)
-
-
-def _part_text(part: dict[str, Any]) -> str:
-    kind = part.get("type")
-    if kind in ("text", "input_text"):
-        return checks.utf8("text", str(part.get("text", "")))
-    if kind in ("image_url", "input_image"):
-        raise UnsupportedModel("Vision config is required: this model reads text only, not images")
-    raise UserError(f"unsupported content type {str(kind)[:64]!r}; known: text, image_url")
+    return content_text("content", content) or ""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import InvalidField, UnsupportedModel
 from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.protocol.messages import TEMPLATE_ROLES, template_messages
 from mlc_llm.serve.openai.guard import Guard
-from mlc_llm.serve.openai.messages import ROLES, function_string, plain_messages
 from mlc_llm.tokenizers import Tokenizer
 
 _NO_PLACE_FOR_TOOLS = "this model's chat template has no place for tools"
@@ -36,8 +37,8 @@ def chat_prompt(
     """
     if template is None:
         raise UnsupportedModel("this model has no chat template; give it plain text instead")
-    roles = ("system", *template.roles) if isinstance(template, Conversation) else ROLES
-    plain = plain_messages(messages, roles)
+    roles = ("system", *template.roles) if isinstance(template, Conversation) else TEMPLATE_ROLES
+    plain = template_messages(messages, roles)
     if max_tokens is not None:
         texts = [m["content"] for m in plain if isinstance(m.get("content"), str)]
         tokenizer.check_size(texts, max_tokens)
@@ -87,7 +88,8 @@ def _with_tools(template: Conversation, tools: Sequence[Mapping[str, Any]]) -> C
     texts = [template.system_template, *template.roles.values(), *template.role_templates.values()]
     if not any("{function_string}" in text for text in texts):
         raise InvalidField("tools", "...", _NO_PLACE_FOR_TOOLS)
-    update = {"use_function_calling": True, "function_string": function_string(tools)}
+    functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
+    update = {"use_function_calling": True, "function_string": functions}
     return template.model_copy(update=update)
 
 

@@ -1,0 +1,180 @@
+"""Chat messages: what is accepted, and the one form in which chat templates read them.
+
+Plain functions over plain values. The checks of `ChatCompletionMessage`, the texts of
+`Conversation` and the prompts of every engine come from here, so that all accept the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from mlc_llm.errors import InvalidField, MissingKey, UnsupportedModel, UserError
+from mlc_llm.protocol import checks
+from mlc_llm.protocol.json_text import parse_json
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEMPLATE_ROLES = ("system", "user", "assistant", "tool")
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""Type of a content part -> the key of its text."""
+IMAGE_PARTS = ("image_url", "input_image")
+MAX_TEXT_CHARS = 2**26
+MAX_PARTS = 4096
+MAX_TOOL_CALLS = 1024
+MAX_ARGUMENT_CHARS = 2**22
+
+
+def template_messages(
+    messages: Sequence[Mapping[str, Any]], roles: Iterable[str] = TEMPLATE_ROLES
+) -> list[dict[str, Any]]:
+    """Copies of messages of OpenAI's shape, as chat templates read them.
+
+    `content` is a text; it is None only beside tool calls. A refusal is a text of the assistant
+    like any other. `tool_calls` is there only if there are calls, and the arguments of each are a
+    value (see `arguments_value`). The role `developer` becomes `system`. Fields that are null are
+    left out, unknown ones are kept.
+
+    Only `roles` are let through, because templates make control tokens of them. Raises
+    `InvalidField` that names the field, and `UnsupportedModel` for an image.
+    """
+    if not messages:
+        raise InvalidField("messages", [], "give at least one message")
+    known = tuple(roles)
+    return [_for_template(f"messages[{i}]", one, known) for i, one in enumerate(messages)]
+
+
+def check_has_content(field: str, message: Mapping[str, Any]) -> None:
+    """A message has the key `content` (null is allowed), tool calls or a refusal. Raises
+    `MissingKey`."""
+    if "content" not in message and not message.get("tool_calls") and not message.get("refusal"):
+        raise MissingKey(f"{field}.content" if field else "content", "content")
+
+
+def check_role(field: str, role: object, known: Sequence[str] = ROLES) -> str:
+    """The role itself if it is one of `known`. Raises `InvalidField`."""
+    if not isinstance(role, str):
+        raise checks.wrong_type(field, role, f"should be one of {', '.join(known)}")
+    if role not in known:
+        words = f"Role {role[:64]} is not supported; known: {', '.join(known)}"
+        raise checks.refuse(field, role, words)
+    return role
+
+
+def check_content(field: str, content: object) -> str | list[Any] | None:
+    """The content itself if it is null, a text or a list of parts. An image is accepted here; the
+    place that needs its text refuses it. Raises `InvalidField`."""
+    if content is None:
+        return None
+    if isinstance(content, str):
+        return checks.string(field, content, MAX_TEXT_CHARS)
+    if not isinstance(content, (list, tuple)):
+        raise checks.wrong_type(field, content, "should be a string, null or a list of parts")
+    parts = checks.listing(field, content, MAX_PARTS)
+    for i, part in enumerate(parts):
+        _check_part(f"{field}[{i}]", part)
+    return parts
+
+
+def content_text(field: str, content: object) -> str | None:
+    """The text of a content, its parts joined; None if it is null.
+
+    Raises `InvalidField`, and `UnsupportedModel` for an image: no model of this version sees.
+    """
+    checked = check_content(field, content)
+    if not isinstance(checked, list):
+        return checked
+    return "".join(_part_text(part) for part in checked)
+
+
+def arguments_text(field: str, arguments: object) -> str:
+    """The arguments of a tool call as text. An object becomes JSON; null and blank text are `{}`.
+
+    The text need not be JSON: models make mistakes. Raises `InvalidField`.
+    """
+    if arguments is None:
+        return "{}"
+    if isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    text = checks.string(field, arguments, MAX_ARGUMENT_CHARS)
+    return text if text.strip() else "{}"
+
+
+def arguments_value(text: str) -> Any:
+    """The arguments of a tool call as a value. A text that is not JSON, or that stands for what
+    UTF-8 cannot write, is its own value."""
+    try:
+        value = parse_json(text, "arguments")
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UserError, UnicodeEncodeError, RecursionError):
+        return text
+    return value
+
+
+def _for_template(field: str, message: object, roles: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise checks.wrong_type(field, message, "a message should be an object")
+    check_has_content(field, message)
+    plain = {name: value for name, value in message.items() if value is not None}
+    if plain.get("role") == "developer":
+        plain["role"] = "system"
+    check_role(f"{field}.role", plain.get("role"), roles)
+    refusal = plain.pop("refusal", None)
+    calls = _calls(f"{field}.tool_calls", plain.pop("tool_calls", None))
+    text = content_text(f"{field}.content", message.get("content"))
+    if refusal is not None:
+        text = (text or "") + checks.string(f"{field}.refusal", refusal, MAX_TEXT_CHARS)
+    plain["content"] = "" if text is None and not calls else text
+    return {**plain, "tool_calls": calls} if calls else plain
+
+
+def _calls(field: str, calls: object) -> list[dict[str, Any]]:
+    found = checks.listing(field, calls, MAX_TOOL_CALLS) if calls is not None else []
+    return [_call(f"{field}[{i}]", call) for i, call in enumerate(found)]
+
+
+def _call(field: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        wanted = 'should be {"type": "function", "function": {...}}'
+        raise checks.wrong_type(field, call, wanted)
+    if "name" not in function:
+        raise MissingKey(f"{field}.function.name", "name")
+    text = arguments_text(f"{field}.function.arguments", function.get("arguments"))
+    known = {name: value for name, value in call.items() if value is not None}
+    return {**known, "function": {**function, "arguments": arguments_value(text)}}
+
+
+def _check_part(field: str, part: object) -> None:
+    if not isinstance(part, Mapping):
+        raise checks.wrong_type(field, part, "should be an object with a type")
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in TEXT_PARTS:
+        key = TEXT_PARTS[kind]
+        if key not in part:
+            raise MissingKey(f"{field}.{key}", key)
+        checks.string(f"{field}.{key}", part[key], MAX_TEXT_CHARS)
+    elif kind in IMAGE_PARTS:
+        _check_image(field, part)
+    else:
+        known = ", ".join((*TEXT_PARTS, *IMAGE_PARTS))
+        raise checks.refuse(f"{field}.type", kind, f"unsupported content type; known: {known}")
+
+
+def _check_image(field: str, part: Mapping[str, Any]) -> None:
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else image
+    if not isinstance(url, str):
+        wanted = "should be an address or an object with a url"
+        raise checks.wrong_type(f"{field}.image_url", image, wanted)
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    if part["type"] in IMAGE_PARTS:
+        raise UnsupportedModel("Vision config is required: this model reads text only, not images")
+    return str(part[TEXT_PARTS[part["type"]]])
