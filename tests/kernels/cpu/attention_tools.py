@@ -109,7 +109,7 @@ def attend(
     kernel = attention if coarse is None else mixed_attention
     tokens = [sum(end - start for _, start, end in rows[:coarse])]
     shape = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype, for_sinks is not None)
-    build(kernel(*shape), isa)(
+    build(isa, kernel, *shape)(
         scaled,
         cache.only(rows, window),
         np.asarray(position, np.int32),

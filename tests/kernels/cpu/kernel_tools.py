@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from inspect import getfile, unwrap
+from os import devnull
+from pathlib import Path
 from typing import Any
 
 import arm_tools
+import kept
 import numpy as np
 import numpy.typing as npt
 import pytest
 import tvm
+import tvm_ffi_orcjit
 
+import mlc_llm
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.backends.cpu.packing import Packed
@@ -50,12 +56,20 @@ def accumulated(operations: int) -> float:
     return operations * HALF_ULP / (1 - operations * HALF_ULP)
 
 
+Maker = Callable[..., tvm.tirx.PrimFunc]
+
+
 @cache
-def build(func: tvm.tirx.PrimFunc, isa: Isa) -> Callable[..., None]:
-    """The compiled kernel on NumPy arrays: arrays that it changed are changed in place."""
+def build(isa: Isa, make: Maker, *args: object, **options: object) -> Callable[..., None]:
+    """The compiled kernel `make(*args, **options)` on NumPy arrays: arrays that it changed are
+    changed in place. It is neither parsed nor compiled where an earlier run has kept it.
+
+    The arguments are plain data: their texts name the kernel.
+    """
     if missing_features(isa.name):
-        return arm_tools.emulated(func, isa)
-    kernel = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))["k"]
+        return arm_tools.emulated(make(*args, **options), isa)
+    path = kept.folder("kernels") / f"{_kernel_key(isa, make, args, options)}.o"
+    kernel = _linked(kept.entry(path, lambda new: _compile(new, make(*args, **options), isa)))
 
     def call(*arrays: Array) -> None:
         tensors = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays]
@@ -64,6 +78,36 @@ def build(func: tvm.tirx.PrimFunc, isa: Isa) -> Callable[..., None]:
             array[...] = tensor.numpy()
 
     return call
+
+
+def _kernel_key(isa: Isa, make: Maker, args: tuple[object, ...], options: dict[str, object]) -> str:
+    name = (make.__module__, make.__qualname__, args, sorted(options.items()))
+    assert " at 0x" not in repr(name), "the text of an argument does not tell its value"
+    target = str(target_for(isa))
+    return kept.digest(name, target, tvm.__version__, _sources(Path(getfile(unwrap(make)))))
+
+
+@cache
+def _sources(also: Path) -> str:
+    """Hash of all files that may shape a kernel, and of the one that makes it."""
+    package = Path(mlc_llm.__file__).parent
+    folders = [package / "kernels", package / "backends" / "cpu"]
+    return kept.digest(files=[*sorted(f for a in folders for f in a.rglob("*.py")), also])
+
+
+def _compile(path: Path, func: tvm.tirx.PrimFunc, isa: Isa) -> None:
+    module = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))
+    module.write_to_file(str(path))
+
+
+@cache
+def _session() -> tvm_ffi_orcjit.ExecutionSession:
+    return tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
+
+
+def _linked(path: Path) -> Any:
+    """The function `k` of an object file, linked as the runtime links libraries."""
+    return _session().load_module(str(path), cxx=devnull)["k"]
 
 
 def prepare(
@@ -80,15 +124,14 @@ def prepare(
     other = x if weight is None else weight
     if not isa.integer or fmt.is_float:
         y = np.full((m, k), np.nan, np.float32)
-        build(activation.floats(kind, k, isa, eps), isa)(x, other, y)
+        build(isa, activation.floats, kind, k, isa, eps)(x, other, y)
         return [y]
     if fmt.is_fixed:
         y = np.full((m, sections.sections_width(k)), -1, np.int32)
-        build(sections.quantize_sections(kind, k, isa, eps), isa)(x, other, y)
+        build(isa, sections.quantize_sections, kind, k, isa, eps)(x, other, y)
         return [y]
     y = np.full((m, k // fmt.group, activation.quantized_width(fmt.group)), -1, np.int32)
-    kernel = activation.quantize(kind, k, fmt.group, isa, eps)
-    build(kernel, isa)(x, other, y)
+    build(isa, activation.quantize, kind, k, fmt.group, isa, eps)(x, other, y)
     return [y]
 
 

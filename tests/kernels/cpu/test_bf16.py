@@ -66,7 +66,7 @@ def prepare(
     k = x.shape[1] // (2 if kind == "silu" else 1)
     y = np.full((len(x), sections_width(k)), -1, np.int32)
     other = x if weight is None else weight
-    build(bf16.prepare_mixed(kind, k, AMX, eps), AMX)(x, other, np.array([coarse], np.int32), y)
+    build(AMX, bf16.prepare_mixed, kind, k, AMX, eps)(x, other, np.array([coarse], np.int32), y)
     return y
 
 
@@ -74,19 +74,19 @@ def product(w: Weights, x: Array, coarse: int, into: Array | None = None) -> Arr
     n, k = padded_rows(w.packed.rows), x.shape[1]
     add = into is not None
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
-    kernel = matmul(n, k, w.packed.format, COARSE, accumulate=add, coarse=True)
+    kernel = build(AMX, matmul, n, k, w.packed.format, COARSE, accumulate=add, coarse=True)
     given = (prepare(x, coarse), np.asarray(w.packed.tensor), np.array([coarse], np.int32))
-    build(kernel, AMX)(*given, y)
+    kernel(*given, y)
     return y
 
 
 def exact_product(w: Weights, x: Array, into: Array | None = None) -> Array:
     n, k = padded_rows(w.packed.rows), x.shape[1]
     q = np.full((len(x), sections_width(k)), -1, np.int32)
-    build(quantize_sections("plain", k, AMX), AMX)(x, x, q)
+    build(AMX, quantize_sections, "plain", k, AMX)(x, x, q)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
-    kernel = matmul(n, k, w.packed.format, AMX, accumulate=into is not None)
-    build(kernel, AMX)(q, np.asarray(w.packed.tensor), y)
+    kernel = build(AMX, matmul, n, k, w.packed.format, AMX, accumulate=into is not None)
+    kernel(q, np.asarray(w.packed.tensor), y)
     return y
 
 
@@ -151,7 +151,7 @@ def test_prepared_rows(isa: Isa, kind: str) -> None:
     weight = activations(1, k)[0] if kind == "norm" else x
     y = prepare(x, coarse, kind, weight=weight, eps=eps)
     exact = np.full((m, sections_width(k)), -1, np.int32)
-    build(quantize_sections(kind, k, AMX, eps), AMX)(x, weight, exact)
+    build(AMX, quantize_sections, kind, k, AMX, eps)(x, weight, exact)
     assert y[coarse:].tobytes() == exact[coarse:].tobytes()
     wide = x[:coarse].astype(np.float64)
     if kind == "norm":

@@ -21,7 +21,7 @@ def edited(isa: Isa, logits: Array, edits: list[Edit], masks: dict[int, list[int
     bits = np.zeros((len(masks), -(-vocab // 32) * 32), np.uint8)
     for i, allowed in enumerate(masks.values()):
         bits[i, allowed] = 1
-    build(edit_logits(vocab, padded), isa)(
+    build(isa, edit_logits, vocab, padded)(
         np.asarray([edit[:2] for edit in edits], np.int32).reshape(-1, 2),
         np.asarray([edit[2:] for edit in edits], np.float32).reshape(-1, 3),
         np.asarray(list(masks), np.int32),

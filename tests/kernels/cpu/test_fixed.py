@@ -81,9 +81,9 @@ def test_other_formats_stay_as_they_are(kind: str) -> None:
 
 def run(isa: Isa, packed: Packed, x: Array, into: Array | None = None) -> Array:
     n, k = padded_rows(packed.rows), x.shape[1]
-    kernel = matmul(n, k, packed.format, isa, accumulate=into is not None)
+    kernel = build(isa, matmul, n, k, packed.format, isa, accumulate=into is not None)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
-    build(kernel, isa)(*prepare(isa, packed.format, x), np.asarray(packed.tensor), y)
+    kernel(*prepare(isa, packed.format, x), np.asarray(packed.tensor), y)
     return y
 
 

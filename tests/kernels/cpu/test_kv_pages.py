@@ -41,8 +41,9 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
     else:
         inputs, offsets = qkv, (0, 0, 0)
     widths = tuple(part.shape[1] for part in inputs)
-    kernel = rope_append(heads, kv_heads, dim, widths, offsets, isa.kv_dtype, dim**-0.5)  # type: ignore[arg-type]
-    build(kernel, isa)(*inputs, rope, POSITIONS, NOT_READ, SLOTS, pages, out)
+    parts = (heads, kv_heads, dim, widths, offsets, isa.kv_dtype, dim**-0.5)
+    kernel = build(isa, rope_append, *parts)
+    kernel(*inputs, rope, POSITIONS, NOT_READ, SLOTS, pages, out)
     rope = rope[POSITIONS]
 
     q, k, v = (part.reshape(TOKENS, -1, dim) for part in qkv)
@@ -75,11 +76,11 @@ def test_a_second_query_for_sinks(isa: Isa) -> None:
     parts = (2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype, 0.25)
     expected, others = (np.zeros((TOKENS, 32), np.float32) for _ in range(2))
     pages, ignored, same = (np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype) for _ in range(3))
-    plain = build(rope_append(*parts), isa)
+    plain = build(isa, rope_append, *parts)
     plain(x, x, x, rope, POSITIONS, NOT_READ, SLOTS, pages, expected)
     plain(x, x, x, rope, for_sinks, NOT_READ, SLOTS, ignored, others)
     out = np.zeros((TOKENS, 64), np.float32)
-    both = build(rope_append(*parts, sink_query=True), isa)
+    both = build(isa, rope_append, *parts, sink_query=True)
     both(x, x, x, rope, POSITIONS, for_sinks, SLOTS, same, out)
     assert out.tobytes() == np.concatenate([expected, others], axis=1).tobytes()
     assert same.tobytes() == pages.tobytes()
@@ -91,7 +92,7 @@ def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
     rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
-    kernel = build(rope_append(2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype, 0.25), isa)
+    kernel = build(isa, rope_append, 2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype, 0.25)
     together = np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype)
     alone, out = together.copy(), np.zeros((TOKENS, 32), np.float32)
     kernel(x, x, x, rope, POSITIONS, NOT_READ, SLOTS, together, out)
@@ -109,7 +110,7 @@ def test_copy_pages(isa: Isa) -> None:
     before = pages.copy()
     pages[0, 0, 0, 0] = before[0, 0, 0, 0] = np.nan  # broken numbers are copied like others
     source, target = np.array([0, 4], np.int32), np.array([5, 1], np.int32)
-    build(copy_pages(3, 16, isa.kv_dtype), isa)(source, target, pages)
+    build(isa, copy_pages, 3, 16, isa.kv_dtype)(source, target, pages)
     expected = before.copy()
     expected[target] = before[source]
     assert pages.tobytes() == expected.tobytes()

@@ -107,10 +107,11 @@ def product(
 ) -> Array:
     """The kernel's Y, from floats x. coarse: rows for the kernel that knows such rows."""
     n, add = padded_rows(ROWS), into is not None
-    kernel = matmul(n, COLUMNS, w.format, isa, accumulate=add, coarse=coarse is not None)
+    shape, coarse_too = (n, COLUMNS, w.format, isa), coarse is not None
+    kernel = build(isa, matmul, *shape, accumulate=add, coarse=coarse_too)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
     rows = [] if coarse is None else [np.array([coarse], np.int32)]
-    build(kernel, isa)(*prepare(isa, w.format, x), *w.arguments(), *rows, y)
+    kernel(*prepare(isa, w.format, x), *w.arguments(), *rows, y)
     return y
 
 
@@ -183,8 +184,8 @@ def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
         ys = []
         for first, count in ((0, 4), (0, 3), (1, 3)):
             y = np.ones((m, count * BLOCK), np.float32)
-            kernel = matmul(count * BLOCK, COLUMNS, fmt, isa, accumulate=add)
-            build(kernel, isa)(*prepared, np.ascontiguousarray(tensor[first:][:count]), y)
+            kernel = build(isa, matmul, count * BLOCK, COLUMNS, fmt, isa, accumulate=add)
+            kernel(*prepared, np.ascontiguousarray(tensor[first:][:count]), y)
             ys.append(y)
         assert ys[0][:, : 3 * BLOCK].tobytes() == ys[1].tobytes(), f"{m} rows"
         assert ys[0][:, BLOCK:].tobytes() == ys[2].tobytes(), f"{m} rows"

@@ -19,7 +19,7 @@ def test_take_rows(isa: Isa) -> None:
     x = np.random.default_rng(0).standard_normal((7, 40)).astype(np.float32)
     for wanted in ([6], [0, 6, 3, 3]):
         y = np.zeros((len(wanted), 40), np.float32)
-        build(take_rows(40), isa)(x, np.array(wanted, np.int32), y)
+        build(isa, take_rows, 40)(x, np.array(wanted, np.int32), y)
         assert (y == x[wanted]).all()
 
 
@@ -30,8 +30,8 @@ def test_embedding_is_the_dequantised_row(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
     tokens = np.array([0, 15, 16, 69, 1, 1], np.int32)
     y = np.full((len(tokens), COLUMNS), np.nan, np.float32)
-    kernel = embedding(padded_rows(ROWS), COLUMNS, w.format)
-    build(kernel, isa)(tokens, *w.arguments(), y)
+    kernel = build(isa, embedding, padded_rows(ROWS), COLUMNS, w.format)
+    kernel(tokens, *w.arguments(), y)
     expected = unpack(w.packed)[tokens]
     if w.format.has_minimum or w.format.is_fixed:
         assert (np.abs(y - expected) <= 2.0**-23 * w.magnitude[tokens]).all()

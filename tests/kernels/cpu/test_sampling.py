@@ -38,7 +38,7 @@ def draw(isa: Isa, logits: Array, options: list[Options], uniform: Array) -> Arr
     numbers = [(o.temperature, o.top_p, o.min_p, u) for o, u in zip(options, uniform, strict=True)]
     token = np.full(s, -7, np.int32)
     scratch = np.full((s, padded + padded // CHUNK), np.nan, np.float32)
-    build(sample(vocab, padded), isa)(
+    build(isa, sample, vocab, padded)(
         x,
         np.asarray(numbers, np.float32),
         np.asarray([o.top_k for o in options], np.int32),

@@ -19,7 +19,8 @@ def top(isa: Isa, logits: Array, rows: list[int]) -> tuple[Array, Array, Array]:
     token = np.full((len(rows), MOST), -7, np.int32)
     logprob = np.full((len(rows), MOST), np.nan, np.float32)
     total = np.full(len(rows), np.nan, np.float32)
-    build(top_tokens(vocab, padded), isa)(x, np.asarray(rows, np.int32), token, logprob, total)
+    kernel = build(isa, top_tokens, vocab, padded)
+    kernel(x, np.asarray(rows, np.int32), token, logprob, total)
     return token, logprob, total
 
 
