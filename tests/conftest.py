@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import kept
 import pytest
 from hypothesis import HealthCheck, settings
+from kept_libraries import libraries_are_kept
 from tiny_models import TinyModels
 
 # A machine with neighbours is slow at times; that says nothing of what is tested.
@@ -36,9 +38,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kept_libraries() -> Iterator[None]:
+    """What engines compile is kept from one run to the next, wherever MLC_LLM_HOME is."""
+    with libraries_are_kept():
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
-    """Tiny models by name; each library is compiled once a run."""
+    """Tiny models by name; each library is compiled once for all runs."""
     return TinyModels(tmp_path_factory.mktemp("tiny"))
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from decoder_reference import Facts, ReferenceDecoder
+from kept_libraries import build_kept
 
 from mlc_llm.backends.registry import backend_of, choose_backend
-from mlc_llm.compiler.build import build_library
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
@@ -30,7 +30,7 @@ def runner_of(path: Path, folder: Path, kernels: str | None, num_pages: int = 24
     if not library.exists():
         library.mkdir()
         weights.mkdir()
-        build_library(plan.spec, backend, library)
+        build_kept(plan.spec, backend, library)
         pack_weights(plan, backend, file.tensors, weights, lambda _: None)
     return ModelRunner(
         library, weights,
