@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from threaded_harness import watched
 
+from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 START = """
@@ -74,7 +75,9 @@ engine.add_request(engine.create_request("a", "hello", "{}"))
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+        model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+        SyncMLCEngine(str(model), "cpu")  # compiles it for the programs
+        yield model
 
 
 @pytest.mark.parametrize("code", [STREAMS, GENERATE, OWN_LOOPS], ids=["streams", "sync", "loops"])

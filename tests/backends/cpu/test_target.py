@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tvm
+from kept_libraries import build_kept
 from tiny_models import TinyModels
 from tvm.target import codegen
 
@@ -16,7 +17,6 @@ from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE
 from mlc_llm.backends.cpu.isa import AMX, AVX2, DOTPROD, I8MM, ISAS, PORTABLE, VNNI, Isa
 from mlc_llm.backends.cpu.target import choose, fastest, missing_features, processor, target_for
-from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import METADATA_FILE, Metadata
 from mlc_llm.loader.gguf import GGUFFile
@@ -167,7 +167,7 @@ def test_a_whole_library_for_another_machine(
 ) -> None:
     model = GGUFFile.open(tiny_models.path("mixed-kinds"))
     plan = read_gguf(model.metadata, model.tensors)
-    build_library(plan.spec, CpuBackend(isa), tmp_path, triple=ARM_LINUX)
+    build_kept(plan.spec, CpuBackend(isa), tmp_path, triple=ARM_LINUX)
     kernels = (tmp_path / KERNELS_FILE).read_bytes()
     assert kernels.startswith(b"\x7fELF\x02\x01"), "64 bits, little-endian"
     assert int.from_bytes(kernels[18:20], "little") == 183, "64-bit Arm"
