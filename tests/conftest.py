@@ -18,6 +18,11 @@ settings.load_profile("patient")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
+    parser.addoption(
+        "--tier",
+        choices=("together", "alone"),
+        help="run only what may run beside other tests, or only the rest (marked `timing`)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +35,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tier = config.getoption("--tier")
+    if tier is not None:
+        out = [item for item in items if ("timing" in item.keywords) != (tier == "alone")]
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if ("timing" in item.keywords) == (tier == "alone")]
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow; run with --slow")

@@ -102,6 +102,7 @@ def good() -> Iterator[ChatTemplate]:
     template.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_stopped_and_the_next_rendering_works(name: str, good: ChatTemplate) -> None:
     template = ChatTemplate(BOMBS[name], time_limit=LIMIT)
@@ -124,6 +125,7 @@ def test_the_same_template_works_after_it_was_stopped() -> None:
     template.close()
 
 
+@pytest.mark.timing
 def test_one_slow_rendering_does_not_hold_up_another_template(good: ChatTemplate) -> None:
     slow = ChatTemplate(BOMBS["nested loops"], time_limit=1.5)
 
@@ -241,6 +243,7 @@ def test_the_process_ends_with_its_template() -> None:
     assert process.poll() is not None
 
 
+@pytest.mark.timing
 def test_the_process_starts_quickly() -> None:
     # Processor time, so that what else runs on the machine does not count.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -310,6 +313,7 @@ def test_what_the_template_refuses_is_the_users_matter() -> None:
     template.close()
 
 
+@pytest.mark.timing
 def test_sizes_are_limited() -> None:
     with pytest.raises(ModelFileError, match="characters, more than"):
         ChatTemplate("x" * (MAX_SOURCE + 1))

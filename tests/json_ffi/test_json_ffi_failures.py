@@ -313,6 +313,7 @@ def test_a_model_that_fails_ends_its_request_only(monkeypatch: pytest.MonkeyPatc
         assert len(read(good).text) == 99
 
 
+@pytest.mark.timing
 def test_terminate_with_readers_releases_them_all() -> None:
     engine = JSONFFIEngine("mock://echo")
     answers: list[Any] = []

@@ -235,6 +235,7 @@ def test_the_table_takes_strings_and_functions() -> None:
         thread.join()
 
 
+@pytest.mark.timing
 def test_an_idle_engine_sleeps_and_wakes_quickly() -> None:
     with Running() as running:
         assert running.works()

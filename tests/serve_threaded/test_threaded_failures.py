@@ -296,6 +296,7 @@ def test_callers_who_wait_hear_that_the_engine_died() -> None:
         assert len(errors) == 3
 
 
+@pytest.mark.timing
 def test_exit_with_queued_work_and_a_slow_callback_is_bounded() -> None:
     with Running() as running:
         running.reader.on_call = lambda outputs: time.sleep(0.3)

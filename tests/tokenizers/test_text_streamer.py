@@ -77,6 +77,7 @@ def test_misuse() -> None:
         streamer.put([0])
 
 
+@pytest.mark.timing
 @pytest.mark.model
 def test_a_hundred_thousand_tokens_a_second(default_model: object) -> None:
     from mlc_llm.loader.gguf import GGUFFile

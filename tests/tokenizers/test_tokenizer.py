@@ -218,6 +218,7 @@ def test_segments_are_the_whole_text(byte_level: Tokenizer, parts: list[str]) ->
     assert len(spans) == sum(isinstance(one, int) for one in segments)
 
 
+@pytest.mark.timing
 def test_thousands_of_control_tokens_are_found_in_linear_time() -> None:
     names = [f"<unused{i}>" for i in range(6000)]
     metadata = byte_metadata(
@@ -241,6 +242,7 @@ def test_thousands_of_control_tokens_are_found_in_linear_time() -> None:
     assert tokenizer.split_control("a<unused12>b") == ["a", 268, "b"]
 
 
+@pytest.mark.timing
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(byte_level: Tokenizer) -> None:
     text = "hello " * 500_000
     started = time.perf_counter()
@@ -252,6 +254,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(byte_level: Toke
     assert byte_level.encode("hello", max_tokens=1) == byte_level.encode("hello")
 
 
+@pytest.mark.timing
 def test_other_threads_run_while_a_long_text_is_encoded(byte_level: Tokenizer) -> None:
     text = "hello world " * 60_000
     worker = threading.Thread(target=byte_level.encode, args=(text,))

@@ -125,6 +125,7 @@ def test_chunks_of_rows(isa: Isa) -> None:
         assert whole[i].tobytes() == run(isa, packed, x[i : i + 1])[0].tobytes(), f"row {i}"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("m", [13, 16, 40])
 @each_isa(with_tiles=True)
 def test_each_block_is_taken_once(isa: Isa, m: int) -> None:

@@ -168,6 +168,7 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
         )
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])
 @each_isa()
