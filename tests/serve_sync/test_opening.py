@@ -20,7 +20,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def packed(monkeypatch: pytest.MonkeyPatch, answer: Path | MLCError | None) -> Any:
-    def look(file: Any) -> Path | None:
+    def look(file: Any, kernels: str | None) -> Path | None:
         if isinstance(answer, MLCError):
             raise answer
         return answer
@@ -34,9 +34,9 @@ def test_weights_are_read_ahead_where_they_fit(
 ) -> None:
     (tmp_path / PARAMS_FILE).write_bytes(bytes(1000))
     file = packed(monkeypatch, tmp_path)
-    open_engine._read_ahead(file, 999)
+    open_engine._read_ahead(file, 999, None)
     assert begun == []
-    open_engine._read_ahead(file, 1000)
+    open_engine._read_ahead(file, 1000, None)
     assert begun == [tmp_path]
 
 
@@ -44,5 +44,5 @@ def test_weights_are_read_ahead_where_they_fit(
 def test_what_is_wrong_is_left_to_who_opens_the_model(
     answer: Any, begun: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_engine._read_ahead(packed(monkeypatch, answer), 10**9)
+    open_engine._read_ahead(packed(monkeypatch, answer), 10**9, None)
     assert begun == []

@@ -28,7 +28,7 @@ def engine(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> SyncMLCEngine
     monkeypatch.setattr(
         open_engine, "_process_model_args", lambda models, on_file: [echo_bundle(1024)]
     )
-    monkeypatch.setattr(open_engine, "model_size", lambda bundle: SIZE)
+    monkeypatch.setattr(open_engine, "model_size", lambda bundle, kernels: SIZE)
     monkeypatch.setattr(open_engine, "create_runner", lambda *arguments: runner)
     return SyncMLCEngine("a model")
 

@@ -15,6 +15,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import limits, open_engine
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.model_args import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -191,8 +192,8 @@ def test_a_draft_model_with_other_tokens_is_refused(
     sizes = iter([300, 256])
     measured = open_engine.model_size
 
-    def other(bundle: Any) -> Any:
-        return open_engine.replace(measured(bundle), vocab_size=next(sizes))
+    def other(bundle: Any, kernels: str | None) -> Any:
+        return open_engine.replace(measured(bundle, kernels), vocab_size=next(sizes))
 
     monkeypatch.setattr(open_engine, "model_size", other)
     with pytest.raises(InvalidField, match="has 256 tokens and the model 300") as caught:
@@ -230,7 +231,7 @@ def test_the_echo_engine_guesses_from_its_prompt() -> None:
 
 def test_a_draft_model_is_in_the_memory_plan(models: dict[str, str]) -> None:
     """It takes weights, and as many pages as the model: so fewer tokens fit."""
-    bundles = [open_engine.open_model(models[name]) for name in ("model", "small")]
+    bundles = [open_model(models[name]) for name in ("model", "small")]
     size, draft = map(open_engine.model_size, bundles)
     both = open_engine.replace(size, draft=draft)
     free = 200 * 2**20
