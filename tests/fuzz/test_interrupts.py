@@ -20,7 +20,7 @@ import pytest
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data, open_engine
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import ModelSize
+from mlc_llm.serve.limits import KVSize, ModelSize
 from mlc_llm.serve.model_args import echo_bundle
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.fake_runner import FakeRunner
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 CASES = 40
 """Of each kind, in each of the settings."""
 
-SIZE = ModelSize(2, 4, 2, 16, 64, 128, 256, 1024, 1 << 20)
+SIZE = ModelSize((KVSize(2, 2 * 2 * 2 * 16),), 64, 32, 16, 64, 128, 256, 1024, 1 << 20)
 PROMPTS = [[65] * 20, [65] * 20 + [66] * 9, [67, 68] * 15]
 CONFIG = GenerationConfig(temperature=1.0, seed=3, max_tokens=5, n=2, stop_strs=["no such text"])
 ENGINE = ("/serve/", "/fake_runner.py", "/interrupts.py")
@@ -97,7 +97,7 @@ class Subject:
         self.runner = FakeRunner(num_pages=pages, vocab_size=256)
         bundles = [echo_bundle(1024)]
         patch.setattr(open_engine, "_process_model_args", lambda models, on_file: bundles)
-        patch.setattr(open_engine, "model_size", lambda bundle: SIZE)
+        patch.setattr(open_engine, "model_size", lambda bundle, kernels: SIZE)
         patch.setattr(open_engine, "create_runner", lambda *arguments: self.runner)
         cores: list[Any] = []
         made = open_engine.EngineCore
