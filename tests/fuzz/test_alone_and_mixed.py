@@ -273,11 +273,11 @@ def fake_runner(limits: Limits) -> Runner:
 @pytest.fixture(scope="module")
 def tiny_runner(tmp_path_factory: pytest.TempPathFactory) -> MakeRunner:
     models = TinyModels(tmp_path_factory.mktemp("tiny"))
-    library, weights = models.library("plain", "portable"), models.weights("plain", "portable")
+    weights = models.weights("plain", "portable")
 
     def make(limits: Limits) -> Runner:
         return ModelRunner(
-            library,
+            models.library("plain", "portable", windowed=limits.window is not None),
             weights,
             num_pages=limits.num_pages,
             max_num_sequence=limits.max_num_sequence,
