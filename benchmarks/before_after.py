@@ -63,12 +63,15 @@ class Tree:
         """Starts a second (of a fresh process, to its first byte), and the greedy text."""
         command = [self._python, "-m", "mlc_llm", "generate", prompt, "--model", model]
         command += ["--temperature", "0", "--max-tokens", tokens, "--raw", "--quiet"]
+        environment = os.environ | self.environment
+        # An installed package has its bytecode; here the first start writes it.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         start = time.perf_counter()
         with subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=os.environ | self.environment,
+            env=environment,
             cwd=self.root,
         ) as process:
             assert process.stdout is not None
