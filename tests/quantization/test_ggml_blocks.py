@@ -8,14 +8,20 @@ import pytest
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.loader.gguf_tensors import KINDS
-from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, Grouped, dequantize, unpack
+from mlc_llm.quantization.block_format import Grouped
+from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, dequantize, unpack
 
 SIZES = {kind: (block, size) for kind, block, size in KINDS.values()}
 # where the float16 numbers stand in a block
 HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F16": [0], "BF16": [0], "F32": [2],
+    "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [], "NVFP4": [], "TQ1_0": [52], "TQ2_0": [64],
+    "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ1_S": [0],
+    "IQ1_M": [], "F16": [0], "BF16": [0], "F32": [2],
 }  # fmt: skip
+FINITE = ("MXFP4", "NVFP4")
+"""Formats whose scales have no infinity."""
 
 
 def random_bytes(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np.uint8]:
@@ -26,6 +32,10 @@ def random_bytes(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[n
     for position in HALVES[kind]:
         high = blocks[:, position + 1]
         high[(high & 0x7C) == 0x7C] ^= 0x40
+    if kind == "IQ1_M":  # four words hold four bits each of its scale; these are the highest
+        blocks[:, 55] &= 0xBF
+    if kind == "MXFP4":  # twelve times the largest scale is no float32
+        blocks[:, 0] &= 0x7F
     return blocks.reshape(-1)
 
 
@@ -82,6 +92,17 @@ def test_unpack_loses_nothing(kind: str) -> None:
         ("Q4_K", 4, 32, 0, False),
         ("Q5_K", 8, 32, 0, False),
         ("Q6_K", 8, 16, 32, False),
+        ("Q2_K", 8, 16, 0, False),
+        ("Q3_K", 8, 16, 4, False),
+        ("IQ4_NL", 8, 32, 128, True),
+        ("IQ4_XS", 8, 32, 128, False),
+        ("IQ3_S", 8, 32, 128, False),
+        ("IQ2_XS", 8, 16, 128, False),
+        ("IQ1_M", 8, 16, 128, False),
+        ("MXFP4", 8, 32, 12, False),
+        ("NVFP4", 8, 16, 12, True),
+        ("TQ1_0", 4, 32, 1, True),
+        ("TQ2_0", 4, 32, 1, True),
     ],
 )
 def test_what_unpack_says(kind: str, bits: int, group: int, offset: int, half: bool) -> None:
@@ -105,12 +126,15 @@ def test_vector_and_three_dimensions() -> None:
     assert same_bits(dequantize("Q4_0", data, (2, 3, 64)), flat.reshape(2, 3, 64))
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in BLOCK_KINDS if kind not in FINITE])
 def test_infinite_scales_pass_without_a_warning(kind: str) -> None:
     block, size = SIZES[kind]
     data = random_bytes(kind, 1, block, seed=6)
-    position = HALVES[kind][0]
-    data[position : position + 2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+    if kind == "IQ1_M":
+        data[49:56:2] = [0, 0, 0xC0, 0x70]  # 0x7C00
+    else:
+        position = HALVES[kind][0]
+        data[position : position + 2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
     assert not np.isfinite(dequantize(kind, data, (1, block))).all()
     assert not np.isfinite(unpack(kind, data, (1, block)).scale).all()
     assert len(data) == size
@@ -118,8 +142,8 @@ def test_infinite_scales_pass_without_a_warning(kind: str) -> None:
 
 def test_bad_arguments_are_named() -> None:
     data = random_bytes("Q4_0", 1, 64, seed=7)
-    with pytest.raises(InvalidField, match="kind = 'Q3_K' is not allowed"):
-        dequantize("Q3_K", data, (1, 64))
+    with pytest.raises(InvalidField, match="kind = 'Q8_K' is not allowed"):
+        dequantize("Q8_K", data, (1, 64))
     with pytest.raises(InvalidField, match="kind = 'F16' is not allowed"):
         unpack("F16", data, (1, 64))
     with pytest.raises(InvalidField, match="rows of whole blocks of 32"):
@@ -131,8 +155,8 @@ def test_bad_arguments_are_named() -> None:
 
 
 def test_the_reader_and_the_formats_agree_on_sizes() -> None:
-    from mlc_llm.quantization import ggml_blocks
+    from mlc_llm.quantization.ggml_blocks import FORMATS
 
-    for kind, form in ggml_blocks._FORMATS.items():
+    for kind, form in FORMATS.items():
         assert (form.block, form.layout.itemsize) == SIZES[kind]
     assert set(SIZES) == set(BLOCK_KINDS) | {"F32", "F16", "BF16"}

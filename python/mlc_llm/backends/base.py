@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tvm.relax.frontend.nn import Tensor
 
     from mlc_llm.models.spec import AttentionSpec, ModelSpec
-    from mlc_llm.quantization.ggml_blocks import Grouped
+    from mlc_llm.quantization.block_format import Grouped
 
 Numbers: TypeAlias = "array[int] | array[float]"
 Table: TypeAlias = "tuple[Numbers, int]"

@@ -22,7 +22,8 @@ from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, rope_param
 from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.weight_plan import Source, WeightPlan
-from mlc_llm.quantization.ggml_blocks import Grouped, dequantize, unpack
+from mlc_llm.quantization.block_format import Grouped
+from mlc_llm.quantization.ggml_blocks import dequantize, unpack
 
 Array = npt.NDArray[Any]
 

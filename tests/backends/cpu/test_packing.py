@@ -9,38 +9,41 @@ import pytest
 from mlc_llm.backends.cpu.formats import BLOCK, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.packing import pack, pack_floats
 from mlc_llm.backends.cpu.packing import unpack as unpack_packed
-from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, Grouped, dequantize, unpack
+from mlc_llm.loader.gguf_tensors import KINDS
+from mlc_llm.quantization.block_format import Grouped
+from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, dequantize, unpack
 
-K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
-"""Their scales are products, so they are not float16."""
-BLOCK_BYTES = {
-    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+HALF_SCALES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "TQ1_0", "TQ2_0"}
+"""Scales of the others are products, or no float16 to begin with."""
+SIZES = {kind: (block, size) for kind, block, size in KINDS.values()}
+SCALES_AT = {
+    "Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+    "Q5_K": (0, 2), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,), "MXFP4": (), "NVFP4": (),
+    "IQ1_M": (),
 }  # fmt: skip
-SCALES_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2)}
 """Byte offsets of a block's float16 numbers; (0,) where not said."""
+SMALLER = {"MXFP4": (0, 0x7F), "IQ1_M": (55, 0xBF)}
+"""A byte of a block and the bits of it that keep the scale finite."""
 
 
 def random_blocks(kind: str, rows: int, columns: int, seed: int = 0) -> npt.NDArray[np.uint8]:
     """Any bytes are blocks; only the float16 numbers are made finite, of either sign."""
     rng = np.random.default_rng(seed)
-    values, size = BLOCK_BYTES[kind]
+    values, size = SIZES[kind]
     blocks = rng.integers(0, 256, (rows * columns // values, size), dtype=np.uint8)
     for at in SCALES_AT.get(kind, (0,)):
         scale = rng.standard_normal(len(blocks)).astype("<f2")
         scale[::7] = 0
         scale[::11] = 6e-8  # the smallest float16
         blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    byte, mask = SMALLER.get(kind, (0, 0xFF))
+    blocks[:, byte] &= mask
     return blocks.reshape(-1)
 
 
 def same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> bool:
     """Equal values, and zeros of the same sign."""
     return bool((a.view(np.uint32) == b.view(np.uint32)).all())
-
-
-def test_all_kinds_are_here() -> None:
-    assert set(BLOCK_BYTES) == set(BLOCK_KINDS)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 49])
@@ -59,7 +62,7 @@ def test_packed_is_dequantised(kind: str, half: bool, rows: int) -> None:
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS)
 def test_half_scales_where_the_file_has_them(kind: str) -> None:
-    wanted = "float32" if kind in K_QUANTS else "float16"
+    wanted = "float16" if kind in HALF_SCALES else "float32"
     assert format_of_kind(kind, half=True).scale_dtype == wanted
     assert format_of_kind(kind, half=False).scale_dtype == "float32"
 

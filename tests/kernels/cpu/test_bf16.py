@@ -16,7 +16,7 @@ from mlc_llm.kernels.cpu import bf16
 from mlc_llm.kernels.cpu.matmul import matmul
 from mlc_llm.kernels.cpu.sections import quantize_sections, sections_width
 from mlc_llm.kernels.cpu.tile_pipeline import CHUNK_BYTES
-from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.block_format import Grouped
 
 COARSE = replace(AMX, coarse=True)
 ROWS = 70

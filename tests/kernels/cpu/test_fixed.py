@@ -23,7 +23,7 @@ from mlc_llm.kernels.cpu.activation import LIMIT
 from mlc_llm.kernels.cpu.fixed import LARGE, least_tile_rows
 from mlc_llm.kernels.cpu.matmul import matmul
 from mlc_llm.kernels.cpu.sections import GROUP, SECTION, sections, sums_start
-from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.block_format import Grouped
 
 WIDTH = GROUP * SECTION
 COLUMNS = (32, 96, WIDTH, WIDTH + 32, 2 * WIDTH + 320)

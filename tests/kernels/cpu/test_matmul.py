@@ -31,9 +31,11 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
 from mlc_llm.kernels.cpu.matmul import has_coarse_rows, matmul
 from mlc_llm.kernels.cpu.sections import sections
-from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.block_format import Grouped
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
+PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
+KINDS = (*PLAIN_KINDS, "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "MXFP4", "TQ2_0")
+"""One of each packed format."""
 ROWS, COLUMNS = 70, 160
 """Padded to 96 rows: three column blocks; five groups of 32."""
 HALF_STEP = 0.51

@@ -84,11 +84,22 @@ _HALF = {
     "Q5_0": WeightFormat(8, 32, offset=16),
     "Q5_1": WeightFormat(8, 32, has_minimum=True),
     "Q8_0": WeightFormat(8, 32, offset=128),
+    "IQ4_NL": WeightFormat(8, 32, offset=128),
+    "TQ1_0": WeightFormat(4, 32, offset=1),
+    "TQ2_0": WeightFormat(4, 32, offset=1),
 }
+_BOOK = WeightFormat(8, 32, offset=128, scale_dtype="float32")
+"""Entries of a code book, as bytes."""
 _SINGLE = {
+    "Q2_K": WeightFormat(8, 16, has_minimum=True, scale_dtype="float32"),
+    "Q3_K": WeightFormat(8, 16, offset=4, scale_dtype="float32"),
     "Q4_K": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
     "Q5_K": WeightFormat(8, 32, has_minimum=True, scale_dtype="float32"),
     "Q6_K": WeightFormat(8, 16, offset=32, scale_dtype="float32"),
+    "MXFP4": WeightFormat(8, 32, offset=12, scale_dtype="float32"),
+    "NVFP4": WeightFormat(8, 16, offset=12, scale_dtype="float32"),
+    **dict.fromkeys(("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ1_S"), _BOOK),
+    **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), replace(_BOOK, group=16)),
 }
 _FLOATS = {"F16": WeightFormat(16), "BF16": WeightFormat(32), "F32": WeightFormat(32)}
 """bfloat16 is widened: no kernel reads it."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mlc_llm.backends.cpu.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.packing import pack, pack_floats
-from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.block_format import Grouped
 
 
 @dataclass(frozen=True)

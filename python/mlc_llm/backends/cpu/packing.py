@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, padded_rows
-from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.block_format import Grouped
 
 Array = npt.NDArray[Any]
 

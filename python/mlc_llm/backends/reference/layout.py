@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.quantization.ggml_blocks import Grouped
+from mlc_llm.quantization.block_format import Grouped
 
 
 @dataclass(frozen=True)
