@@ -25,7 +25,7 @@ import numpy as np
 from common import FORCED, HERE, kl_divergence
 from ours import ONE_SEQUENCE, open_runner, precision_asked
 
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 
 PROMPT = 256
 """Tokens of each prompt; the last of them is the first position behind it."""

@@ -34,7 +34,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import TextStreamer
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
 from mlc_llm.serve.config import PROMPT_PRECISIONS, EngineConfig
-from mlc_llm.serve.core.create import create_runner
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.runner import create_runner
 
 GREEDY = Sampling(temperature=0.0)
 SEQUENCE = 0

@@ -28,7 +28,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.request import Request
 
 CONTEXT = 8192

@@ -30,7 +30,7 @@ from mlc_llm.serve.core.draft_model import DraftModel
 from mlc_llm.serve.core.drafting import Drafter, PromptLookup
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.request import Request
 
 TEXT = (

@@ -22,7 +22,7 @@ from common import model_path, print_configuration, token_logprobs
 from ours import ONE_SEQUENCE, add_engine_options, open_runner, versions
 
 from mlc_llm.serve.limits import STREAM_LENGTH
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 
 HERE = Path(__file__).resolve().parent
 

@@ -22,6 +22,7 @@ CONTRACTS = {
     "serve.config",
     "serve.request",
     "serve.limits",
+    "serve.memory_plan",
     "serve.metrics",
     "serve.prometheus",
     "serve.event_trace_recorder",
@@ -49,8 +50,11 @@ COMPILER = {
     "models.spec",
     "loader",
 }
-OPENING = {
+BUNDLE = {f"serve.opening.{name}" for name in ("bundle", "header_cache", "settings", "chat_config")}
+"""The files that open a model before anything is compiled."""
+OPENS_A_BUNDLE = {
     *GROUND,
+    *BUNDLE,
     "support",
     "loader",
     "protocol",
@@ -59,9 +63,8 @@ OPENING = {
     "models",
     "models.spec",
 }
-"""What opening a model takes, before anything is compiled."""
-SERVE = {*COMPILER, *CORE, "compiler", "runtime", "serve.core.create", "serve.model_args"}
-SERVE |= {"serve.openai", "serve.stream", "serve.streams", "serve.chat_config", "serve", ""}
+OPENING = {*COMPILER, *CORE, *BUNDLE, "compiler", "runtime"}
+SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve"},
@@ -89,10 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": CORE,
-    "serve.core.create": {*CORE, *COMPILER, "compiler", "runtime", "serve.model_args"},
-    "serve.chat_config": {*GROUND, "protocol", "conversation_template"},
-    "serve.model_args": {*CONTRACTS, *OPENING, "serve.chat_config", "serve.model_head"},
-    "serve.model_head": OPENING,
+    "serve.opening": OPENING,
+    **dict.fromkeys(BUNDLE, OPENS_A_BUNDLE),
     "serve.stream": {*GROUND, *CONTRACTS, "protocol", "tokenizers"},
     "serve.streams": GROUND,
     "serve.openai": {
@@ -122,8 +123,7 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.target"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
-    ("mlc_llm.cli.fit", "mlc_llm.serve.memory"),  # --help must not load TVM
-    ("mlc_llm.cli.fit", "mlc_llm.serve.sizing"),
+    ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
     ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
@@ -132,7 +132,8 @@ LAZY = {
     ("mlc_llm.protocol.generation_config", "mlc_llm.protocol.request_parts"),  # pydantic
     ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.requests"),  # pydantic
     ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar"),  # llguidance
-    ("mlc_llm.serve.model_args", "mlc_llm.serve.chat_config"),  # pydantic
+    ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic
+    ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
     ("mlc_llm.backends.cpu.target", "tvm"),
     ("mlc_llm.backends.cpu.target", "tvm.target"),

@@ -13,7 +13,7 @@ import pytest
 from mlc_llm.cli.session import Session
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
-from mlc_llm.serve.model_args import echo_bundle
+from mlc_llm.serve.opening.bundle import echo_bundle
 from mlc_llm.serve.request import Request
 
 WINDOW = 200

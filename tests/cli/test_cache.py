@@ -15,7 +15,7 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.compiler import jit
 from mlc_llm.library.metadata import METADATA_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.support import content
 from mlc_llm.support.superseded import lock_of
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model

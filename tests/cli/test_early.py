@@ -12,6 +12,7 @@ from mlc_llm.compiler.jit import packed_weights
 from mlc_llm.compiler.keys import known_weights
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.support import content
 from mlc_llm.testing.tiny_model import write_tiny_model
 
@@ -23,9 +24,10 @@ def test_a_command_reads_what_the_engine_will_ask_for(
     model = tmp_path / "model.gguf"
     write_tiny_model(model)
     begun: list[Path] = []
-    monkeypatch.setattr(early, "begin_reading", begun.append)
+    reading = ReadAhead()
+    monkeypatch.setattr(reading, "begin", lambda folder, free: begun.append(folder))
     for name in (str(model), str(tmp_path), str(tmp_path / "nothing"), "HF://user/repo"):
-        early.begin_early(name)
+        early.begin_early(reading, name)
     assert begun == []
     assert known_weights(model, choose_backend()) is None, "nobody has read the file yet"
     monkeypatch.setattr(content, "SETTLED_S", -1e9)
@@ -35,5 +37,5 @@ def test_a_command_reads_what_the_engine_will_ask_for(
     folder.mkdir(parents=True)
     for file in (PARAMS_FILE, INDEX_FILE):
         (folder / file).write_bytes(b"x")
-    early.begin_early(str(model))
+    early.begin_early(reading, str(model))
     assert begun == [folder] == [packed_weights(GGUFFile.open(model))]

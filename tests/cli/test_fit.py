@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mlc_llm.cli.__main__ import main
-from mlc_llm.serve import memory, sizing
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening import memory
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 GB = 2**30
@@ -45,7 +45,7 @@ def test_the_terms_add_up_to_what_the_engine_plans(
 ) -> None:
     code, found = fit(capsys, model)
     assert code == 0 and found["free_bytes"] == GB and found["context_window"] == 4096
-    size = sizing.model_size(open_model(model))
+    size = memory.model_size(open_model(model))
     for mode, choice in found["modes"].items():
         config, plan = complete_config(EngineConfig(mode=mode), size, GB)
         terms = dict(choice["bytes"])
@@ -101,9 +101,9 @@ def test_sums_beyond_32_and_64_bits(
     code, found = fit(capsys, model, "--tokens", str(2**31 - 1), "--utilization", "1")
     terms = found["modes"]["local"]["bytes"]
     assert code == 0 and terms["kv_cache"] == 2**31 * found["kv_bytes_per_token"] > 2**40
-    measured = sizing.model_size
+    measured = memory.model_size
     huge = {"context_window": 2**31 - 1, "weight_bytes": 2**64}
-    monkeypatch.setattr(sizing, "model_size", lambda bundle: replace(measured(bundle), **huge))
+    monkeypatch.setattr(memory, "model_size", lambda bundle: replace(measured(bundle), **huge))
     code, found = fit(capsys, model)
     assert code == 1 and found["modes"]["local"]["bytes"]["weights"] == 2**64
     assert found["modes"]["local"]["tokens_that_fit"] == 0

@@ -6,16 +6,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mlc_llm.cli.interrupt import catch_interrupt
-from mlc_llm.cli.session import Session, _window
+from mlc_llm.cli.session import Session
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve.config import EngineConfig
 from mlc_llm.testing.byte_tokenizer import IM_END, IM_START, byte_tokenizer_metadata
 from mlc_llm.tokenizers import Tokenizer
 
@@ -119,16 +117,3 @@ def test_raw_ids_start_as_the_model_wants(session: Any) -> None:
     assert session.raw_ids("ab<|im_end|>") == [IM_START, 97, 98, IM_END]
     with pytest.raises(ContextLengthExceeded):
         session.raw_ids("x" * 10_000_000)
-
-
-@pytest.mark.parametrize(
-    ("window", "length"), [({}, 560), ({"sliding_window_size": 512}, 10**6)], ids=["none", "512"]
-)
-def test_pages_are_no_limit_with_a_sliding_window(window: dict[str, int], length: int) -> None:
-    config = EngineConfig(
-        **window,  # type: ignore[arg-type]
-        max_total_sequence_length=560,
-        max_single_sequence_length=10**6,
-    )
-    engine = SimpleNamespace(engine_config=config, bundle=SimpleNamespace(context_window=8192))
-    assert _window(engine) == length  # type: ignore[arg-type]

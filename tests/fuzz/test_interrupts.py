@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve import data, open_engine
+from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import KVSize, ModelSize
-from mlc_llm.serve.model_args import echo_bundle
+from mlc_llm.serve.memory_plan import KVSize, ModelSize
+from mlc_llm.serve.opening import open_engine
+from mlc_llm.serve.opening.bundle import echo_bundle
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.fake_runner import FakeRunner
 
@@ -96,7 +97,7 @@ class Subject:
         pages = 9 if setting == "few pages" else 64
         self.runner = FakeRunner(num_pages=pages, vocab_size=256)
         bundles = [echo_bundle(1024)]
-        patch.setattr(open_engine, "_process_model_args", lambda models, on_file: bundles)
+        patch.setattr(open_engine, "open_models", lambda models, on_file: bundles)
         patch.setattr(open_engine, "model_size", lambda bundle, kernels: SIZE)
         patch.setattr(open_engine, "create_runner", lambda *arguments: self.runner)
         cores: list[Any] = []

@@ -26,7 +26,7 @@ from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import threaded_worker
 from mlc_llm.serve.data import TextData
-from mlc_llm.serve.open_engine import OpenEngine, open_engine
+from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.request import Request
 
 RACES, USERS, TURNS = 40, 4, 15

@@ -12,7 +12,7 @@ from json_ffi_harness import Answer, ask, engine_of, read
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UserError
 from mlc_llm.json_ffi import JSONFFIEngine
-from mlc_llm.serve import chat_config
+from mlc_llm.serve.opening import chat_config
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 
 TEMPLATE = (

@@ -20,8 +20,8 @@ from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, PARAMS_FILE, Metadata, rope_param
 from mlc_llm.runtime.library import Library, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
-from mlc_llm.runtime.packed_file import BrokenParams
-from mlc_llm.runtime.params import ordered_params, read_params
+from mlc_llm.runtime.packed_file import BrokenParams, read_packed
+from mlc_llm.runtime.params import ordered_params, params_in
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
 Change = Callable[[Path], None]
@@ -154,13 +154,13 @@ def test_code_that_is_no_library_though_its_hash_is_right(library: Path) -> None
 def test_damaged_weights(weights: Path, name: str, damage: Change) -> None:
     damage(weights / name)
     with pytest.raises(BrokenParams, match=str(weights)):
-        read_params(weights)
+        params_in(read_packed(weights))
 
 
 def test_weights_with_one_bit_flipped(weights: Path) -> None:
     flip(weights / PARAMS_FILE)
     with pytest.raises(BrokenParams, match="checksum"):
-        read_params(weights)
+        params_in(read_packed(weights))
 
 
 def edit_index(weights: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
@@ -201,7 +201,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_index_that_does_not_fit_the_file(weights: Path, name: str) -> None:
     edit_index(weights, EDITS[name])
     with pytest.raises(BrokenParams, match=str(weights)):
-        read_params(weights)
+        params_in(read_packed(weights))
 
 
 def runner(library: Path, weights: Path) -> ModelRunner:
@@ -230,12 +230,12 @@ def test_weights_without_the_rotary_frequencies(library: Path, weights: Path) ->
 def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, weights: Path) -> None:
     """A model runs on the right weights or not at all."""
     raw = (weights / INDEX_FILE).read_bytes()
-    good = read_params(weights)
+    good = params_in(read_packed(weights))
     infos = read_metadata(library).params
     for at in range(0, len(raw), 5):
         (weights / INDEX_FILE).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         try:
-            arrays = read_params(weights)
+            arrays = params_in(read_packed(weights))
             ordered_params(arrays, infos, CpuDevice())
         except BrokenParams:
             continue

@@ -1,4 +1,4 @@
-"""Parameters that are read on a thread: once, with their errors, and never kept for nobody."""
+"""Weights that are read on a thread: once, with their errors, and never kept for nobody."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from mlc_llm.library.metadata import PARAMS_FILE
 from mlc_llm.runtime import read_ahead
 from mlc_llm.runtime.packed_file import BrokenParams, Packed
+from mlc_llm.runtime.read_ahead import ReadAhead
 
-FOLDER = Path("weights")
+SIZE = 1000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of(tmp_path / "weights")
+
+
+def folder_of(path: Path) -> Path:
+    path.mkdir()
+    (path / PARAMS_FILE).write_bytes(bytes(SIZE))
+    return path
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were read, each giving a size of its own."""
+    """The folders that were read; each reading gives a size of its own."""
     seen: list[Path] = []
 
     def read(folder: Path) -> Packed:
@@ -28,28 +41,44 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return seen
 
 
-def test_what_was_begun_is_read_once(reads: list[Path]) -> None:
-    read_ahead.begin_reading(FOLDER)
-    read_ahead.begin_reading(FOLDER)
-    assert read_ahead.packed_of(FOLDER).size == 1
-    assert reads == [FOLDER]
-    assert read_ahead.packed_of(FOLDER).size == 2  # weights that were packed anew meanwhile
+def test_what_was_begun_is_read_once(folder: Path, reads: list[Path]) -> None:
+    reading = ReadAhead()
+    for _ in range(2):
+        reading.begin(folder, 2 * SIZE)
+    assert reading.take(folder).size == 1
+    assert reads == [folder]
+    assert reading.take(folder).size == 2  # weights that were packed anew meanwhile
 
 
-def test_an_error_comes_where_the_parameters_are_wanted(reads: list[Path]) -> None:
-    broken = Path("broken")
-    read_ahead.begin_reading(broken)
+def test_at_most_half_of_the_free_memory_is_filled(folder: Path, reads: list[Path]) -> None:
+    reading = ReadAhead()
+    reading.begin(folder, 2 * SIZE - 1)
+    assert reads == []
+    reading.begin(folder, 2 * SIZE)
+    assert reading.take(folder).size == 1
+
+
+def test_an_error_comes_where_the_weights_are_wanted(tmp_path: Path, reads: list[Path]) -> None:
+    reading, broken = ReadAhead(), folder_of(tmp_path / "broken")
+    reading.begin(broken, 2 * SIZE)
     with pytest.raises(BrokenParams, match="damaged"):
-        read_ahead.packed_of(broken)
+        reading.take(broken)
     assert reads == [broken]
+    with pytest.raises(FileNotFoundError):
+        reading.begin(tmp_path / "nothing", 2 * SIZE)
 
 
-def test_what_nobody_asked_for_is_forgotten(reads: list[Path]) -> None:
-    other = Path("other")
-    read_ahead.begin_reading(other)
-    with pytest.raises(ZeroDivisionError), read_ahead.readings_dropped():
-        read_ahead.begin_reading(FOLDER)
+def test_what_nobody_has_taken_is_dropped(folder: Path, reads: list[Path]) -> None:
+    with pytest.raises(ZeroDivisionError), ReadAhead() as reading:
+        reading.begin(folder, 2 * SIZE)
         1 / 0  # noqa: B018
-    read_ahead.packed_of(FOLDER)
-    read_ahead.packed_of(other)
-    assert sorted(reads) == [other, FOLDER, FOLDER]
+    reading.take(folder)
+    assert reads == [folder, folder]
+
+
+def test_nobody_else_has_what_was_begun(folder: Path, reads: list[Path]) -> None:
+    reading, other = ReadAhead(), ReadAhead()
+    reading.begin(folder, 2 * SIZE)
+    other.take(folder)
+    reading.take(folder)
+    assert reads == [folder, folder]

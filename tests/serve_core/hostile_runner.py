@@ -69,7 +69,7 @@ def main() -> None:
 
 def _compiler_of(model: str) -> Any:
     from mlc_llm.serve.core.grammar import GrammarCompiler
-    from mlc_llm.serve.model_args import open_model
+    from mlc_llm.serve.opening.bundle import open_model
 
     bundle = open_model(model)
     return GrammarCompiler(bundle.tokenizer, bundle.tokenizer.vocab_size, bundle.stop_token_ids)

@@ -11,12 +11,11 @@ from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import (
     STREAM_LENGTH,
-    KVSize,
-    ModelSize,
     complete_config,
     infer_limits,
     plan_memory,
 )
+from mlc_llm.serve.memory_plan import KVSize, ModelSize
 
 GB = 2**30
 SMALL = ModelSize(

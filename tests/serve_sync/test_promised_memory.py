@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mlc_llm.errors import UserError
-from mlc_llm.serve import memory
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import KVSize, ModelSize
-from mlc_llm.serve.memory import look_at_memory
+from mlc_llm.serve.memory_plan import KVSize, ModelSize
+from mlc_llm.serve.opening import memory
+from mlc_llm.serve.opening.memory import look_at_memory
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.support import promises
 
@@ -92,7 +92,7 @@ def test_an_engine_that_does_not_open_promises_nothing(
     def broken(*_: object) -> None:
         raise UserError("no")
 
-    monkeypatch.setattr("mlc_llm.serve.open_engine.create_runner", broken)
+    monkeypatch.setattr("mlc_llm.serve.opening.open_engine.create_runner", broken)
     with pytest.raises(UserError, match="no"):
         SyncMLCEngine(str(tiny))
     assert promises.standing() == {}

@@ -11,7 +11,7 @@ from mlc_llm.backends.registry import backend_of
 from mlc_llm.library.metadata import INDEX_FILE
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
-from mlc_llm.serve.sizing import packed_bytes
+from mlc_llm.serve.opening.memory import packed_bytes
 
 
 @pytest.mark.parametrize("isa", ["vnni", "portable"])

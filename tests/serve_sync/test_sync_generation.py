@@ -9,9 +9,10 @@ import pytest
 
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve import data, open_engine
-from mlc_llm.serve.limits import KVSize, ModelSize
-from mlc_llm.serve.model_args import echo_bundle
+from mlc_llm.serve import data
+from mlc_llm.serve.memory_plan import KVSize, ModelSize
+from mlc_llm.serve.opening import open_engine
+from mlc_llm.serve.opening.bundle import echo_bundle
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.fake_runner import FakeRunner
 
@@ -25,9 +26,7 @@ def runner() -> FakeRunner:
 
 @pytest.fixture
 def engine(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> SyncMLCEngine:
-    monkeypatch.setattr(
-        open_engine, "_process_model_args", lambda models, on_file: [echo_bundle(1024)]
-    )
+    monkeypatch.setattr(open_engine, "open_models", lambda models, on_file: [echo_bundle(1024)])
     monkeypatch.setattr(open_engine, "model_size", lambda bundle, kernels: SIZE)
     monkeypatch.setattr(open_engine, "create_runner", lambda *arguments: runner)
     return SyncMLCEngine("a model")

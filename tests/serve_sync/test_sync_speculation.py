@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import pytest
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve import limits, open_engine
+from mlc_llm.serve import limits
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening import open_engine
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -193,7 +194,7 @@ def test_a_draft_model_with_other_tokens_is_refused(
     measured = open_engine.model_size
 
     def other(bundle: Any, kernels: str | None) -> Any:
-        return open_engine.replace(measured(bundle, kernels), vocab_size=next(sizes))
+        return replace(measured(bundle, kernels), vocab_size=next(sizes))
 
     monkeypatch.setattr(open_engine, "model_size", other)
     with pytest.raises(InvalidField, match="has 256 tokens and the model 300") as caught:
@@ -233,7 +234,7 @@ def test_a_draft_model_is_in_the_memory_plan(models: dict[str, str]) -> None:
     """It takes weights, and as many pages as the model: so fewer tokens fit."""
     bundles = [open_model(models[name]) for name in ("model", "small")]
     size, draft = map(open_engine.model_size, bundles)
-    both = open_engine.replace(size, draft=draft)
+    both = replace(size, draft=draft)
     free = 200 * 2**20
     config = EngineConfig(mode="server")
     _, alone = limits.complete_config(config, size, free)

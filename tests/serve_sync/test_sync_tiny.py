@@ -14,7 +14,7 @@ from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.byte_tokenizer import END_OF_TEXT, IM_END, byte_tokenizer_metadata
 from mlc_llm.testing.gguf_writer import write_gguf

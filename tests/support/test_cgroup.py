@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlc_llm.serve.sizing import free_memory
+from mlc_llm.serve.opening.memory import free_memory
 from mlc_llm.support import cgroup, machine
 
 GB = 2**30

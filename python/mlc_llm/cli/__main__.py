@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 
+from mlc_llm.support.garbage import NoCollection
 from mlc_llm.support.leaving import ignore_interrupts, leave_on_interrupt
 
 TYPE_CHECKING = False  # `typing` takes as long to load as all of this
@@ -34,19 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises SystemExit for `--help`, `--version` and wrong usage, as argparse does.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # Nearly all that a start makes stays, and looking for garbage in it takes a sixth of the time.
-    # Who opens a model turns the collection on again (`session.open_session`).
-    gc.disable()
     # NumPy's threads would spin at the start, and nothing here has it multiply matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # One prompt is no work for several; where no thread can be started the library would panic.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
+    with NoCollection():  # `session.open_session` ends it when the model is open
         from mlc_llm.cli.guard import guarded
 
         return guarded(lambda: _run(words), debug="--debug" in words)
-    finally:
-        gc.enable()
 
 
 def _run(words: Sequence[str]) -> int:

@@ -1,7 +1,4 @@
-"""Packed weights are read from disk while Python still imports the engine.
-
-The engine finds out by itself what it needs, and a reading that it does not ask for is dropped.
-"""
+"""Begins to read packed weights before Python imports the engine."""
 
 from __future__ import annotations
 
@@ -11,23 +8,21 @@ from pathlib import Path
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.keys import known_weights
 from mlc_llm.errors import MLCError
-from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
-from mlc_llm.runtime.read_ahead import begin_reading
+from mlc_llm.library.metadata import INDEX_FILE
+from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.support.download import DEFAULT_MODEL
 from mlc_llm.support.machine import describe
 from mlc_llm.support.superseded import is_sound
 
 
-def begin_early(model: str | None, kernels: str | None = None) -> None:
-    """Begin to read the weights of a model file, if at most half of the free memory goes into them.
+def begin_early(reading: ReadAhead, model: str | None, kernels: str | None = None) -> None:
+    """Begin to read the packed weights of a model file, if they are in the cache.
 
-    Does nothing for a model that is named in another way. Whatever is wrong is said by who opens
-    the model.
+    Does nothing for a model that is named in another way, and for one with an error: whoever opens
+    the model finds the error too, and says what it is.
     """
     with suppress(MLCError, OSError, RuntimeError, ValueError):
         file = DEFAULT_MODEL.place if model is None else Path(model).expanduser()
         folder = known_weights(file, choose_backend(kernels))
-        if folder is None or not is_sound(folder, INDEX_FILE):
-            return
-        if (folder / PARAMS_FILE).stat().st_size <= (describe().memory_free or 0) // 2:
-            begin_reading(folder)
+        if folder is not None and is_sound(folder, INDEX_FILE):
+            reading.begin(folder, describe().memory_free or 0)

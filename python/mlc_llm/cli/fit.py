@@ -16,13 +16,13 @@ from mlc_llm.cli.guard import INTERNAL_ERROR, OK
 from mlc_llm.errors import UserError
 from mlc_llm.serve.config import MODES, EngineConfig, EngineMode
 from mlc_llm.serve.limits import (
-    ModelSize,
     complete_config,
     infer_limits,
     least_tokens,
     plan_memory,
 )
-from mlc_llm.serve.model_args import open_model
+from mlc_llm.serve.memory_plan import ModelSize
+from mlc_llm.serve.opening.bundle import open_model
 
 FLAGS = {
     name: flag
@@ -86,8 +86,7 @@ def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "")
 def _look(model: str | None) -> tuple[ModelSize, tuple[int, str], str]:
     """Size, free memory and what is promised beside it, name."""
     # Which kernels this machine gets, and so how weights are held, is TVM's to say.
-    from mlc_llm.serve.memory import look_at_memory
-    from mlc_llm.serve.sizing import model_size
+    from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
     bundle = open_model(model)
     memory = look_at_memory()

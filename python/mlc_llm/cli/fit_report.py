@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import MemoryPlan, ModelSize
+from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
 _LIMITS = {
     "sequences": "max_num_sequence",

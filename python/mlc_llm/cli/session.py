@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -15,17 +14,16 @@ from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
-from mlc_llm.runtime.read_ahead import readings_dropped
+from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
-from mlc_llm.serve.limits import window_of
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import BranchText
+from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from mlc_llm.serve.model_args import ModelBundle
-    from mlc_llm.serve.sync_engine import SyncMLCEngine
+    from mlc_llm.serve.opening.bundle import ModelBundle
 
 
 class Engine(Protocol):
@@ -215,8 +213,8 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
     Raises `UserError` for a model or a config that cannot be used, naming the flag.
     """
     started = time.perf_counter()
-    with readings_dropped(), naming_flags():
-        begin_early(model, config.kernels)
+    with ReadAhead() as reading, naming_flags():
+        begin_early(reading, model, config.kernels)
         # The engine loads TVM, which takes a second that `--help` should not cost.
         from mlc_llm.serve.sync_engine import SyncMLCEngine
 
@@ -227,22 +225,11 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
             mode=config.mode or "local",
             engine_config=config,
             request_stream_callback=outputs.extend,
+            reading=reading,
         )
     load_s = time.perf_counter() - started
-    gc.freeze()  # what was made so far stays as long as the engine
-    gc.enable()
-    return Session(engine, engine.bundle, outputs, window=_window(engine), load_s=load_s)
-
-
-def _window(engine: SyncMLCEngine) -> int:
-    """One sequence's limit, or what memory leaves if that is less (with a sliding window the pages
-    are enough for any length)."""
-    config = engine.engine_config
-    if window_of(config) is not None:
-        assert config.max_single_sequence_length
-        return config.max_single_sequence_length
-    limits = (config.max_single_sequence_length, config.max_total_sequence_length)
-    return min(limit for limit in (engine.bundle.context_window, *limits) if limit is not None)
+    collect_from_now()
+    return Session(engine, engine.bundle, outputs, window=engine.longest_sequence, load_s=load_s)
 
 
 class _Run:

@@ -15,8 +15,9 @@ from mlc_llm.protocol.openai_api_protocol import (
 )
 from mlc_llm.serve import engine_utils
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.engine_base import _check_engine_config, _query_engine_metrics, detect_device
 from mlc_llm.serve.metrics import EngineMetrics
+from mlc_llm.serve.openai.engine_metrics import query_engine_metrics
+from mlc_llm.serve.opening.arguments import check_engine_config, detect_device
 from mlc_llm.serve.sync_engine import _create_tvm_module
 from mlc_llm.serve.threaded_loops import LoopThreads
 
@@ -114,7 +115,7 @@ class JSONFFIEngine:
         its fields. Raises `UserError` for a model, a device or a config that cannot be used; no
         thread is left then."""
         config = EngineConfig.of(engine_config)
-        _check_engine_config(model, model_lib, mode, config)
+        check_engine_config(model, model_lib, mode, config)
         if isinstance(device, str):
             device = detect_device(device)
         self.engine_config = replace(config, model=model, model_lib=model_lib, mode=mode)
@@ -137,7 +138,7 @@ class JSONFFIEngine:
 
     def metrics(self) -> EngineMetrics:
         """The engine's numbers as they stand; also while requests run."""
-        return _query_engine_metrics(self)
+        return query_engine_metrics(self)
 
     def terminate(self) -> None:
         """Abort everything and end the threads. Every reader gets its end. May be called again."""

@@ -115,10 +115,9 @@ class JSONFFIModule:
 
     def _model(self) -> ChatModel:
         loaded = self._engine.loaded
-        bundle, window = loaded.bundle, loaded.config.max_single_sequence_length
-        context = bundle.context_window if window is None else window
+        bundle, longest = loaded.bundle, loaded.core.longest_sequence
         return ChatModel(
-            bundle.tokenizer, bundle.chat_template, bundle.defaults, context, loaded.load_id
+            bundle.tokenizer, bundle.chat_template, bundle.defaults, longest, loaded.load_id
         )
 
     def _start(self, request: ChatCompletionRequest, request_id: str, model: ChatModel) -> bool:

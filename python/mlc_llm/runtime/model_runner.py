@@ -27,8 +27,8 @@ from mlc_llm.runtime.kv_cache import (
     narrower_windows,
 )
 from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in
-from mlc_llm.runtime.read_ahead import packed_of
 from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
 
@@ -59,8 +59,10 @@ class ModelRunner:
         context_window: int,
         window: Window | None = None,
         fast_prompts: bool = False,
+        read: ReadWeights = read_packed,
     ) -> None:
-        """library, weights: folders made by the compiler. fast_prompts: see `FastTokens`.
+        """library, weights: folders made by the compiler. fast_prompts: see `FastTokens`. read:
+        gives what is in the folder `weights`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
@@ -79,7 +81,7 @@ class ModelRunner:
         )
         _check_window(metadata, window)
         self._fast = FastTokens(metadata, are_wanted=fast_prompts)
-        self._read_params(weights, device, window)
+        self._set_params(read(weights), device, window)
         counts = group_pages(windows, self._limits)
         self._pages = allocate_pages(metadata.kv, counts, device)
         self._windows = _window_tensors(windows, device)
@@ -90,11 +92,10 @@ class ModelRunner:
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
         self.before_compute: Callable[[], None] = _nothing
-        """Called when compiled code is about to run for long. Python's lock is free from then on:
-        a good moment to wake the threads that would otherwise get in the way."""
+        """Called before code runs for long without Python's lock: a good moment to wake threads."""
 
-    def _read_params(self, weights: Path, device: Device, window: Window | None) -> None:
-        arrays = params_in(packed_of(weights))
+    def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
+        arrays = params_in(packed)
         self._params = ordered_params(arrays, self.metadata.params, device)
         inverse = [np.array(arrays[rope_param(i)]) for i in range(self.metadata.ropes)]
         far = None if window is None else window.far

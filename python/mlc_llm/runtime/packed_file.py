@@ -1,6 +1,7 @@
-"""The file of packed parameters, read into memory in one go.
+"""Reads the file of packed weights into memory.
 
-No NumPy here: a command begins to read before anything heavy is imported (`read_ahead.py`).
+This file imports no NumPy: a command begins to read before it imports anything large
+(`read_ahead.py`).
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import json
 import mmap
 import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.support.huge_memory import huge_memory
@@ -20,25 +22,39 @@ class BrokenParams(Exception):
 
 
 PIECE = 1 << 26
-"""Bytes read at once. After each piece a thread that reads waits for Python's lock, up to 5 ms; the
-checksum takes longer than the memory does, so nothing is lost outside the processor's cache."""
+"""Bytes that are read at once. After each piece the thread waits for Python's lock, up to 5 ms, so
+pieces are large. They need not stay in the processor's cache: to make their checksum takes longer
+than to read them again from memory."""
+
+
+class Entry(TypedDict):
+    """Where a tensor stands in the file, as `compiler/weights.py` writes it; nothing is checked."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    offset: int
 
 
 class Packed(NamedTuple):
-    """A folder's parameters as they lie in memory, which agrees with its checksum."""
+    """The packed weights of a folder in memory. They agree with their checksum."""
 
     folder: Path
     memory: mmap.mmap
-    entries: list[dict[str, Any]]
-    """What stands where, as `compiler/weights.py` says."""
+    entries: list[Entry]
     size: int
+    """In bytes; the memory may be larger."""
+
+
+ReadWeights = Callable[[Path], Packed]
+"""Gives the packed weights of a folder; raises what `read_packed` raises."""
 
 
 def read_packed(folder: Path) -> Packed:
-    """Raises BrokenParams, MemoryError.
+    """Read the packed weights of a folder. Raises BrokenParams, MemoryError.
 
-    The file is copied, not mapped: memory of our own can have huge pages. The checksum is made on
-    the way, for a flipped bit would not be seen in what the model says.
+    The file is copied, not mapped: memory of our own can have huge pages. The checksum is compared,
+    because nobody would see a flipped bit in the model's answers.
     """
     try:
         index = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
@@ -54,7 +70,7 @@ def read_packed(folder: Path) -> Packed:
 
 
 def _read(path: Path, memory: mmap.mmap, size: int) -> int:
-    """Fills the memory with a file's bytes; their checksum."""
+    """Fill the memory with a file's bytes; returns their checksum."""
     crc32 = 0
     with path.open("rb", buffering=0) as file, memoryview(memory) as whole:
         for start in range(0, size, PIECE):

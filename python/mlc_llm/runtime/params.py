@@ -1,9 +1,8 @@
-"""Packed parameters as arrays, and as the tensors that compiled code takes."""
+"""Packed weights as arrays, and as the tensors that compiled code takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,13 @@ import tvm_ffi
 
 from mlc_llm.backends.base import Device
 from mlc_llm.library.metadata import PARAMS_ALIGNMENT, PARAMS_FILE, ParamInfo, rope_param
-from mlc_llm.runtime.packed_file import BrokenParams, Packed, read_packed
+from mlc_llm.runtime.packed_file import BrokenParams, Entry, Packed
 
 Array = npt.NDArray[Any]
 
 
-def read_params(folder: Path) -> dict[str, Array]:
-    """Arrays by name. Raises BrokenParams."""
-    return params_in(read_packed(folder))
-
-
 def params_in(packed: Packed) -> dict[str, Array]:
-    """Arrays by name, over the memory of what was read. Raises BrokenParams."""
+    """Arrays by name; they share the memory of `packed`. Raises BrokenParams."""
     try:
         return _views(np.frombuffer(packed.memory, np.uint8)[: packed.size], packed.entries)
     except (ValueError, KeyError, TypeError, OverflowError) as error:
@@ -31,7 +25,10 @@ def params_in(packed: Packed) -> dict[str, Array]:
 
 
 def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo], device: Device) -> Any:
-    """The array of tensors that `forward` takes. Raises BrokenParams where they do not fit."""
+    """The tensors that `forward` takes, as one TVM array.
+
+    Raises BrokenParams if an array is missing, or its type or shape is not that in `infos`.
+    """
     tensors = []
     for info in infos:
         array = arrays.get(info.name)
@@ -41,8 +38,11 @@ def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo], device:
     return tvm_ffi.convert(tensors)
 
 
-def _views(memory: Array, entries: Sequence[dict[str, Any]]) -> dict[str, Array]:
-    """Raises ValueError unless the tensors fill the file one after the other, each name once."""
+def _views(memory: Array, entries: Sequence[Entry]) -> dict[str, Array]:
+    """Arrays by name, over a file's bytes.
+
+    Raises ValueError unless the tensors fill the file one after the other, each name once.
+    """
     arrays: dict[str, Array] = {}
     end = 0
     for entry in entries:
@@ -56,7 +56,7 @@ def _views(memory: Array, entries: Sequence[dict[str, Any]]) -> dict[str, Array]
     return arrays
 
 
-def _view(memory: Array, entry: dict[str, Any]) -> Array:
+def _view(memory: Array, entry: Entry) -> Array:
     shape = tuple(entry["shape"])
     count = int(np.prod(shape, dtype=np.int64))
     if count < 0:

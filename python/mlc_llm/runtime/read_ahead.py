@@ -1,20 +1,61 @@
-"""Reading packed parameters on a thread, while the rest of an engine is imported and made."""
+"""Reading packed weights on threads, while the rest of an engine is imported and made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Thread
+from typing import TYPE_CHECKING
 
+from mlc_llm.library.metadata import PARAMS_FILE
 from mlc_llm.runtime.packed_file import Packed, read_packed
 
-_begun: dict[Path, _Reading] = {}
-_lock = Lock()
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class ReadAhead:
+    """The weights whose reading has begun, by folder.
+
+    It belongs to whoever begins to read, who gives it to those that open the model. It is a context
+    manager: at the end of the `with` it drops the weights that nobody has taken. One thread at a
+    time may use it.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[Path, _Reading] = {}
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._begun.clear()
+
+    def begin(self, folder: Path, free: int) -> None:
+        """Begin to read a folder's weights, if at most half of the free memory goes into them.
+
+        free: bytes of free memory. Nothing happens if the reading has begun before. Raises OSError
+        if the folder has no weights.
+        """
+        if (folder / PARAMS_FILE).stat().st_size <= free // 2 and folder not in self._begun:
+            self._begun[folder] = _Reading(folder)
+            self._begun[folder].start()
+
+    def take(self, folder: Path) -> Packed:
+        """A folder's weights, once they are read; if no reading has begun, they are read now.
+
+        What is taken is not kept here. Raises BrokenParams, MemoryError.
+        """
+        reading = self._begun.pop(folder, None)
+        return read_packed(folder) if reading is None else reading.result()
 
 
 class _Reading(Thread):
-    """One folder's parameters, or the error that came instead."""
+    """One folder's weights, or the error that came instead."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(name="mlc-read-params", daemon=True)
@@ -29,39 +70,9 @@ class _Reading(Thread):
             self._error = error
 
     def result(self) -> Packed:
-        """Wait for it."""
+        """Wait for the weights."""
         self.join()
         if self._error is not None:
             raise self._error
         assert self._packed is not None
         return self._packed
-
-
-def begin_reading(folder: Path) -> None:
-    """Start reading what `packed_of` will be asked for, once."""
-    reading = _Reading(folder)
-    with _lock:
-        if folder in _begun:
-            return
-        _begun[folder] = reading
-    reading.start()
-
-
-def packed_of(folder: Path) -> Packed:
-    """As `read_packed`, which it is where no reading was begun. Raises BrokenParams."""
-    with _lock:
-        reading = _begun.pop(folder, None)
-    return read_packed(folder) if reading is None else reading.result()
-
-
-@contextmanager
-def readings_dropped() -> Iterator[None]:
-    """Forget at the end what was begun within and that nobody has asked for."""
-    with _lock:
-        before = set(_begun)
-    try:
-        yield
-    finally:
-        with _lock:
-            for folder in set(_begun) - before:
-                del _begun[folder]

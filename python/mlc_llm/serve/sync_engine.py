@@ -18,12 +18,12 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data
 from mlc_llm.serve.answers import ChatAnswer, Generated, RequestTexts
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.engine_base import _check_engine_config
 from mlc_llm.serve.engine_calls import Inside, engine_functions
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
-from mlc_llm.serve.model_args import ModelBundle
 from mlc_llm.serve.one_thread import OneThread
+from mlc_llm.serve.opening.arguments import check_engine_config
+from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.prompts import convert_prompts_to_data
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.sync_module import FUNCTIONS
@@ -31,6 +31,8 @@ from mlc_llm.support.interrupts import HeldInterrupts
 
 if TYPE_CHECKING:
     import tvm
+
+    from mlc_llm.runtime.read_ahead import ReadAhead
 
 __all__ = ["ChatAnswer", "EngineConfig", "Generated", "SyncMLCEngine", "_create_tvm_module"]
 
@@ -60,7 +62,8 @@ _TWO_THREADS = (
 class SyncMLCEngine:
     """A model and the engine around it, advanced by `step`.
 
-    `bundle` holds the model's tokenizer, template and files, `engine_config` the complete config.
+    `bundle` holds the model's tokenizer, template and files, `engine_config` the complete config,
+    `longest_sequence` the most tokens that a prompt and its answer have together.
     Raises `UserError` for a model, a device or a config that cannot be used. One thread at a time
     may use it: what a second one asks for meanwhile is refused. Ctrl-C is raised when a step and
     its callback are done, so that none is torn apart; `reset` works in any state.
@@ -76,21 +79,25 @@ class SyncMLCEngine:
         engine_config: EngineConfig | Mapping[str, Any] | None = None,
         enable_tracing: bool = False,
         request_stream_callback: Callable[[list[data.RequestStreamOutput]], None] | None = None,
+        reading: ReadAhead | None = None,
     ) -> None:
         """`model`: see `open_model`; None is the default model. `device`: "auto" or "cpu"; others
         are refused (see `detect_device`). `mode`: how many answers run at a time and how much
         memory they may take, see `help(EngineConfig)`. `engine_config`: may be a dict of its
-        fields. `request_stream_callback`: gets what `step` brings."""
+        fields. `request_stream_callback`: gets what `step` brings. `reading`: packed weights whose
+        reading has begun; the command line begins it before it imports this class."""
         config = EngineConfig.of(engine_config)
-        _check_engine_config(model, model_lib, mode, config)
+        check_engine_config(model, model_lib, mode, config)
         config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self._in_use = OneThread(_TWO_THREADS)
         self.trace_recorder = EventTraceRecorder() if enable_tracing else None
         self._ffi = _create_tvm_module("mlc.serve.create_engine", ffi_funcs=FUNCTIONS)
-        self._ffi["init"](config.asjson(), device, request_stream_callback, self.trace_recorder)
+        callback, trace = request_stream_callback, self.trace_recorder
+        self._ffi["init"](config.asjson(), device, callback, trace, reading)
         self.bundle: ModelBundle = self._ffi["get_model_bundle"]()
         self.tokenizer = self.bundle.tokenizer
         self.engine_config = EngineConfig.from_json(self._ffi["get_complete_engine_config"]())
+        self.longest_sequence: int = self._ffi["get_longest_sequence"]()
 
     def generate(
         self,
@@ -157,7 +164,7 @@ class SyncMLCEngine:
             {"messages": messages, "tools": tools, "tool_choice": tool_choice},
             tokenizer=self.tokenizer,
             template=self.bundle.chat_template,
-            context=self._context,
+            context=self.longest_sequence,
         )
 
     def create_request(
@@ -201,7 +208,7 @@ class SyncMLCEngine:
         held: interrupts, which are let through between steps.
         """
         before = self._ffi["get_request_stream_callback"]()
-        texts = RequestTexts(self.tokenizer, requests, context=self._context, others=before)
+        texts = RequestTexts(self.tokenizer, requests, context=self.longest_sequence, others=before)
         with ExitStack() as at_the_end:
             at_the_end.callback(self._ffi["set_request_stream_callback"], before)
             self._ffi["set_request_stream_callback"](texts.put)
@@ -216,11 +223,6 @@ class SyncMLCEngine:
                     self.step()
                     held.let_through()
         return texts.results()
-
-    @property
-    def _context(self) -> int:
-        """Tokens that a prompt and its answer have together at most."""
-        return self.engine_config.max_single_sequence_length or self.bundle.context_window
 
 
 def _one_config_a_prompt(

@@ -10,13 +10,14 @@ import tvm_ffi
 
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
-from mlc_llm.serve.model_args import ModelBundle
-from mlc_llm.serve.open_engine import OpenEngine, open_engine
+from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 from mlc_llm.support.interrupts import HeldInterrupts
@@ -36,6 +37,7 @@ FUNCTIONS = (
     "create_request",
     "get_complete_engine_config",
     "get_model_bundle",
+    "get_longest_sequence",
 )
 
 
@@ -57,9 +59,12 @@ class SyncEngineModule:
         device: Any,
         callback: StreamCallback | None = None,
         trace: EventTraceRecorder | None = None,
+        reading: ReadAhead | None = None,
     ) -> None:
-        """Open the model that the config names. `device`: a name or a TVM device."""
-        self._opened = open_engine(EngineConfig.from_json(config_json), str(device), trace)
+        """Open the model that the config names. `device`: a name or a TVM device. `reading`:
+        weights whose reading has begun."""
+        config = EngineConfig.from_json(config_json)
+        self._opened = open_engine(config, str(device), trace, reading)
         self._callback = callback
 
     def create_request(self, request_id: str, inputs: Any, config_json: str) -> Request:
@@ -118,6 +123,10 @@ class SyncEngineModule:
     def get_model_bundle(self) -> ModelBundle:
         """Tokenizer, template and files of the model; of use in Python alone."""
         return self._engine.bundle
+
+    def get_longest_sequence(self) -> int:
+        """See `EngineCore.longest_sequence`."""
+        return self._engine.core.longest_sequence
 
     @property
     def _engine(self) -> OpenEngine:

@@ -25,8 +25,8 @@ from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
-from mlc_llm.serve.model_args import ModelBundle
-from mlc_llm.serve.open_engine import OpenEngine
+from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded_inbox import Inbox, Instruction, InstructionKind

@@ -19,7 +19,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Prepared
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
-from mlc_llm.serve.open_engine import OpenEngine, open_engine
+from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded_inbox import Instruction, InstructionKind
 from mlc_llm.serve.threaded_outbox import Outbox, Outputs, Roster, Ticket

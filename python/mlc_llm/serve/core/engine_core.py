@@ -30,6 +30,7 @@ from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.speculation import Speculator
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.limits import longest_sequence
 from mlc_llm.serve.metrics import (
     EngineMetrics,
     EngineMetricsRecorder,
@@ -77,11 +78,10 @@ class EngineCore:
         )
         self._scheduler = _scheduler(runner, config)
         self._queue_note = QueueNote(config)
-        # The last token of a sequence is never computed, hence one more than the pages hold.
-        self._postprocessor = Postprocessor(
-            tokenizer, min(self.max_single_sequence_length, self._capacity + 1)
-        )
-        longest = self._postprocessor.max_single_sequence_length
+        longest = longest_sequence(self.max_single_sequence_length, self._capacity)
+        self.longest_sequence = longest
+        """The most tokens that a prompt and its answer have together; a prompt has fewer."""
+        self._postprocessor = Postprocessor(tokenizer, longest)
         self._speculator = _speculator(drafter, self._scheduler, config, longest)
         self._arrivals = itertools.count()
         self._requests: dict[str, RequestState] = {}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mlc_llm.serve import model_head
-from mlc_llm.serve.model_args import open_model
-from mlc_llm.serve.model_head import kept_head
+from mlc_llm.serve.opening import header_cache
+from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.header_cache import kept_head
 from mlc_llm.support.files import cache_root
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -77,6 +77,6 @@ def test_a_file_replaced_while_it_is_opened_is_read_as_it_is(
         other.replace(model)
         return head
 
-    monkeypatch.setattr(model_head, "kept_head", replaced)
-    gguf, head = model_head.open_with_head(model)
+    monkeypatch.setattr(header_cache, "kept_head", replaced)
+    gguf, head = header_cache.open_with_head(model)
     assert head is None and "blk.2.attn_q.weight" in gguf.tensors

@@ -1,4 +1,4 @@
-"""What mlc-chat-config.json means. Loaded where there is such a file, for it takes pydantic."""
+"""What mlc-chat-config.json means. Only a model with such a file loads this: it takes pydantic."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ PLAIN_TEMPLATE = Conversation(
     roles={"user": "", "assistant": "", "tool": ""},
     seps=[""],
 )
+"""The echo engine's chat template."""
 
 
 def conversation(chat: MLCChatConfig) -> Conversation:

@@ -1,9 +1,9 @@
-"""What is kept of a model file's header, so that the next opening need not read all of it.
+"""The cache of model files' headers: with it, the next opening need not read all of a header.
 
-A header has each token and each merge as a text of its own: to check them and to build tables of
-them takes longer than everything else that is done with a model before it computes. Kept are where
-the lists of texts end, and the vocabulary in flat form, for a header of these very bytes (their
-hash is compared each time) and for this version of the code that reads it.
+A header holds each token and each merge as a text. To check them and to build tables of them takes
+longer than everything else that is done with a model before it computes. The cache keeps where the
+lists of texts end, and the vocabulary in flat form. Both are for a header of the same bytes (the
+hash is compared each time) and for the same version of the code that reads headers.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from mlc_llm.support.kept import keep, kept, key_of
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.from_gguf import flat_form
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parent.parent.parent
 _READERS = ("loader", "tokenizers")
 _LEAD_BYTES = 1 << 16
 
 
 class Head(NamedTuple):
-    """Of a file whose header was read before."""
+    """What is known of a file whose header was read before."""
 
     passed: Mapping[int, int]
-    """For `GGUFFile.open`."""
+    """See `GGUFFile.open`."""
     vocabulary: memoryview | None
-    """For `Tokenizer.from_flat`."""
+    """See `Tokenizer.from_flat`; None: the tokenizer has no flat form."""
     state: FileState
-    """Of the file that has this header."""
+    """The state of the file, now that it has this header."""
 
 
 def open_with_head(path: Path) -> tuple[GGUFFile, Head | None]:
-    """A model's first file, and what was kept of its header. Raises like `GGUFFile.open`."""
+    """A model's first file, and what the cache has of its header; None: nothing.
+
+    Raises what `GGUFFile.open` raises.
+    """
     head = kept_head(path)
     gguf = GGUFFile.open(path, {} if head is None else head.passed)
     if head is None or head.state == FileState.of(gguf.opened[0][1]):
@@ -50,7 +53,7 @@ def open_with_head(path: Path) -> tuple[GGUFFile, Head | None]:
 
 
 def kept_head(path: Path) -> Head | None:
-    """What was kept of a file with the same header, wherever that was."""
+    """What the cache has of a file with the same header, in whatever folder that was."""
     try:
         with path.open("rb") as file:
             state = FileState.of(os.fstat(file.fileno()))
@@ -69,7 +72,7 @@ def kept_head(path: Path) -> Head | None:
 
 
 def keep_head(gguf: GGUFFile) -> None:
-    """Keep what `kept_head` gives, of a file that was found sound."""
+    """Put the header of a sound file into the cache, for `kept_head`."""
     flat = flat_form(gguf.metadata) if "tokenizer.ggml.model" in gguf.metadata else None
     header = sha256(gguf.beginning(gguf.header_bytes)).hexdigest()
     said = {"bytes": gguf.header_bytes, "sha256": header, "passed": dict(gguf.passed)}
@@ -80,7 +83,7 @@ def keep_head(gguf: GGUFFile) -> None:
 
 
 def tokenizer_of(head: Head | None, gguf: GGUFFile) -> Tokenizer | None:
-    """The tokenizer out of what was kept; None if that has none."""
+    """The tokenizer in the cache; None if the cache has none."""
     if head is None or head.vocabulary is None:
         return None
     try:
@@ -90,7 +93,8 @@ def tokenizer_of(head: Head | None, gguf: GGUFFile) -> Tokenizer | None:
 
 
 def _name(size: int, lead: bytes | memoryview) -> str:
-    """By what is at hand before the header is read: files that share it take turns."""
+    """Made of what is known before the header is read. Two files with the same name replace each
+    other in the cache."""
     return f"header of {size} bytes that begin {sha256(lead).hexdigest()}"
 
 
@@ -100,7 +104,7 @@ def _key() -> str:
 
 @cache
 def _readers_hash() -> str:
-    """Of the source files that decide what is kept."""
+    """Hash of the source files that decide what is kept."""
     digest = sha256(Path(__file__).read_bytes())
     for folder in _READERS:
         for file in sorted((_PACKAGE / folder).glob("*.py")):

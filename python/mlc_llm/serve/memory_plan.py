@@ -1,0 +1,149 @@
+"""What an engine's memory goes into, by the sizes of its model. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RUNTIME_BYTES = 64 * 2**20
+"""Machine code, stacks of threads, page tables, requests: 15 MB were measured; the rest is room to
+grow."""
+
+
+@dataclass(frozen=True)
+class KVSize:
+    """Keys and values of a group of layers."""
+
+    layers: int
+    elements: int
+    """Numbers that a token has in all layers of the group: its keys and values."""
+    element_bytes: int = 4
+    window: int | None = None
+    """Tokens that a token sees; None: all tokens before it."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.elements * self.element_bytes
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The numbers of a model that decide how much memory it takes."""
+
+    groups: tuple[KVSize, ...]
+    query_width: int
+    kv_width: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    context_window: int
+    weight_bytes: int
+    """As the kernels hold the weights, not as the file does."""
+    ropes: int = 1
+    """Rotary embeddings; each has a table."""
+    sliding_window: int = -1
+    """The window in the model's own config; -1: none."""
+    attention_sinks: int = 0
+    draft: ModelSize | None = None
+    """The draft model; it has as many pages as the model. None: there is no draft model."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of a token in the groups with the largest window."""
+        own = sum(g.bytes_per_token for g in self.groups if g.window == self.largest_window)
+        return own + (0 if self.draft is None else self.draft.kv_bytes_per_token)
+
+    @property
+    def largest_window(self) -> int | None:
+        """None: some layers see all tokens."""
+        windows = [group.window for group in self.groups]
+        return None if None in windows else max(size for size in windows if size is not None)
+
+    def activations(self, chunk: int, *, has_window: bool) -> int:
+        """Bytes of a step of `chunk` tokens: the hidden state, and what lives beside it in the
+        larger half of a layer. All are 32-bit floats.
+
+        Attention: input, query, keys and values, rotated query, result. Feed-forward: gate and up,
+        twice where they have to be joined first. With a window: queries for sinks, rows of rope.
+        """
+        query, kv = self.query_width, self.kv_width
+        attention = self.hidden_size + (4 if has_window else 3) * query + 2 * kv
+        largest = max(attention, 4 * self.intermediate_size)
+        rope = (2 if has_window else 1) * self.head_dim
+        return 4 * chunk * (self.hidden_size + rope + largest)
+
+    def logits(self, rows: int) -> int:
+        """Bytes of the logits of `rows` tokens in one step, with the sampler's scratch and copies
+        of raw rows, and of the masks and edits of a step."""
+        return 12 * rows * self.vocab_size + 16 * self.vocab_size
+
+    def rope(self, longest: int) -> int:
+        """Bytes of the sines and cosines for sequences of at most `longest` tokens.
+
+        A table doubles as it grows, so it may be twice as long as it has to be.
+        """
+        return 2 * 4 * self.ropes * self.head_dim * min(longest, self.context_window)
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the memory goes into, in bytes. Python's integers never overflow."""
+
+    free: int
+    """Memory that can be had now."""
+    utilization: float
+    """The share of it that the engine may use."""
+    weights: int
+    activations: int
+    """For the largest step."""
+    logits: int
+    """For all sequences in one step, with the sampler's scratch and copies for log-probabilities.
+    """
+    rope: int
+    """Sines and cosines up to the longest sequence."""
+    kv_per_token: int
+    page_size: int
+    """In tokens."""
+    runtime: int = RUNTIME_BYTES
+    windowed: int = 0
+    """KV pages of layers that see less than others do: as many as all sequences can need."""
+    draft: int = 0
+    """Weights and workspace of the draft model."""
+    promised: str = ""
+    """The memory that `free` leaves out, and whose it is, in words."""
+
+    @property
+    def workspace(self) -> int:
+        """Everything except the weights and the KV cache."""
+        return self.activations + self.logits + self.rope + self.runtime
+
+    @property
+    def budget(self) -> int:
+        """What the engine may use."""
+        return int(self.free * self.utilization)
+
+    @property
+    def fit(self) -> int:
+        """Tokens, in whole pages, that fit beside everything else; 0 or less if none fit."""
+        page = self.page_size * self.kv_per_token
+        return (self.budget - self.total(0)) // page * self.page_size
+
+    def total(self, tokens: int) -> int:
+        """Everything, with a KV cache for so many tokens."""
+        pages = -(-tokens // self.page_size)
+        fixed = self.weights + self.draft + self.workspace + self.windowed
+        return fixed + pages * self.page_size * self.kv_per_token
+
+    def describe(self) -> str:
+        """Each part in MB."""
+        promised = f" ({self.promised})" * bool(self.promised)
+        return (
+            f"{_mb(self.free)} free{promised}, of which {self.utilization:.0%} may be used, "
+            f"{_mb(self.weights)} weights, {f'{_mb(self.draft)} draft model, ' * bool(self.draft)}"
+            f"{_mb(self.workspace)} workspace, {self.kv_per_token} bytes per token of KV cache: "
+            f"{max(self.fit, 0)} tokens fit"
+        )
+
+
+def _mb(count: int) -> str:
+    return f"{count / 2**20:.0f} MB"

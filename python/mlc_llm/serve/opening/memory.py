@@ -1,0 +1,149 @@
+"""How much memory a model takes, how much is free, and what other engines have been promised."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlc_llm.backends.base import Backend
+from mlc_llm.backends.registry import choose_backend
+from mlc_llm.library.metadata import PARAMS_ALIGNMENT
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.spec import KVGroup
+from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.limits import complete_config
+from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
+from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.support import promises
+from mlc_llm.support.machine import describe
+from mlc_llm.support.promises import PromiseHandle, Promises
+
+ASSUMED_FREE_BYTES = 4 * 2**30
+"""Free memory on a system that does not say how much is free."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory at one moment."""
+
+    free: int
+    """Bytes that the system counts as free."""
+    standing: Promises
+
+    def left(self, standing: Promises) -> tuple[int, str]:
+        """Free bytes without what is promised by now, and these promises in words.
+
+        An engine that promised itself memory after this look had touched nothing at the look.
+        """
+        then = [self.standing.get(name, one.fresh()) for name, one in standing.items()]
+        free = self.free - sum(one.untouched for one in then)
+        return max(free, 0), promises.in_words(then)
+
+    def take(
+        self, config: EngineConfig, size: ModelSize, model: str
+    ) -> tuple[EngineConfig, MemoryPlan, PromiseHandle]:
+        """The complete config and its plan. The memory of the plan is promised to the caller.
+
+        Raises what `complete_config` raises.
+        """
+        with promises.turn():
+            free, words = self.left(promises.standing())
+            complete, plan = complete_config(config, size, free, words)
+            total = plan.total(complete.max_total_sequence_length or 0)
+            held = promises.promise(model, total)
+        if words:
+            alone, _ = complete_config(config, size, self.free)
+            _warn_if_less(complete, alone, words)
+        return complete, plan, held
+
+    def opened(self, held: PromiseHandle, size: ModelSize) -> None:
+        """Say that the engine of a promise has read its weights."""
+        weights = size.weight_bytes + (0 if size.draft is None else size.draft.weight_bytes)
+        with promises.turn():
+            promises.settle(held, weights, self.standing)
+
+
+def look_at_memory() -> Memory:
+    """The memory now."""
+    with promises.turn():
+        standing = promises.standing()
+    if any(one.is_own for one in standing.values()):
+        gc.collect()  # an engine that nobody holds any more may wait for it
+        with promises.turn():
+            standing = promises.standing()
+    return Memory(free_memory(), standing)
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping."""
+    free = describe().memory_free
+    if free is None:
+        assumed = ASSUMED_FREE_BYTES // 2**30
+        _log.warning("this system does not say how much memory is free: %d GB are assumed", assumed)
+        return ASSUMED_FREE_BYTES
+    return free
+
+
+def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
+    """The sizes that decide how much memory the model takes, by its header. No weight is read.
+
+    kernels: see `EngineConfig`.
+
+    Raises `UnsupportedModel`, `ModelFileError`.
+    """
+    assert bundle.gguf is not None
+    backend = choose_backend(kernels)
+    plan = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors)
+    spec, layers = plan.spec, [layer.attention for layer in plan.spec.layers]
+    return ModelSize(
+        groups=tuple(_group_size(group, backend) for group in spec.kv_groups),
+        query_width=max(one.query_width for one in layers),
+        kv_width=max(one.kv_width for one in layers),
+        head_dim=max(one.head_dim for one in layers),
+        hidden_size=spec.hidden,
+        intermediate_size=max(layer.intermediate for layer in spec.layers),
+        vocab_size=spec.vocab,
+        context_window=bundle.context_window,
+        weight_bytes=packed_bytes(plan, backend),
+        ropes=len(spec.ropes),
+        sliding_window=bundle.sliding_window,
+        attention_sinks=bundle.attention_sinks,
+    )
+
+
+def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
+    """Size of the packed weights' file, as `compiler/weights.py` writes it."""
+    total = 0
+    for source in plan.vectors.values():
+        total = _aligned(total) + 4 * source.shape[0]
+    for prefix, sources in plan.matrices.items():
+        rows = sum(source.shape[0] for source in sources)
+        layout = backend.layout(plan.spec.kinds[prefix])
+        shape, dtype = layout.shape(rows, sources[0].shape[1])
+        total = _aligned(total) + math.prod(shape) * np.dtype(dtype).itemsize
+    for rope in plan.spec.ropes:
+        total = _aligned(total) + 4 * (rope.dim // 2)
+    return total
+
+
+def _group_size(group: KVGroup, backend: Backend) -> KVSize:
+    layers, width = len(group.layers), group.kv_heads * group.head_dim
+    size = np.dtype(backend.kv_dtype).itemsize
+    return KVSize(layers, 2 * layers * width, size, group.window)
+
+
+def _aligned(offset: int) -> int:
+    return offset + -offset % PARAMS_ALIGNMENT
+
+
+def _warn_if_less(complete: EngineConfig, alone: EngineConfig, words: str) -> None:
+    now, otherwise = complete.max_total_sequence_length, alone.max_total_sequence_length
+    if now != otherwise:
+        _log.warning("the KV cache holds %s tokens, not %s: memory is %s", now, otherwise, words)

@@ -1,0 +1,168 @@
+"""How an engine is opened: from an `EngineConfig` to an engine core with its model.
+
+1. The arguments are checked (`arguments.py`), and free memory is looked at (`memory.py`).
+2. Each model's files are opened (`bundle.py`, with the help of `header_cache.py` and
+   `settings.py`). As soon as a header is known to be sound, a thread begins to read the weights.
+3. The limits of the engine are decided, and their memory is promised to it (`memory.py`).
+4. Libraries are found or compiled, and runners made with the weights (`runner.py`).
+5. The engine core is made around the runner.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from dataclasses import dataclass, field, replace
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.runtime.read_ahead import ReadAhead
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.draft_model import DraftModel
+from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.memory_plan import ModelSize
+from mlc_llm.serve.opening.arguments import detect_device
+from mlc_llm.serve.opening.bundle import (
+    MOCK_ECHO,
+    ModelBundle,
+    ModelInfo,
+    echo_bundle,
+    open_models,
+    open_without_weights,
+    parse_models,
+)
+from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.runner import begin_weights, create_runner
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenEngine:
+    """A core, the model behind it, and the config with every limit filled in."""
+
+    core: EngineCore
+    bundle: ModelBundle
+    config: EngineConfig
+    runners: tuple[ModelRunner, ...] = ()
+    """What computes in the core: the model, then the draft model. Empty in the echo engine."""
+    load_id: int = field(default_factory=itertools.count(1).__next__)
+    """Another number each time that a model is opened."""
+
+
+def open_engine(
+    config: EngineConfig,
+    device: str,
+    trace: EventTraceRecorder | None = None,
+    reading: ReadAhead | None = None,
+) -> OpenEngine:
+    """Open the models, decide the limits, compile or load the libraries. Raises `UserError`.
+
+    reading: weights whose reading the caller has begun.
+    """
+    if reading is None:
+        with ReadAhead() as own:
+            return open_engine(config, device, trace, own)
+    kind = str(detect_device(device)).partition(":")[0]
+    if MOCK_ECHO in (config.model, config.model_lib):
+        return _open_echo(config, trace)
+    memory = look_at_memory()
+    models = parse_models(config.model, config.model_lib, config.additional_models)
+    bundles = open_models(
+        models, lambda file: begin_weights(reading, file, memory.free, config.kernels)
+    )
+    if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
+        for bundle in bundles:
+            bundle.tokenizer.complete()
+    size = _size(bundles, config.kernels)
+    complete, plan, held = memory.take(config, size, bundles[0].name)
+    if config.verbose:
+        _log.info("memory: %s", plan.describe())
+    try:
+        configs = _configs(complete, models, bundles)
+        pairs = zip(bundles, configs, strict=True)
+        runners = tuple(create_runner(*pair, kind, reading.take) for pair in pairs)
+        core = _core(runners, bundles[0], complete, trace)
+    except BaseException:
+        held.release()
+        raise
+    memory.opened(held, size)
+    weakref.finalize(core, held.release)  # its pages go with it
+    return OpenEngine(core, bundles[0], complete, runners)
+
+
+def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
+    """The size of the main model, with that of its draft model if there is one.
+
+    Raises `InvalidField` for a draft model with another number of tokens.
+    """
+    bundle, *drafts = bundles
+    size = model_size(bundle, kernels)
+    tokens = _tokens(bundle, size)
+    for draft in drafts:
+        found = model_size(draft, kernels)
+        if _tokens(draft, found) != tokens:
+            words = (
+                f"it has {_tokens(draft, found)} tokens and the model {tokens}: a draft model "
+                "needs the same vocabulary"
+            )
+            raise InvalidField("additional_models", draft.name, words)
+        size = replace(size, draft=found)
+    return size
+
+
+def _tokens(bundle: ModelBundle, size: ModelSize) -> int:
+    """How many tokens may be chosen; the model may have more rows than its tokenizer tokens."""
+    return min(size.vocab_size, bundle.tokenizer.vocab_size)
+
+
+def _configs(
+    complete: EngineConfig, models: list[ModelInfo], bundles: list[ModelBundle]
+) -> list[EngineConfig]:
+    """The config for the runner of each model.
+
+    A draft model has the main model's limits, but no drafts beyond its own context window. The main
+    model checks its drafts, so it need not compute prompts in one way or the other.
+    """
+    single = complete.max_single_sequence_length
+    assert single
+    drafts = [
+        replace(
+            complete,
+            model_lib=info.model_lib,
+            max_single_sequence_length=min(single, bundle.context_window),
+            prompt_precision="exact",
+        )
+        for info, bundle in zip(models[1:], bundles[1:], strict=True)
+    ]
+    return [complete, *drafts]
+
+
+def _core(
+    runners: tuple[ModelRunner, ...],
+    bundle: ModelBundle,
+    config: EngineConfig,
+    trace: EventTraceRecorder | None,
+) -> EngineCore:
+    """The core of the first runner; the second one, if there is one, makes drafts for it."""
+    return EngineCore(
+        runners[0],
+        bundle.tokenizer,
+        config,
+        stop_token_ids=bundle.stop_token_ids,
+        trace=trace,
+        drafter=DraftModel(runners[1]) if len(runners) > 1 else None,
+    )
+
+
+def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:
+    """The echo engine with the tokenizer of a model, or with one of bytes and no model at all."""
+    complete = echo_config(config)
+    context = complete.max_single_sequence_length
+    assert context is not None
+    is_bare = config.model == MOCK_ECHO
+    bundle = echo_bundle(context) if is_bare else open_without_weights(config.model, context)
+    return OpenEngine(EchoCore(bundle.tokenizer, complete, trace), bundle, complete)

@@ -1,0 +1,98 @@
+"""The model runner of an opened model: its library is found or compiled, its weights are read."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from pathlib import Path
+
+from mlc_llm.backends.base import BrokenLibrary
+from mlc_llm.compiler.jit import Prepared, packed_weights, prepare
+from mlc_llm.errors import MLCError, ModelFileError
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
+from mlc_llm.runtime.read_ahead import ReadAhead
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.limits import window_of
+from mlc_llm.serve.opening.bundle import ModelBundle
+
+_log = logging.getLogger(__name__)
+
+
+def begin_weights(reading: ReadAhead, file: GGUFFile, free: int, kernels: str | None) -> None:
+    """Begin to read a model's packed weights, if they are in the cache and fit.
+
+    free: bytes of free memory. Does nothing for a model with an error: whoever makes the runner
+    finds the error too, and says what it is.
+    """
+    with suppress(MLCError, OSError):
+        folder = packed_weights(file, kernels)
+        if folder is not None:
+            reading.begin(folder, free)
+
+
+def create_runner(
+    bundle: ModelBundle, config: EngineConfig, device: str, read: ReadWeights = read_packed
+) -> ModelRunner:
+    """The model of `bundle`, compiled for this machine, with pages as `config` says.
+
+    config: complete, every limit is set. read: gives the packed weights in a folder.
+
+    A cached library or packed weights that turn out to be broken are made again, once. Raises
+    UserError, CompileError.
+    """
+    assert device == "cpu", device
+    if config.model_lib is not None:
+        return _runner_of_library(Path(config.model_lib), bundle, config, read)
+    prepared = _prepare(bundle, config)
+    try:
+        return _runner(prepared.library, prepared.weights, config, read)
+    except (BrokenLibrary, BrokenParams) as error:
+        _log.warning("the cached model is broken and is made again: %s", error)
+    prepared = _prepare(bundle, config, rebuild=True)
+    try:
+        return _runner(prepared.library, prepared.weights, config, read)
+    except (BrokenLibrary, BrokenParams) as error:
+        raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
+
+
+def _runner_of_library(
+    library: Path, bundle: ModelBundle, config: EngineConfig, read: ReadWeights
+) -> ModelRunner:
+    """The runner of a library that the caller has named."""
+    assert bundle.gguf is not None
+    vocab_size = bundle.tokenizer.vocab_size
+    weights = prepare(bundle.gguf, config.kernels, vocab_size=vocab_size).weights
+    try:
+        return _runner(library, weights, config, read)
+    except (BrokenLibrary, BrokenParams) as error:
+        raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
+
+
+def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False) -> Prepared:
+    assert bundle.gguf is not None
+    return prepare(
+        bundle.gguf,
+        config.kernels,
+        vocab_size=bundle.tokenizer.vocab_size,
+        fast=config.prompt_precision == "fast",
+        windowed=window_of(config) is not None,
+        rebuild=rebuild,
+    )
+
+
+def _runner(library: Path, weights: Path, config: EngineConfig, read: ReadWeights) -> ModelRunner:
+    assert config.max_num_sequence and config.max_total_sequence_length
+    assert config.prefill_chunk_size and config.max_single_sequence_length
+    return ModelRunner(
+        library,
+        weights,
+        num_pages=-(-config.max_total_sequence_length // config.kv_cache_page_size),
+        max_num_sequence=config.max_num_sequence,
+        max_batch_tokens=config.prefill_chunk_size,
+        context_window=config.max_single_sequence_length,
+        window=window_of(config),
+        fast_prompts=config.prompt_precision == "fast",
+        read=read,
+    )

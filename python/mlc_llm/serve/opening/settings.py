@@ -1,0 +1,131 @@
+"""The JSON files beside a model's weights: mlc-chat-config.json and generation_config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc_llm.errors import ModelFileError, UserError
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.json_value import JsonValue
+
+if TYPE_CHECKING:
+    from mlc_llm.protocol.conversation_protocol import Conversation
+    from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
+
+MAX_CONFIG_BYTES = 16 * 2**20
+CHAT_CONFIG_FILE = "mlc-chat-config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields of generation_config.json that mean the same here."""
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What the files say of a model; the defaults stand for a model without such files."""
+
+    sampling: GenerationConfig = field(default_factory=GenerationConfig)
+    template: Conversation | None = None
+    """The chat template that mlc-chat-config.json names."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """The end-of-text tokens that any of the files names; they may lie outside the vocabulary."""
+    context_window: int | None = None
+    """Tokens of a prompt and its answer; None: the model decides."""
+    sliding_window: int = -1
+    """The tokens that a token sees; -1: all."""
+    attention_sinks: int = 0
+
+    def defaults(self, *, with_template: bool) -> GenerationConfig:
+        """What is merged under every request's config. with_template: chats use `template`, which
+        says at which texts an answer ends."""
+        if not with_template or self.template is None or not self.template.stop_str:
+            return self.sampling
+        return GenerationConfig(stop_strs=self.template.stop_str).merged_over(self.sampling)
+
+
+def settings_of_default_model() -> ModelSettings:
+    """The values that the default model's card recommends.
+
+    The model's file has none, and answers wander at temperature 1.
+    """
+    return ModelSettings(GenerationConfig(temperature=0.2, top_p=0.9))
+
+
+def read_settings(folder: Path) -> ModelSettings:
+    """The settings in a folder. mlc-chat-config.json comes before generation_config.json.
+
+    Raises `ModelFileError` for a file that is broken or has a wrong value, `UnsupportedModel` for
+    a chat template whose name is not known.
+    """
+    named = _chat_config(folder / CHAT_CONFIG_FILE)
+    path = folder / GENERATION_CONFIG_FILE
+    generation = _json_object(path)
+    stops = _stop_token_ids(generation)
+    with _naming(path):
+        sampling = _sampling(generation)
+        if named is None:
+            return ModelSettings(sampling, stop_token_ids=stops)
+        chat, template = named
+        sampling = chat.default_generation_config().merged_over(sampling)
+    return ModelSettings(
+        sampling,
+        template,
+        stops.union(chat.eos_token_ids(), template.stop_token_ids),
+        chat.context_window_size if chat.context_window_size > 0 else None,
+        chat.sliding_window_size,
+        max(chat.attention_sink_size, 0),
+    )
+
+
+def _chat_config(path: Path) -> tuple[MLCChatConfig, Conversation] | None:
+    """What mlc-chat-config.json says, and the template that it names; None: no such file."""
+    values = _json_object(path)
+    if not values:
+        return None
+    from mlc_llm.serve.opening import chat_config
+
+    with _naming(path):
+        chat = chat_config.MLCChatConfig.parse(values)
+    return chat, chat_config.conversation(chat)
+
+
+def _sampling(generation: dict[str, JsonValue]) -> GenerationConfig:
+    values = {name: generation[name] for name in _SAMPLING if name in generation}
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return GenerationConfig.model_validate(values)
+
+
+def _stop_token_ids(generation: dict[str, JsonValue]) -> frozenset[int]:
+    """`eos_token_id` is a number or a list of numbers; anything else in it is passed over."""
+    stated = generation.get("eos_token_id", [])
+    ids = stated if isinstance(stated, list) else [stated]
+    return frozenset(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
+
+
+def _json_object(path: Path) -> dict[str, JsonValue]:
+    """The object in a JSON file; empty if there is no such file. Raises `ModelFileError`."""
+    try:
+        if not path.is_file():
+            return {}
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelFileError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelFileError(f"{path}: should hold a JSON object")
+    return values
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An error about a value becomes one about the file that has the value."""
+    try:
+        yield
+    except UserError as error:
+        raise ModelFileError(f"{path}: {error}") from None
