@@ -22,6 +22,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data, limits, metrics
 from mlc_llm.serve.answers import ChatAnswer, Generated, Usage
 from mlc_llm.serve.config import MODES, EngineConfig
+from mlc_llm.serve.memory_plan import KVSize, ModelSize
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.serve.threaded_engine import ThreadedEngine
@@ -170,8 +171,8 @@ def modes() -> str:
 
 def _pages(mode: Any, context_window: int) -> str:
     """Tokens that the pages hold where memory is no limit."""
-    group = limits.KVSize(layers=30, elements=2 * 30 * 3 * 64, element_bytes=2)
-    size = limits.ModelSize(
+    group = KVSize(layers=30, elements=2 * 30 * 3 * 64, element_bytes=2)
+    size = ModelSize(
         (group,), query_width=9 * 64, kv_width=3 * 64, head_dim=64, hidden_size=576,
         intermediate_size=1536, vocab_size=49152, context_window=context_window,
         weight_bytes=10**8,

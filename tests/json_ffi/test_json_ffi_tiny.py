@@ -25,13 +25,17 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JSONFFIEngine]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLC_LLM_HOME", str(tmp_path_factory.mktemp("cache")))
-        model = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
-        config = EngineConfig(prefix_cache_max_num_recycling_seqs=2)
-        with engine_of(str(model), engine_config=config) as made:
-            yield made
+        yield str(write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: str) -> Iterator[JSONFFIEngine]:
+    config = EngineConfig(prefix_cache_max_num_recycling_seqs=2)
+    with engine_of(model, engine_config=config) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -59,6 +63,15 @@ def test_a_prompt_that_was_seen_costs_what_is_new(engine: JSONFFIEngine) -> None
         assert cost(letter * 50)[0] == pinned  # of these the last two are kept
     assert [cost(letter * 50)[0] for letter in "cp"] == [1, 1]
     assert cost("b" * 50)[0] > 50
+
+
+def test_a_prompt_for_which_the_pages_are_too_few_is_refused(model: str) -> None:
+    with engine_of(model, engine_config=EngineConfig(max_total_sequence_length=64)) as few:
+        assert ask(few, "a" * 20, max_tokens=1).reason == "length"
+        answer = ask(few, "a" * 100)
+    assert answer.reason == "error" and "maximum context length is 65 tokens" in answer.text
+    error = answer.chunks[0].error
+    assert error is not None and error.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("mode", ["jump_forward", "constraint"])
