@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels.cpu": {*GROUND, *SHAPES},
     "conversation_template": {*GROUND, "protocol"},
     "quantization": GROUND,
+    "model": {"models"},
     "models": {*GROUND, "backends.base", "models.spec"},
     "backends": set(),
     "backends.base": {*GROUND, "models.spec", "quantization"},
@@ -128,6 +129,7 @@ LAZY = {
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
+    ("mlc_llm.quantization", "mlc_llm.quantization.schemes"),  # all block formats
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
     ("mlc_llm.protocol.generation_config", "mlc_llm.protocol.request_parts"),  # pydantic
     ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.requests"),  # pydantic

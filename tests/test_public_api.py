@@ -49,6 +49,8 @@ BUILT = {
     ],
     "mlc_llm.conversation_template": ["ConvTemplateRegistry"],
     "mlc_llm.tokenizers": ["Tokenizer", "TextStreamer", "StopStrHandler"],
+    "mlc_llm.quantization": ["QUANTIZATION"],
+    "mlc_llm.model": ["MODELS"],
 }
 
 METHODS = {
@@ -71,8 +73,6 @@ METHODS = {
 TO_COME = {
     "mlc_llm": ["MLCEngine", "AsyncMLCEngine"],
     "mlc_llm.serve": ["MLCEngine", "AsyncMLCEngine", "PopenServer"],
-    "mlc_llm.quantization": ["QUANTIZATION"],
-    "mlc_llm.model": ["MODELS"],
 }
 
 TVM_FUNCTIONS_BUILT = {

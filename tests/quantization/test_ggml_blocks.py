@@ -152,11 +152,3 @@ def test_bad_arguments_are_named() -> None:
         unpack("Q4_0", data, (2, 64))
     with pytest.raises(InvalidField, match="8 bytes for"):
         dequantize("F32", data, (2,))
-
-
-def test_the_reader_and_the_formats_agree_on_sizes() -> None:
-    from mlc_llm.quantization.ggml_blocks import FORMATS
-
-    for kind, form in FORMATS.items():
-        assert (form.block, form.layout.itemsize) == SIZES[kind]
-    assert set(SIZES) == set(BLOCK_KINDS) | {"F32", "F16", "BF16"}

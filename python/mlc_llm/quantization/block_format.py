@@ -42,12 +42,20 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockFormat:
+    """A block format; `bits`, `group` and `offset` are as in `Grouped`."""
+
     block: int
+    """Values of a block."""
     layout: np.dtype[Any]
+    """The bytes of a block."""
     split: Callable[[Any], Parts]
     bits: Literal[4, 8]
     group: Literal[16, 32] = 32
     offset: int = 0
+
+    @property
+    def has_minimum(self) -> bool:
+        return self.offset == 0
 
 
 def layout(*fields: tuple[str, str] | tuple[str, str, int]) -> np.dtype[Any]:

@@ -26,7 +26,8 @@ from mlc_llm.quantization.k_blocks import PLAIN_AND_K
 _CHUNK_VALUES = 1 << 18  # values worked on at once: their float32 stay in the processor's cache
 
 FORMATS = {**PLAIN_AND_K, **CODEBOOKS}
-_FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+"""Bytes of a value in the kinds that have no blocks."""
 
 BLOCK_KINDS = tuple(FORMATS)
 """Kinds that `unpack` takes apart; `dequantize` also knows F32, F16 and BF16."""
@@ -38,8 +39,8 @@ def dequantize(kind: str, data: Bytes, shape: tuple[int, ...]) -> Floats:
     For F32 the result is a view of `data`. Raises InvalidField for an unknown kind or for
     data that does not fit the shape.
     """
-    if kind in _FLOAT_BYTES:
-        _check_size(data, math.prod(shape) * _FLOAT_BYTES[kind], shape)
+    if kind in FLOAT_BYTES:
+        _check_size(data, math.prod(shape) * FLOAT_BYTES[kind], shape)
         return _plain_floats(kind, data).reshape(shape)
     out = np.empty(math.prod(shape), np.float32)
     form = _format(kind)
@@ -57,7 +58,7 @@ def unpack(kind: str, data: Bytes, shape: tuple[int, int]) -> Grouped:
     size = math.prod(shape)
     q = np.empty(size, np.uint8)
     scale = np.empty(size // form.group, np.float32)
-    minimum = np.empty_like(scale) if _has_minimum(form) else None
+    minimum = np.empty_like(scale) if form.has_minimum else None
     with np.errstate(invalid="ignore", over="ignore"):
         for start, blocks in _chunks(form, data, shape):
             parts = form.split(blocks)
@@ -82,10 +83,6 @@ def _format(kind: str) -> BlockFormat:
     if kind not in FORMATS:
         raise InvalidField("kind", kind, "one of " + ", ".join(BLOCK_KINDS))
     return FORMATS[kind]
-
-
-def _has_minimum(form: BlockFormat) -> bool:
-    return form.offset == 0
 
 
 def _check_size(data: Bytes, expected: int, shape: tuple[int, ...]) -> None:

@@ -1,0 +1,38 @@
+"""The ways to store weights that this version loads, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, FORMATS
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A tensor type of GGUF files: how it stores the weights of a row, block after block."""
+
+    name: str
+    block_size: int
+    """Weights of a block."""
+    block_bytes: int
+    group_size: int | None
+    """Weights that share a scale, a part of a block; None: floating-point numbers, which have no
+    scale."""
+    has_minimum: bool
+    """A weight is scale * q + minimum; otherwise it is scale * (q - offset)."""
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of a weight in the file, with its share of the scales and minima."""
+        return 8 * self.block_bytes / self.block_size
+
+
+QUANTIZATION: dict[str, Quantization] = {
+    **{name: Quantization(name, 1, size, None, False) for name, size in FLOAT_BYTES.items()},
+    **{
+        name: Quantization(name, form.block, form.layout.itemsize, form.group, form.has_minimum)
+        for name, form in FORMATS.items()
+    },
+}
+"""By the name of the tensor type in GGUF files. MLC LLM's names (`q4f16_1` and others) are for models
+that were converted. This version converts none, so they are not here."""
