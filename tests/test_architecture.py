@@ -137,6 +137,7 @@ LAZY = {
     ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic
     ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
+    ("mlc_llm.compiler.jit", "mlc_llm.compiler.weights"),
     ("mlc_llm.backends.cpu.target", "tvm"),
     ("mlc_llm.backends.cpu.target", "tvm.target"),
     # What a backend needs to pack, to compile or to run is loaded in that moment.

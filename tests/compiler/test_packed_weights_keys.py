@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlc_llm.compiler import jit
+from mlc_llm.compiler import jit, weights
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
@@ -80,13 +80,13 @@ def test_weights_of_a_file_that_changes_while_it_is_packed_are_not_kept(
 ) -> None:
     model = write_tiny_model(tmp_path / "model.gguf", seed=1)
     other = write_tiny_model(tmp_path / "other.gguf", seed=2).read_bytes()
-    inner = jit.pack_weights
+    inner = weights.pack_weights
 
     def pack(*arguments: object) -> None:
         model.write_bytes(other)
         inner(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(jit, "pack_weights", pack)
+    monkeypatch.setattr(weights, "pack_weights", pack)
     with pytest.raises(ModelFileError, match=r"model\.gguf was changed while"):
         folder_of(model)
     assert not list((tmp_path / "home" / "model_weights" / "packed").glob("*/"))

@@ -1,14 +1,17 @@
-"""Model libraries and packed weights on demand, cached by everything that shapes them."""
+"""Finds model libraries and packed weights in the cache, or makes them.
+
+Their names in the cache are hashes of everything that shapes them.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mlc_llm.backends.base import Backend
 from mlc_llm.backends.registry import choose_backend
@@ -20,9 +23,9 @@ from mlc_llm.compiler.keys import (
     weights_key,
     weights_purposes,
 )
-from mlc_llm.compiler.weights import count_parameters, pack_weights
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, VERSION
+from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.support.cached import record_about
@@ -32,22 +35,6 @@ from mlc_llm.support.progress import Progress, progress
 from mlc_llm.support.superseded import is_sound, lock_of, record_purposes, use
 
 ShowProgress = Callable[[str, float | None], AbstractContextManager[Progress]]
-
-
-class ModelFile(Protocol):
-    """What is read of a GGUF file (`loader.gguf.GGUFFile`)."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def opened(self) -> Sequence[tuple[Path, os.stat_result]]: ...
-
-    @property
-    def metadata(self) -> Any: ...
-
-    @property
-    def tensors(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +48,7 @@ class Prepared:
 
 
 def prepare(
-    model: ModelFile,
+    model: GGUFFile,
     kernels: str | None = None,
     *,
     vocab_size: int | None = None,
@@ -70,18 +57,18 @@ def prepare(
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
-    """Finds library and weights in the cache, or makes them. `rebuild` replaces what is there.
+    """Find library and weights in the cache, or make them.
 
-    vocab_size: tokens of the model's tokenizer: rows of the output beyond these are never chosen,
+    vocab_size: tokens of the model's tokenizer. Rows of the output beyond them are never chosen,
     and take no probability away. None: all rows are tokens.
+    fast: the library has every way to compute prompts faster.
+    windowed: the library is for a sliding window of the engine.
+    rebuild: replace what is in the cache.
 
-    fast: the library has every way to compute prompts faster. windowed: it is for a sliding
-    window of the engine.
+    Older builds for the same model are removed if they have not been used for a day. If two
+    processes want the same at once, the second waits for the first.
 
-    Older builds for the same model are removed when they have not been used for a day.
-
-    Two processes that want the same at once: the second waits for the first. Raises
-    UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
+    Raises UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
     backend = choose_backend(kernels)
     if fast:
@@ -90,33 +77,52 @@ def prepare(
     spec = replace(plan.spec, active_vocab=vocab_size)
     plan = replace(plan, spec=spec.with_sink_queries() if windowed else spec)
     backend.check(plan.spec)
-    library = cache_dir("model_lib") / library_key(plan, backend)
     content = content_of_model(model)
+    work = _Work(model, plan, backend, show)
+    library = cache_dir("model_lib") / library_key(plan, backend)
     weights = packed_folder() / weights_key(content, backend)
-
-    def build(folder: Path) -> None:
-        from mlc_llm.compiler.build import build_library
-
-        label = f"compiling {plan.spec.architecture} for {backend.name}"
-        with show(label, None):
-            build_library(plan.spec, backend, folder)
-        record_about(folder, "library", model.path.name)
-
-    def pack(folder: Path) -> None:
-        with show("packing weights", count_parameters(plan)) as shown:
-            pack_weights(plan, backend, model.tensors, folder, shown.advance)
-        if content_of_model(model) != content:  # the weights would be found under a wrong name
-            raise ModelFileError(f"{model.path} was changed while it was read; start again")
-        record_about(folder, "packed weights", model.path.name)
-
-    _make(library, METADATA_FILE, (library_purpose(plan, backend),), build, rebuild)
+    _make(library, METADATA_FILE, (library_purpose(plan, backend),), work.build, rebuild)
+    pack = partial(work.pack, content)
     _make(weights, INDEX_FILE, weights_purposes(content, model.path, backend), pack, rebuild)
     return Prepared(plan, backend, library, weights)
 
 
-def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
-    """The folder of a model's packed weights if they are in the cache, and finding that out takes
-    milliseconds. Raises like `prepare`, and OSError."""
+@dataclass(frozen=True)
+class _Work:
+    """What is done when the cache has no library or no weights."""
+
+    model: GGUFFile
+    plan: WeightPlan
+    backend: Backend
+    show: ShowProgress
+
+    def build(self, folder: Path) -> None:
+        """Compile the library into a folder."""
+        from mlc_llm.compiler.build import build_library
+
+        label = f"compiling {self.plan.spec.architecture} for {self.backend.name}"
+        with self.show(label, None):
+            build_library(self.plan.spec, self.backend, folder)
+        record_about(folder, "library", self.model.path.name)
+
+    def pack(self, content: str, folder: Path) -> None:
+        """Pack the weights of a model that had this content into a folder. Raises ModelFileError if
+        the model has another one at the end: the weights would be found under a wrong name."""
+        from mlc_llm.compiler.weights import count_parameters, pack_weights
+
+        with self.show("packing weights", count_parameters(self.plan)) as shown:
+            pack_weights(self.plan, self.backend, self.model.tensors, folder, shown.advance)
+        if content_of_model(self.model) != content:
+            raise ModelFileError(f"{self.model.path} was changed while it was read; start again")
+        record_about(folder, "packed weights", self.model.path.name)
+
+
+def packed_weights(model: GGUFFile, kernels: str | None = None) -> Path | None:
+    """The folder of a model's packed weights in the cache.
+
+    None if they are not there, or if finding that out would take more than milliseconds. Raises
+    what `prepare` raises, and OSError.
+    """
     found = [known_content(path) for path, _ in model.opened]
     known = [one for one in found if one is not None]
     if len(known) < len(found):
@@ -126,16 +132,18 @@ def packed_weights(model: ModelFile, kernels: str | None = None) -> Path | None:
     return folder if is_sound(folder, INDEX_FILE) else None
 
 
-def content_of_model(model: ModelFile) -> str:
-    """Names what is in the opened files of a model. Raises ModelFileError if others have taken
-    their places, or cannot be read any more."""
+def content_of_model(model: GGUFFile) -> str:
+    """A name for what is in the opened files of a model.
+
+    Raises ModelFileError if other files have taken their places, or if they cannot be read.
+    """
     try:
         return _named(model, [content_of(path) for path, _ in model.opened])
     except OSError as error:
         raise ModelFileError(f"{model.path}: cannot be read: {error.strerror}") from error
 
 
-def _named(model: ModelFile, contents: Sequence[Content]) -> str:
+def _named(model: GGUFFile, contents: Sequence[Content]) -> str:
     for (path, stat), content in zip(model.opened, contents, strict=True):
         if content.state != FileState.of(stat):
             raise ModelFileError(f"{path} was changed while it was opened; start again")
@@ -143,7 +151,7 @@ def _named(model: ModelFile, contents: Sequence[Content]) -> str:
 
 
 def library_key(plan: WeightPlan, backend: Backend) -> str:
-    """Name of the library's folder: a hash over shapes, formats, target, source and versions."""
+    """The name of the library's folder: a hash of shapes, formats, target, source and versions."""
     return digest(
         {
             "spec": _compiled_spec(plan),
@@ -156,7 +164,7 @@ def library_key(plan: WeightPlan, backend: Backend) -> str:
 
 
 def library_purpose(plan: WeightPlan, backend: Backend) -> str:
-    """What libraries have in common of which the newer replaces the older."""
+    """The same for libraries of which a newer one replaces an older one."""
     return digest({"spec": _compiled_spec(plan), "backend": backend.library_identity()})
 
 
@@ -175,7 +183,7 @@ def _make(
     work: Callable[[Path], None],
     rebuild: bool,
 ) -> None:
-    """Fills `folder` unless it is there. It appears all at once, under a lock."""
+    """Fill `folder` unless it is there. It appears all at once, under a lock."""
     if rebuild or not is_sound(folder, last_file):
         with file_lock(lock_of(folder)):
             # Another process may have made it while this one waited.

@@ -34,5 +34,5 @@ QUANTIZATION: dict[str, Quantization] = {
         for name, form in FORMATS.items()
     },
 }
-"""By the name of the tensor type in GGUF files. MLC LLM's names (`q4f16_1` and others) are for models
-that were converted. This version converts none, so they are not here."""
+"""By the name of the tensor type in GGUF files. MLC LLM's names (`q4f16_1` and so on) are of
+conversions. This version converts no models, so they are not here."""
