@@ -66,6 +66,7 @@ class ScriptedEngine:
         name, (prompt,) = self.running.request_id, self.running.inputs
         assert isinstance(prompt, TokenData)
         usage = {"prompt_tokens": len(prompt.token_ids), "completion_tokens": self._given}
+        usage["total_tokens"] = sum(usage.values())
         self.outputs.append(RequestStreamOutput.finished(name, 1, reason, error))
         self.outputs.append(RequestStreamOutput.usage(name, json.dumps(usage)))
         self.running = None

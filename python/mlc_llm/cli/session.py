@@ -1,12 +1,12 @@
-"""One model, one request at a time: open, answer with a callback for text, stop on Ctrl-C."""
+"""An open model for a command: one request at a time, text to a callback, an end by Ctrl-C."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mlc_llm.cli.early import begin_early
 from mlc_llm.cli.flags import naming_flags
@@ -15,6 +15,7 @@ from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.runtime.read_ahead import ReadAhead
+from mlc_llm.serve.answers import Usage
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
 from mlc_llm.serve.request import Request
@@ -42,26 +43,26 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds on the wall clock and tokens a second; None where nothing was measured."""
+    """Seconds by the wall clock, and tokens a second; None: nothing was measured."""
 
     load_s: float
-    """Opening the model, with its download, packing and compilation if there was any."""
+    """To open the model; download, packing and compilation are included."""
     ttft_s: float | None
     """From the request to the first token."""
     total_s: float
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
-    """Of the tokens after the first."""
+    """For the tokens after the first."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one request."""
+    """The outcome of one request."""
 
     model: str
     text: str
     finish_reason: FinishReason
-    """`abort`: Ctrl-C stopped it, and `text` is what there was by then."""
+    """`abort`: Ctrl-C ended it, and `text` is what there was until then."""
     prompt_tokens: int
     completion_tokens: int
     timings: Timings
@@ -95,8 +96,10 @@ class Answer:
 
 
 class Session:
-    """An open model. `outputs` is the list to which the engine's stream callback appends,
-    `window` the most tokens that a prompt and its answer may have together.
+    """An open model.
+
+    outputs: the list to which the engine's stream callback appends. window: the most tokens that a
+    prompt and its answer have together. load_s: the seconds that opening has taken.
     """
 
     def __init__(
@@ -115,11 +118,11 @@ class Session:
         self._load_s = load_s
         self._requests = 0
 
-    def chat_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the model's next answer.
 
         Raises `UnsupportedModel` for a model that cannot chat, `InvalidField` for messages that
-        its template refuses, `ContextLengthExceeded` for what can be seen to be too long.
+        its template refuses, `ContextLengthExceeded` for messages that are clearly too long.
         """
         from mlc_llm.serve.openai.chat import chat_prompt
 
@@ -170,7 +173,7 @@ class Session:
         return self._answer(run)
 
     def why_cut(self, answer: Answer) -> str:
-        """Which limit an answer with finish reason `length` ran into."""
+        """The limit that an answer with finish reason `length` has reached."""
         if answer.prompt_tokens + answer.completion_tokens >= self.window:
             return f"stopped: the context of {self.window} tokens is full"
         return f"stopped at {answer.completion_tokens} tokens; --max-tokens sets this limit"
@@ -196,13 +199,13 @@ class Session:
     def _answer(self, run: _Run) -> Answer:
         if run.text.error is not None:
             raise RequestError(run.text.error)
-        assert run.finish_reason is not None  # an engine says so before the usage
+        assert run.finish_reason is not None and run.usage is not None  # the usage is the last
         return Answer(
             model=self.model.name,
             text="".join(run.text.pieces),
             finish_reason=run.finish_reason,
-            prompt_tokens=run.usage["prompt_tokens"],
-            completion_tokens=run.usage["completion_tokens"],
+            prompt_tokens=run.usage.prompt_tokens,
+            completion_tokens=run.usage.completion_tokens,
             timings=run.timings(self._load_s),
         )
 
@@ -233,11 +236,11 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
 
 
 class _Run:
-    """What has come of a request so far."""
+    """The outputs of a request so far."""
 
     def __init__(self, tokenizer: Tokenizer, started: float) -> None:
         self.text = BranchText(tokenizer)
-        self.usage: dict[str, Any] = {}
+        self.usage: Usage | None = None
         self.finish_reason: FinishReason | None = None
         self.aborting = False
         self._started = started
@@ -246,15 +249,15 @@ class _Run:
 
     @property
     def ended(self) -> bool:
-        """The usage is the last thing that comes."""
-        return bool(self.usage)
+        """True after the usage, which is the last output."""
+        return self.usage is not None
 
     def put(self, output: RequestStreamOutput) -> str:
-        """Take one output; returns its text."""
+        """Take one output. Returns its text."""
         _, (branch,) = output.unpack()
         self._last = time.perf_counter()
         if branch.request_final_usage_json_str is not None:
-            self.usage = json.loads(branch.request_final_usage_json_str)
+            self.usage = Usage.from_json(branch.request_final_usage_json_str)
             return ""
         if branch.delta_token_ids and self._first is None:
             self._first = self._last
@@ -262,15 +265,16 @@ class _Run:
         return self.text.put(branch)
 
     def timings(self, load_s: float) -> Timings:
-        """The clock's readings, once the request has ended."""
+        """Times and rates of the request. It must have ended."""
+        assert self.usage is not None
         ttft = None if self._first is None else self._first - self._started
         later = self._last - (self._first or self._started)
         return Timings(
             load_s=load_s,
             ttft_s=ttft,
             total_s=self._last - self._started,
-            prefill_tokens_per_s=_rate(self.usage["prompt_tokens"], ttft),
-            decode_tokens_per_s=_rate(self.usage["completion_tokens"] - 1, later),
+            prefill_tokens_per_s=_rate(self.usage.prompt_tokens, ttft),
+            decode_tokens_per_s=_rate(self.usage.completion_tokens - 1, later),
         )
 
 

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from mlc_llm.backends.base import Backend
 from mlc_llm.backends.registry import choose_backend
@@ -168,7 +167,7 @@ def library_purpose(plan: WeightPlan, backend: Backend) -> str:
     return digest({"spec": _compiled_spec(plan), "backend": backend.library_identity()})
 
 
-def _compiled_spec(plan: WeightPlan) -> dict[str, Any]:
+def _compiled_spec(plan: WeightPlan) -> dict[str, object]:
     """The model's shape without what is only known at run time."""
     spec = asdict(plan.spec)
     del spec["context_window"]

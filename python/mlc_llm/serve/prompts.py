@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
 
 from mlc_llm.protocol import checks
 from mlc_llm.serve.data import MAX_PROMPT_TOKENS, Data, TextData, TokenData
 
 
-def convert_prompts_to_data(prompts: Any, *, special: bool = False) -> list[list[Data]]:
-    """Prompts in any form of `SyncMLCEngine.generate` as one list of `Data` each.
+def convert_prompts_to_data(prompts: object, *, special: bool = False) -> list[list[Data]]:
+    """Prompts in any form that `SyncMLCEngine.generate` takes; each becomes a list of `Data`.
 
-    str · list[str] · list[int] · list[list[int]] · list[list[Data]]. An empty list has no prompt.
-    With `special`, names of control tokens in strings are control tokens. Raises `InvalidField`
-    that names the prompt which is of another kind or empty, and `special` where no prompt is a
-    string.
+    The forms: str, list[str], list[int], list[list[int]], list[list[Data]]. An empty list has no
+    prompt. special: names of control tokens in strings are control tokens. Raises `InvalidField`
+    for a prompt of another kind or an empty one, and for `special` if no prompt is a string.
     """
     checks.boolean("special", special)
     found = [_one_prompt(field, prompt, special) for field, prompt in _named(prompts)]
@@ -26,10 +24,10 @@ def convert_prompts_to_data(prompts: Any, *, special: bool = False) -> list[list
     return found
 
 
-def data_of_inputs(inputs: Any) -> list[Data]:
-    """What `create_request` takes, as a list: one `Data`, or an array of them; a string is a text.
+def data_of_inputs(inputs: object) -> list[Data]:
+    """The inputs of `create_request` as a list: one `Data` or an array of them; a string is a text.
 
-    Raises `InvalidField` for what is neither; whether the items are `Data` is for `Request` to say.
+    Raises `InvalidField` for anything else. The items are not checked; `Request` does that.
     """
     if isinstance(inputs, (str, Data)):
         inputs = [inputs]
@@ -38,8 +36,8 @@ def data_of_inputs(inputs: Any) -> list[Data]:
     return [TextData(item) if isinstance(item, str) else item for item in inputs]
 
 
-def _named(prompts: Any) -> list[tuple[str, object]]:
-    """Each prompt with its name in an error."""
+def _named(prompts: object) -> list[tuple[str, object]]:
+    """Each prompt with the name that it has in an error."""
     if isinstance(prompts, (str, Data)):
         return [("prompts", prompts)]
     if not isinstance(prompts, (list, tuple)):

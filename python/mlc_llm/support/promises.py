@@ -1,14 +1,14 @@
 """Memory that running engines will need and have not touched yet.
 
 The system counts memory as taken when it is first written to, and an engine's KV pages fill as it
-is used. So each engine of a user leaves a note in the cache: a JSON file {model, total, left, base,
-pid, start, namespace, machine}, and beside it a lock that it holds as long as it lives. The system
-lets go of the lock however the process ends, and whatever namespace its number is of: a note whose
-lock is free means nothing and is removed.
+is used. So each engine leaves a note in the user's cache, a JSON file (`Note`), and holds a lock
+beside it as long as it lives. The system lets go of the lock when the process ends, however it
+ends, also in another container. A note whose lock is free means nothing and is removed.
 
-Of `total` bytes that an engine needs, `left` were untouched when its process had taken `base` bytes
-of memory; what the process has taken since was touched of these. Nothing is known to be touched
-while an engine opens (`base` is null), or where the process is in another container.
+An engine needs `total` bytes. `left` of them were untouched at the moment when its process had
+taken `base` bytes of memory. Memory that the process has taken since then counts as touched. While
+an engine opens (`base` is null), or if its process is in another container, all of `left` counts as
+untouched.
 """
 
 from __future__ import annotations
@@ -22,36 +22,52 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from mlc_llm.errors import CacheError
 from mlc_llm.support.files import cache_dir, file_lock, lock_if_free
 
 _FOLDER = "engines"
 _TURN = "turn"
-"""The lock of whoever reads or makes notes."""
+"""The lock for those who read or make notes."""
 _MOST_NAMED = 3
 _PROC = Path("/proc")
 
 
+class Note(TypedDict):
+    """What the file of a promise holds. See the top of this file."""
+
+    model: str
+    total: int
+    left: int
+    base: int | None
+    pid: int
+    start: str
+    """See `Process`."""
+    namespace: str
+    """The namespace of the process numbers; another container has another one."""
+    machine: str
+    """Names the machine, and its last start."""
+
+
 @dataclass(frozen=True)
 class Promise:
-    """Of one engine that runs."""
+    """The memory of one engine that runs."""
 
     model: str
     pid: int
     total: int
-    """Bytes of all that it needs."""
+    """Bytes that it needs."""
     untouched: int
-    """Of those, what the system still counts as free."""
+    """The part of them that the system still counts as free."""
 
     @property
     def is_own(self) -> bool:
-        """Of an engine of this process."""
+        """True if the engine is one of this process."""
         return self.pid == os.getpid()
 
     def fresh(self) -> Promise:
-        """As it was when nothing was touched."""
+        """The promise when nothing was touched."""
         return replace(self, untouched=self.total)
 
     def describe(self) -> str:
@@ -64,17 +80,20 @@ Promises = Mapping[str, Promise]
 
 @dataclass(frozen=True)
 class Process:
-    """What the system says of a process. `start` tells it from a later one of the same number."""
+    """What the system says of a process."""
 
     start: str
+    """The time when it started: a later process of the same number has another one."""
     taken: int
-    """Bytes of memory of its own."""
+    """Bytes of its own memory."""
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Between looking at promises and making one, nobody else makes one. Where the cache cannot be
-    written there are no notes, and so no turns."""
+    """Within it, nobody else makes a promise: not between a look at the promises and a new one.
+
+    If the cache cannot be written there are no notes, and nobody waits.
+    """
     with contextlib.ExitStack() as held:
         with contextlib.suppress(CacheError):
             held.enter_context(file_lock(cache_dir(_FOLDER) / f"{_TURN}.lock"))
@@ -82,11 +101,11 @@ def turn() -> Iterator[None]:
 
 
 def standing() -> Promises:
-    """Promises of all engines of this user on this machine, those of this process included.
+    """The promises of all engines of this user on this machine, also of this process.
 
-    To be called in a `turn`.
+    Call it in a `turn`.
     """
-    notes: dict[str, dict[str, Any]] = {}
+    notes: dict[str, Note] = {}
     with contextlib.suppress(CacheError, OSError):
         for path in cache_dir(_FOLDER).glob("*.json"):
             note = _read(path)
@@ -98,10 +117,10 @@ def standing() -> Promises:
 def promise(model: str, total: int) -> PromiseHandle:
     """Note that an engine of this process needs `total` bytes, until `release` is called.
 
-    To be called in a `turn`.
+    Call it in a `turn`.
     """
     own = _process(os.getpid())
-    note = {
+    note: Note = {
         "model": model,
         "total": total,
         "left": total,
@@ -120,10 +139,10 @@ def promise(model: str, total: int) -> PromiseHandle:
 
 
 def settle(handle: PromiseHandle, touched: int, before: Promises) -> None:
-    """The engine is open, and has touched so many bytes of its promise. What else this process took
-    meanwhile is no part of its older promises: of those is left what there was `before`.
+    """Note that the engine is open and has touched so many bytes of its promise.
 
-    To be called in a `turn`.
+    Other memory that this process took meanwhile belongs to none of its older promises: they have
+    as much left as in `before`. Call it in a `turn`.
     """
     base = taken()
     handle.rebase(handle.note["total"] - touched, base)
@@ -133,13 +152,13 @@ def settle(handle: PromiseHandle, touched: int, before: Promises) -> None:
 
 
 def taken() -> int:
-    """Bytes of memory that this process has of its own; 0 where the system does not say."""
+    """Bytes of this process' own memory; 0 if the system does not say."""
     own = _process(os.getpid())
     return 0 if own is None else own.taken
 
 
 def in_words(promises: Iterable[Promise]) -> str:
-    """How much is promised to whom; empty where nothing is."""
+    """How much is promised to whom; empty if nothing is."""
     found = sorted((one for one in promises if one.untouched), key=lambda one: -one.untouched)
     named = [one.describe() for one in found[:_MOST_NAMED]]
     rest = sum(one.untouched for one in found[_MOST_NAMED:])
@@ -149,33 +168,33 @@ def in_words(promises: Iterable[Promise]) -> str:
 
 
 class PromiseHandle:
-    """What ends a promise. A forked process has a copy, which ends nothing."""
+    """Ends a promise. A forked process has a copy, which ends nothing."""
 
-    def __init__(self, note: dict[str, Any]) -> None:
+    def __init__(self, note: Note) -> None:
         self.note = note
         self._pid = os.getpid()
         self._path: Path | None = None
         self._held = contextlib.ExitStack()
 
     def hold(self, path: Path, lock: AbstractContextManager[None]) -> None:
-        """Where the note is, and what says that it is true."""
+        """Take the place of the note, and the lock that says that it is true."""
         self._held.enter_context(lock)
         self._path = path
         _own[path.stem] = self
 
     def write(self) -> None:
-        """In a `turn`, so nobody reads meanwhile. It need not outlive a crash. Raises OSError."""
+        """Write the note. Call it in a `turn`, so that nobody reads meanwhile. Raises OSError."""
         if self._path is not None:
             self._path.write_text(json.dumps(self.note), encoding="utf-8")
 
     def rebase(self, left: int, base: int) -> None:
-        """So much is untouched, now that the process has taken `base` bytes."""
+        """Note that `left` bytes are untouched, now that the process has taken `base` bytes."""
         self.note = {**self.note, "left": left, "base": base}
         with contextlib.suppress(OSError):
             self.write()
 
     def release(self) -> None:
-        """The engine is gone. To call it again changes nothing."""
+        """End the promise. A second call changes nothing."""
         if self._path is None or self._pid != os.getpid():
             return
         path, self._path = self._path, None
@@ -188,11 +207,11 @@ class PromiseHandle:
 
 
 _own: dict[str, PromiseHandle] = {}
-"""Those of this process, by the name of the note."""
+"""The promises of this process, by the name of the note."""
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A note that is still true; one that is not is removed. Raises OSError."""
+def _read(path: Path) -> Note | None:
+    """A note that is still true. A note whose lock is free is removed. Raises OSError."""
     lock = path.with_suffix(".lock")
     with lock_if_free(lock) as free:
         if free:
@@ -200,17 +219,43 @@ def _read(path: Path) -> dict[str, Any] | None:
             lock.unlink(missing_ok=True)
             return None
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-        sound = all(isinstance(note[name], int) for name in ("total", "left", "pid"))
-        sound = sound and isinstance(note["base"], int | None)
-        return note if sound and note["machine"] == _machine() and not _is_gone(note) else None
+        note = _note_of(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):  # it was released meanwhile
         return None
+    return note if note["machine"] == _machine() and not _is_gone(note) else None
 
 
-def _counted(notes: Mapping[str, dict[str, Any]]) -> dict[str, Promise]:
-    """A process with several engines has touched what it took, one engine after the other."""
-    touched: dict[tuple[Any, ...], int] = {}
+def _note_of(values: dict[str, object]) -> Note:
+    """Raises KeyError, TypeError for what is no note."""
+    base = values["base"]
+    return {
+        "model": _text(values["model"]),
+        "total": _number(values["total"]),
+        "left": _number(values["left"]),
+        "base": None if base is None else _number(base),
+        "pid": _number(values["pid"]),
+        "start": _text(values["start"]),
+        "namespace": _text(values["namespace"]),
+        "machine": _text(values["machine"]),
+    }
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("should be a text")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError("should be a whole number")
+    return value
+
+
+def _counted(notes: Mapping[str, Note]) -> dict[str, Promise]:
+    """The promises of the notes. The memory that a process with several engines has taken counts as
+    touched for one engine after the other."""
+    touched: dict[tuple[str, int], int] = {}
     found = {}
     for name, note in notes.items():
         process, who = _seen(note), (note["namespace"], note["pid"])
@@ -221,27 +266,28 @@ def _counted(notes: Mapping[str, dict[str, Any]]) -> dict[str, Promise]:
             done = min(grown, note["left"])
             touched[who] = grown - done
         left = note["left"] - done
-        found[name] = Promise(str(note["model"]), note["pid"], note["total"], left)
+        found[name] = Promise(note["model"], note["pid"], note["total"], left)
     return found
 
 
-def _is_gone(note: dict[str, Any]) -> bool:
-    """The process is known to have ended; a child that it left behind holds the lock."""
+def _is_gone(note: Note) -> bool:
+    """True if the process is known to have ended: then its child holds the lock."""
     can_see = note["namespace"] == _namespace() and _process(os.getpid()) is not None
     return can_see and _seen(note) is None
 
 
-def _seen(note: dict[str, Any]) -> Process | None:
-    if note.get("namespace") != _namespace():
+def _seen(note: Note) -> Process | None:
+    """The process of a note; None if it cannot be seen from here, or has ended."""
+    if note["namespace"] != _namespace():
         return None
-    found = _process(note.get("pid", 0))
-    return found if found is not None and found.start == note.get("start") else None
+    found = _process(note["pid"])
+    return found if found is not None and found.start == note["start"] else None
 
 
 def _process(pid: int) -> Process | None:
-    """None where the system does not say. Source: proc(5)."""
+    """A process by its number; None if the system does not say. Source: proc(5)."""
     try:
-        # The name of the program, in brackets, may hold anything.
+        # The program's name stands in brackets and may hold anything.
         start = (_PROC / f"{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
         lines = (_PROC / f"{pid}/status").read_text(errors="replace").splitlines()
     except (OSError, IndexError):
@@ -252,7 +298,7 @@ def _process(pid: int) -> Process | None:
 
 
 def _namespace() -> str:
-    """Of the numbers of processes."""
+    """Names the namespace of process numbers; empty if the system does not say."""
     try:
         return os.readlink(_PROC / "self/ns/pid")
     except OSError:
@@ -260,7 +306,7 @@ def _namespace() -> str:
 
 
 def _machine() -> str:
-    """This one since it was started: a home folder may be shared by several."""
+    """Names this machine since its last start; several machines may share a home folder."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:

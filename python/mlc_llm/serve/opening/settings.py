@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.protocol.json_value import JsonValue
 
 if TYPE_CHECKING:
     from mlc_llm.protocol.conversation_protocol import Conversation
+    from mlc_llm.protocol.json_value import JsonValue
     from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 
 MAX_CONFIG_BYTES = 16 * 2**20
