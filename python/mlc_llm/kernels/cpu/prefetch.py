@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm.script import tirx as T
+
+from mlc_llm.kernels.types import Buffer, Expr, Index
 
 LINE_BYTES = 64
 
 
-def prefetch(buffer: Any, *index: Any, to_write: bool = False) -> Any:
+def prefetch(buffer: Buffer, *index: Index, to_write: bool = False) -> Expr:
     """Expression to evaluate: loads the cache line of an element; nothing happens past the end."""
     purpose, keep, data = T.int32(int(to_write)), T.int32(3), T.int32(1)
     return T.call_llvm_intrin(

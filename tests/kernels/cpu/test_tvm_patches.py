@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import logging
 
 import pytest
 from tvm.script import tirx as T
 from tvm.script.parser.core.parser import ScriptMacro
 
-from mlc_llm.kernels.cpu.inlining import find_parser
+from mlc_llm.kernels.cpu import tvm_patches
+from mlc_llm.kernels.cpu.tvm_patches import find_parser
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 
 
@@ -45,3 +47,20 @@ def test_nothing_expands_outside_of_a_kernel() -> None:
     with pytest.raises(RuntimeError, match="nothing is parsed"):
         nothing()
     assert ScriptMacro._find_parser_def is find_parser
+
+
+def test_the_patch_is_still_needed() -> None:
+    # If this fails, TVM no longer asks for sources: remove the patch.
+    assert tvm_patches.TVM_SEARCH is not None
+    assert "getouterframes" in inspect.getsource(tvm_patches.TVM_SEARCH)
+
+
+def test_a_version_that_has_nothing_to_patch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tvm_patches, "TVM_SEARCH", None)
+    monkeypatch.delattr(ScriptMacro, "_find_parser_def")
+    with caplog.at_level(logging.WARNING):
+        tvm_patches.apply.__wrapped__()
+    assert not hasattr(ScriptMacro, "_find_parser_def")
+    assert "has no ScriptMacro._find_parser_def: kernels are read more slowly" in caplog.text

@@ -1,0 +1,10 @@
+"""The names of TVM that kernels use, with their types; TVM itself has none. Read by mypy alone.
+
+Everything else of TVM stays untyped.
+"""
+
+from typing import Any
+
+from tvm import tirx as tirx
+
+def __getattr__(name: str) -> Any: ...
