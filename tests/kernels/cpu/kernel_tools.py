@@ -22,30 +22,30 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
-from mlc_llm.kernels.cpu import activation, sections
+from mlc_llm.kernels.cpu import activation, quant_blocks
 
 Array = npt.NDArray[Any]
 HALF_ULP = 2.0**-24
 """Largest relative error of one rounded float32 operation."""
 
 
-def each_isa(*, with_tiles: bool = False) -> Callable[[Any], Any]:
+def each_isa(*, with_amx: bool = False) -> Callable[[Any], Any]:
     """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
     skipped by name.
 
-    with_tiles: only those that have tiles. Else these are slow tests: but for fixed-point weights,
-    which have tests of their own, such kernels are those without tiles.
+    with_amx: only those with AMX tiles. Otherwise tests of these are slow tests: their kernels are
+    those of other sets, except for fixed-point weights, which have tests of their own.
     """
-    chosen = [isa for isa in ISAS.values() if isa.tiles or not with_tiles]
+    chosen = [isa for isa in ISAS.values() if isa.amx_tiles or not with_amx]
     return pytest.mark.parametrize(
-        "isa", [pytest.param(isa, id=isa.name, marks=_marks(isa, with_tiles)) for isa in chosen]
+        "isa", [pytest.param(isa, id=isa.name, marks=_marks(isa, with_amx)) for isa in chosen]
     )
 
 
-def _marks(isa: Isa, with_tiles: bool) -> list[pytest.MarkDecorator]:
+def _marks(isa: Isa, with_amx: bool) -> list[pytest.MarkDecorator]:
     lacking = ", ".join(missing_features(isa.name))
     if not lacking:
-        return [pytest.mark.slow] if isa.tiles and not with_tiles else []
+        return [pytest.mark.slow] if isa.amx_tiles and not with_amx else []
     missing = arm_tools.missing_programs() if isa in arm_tools.ARM else "emulator for it"
     reason = f"no {lacking} here, and no {missing}"
     return [pytest.mark.skipif(bool(missing), reason=reason), pytest.mark.slow]
@@ -126,9 +126,9 @@ def prepare(
         y = np.full((m, k), np.nan, np.float32)
         build(isa, activation.floats, kind, k, isa, eps)(x, other, y)
         return [y]
-    if fmt.is_fixed:
-        y = np.full((m, sections.sections_width(k)), -1, np.int32)
-        build(isa, sections.quantize_sections, kind, k, isa, eps)(x, other, y)
+    if fmt.is_fixed_point:
+        y = np.full((m, quant_blocks.row_width(k)), -1, np.int32)
+        build(isa, quant_blocks.quantize_blocks, kind, k, isa, eps)(x, other, y)
         return [y]
     y = np.full((m, k // fmt.group, activation.quantized_width(fmt.group)), -1, np.int32)
     build(isa, activation.quantize, kind, k, fmt.group, isa, eps)(x, other, y)
@@ -172,15 +172,16 @@ def integers(isa: Isa, words: Array) -> Array:
 
 def row_counts(isa: Isa) -> tuple[int, ...]:
     """Numbers of rows that take every way through a product."""
-    return (1, 2, 3, 5, 9, 12, 16, 17, 40) if isa.tiles else (1, 2, 3, 5, 9)
+    return (1, 2, 3, 5, 9, 12, 16, 17, 40) if isa.amx_tiles else (1, 2, 3, 5, 9)
 
 
 def dequantised(isa: Isa, prepared: list[Array], k: int = 0) -> Array:
-    """float64 [m, k]: the numbers that the product is really taken of. k: of rows with sections."""
+    """float64 [m, k]: the numbers that the product is really taken of. k: columns, for rows with
+    quant blocks."""
     if prepared[0].dtype == np.float32:
         return prepared[0].astype(np.float64)
     if prepared[0].ndim == 2:
-        return section_integers(prepared[0], k) * _wide(section_scales(prepared[0], k), k)
+        return block_integers(prepared[0], k) * _wide(block_scales(prepared[0], k), k)
     words, scale, _ = parts(prepared[0])
     values = integers(isa, words) * scale.astype(np.float64)[..., None]
     return values.reshape(len(words), -1)
@@ -191,27 +192,27 @@ def steps(fmt: WeightFormat, prepared: list[Array], k: int) -> Array:
     if prepared[0].dtype == np.float32:
         return 0 * prepared[0].astype(np.float64)
     if prepared[0].ndim == 2:
-        return _wide(section_scales(prepared[0], k), k)
+        return _wide(block_scales(prepared[0], k), k)
     return np.repeat(parts(prepared[0])[1], fmt.group, axis=1).astype(np.float64)
 
 
-def section_integers(rows: Array, k: int) -> Array:
-    """The 16-bit values int64 [m, k] of rows with sections."""
+def block_integers(rows: Array, k: int) -> Array:
+    """The 16-bit values int64 [m, k] of rows with quant blocks."""
     planes = np.ascontiguousarray(rows[:, : k // 2]).view(np.int8).astype(np.int64)
-    octets = planes.reshape(len(rows), 2, k // sections.GROUP, sections.QUADS, 4)
+    octets = planes.reshape(len(rows), 2, k // quant_blocks.GROUP, quant_blocks.QUADS, 4)
     values = 256 * octets[:, 0] + octets[:, 1]  # [m, groups, quads, byte]
     return values.transpose(0, 1, 3, 2).reshape(len(rows), k)
 
 
-def section_scales(rows: Array, k: int) -> Array:
-    """float32 [m, sections]."""
-    start = sections.scales_start(k)
-    return _floats(rows[:, start : start + sections.sections(k)])
+def block_scales(rows: Array, k: int) -> Array:
+    """float32 [m, quant blocks]."""
+    start = quant_blocks.scales_start(k)
+    return _floats(rows[:, start : start + quant_blocks.quant_blocks(k)])
 
 
 def _wide(scales: Array, k: int) -> Array:
-    """Of each section, repeated for each of its columns."""
-    width = sections.GROUP * sections.SECTION
+    """The scale of each quant block, repeated for each of its columns."""
+    width = quant_blocks.GROUP * quant_blocks.BLOCK_GROUPS
     return np.repeat(scales.astype(np.float64), width, axis=1)[:, :k]
 
 

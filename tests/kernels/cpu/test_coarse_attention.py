@@ -14,7 +14,7 @@ from mlc_llm.kernels.cpu.attention import SECTION
 from mlc_llm.kernels.cpu.coarse_attention import has_coarse_attention
 from mlc_llm.kernels.cpu.kv_pages import PAGE
 
-COARSE = replace(AMX, coarse=True)
+COARSE = replace(AMX, fast=True)
 SHAPES = [
     pytest.param(shape, id=str(shape), marks=[] if of_all else pytest.mark.slow)
     for shape, of_all in (
@@ -42,7 +42,7 @@ def outcome(
 
 @pytest.mark.parametrize("window", [ALL, (1, 0), (40, 1), (20, 150), (130, 0)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) -> None:
     heads, kv_heads, head_dim = shape
     cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
@@ -55,7 +55,7 @@ def test_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) 
 
 
 @pytest.mark.parametrize("window", [(5, 3), (30, 130)], ids=str)
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
     cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
     q = queries(ROWS, 9, 64)
@@ -70,7 +70,7 @@ def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
 
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_rows_of_either_kind_do_not_know_each_other(
     isa: Isa, shape: tuple[int, int, int], window: Window
 ) -> None:

@@ -29,8 +29,8 @@ from kernel_tools import (
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, format_of_kind, padded_rows
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
-from mlc_llm.kernels.cpu.matmul import has_coarse_rows, matmul
-from mlc_llm.kernels.cpu.sections import sections
+from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
+from mlc_llm.kernels.cpu.quant_blocks import quant_blocks
 from mlc_llm.quantization.block_format import Grouped
 
 PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
@@ -60,7 +60,7 @@ class Weights:
 
 
 def weights(kind: str, isa: Isa) -> Weights:
-    return _weights(format_of_kind(kind, half=isa.half, fixed=isa.tiles))
+    return _weights(format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles))
 
 
 @cache
@@ -80,7 +80,7 @@ def _blocks(fmt: WeightFormat) -> Weights:
     q = rng.integers(0, 2**fmt.bits, (ROWS, COLUMNS), dtype=np.uint8)
     q[0], q[1] = 0, 2**fmt.bits - 1
     groups = (ROWS, COLUMNS // fmt.group)
-    stored = "float16" if fmt.is_fixed else fmt.scale_dtype
+    stored = "float16" if fmt.is_fixed_point else fmt.scale_dtype
     scale = (rng.standard_normal(groups) * 0.1).astype(stored).astype(np.float32)
     minimum = (-rng.random(groups)).astype(stored).astype(np.float32)
     low = minimum if fmt.has_minimum else None
@@ -89,7 +89,7 @@ def _blocks(fmt: WeightFormat) -> Weights:
     wide = np.repeat(scale.astype(np.float64), fmt.group, axis=1)
     shift = np.repeat(minimum, fmt.group, axis=1) if fmt.has_minimum else -fmt.offset * wide
     magnitude = np.abs(wide * q) + np.abs(shift)
-    exact = fixed_values(packed, q) if fmt.is_fixed else wide * q + shift
+    exact = fixed_values(packed, q) if fmt.is_fixed_point else wide * q + shift
     return Weights(packed, _padded(exact), _padded(magnitude))
 
 
@@ -105,22 +105,22 @@ def activations(m: int) -> npt.NDArray[np.float32]:
 
 
 def product(
-    isa: Isa, w: Weights, x: Array, *, into: Array | None = None, coarse: int | None = None
+    isa: Isa, w: Weights, x: Array, *, into: Array | None = None, fast: int | None = None
 ) -> Array:
-    """The kernel's Y, from floats x. coarse: rows for the kernel that knows such rows."""
+    """The kernel's Y, from floats x. fast: rows for the kernel that knows such rows."""
     n, add = padded_rows(ROWS), into is not None
-    shape, coarse_too = (n, COLUMNS, w.format, isa), coarse is not None
-    kernel = build(isa, matmul, *shape, accumulate=add, coarse=coarse_too)
+    shape, with_fast = (n, COLUMNS, w.format, isa), fast is not None
+    kernel = build(isa, matmul, *shape, accumulate=add, fast=with_fast)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
-    rows = [] if coarse is None else [np.array([coarse], np.int32)]
+    rows = [] if fast is None else [np.array([fast], np.int32)]
     kernel(*prepare(isa, w.format, x), *w.arguments(), *rows, y)
     return y
 
 
 def operations(isa: Isa, fmt: WeightFormat) -> int:
     """Longest chain of float32 roundings behind one result, the last addition included."""
-    if fmt.is_fixed:
-        return 2 * sections(COLUMNS) + 5
+    if fmt.is_fixed_point:
+        return 2 * quant_blocks(COLUMNS) + 5
     if isa.integer and not fmt.is_float:
         return 2 * (COLUMNS // fmt.group) + 5
     return COLUMNS + 5
@@ -176,7 +176,10 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 @each_isa()
 def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     """Of four blocks a row goes through two side by side; of three through one at a time."""
-    fmt, rng = format_of_kind(kind, half=isa.half, fixed=isa.tiles), np.random.default_rng(5)
+    fmt, rng = (
+        format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles),
+        np.random.default_rng(5),
+    )
     q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, COLUMNS), dtype=np.uint8)
     scale = rng.standard_normal((4 * BLOCK, COLUMNS // fmt.group)).astype(np.float16)
     low = scale.astype(np.float32) if fmt.has_minimum else None
@@ -198,7 +201,7 @@ def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 @each_isa()
 def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
     """All weights and all activations at the end of their ranges, with the same sign."""
-    fmt = format_of_kind(kind, half=isa.half, fixed=isa.tiles)
+    fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
     top = 2**fmt.bits - 1
     q = np.full((ROWS, COLUMNS), top, np.uint8)
     q[1] = 0
@@ -227,25 +230,25 @@ def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
-def test_coarse_rows(isa: Isa, kind: str) -> None:
+def test_fast_rows(isa: Isa, kind: str) -> None:
     """They are the product of the activations' high bytes; all others keep every bit."""
     w = weights(kind, isa)
-    if w.format.is_fixed:
-        pytest.skip("its coarse rows are bfloat16, which has tests of its own")
-    if not has_coarse_rows(w.format, isa):
+    if w.format.is_fixed_point:
+        pytest.skip("its fast rows are bfloat16, which has tests of its own")
+    if not has_fast_rows(w.format, isa):
         with pytest.raises(AssertionError):
-            matmul(padded_rows(ROWS), COLUMNS, w.format, isa, accumulate=False, coarse=True)
+            matmul(padded_rows(ROWS), COLUMNS, w.format, isa, accumulate=False, fast=True)
         return
     x = activations(9)
-    exact, coarse = product(isa, w, x), product(isa, w, x, coarse=9)
+    exact, fast = product(isa, w, x), product(isa, w, x, fast=9)
     given = _high_values(isa, w, x)
     rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
-    assert (np.abs(coarse - given @ w.exact.T) <= rounding).all()
-    assert (coarse[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
+    assert (np.abs(fast - given @ w.exact.T) <= rounding).all()
+    assert (fast[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
     for count in (0, 1, 3, 4, 6):
-        mixed = product(isa, w, x, coarse=count)
-        assert mixed[:count].tobytes() == coarse[:count].tobytes(), f"{count} coarse rows"
-        assert mixed[count:].tobytes() == exact[count:].tobytes(), f"{count} coarse rows"
+        y = product(isa, w, x, fast=count)
+        assert y[:count].tobytes() == fast[:count].tobytes(), f"{count} fast rows"
+        assert y[count:].tobytes() == exact[count:].tobytes(), f"{count} fast rows"
 
 
 def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
@@ -259,13 +262,13 @@ def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 @each_isa()
-def test_coarse_rows_are_added_too(isa: Isa, kind: str) -> None:
+def test_fast_rows_are_added_too(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
-    if w.format.is_fixed or not has_coarse_rows(w.format, isa):
+    if w.format.is_fixed_point or not has_fast_rows(w.format, isa):
         return
     x = activations(9)
     ones = np.ones((9, padded_rows(ROWS)), np.float32)
-    summed = product(isa, w, x, into=ones, coarse=6)
-    assert np.abs(summed - 1 - product(isa, w, x, coarse=6)).max() <= 1e-4
-    alone = [product(isa, w, x[i : i + 1], into=ones[:1], coarse=int(i < 6)) for i in range(9)]
+    summed = product(isa, w, x, into=ones, fast=6)
+    assert np.abs(summed - 1 - product(isa, w, x, fast=6)).max() <= 1e-4
+    alone = [product(isa, w, x[i : i + 1], into=ones[:1], fast=int(i < 6)) for i in range(9)]
     assert np.concatenate(alone).tobytes() == summed.tobytes()

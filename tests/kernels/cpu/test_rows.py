@@ -33,7 +33,7 @@ def test_embedding_is_the_dequantised_row(isa: Isa, kind: str) -> None:
     kernel = build(isa, embedding, padded_rows(ROWS), COLUMNS, w.format)
     kernel(tokens, *w.arguments(), y)
     expected = unpack(w.packed)[tokens]
-    if w.format.has_minimum or w.format.is_fixed:
+    if w.format.has_minimum or w.format.is_fixed_point:
         assert (np.abs(y - expected) <= 2.0**-23 * w.magnitude[tokens]).all()
     else:
         assert (y == expected).all()

@@ -43,10 +43,10 @@ class CpuBackend:
         return CpuDevice()
 
     def with_fast_tokens(self) -> CpuBackend:
-        if not (self.isa.tiles or self.isa.sums == 2):
+        if not (self.isa.amx_tiles or self.isa.sums == 2):
             words = f"the {self.name} kernels know no faster way; use 'exact'"
             raise InvalidField("prompt_precision", "fast", words)
-        return replace(self, isa=replace(self.isa, coarse=self.isa.tiles))
+        return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles))
 
     def check(self, spec: ModelSpec) -> None:
         for layer in dict.fromkeys(spec.layers):
@@ -55,10 +55,10 @@ class CpuBackend:
     def layout(self, kind: str) -> WeightLayout:
         from mlc_llm.backends.cpu.layout import CpuLayout
 
-        return CpuLayout(format_of_kind(kind, half=self.isa.half, fixed=self.isa.tiles))
+        return CpuLayout(format_of_kind(kind, half=self.isa.half, fixed_point=self.isa.amx_tiles))
 
     def weights_identity(self) -> dict[str, Any]:
-        return {"half": self.isa.half, "fixed": self.isa.tiles}
+        return {"half": self.isa.half, "fixed_point": self.isa.amx_tiles}
 
     def library_identity(self) -> dict[str, Any]:
         machine = [platform.system(), platform.machine(), processor(self.isa)]
@@ -72,7 +72,7 @@ class CpuBackend:
     def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
         from mlc_llm.backends.cpu.codegen import compile_module
 
-        requires = ("amx",) if self.isa.tiles else ()
+        requires = ("amx",) if self.isa.amx_tiles else ()
         return compile_module(module, target_for(self.isa, triple), folder, requires)
 
 

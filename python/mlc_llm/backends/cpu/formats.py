@@ -38,7 +38,7 @@ class WeightFormat:
         return self.bits >= 16
 
     @property
-    def is_fixed(self) -> bool:
+    def is_fixed_point(self) -> bool:
         """A row's values are integers of 16 bits times a unit, so that its sums can be exact."""
         return self.scale_dtype == "int16"
 
@@ -62,7 +62,7 @@ class WeightFormat:
         if self.is_float:
             return f"f{self.bits}"
         kind = "m" if self.has_minimum else f"o{self.offset}"
-        scale = "i16" if self.is_fixed else self.scale_dtype[5:]
+        scale = "i16" if self.is_fixed_point else self.scale_dtype[5:]
         return f"q{self.bits}g{self.group}{kind}s{scale}"
 
 
@@ -75,7 +75,7 @@ def tensor_shape(fmt: WeightFormat, n: int, k: int) -> tuple[tuple[int, ...], st
     """Shape and dtype of a packed matrix with n (padded) rows and k columns."""
     if fmt.is_float:
         return (n // BLOCK, k, BLOCK), f"float{fmt.bits}"
-    return (n // BLOCK, k // fmt.group + fmt.is_fixed, fmt.stride), "int32"
+    return (n // BLOCK, k // fmt.group + fmt.is_fixed_point, fmt.stride), "int32"
 
 
 _HALF = {
@@ -108,18 +108,19 @@ _FLOATS = {"F16": WeightFormat(16), "BF16": WeightFormat(32), "F32": WeightForma
 _KINDS = {**_HALF, **_SINGLE, **_FLOATS}
 
 
-def format_of_kind(kind: str, *, half: bool, fixed: bool = False) -> WeightFormat:
-    """The packed format of a GGUF tensor type; it holds the values exactly unless `fixed`.
+def format_of_kind(kind: str, *, half: bool, fixed_point: bool = False) -> WeightFormat:
+    """The packed format of a GGUF tensor type; it holds the values exactly unless
+    `fixed_point`.
 
     half: the kernels read float16 (scales, and matrices of floats); otherwise all is float32.
-    fixed: the kernels want 4-bit weights in fixed point, rounded to 16 bits of a row's largest.
+    fixed_point: the kernels want 4-bit weights in fixed point, 16 bits of a row's largest value.
 
     Raises UnsupportedModel.
     """
     fmt = _KINDS.get(kind)
     if fmt is None:
         raise UnsupportedModel(f"tensor type {kind}; supported: {', '.join(_KINDS)}")
-    if fixed and fmt.bits == 4:
+    if fixed_point and fmt.bits == 4:
         return replace(fmt, scale_dtype="int16")
     if half:
         return fmt

@@ -18,17 +18,17 @@ class Isa:
     """Packed weights are multiplied as integers; otherwise they become floats first."""
     lanes: int
     """Vector length in 32-bit elements."""
-    row_tile: int
+    row_block: int
     """Activation rows whose sums stay in registers together."""
     sums: int
     """Integer sums a row and vector: 2 with activations as planes of bytes (see `dot.py`)."""
-    tiles: bool
-    """Matrices of bytes are multiplied in tile registers: 4-bit weights are in fixed point."""
+    amx_tiles: bool
+    """Matrices of bytes are multiplied on AMX tiles: 4-bit weights are in fixed point."""
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
-    coarse: bool = False
-    """With tiles: there are kernels for rows in bfloat16 too, which only libraries for
-    `prompt_precision="fast"` have, since they take long to compile."""
+    fast: bool = False
+    """With AMX tiles: there are kernels for fast rows too. Only libraries for
+    `prompt_precision="fast"` have them, because they take long to compile."""
 
     @property
     def kv_dtype(self) -> str:
@@ -36,11 +36,11 @@ class Isa:
         return "float16" if self.half else "float32"
 
 
-AMX = Isa("amx", integer=True, lanes=16, row_tile=4, sums=2, tiles=True, half=True)
-VNNI = Isa("vnni", integer=True, lanes=16, row_tile=4, sums=2, tiles=False, half=True)
-AVX2 = Isa("avx2", integer=True, lanes=8, row_tile=2, sums=1, tiles=False, half=True)
-I8MM = Isa("i8mm", integer=True, lanes=4, row_tile=1, sums=2, tiles=False, half=True)
-DOTPROD = Isa("dotprod", integer=True, lanes=4, row_tile=1, sums=2, tiles=False, half=True)
-PORTABLE = Isa("portable", integer=False, lanes=8, row_tile=2, sums=0, tiles=False, half=False)
+AMX = Isa("amx", integer=True, lanes=16, row_block=4, sums=2, amx_tiles=True, half=True)
+VNNI = Isa("vnni", integer=True, lanes=16, row_block=4, sums=2, amx_tiles=False, half=True)
+AVX2 = Isa("avx2", integer=True, lanes=8, row_block=2, sums=1, amx_tiles=False, half=True)
+I8MM = Isa("i8mm", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
+DOTPROD = Isa("dotprod", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
+PORTABLE = Isa("portable", integer=False, lanes=8, row_block=2, sums=0, amx_tiles=False, half=False)
 ISAS = {isa.name: isa for isa in (AMX, VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
 """By name; of those that a machine can run the first is the fastest."""

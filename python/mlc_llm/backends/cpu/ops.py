@@ -21,16 +21,16 @@ from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.cpu.add_norm import add_norm
 from mlc_llm.kernels.cpu.attention import attention, query_tile
 from mlc_llm.kernels.cpu.attention_section import SECTION
-from mlc_llm.kernels.cpu.bf16 import prepare_mixed
+from mlc_llm.kernels.cpu.bf16 import prepare_fast
 from mlc_llm.kernels.cpu.coarse_attention import coarse_tile, has_coarse_attention, mixed_attention
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.embedding import embedding
 from mlc_llm.kernels.cpu.head_norm import head_norm
 from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
-from mlc_llm.kernels.cpu.matmul import has_coarse_rows, matmul
+from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
+from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
-from mlc_llm.kernels.cpu.sections import quantize_sections, sections_width
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
 from mlc_llm.models.spec import AttentionSpec
 
@@ -89,10 +89,10 @@ class CpuOps:
         return padded_rows(rows)
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
-        fmt = format_of_kind(kind, half=self._isa.half, fixed=self._isa.tiles)
+        fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
         # Eight bits of queries, keys and values would cost most of the accuracy; bfloat16 does not.
-        is_fast = role in FAST_ROLES or (role == "qkv" and self._isa.tiles)
-        is_fast = is_fast and has_coarse_rows(fmt, self._isa)
+        is_fast = role in FAST_ROLES or (role == "qkv" and self._isa.amx_tiles)
+        is_fast = is_fast and has_fast_rows(fmt, self._isa)
         self.has_fast_tokens |= is_fast
         return PackedMatrix(rows, columns, fmt, is_fast=is_fast)
 
@@ -118,7 +118,7 @@ class CpuOps:
         add = add_to is not None
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
-            accumulate=add, coarse=fast is not None,
+            accumulate=add, fast=fast is not None,
         )  # fmt: skip
         args = [read, matrix.packed, *([] if fast is None else [fast])]
         name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}"
@@ -256,7 +256,7 @@ class CpuOps:
     def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
         """The input as the matrix reads it, made once."""
         fmt = matrix.fmt
-        key = (fmt.is_float, fmt.is_fixed, fmt.group, fast is not None)
+        key = (fmt.is_float, fmt.is_fixed_point, fmt.group, fast is not None)
         if key not in given.prepared:
             given.prepared[key] = self._prepare(given, matrix, fast)
         return given.prepared[key]
@@ -269,13 +269,13 @@ class CpuOps:
         if not isa.integer or matrix.fmt.is_float:
             out = float_tensor(m, k)
             return self._scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)
-        if matrix.fmt.is_fixed:
-            out = Tensor.placeholder([m, sections_width(k)], "int32")
+        if matrix.fmt.is_fixed_point:
+            out = Tensor.placeholder([m, row_width(k)], "int32")
             if fast is not None:
-                kernel = prepare_mixed(kind, k, isa, eps)
-                return self._scratch.call(kernel, f"{kind}_{k}_mixed", [*args, fast], out)
-            kernel = quantize_sections(kind, k, isa, eps)
-            return self._scratch.call(kernel, f"{kind}_{k}_sections", args, out)
+                kernel = prepare_fast(kind, k, isa, eps)
+                return self._scratch.call(kernel, f"{kind}_{k}_fast", [*args, fast], out)
+            kernel = quantize_blocks(kind, k, isa, eps)
+            return self._scratch.call(kernel, f"{kind}_{k}_blocks", args, out)
         out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
         kernel = quantize(kind, k, group, isa, eps)
         return self._scratch.call(kernel, f"{kind}_{k}g{group}", args, out)

@@ -46,7 +46,7 @@ def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
     assert fmt.scale_dtype != "float16" or grouped.half, "scales do not fit float16"
     parts = [_words(_pad(grouped.q), fmt)]
     scales = [grouped.scale] + ([grouped.minimum] if grouped.minimum is not None else [])
-    units = _units(grouped) if fmt.is_fixed else None
+    units = _units(grouped) if fmt.is_fixed_point else None
     if units is not None:
         scales = _in_units(scales, np.where(units > 0, units, 1)[:, None], fmt)
     parts += [_interleaved(_pad(scale).astype(fmt.scale_dtype)) for scale in scales]
@@ -107,7 +107,7 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
         _floats(tensor[..., start : start + fmt.scale_words], fmt)
         for start in range(end, fmt.stride, fmt.scale_words)
     )
-    if fmt.is_fixed:
+    if fmt.is_fixed_point:
         units = np.ascontiguousarray(packed.tensor[:, groups, :BLOCK]).view(np.float32)
         scale, *minimum = (part * units.reshape(-1, 1, 1) for part in (scale, *minimum))
     value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))

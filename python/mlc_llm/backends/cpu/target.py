@@ -94,7 +94,7 @@ def missing_features(name: str) -> tuple[str, ...]:
         return _NEEDS[name]
     flags = cpu_flags()
     lacking = tuple(feature for feature in _NEEDS[name] if not _host_has(feature, flags))
-    if not lacking and ISAS[name].tiles and not amx.permitted():
+    if not lacking and ISAS[name].amx_tiles and not amx.permitted():
         return ("amx_tile (the system does not permit it)",)
     return lacking
 

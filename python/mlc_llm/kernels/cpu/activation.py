@@ -1,24 +1,36 @@
-"""Prepares a matrix's input: RMS normalisation or SiLU gating, then 16-bit quantisation.
+"""Prepares the input of a matrix: RMS normalisation or gating, then quantisation to 16 bits.
 
-For integer kernels it becomes int32 [m, k/group, group/2 + 6]; of each group (of `fmt.group`):
-* group/2 words, two planes of 16-bit values, laid out as `dot.py` says
-* SCALE, SUM and SCALED_SUM: the bits of the float32 scale (value = scale * integer); the sum of
-  the integers, for weights with an offset; the bits of scale * sum, for weights with a minimum
-* the same three of the rounded high bytes alone, where they have a plane of their own
-For float kernels it stays float32 [m, k].
+    for row in rows of X:                             parallel, unless they are few
+      inv = 1 / sqrt(mean(X[row]^2) + eps)            kind "norm"
+      for g in groups of k columns:
+        v = X[row, g] * inv * weight[g]               kind "norm"
+            gate(X[row, g]) * X[row, k + g]           kinds in `GATES`
+            X[row, g]                                 kind "plain"
+        scale = max |v| / LIMIT
+        q = round(v / scale)
+        Y[row, g] = planes of q; scale, sum of q, scale * sum of q
+
+X       float32 [m, k], or [m, 2 k] for the kinds in `GATES`
+weight  float32 [k] for "norm"; the other kinds read none and get X again
+Y       int32 [m, k/group, group/2 + 6] for integer kernels (`quantize`), of each group:
+        * group/2 words, two planes of 16-bit values in the order of `dot.py`
+        * SCALE, SUM and SCALED_SUM: the bits of the float32 scale (value = scale * integer); the
+          sum of the integers, for weights with an offset; the bits of scale * sum, for weights
+          with a minimum
+        * the same three of the rounded high plane alone, where the planes are bytes
+        float32 [m, k] for float kernels (`floats`), which holds v
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.dot import Words
 from mlc_llm.kernels.cpu.vectors import (
     LOG2E,
     SCHEDULED,
@@ -29,52 +41,22 @@ from mlc_llm.kernels.cpu.vectors import (
     reduce_sum,
     splat,
 )
+from mlc_llm.kernels.types import Buffer, Expr, Index
 
 SERIAL_ROWS = 2
 """Up to here a thread-pool launch costs more than the rows."""
-
 LIMIT = 32512
 """Largest 16-bit activation: its high byte, rounded, still fits a signed byte."""
-
-
-def pack_plane(isa: Isa, buffer: Any, lane: Any, plane: int, lanes: int) -> Any:
-    """Plane of words from the four quarter-group vectors of integers (bytes 0 to 3)."""
-    q = [buffer[i, lane] for i in range(4)]
-
-    def put(value: Any, mask: int, shift: int) -> Any:
-        part = value & splat(T.int32(mask), lanes)
-        return part if shift == 0 else T.shift_left(part, splat(T.int32(shift), lanes))
-
-    if isa.sums == 1:
-        return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
-    if plane == 0:
-        q = [high_bytes(v, lanes) for v in q]
-    return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
-
-
 SCALE, SUM, SCALED_SUM = range(3)
-"""The words that describe a group, or the high bytes of one."""
-
-
-def quantized_width(group: int) -> int:
-    """32-bit words of a quantised group: its values, then two descriptions."""
-    return group // 2 + 6
-
-
-def description(x: Any, row: Any, g: Any, group: int, is_high: bool) -> Callable[[int], Any]:
-    """The words that describe a group of quantised rows x, or its high bytes alone."""
-    start = group // 2 + (3 if is_high else 0)
-    return lambda word: x[row, g, start + word]
+"""The words that describe a group, or the high plane of one."""
+DESCRIPTION = 3
+"""How many they are."""
 
 
 @cache
 def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """kind "plain": x [m, k]; "norm": RMSNorm(x) * weight; a name in `GATES`: x [m, 2k] = gate, up.
-
-    `weight` is [k] for "norm"; the others read none and get x again.
-    """
-    L, G, width = group // 4, k // group, input_width(kind, k)
-    lane = lanes_at(0, L)
+    """Kernel of (X, weight, Y) for integer kernels; eps: of a norm."""
+    width, rows = input_width(kind, k), _QuantizedRows(kind, k, group, isa, eps)
 
     @T.prim_func(private=True, s_tir=True)
     def quantize_rows(x: T.handle, weight: T.handle, y: T.handle):
@@ -82,59 +64,37 @@ def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.t
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
-        Y = T.match_buffer(y, (m, G, quantized_width(group)), "int32")
-
-        @T.inline
-        def one_row(row):
-            inv = T.alloc_buffer((1,), "float32")
-            scale = T.alloc_buffer((1,), "float32")
-            step = T.alloc_buffer((1,), "float32")
-            v = T.alloc_buffer((4, L), "float32")
-            q = T.alloc_buffer((4, L), "int32")
-            top = T.alloc_buffer((L,), "int32")
-            total = T.alloc_buffer((L,), "int32")
-            if kind == "norm":
-                inverse_rms(X, row, k, eps, inv)
-            for g in T.serial(G):
-                for i in T.unroll(4):
-                    v[i, lane] = load(kind, X, N, row, g * group + i * L, k, inv, L)
-                top[lane] = T.max(
-                    T.max(magnitude(v[0, lane], L), magnitude(v[1, lane], L)),
-                    T.max(magnitude(v[2, lane], L), magnitude(v[3, lane], L)),
-                )
-                scale[0] = T.reinterpret(reduce_max(top, L), dtype="float32") * T.float32(
-                    1.0 / LIMIT
-                )
-                step[0] = T.if_then_else(
-                    scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0)
-                )
-                for i in T.unroll(4):
-                    q[i, lane] = rounded(v[i, lane] * splat(step[0], L), L)
-                total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
-                Y[row, g, lane] = pack_plane(isa, q, lane, 0, L)
-                Y[row, g, lanes_at(L, L)] = pack_plane(isa, q, lane, 1, L)
-                _describe(Y, row, g, 2 * L, scale[0], reduce_sum(total, L))
-                if isa.sums == 2:
-                    for i in T.unroll(4):
-                        q[i, lane] = high_bytes(q[i, lane], L)
-                    total[lane] = q[0, lane] + q[1, lane] + q[2, lane] + q[3, lane]
-                    _describe(Y, row, g, 2 * L + 3, scale[0] * T.float32(256), reduce_sum(total, L))
-
+        Y = T.match_buffer(y, (m, k // group, quantized_width(group)), "int32")
         with T.sblock("root"):
-            if m <= SERIAL_ROWS:
-                for row in T.serial(m):
-                    one_row(row)
-            else:
-                for row in T.parallel(m):
-                    one_row(row)
+            each_row(rows.quantize, m, X, N, Y)
 
     return quantize_rows
 
 
+def quantized_width(group: int) -> int:
+    """32-bit words of a quantised group: its values, then two descriptions."""
+    return group // 2 + 2 * DESCRIPTION
+
+
+def description(X: Buffer, row: Index, group: Index, size: int, is_high: bool) -> Words:
+    """The words that describe a group (of `size` columns) of quantised rows, or its high plane."""
+    start = size // 2 + (DESCRIPTION if is_high else 0)
+    return lambda word: X[row, group, start + word]
+
+
 @cache
 def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """The same without quantisation: float32 [m, k]. k is a multiple of 8."""
+    """Kernel of (X, weight, Y) for float kernels. k is a multiple of 8."""
     L, width = 8, input_width(kind, k)
+
+    @T.inline
+    def one_row(X, weight, Y, row):
+        """Normalises or gates a row."""
+        inv = T.alloc_buffer((1,), "float32")
+        if kind == "norm":
+            inverse_rms(X, row, k, eps, inv)
+        for i in T.serial(k // L):
+            Y[row, lanes_at(i * L, L)] = load(kind, X, weight, row, i * L, k, inv, L)
 
     @T.prim_func(private=True, s_tir=True)
     def float_rows(x: T.handle, weight: T.handle, y: T.handle):
@@ -143,33 +103,37 @@ def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
         Y = T.match_buffer(y, (m, k), "float32")
-
-        @T.inline
-        def one_row(row):
-            inv = T.alloc_buffer((1,), "float32")
-            if kind == "norm":
-                inverse_rms(X, row, k, eps, inv)
-            for i in T.serial(k // L):
-                Y[row, lanes_at(i * L, L)] = load(kind, X, N, row, i * L, k, inv, L)
-
         with T.sblock("root"):
-            if m <= SERIAL_ROWS:
-                for row in T.serial(m):
-                    one_row(row)
-            else:
-                for row in T.parallel(m):
-                    one_row(row)
+            each_row(one_row, m, X, N, Y)
 
     return float_rows
 
 
 @T.inline
-def _describe(Y, row, g, at, scale, total):
-    """Writes SCALE, SUM and SCALED_SUM."""
-    Y[row, g, at + SCALE] = T.reinterpret(scale, dtype="int32")
-    Y[row, g, at + SUM] = total
-    Y[row, g, at + SCALED_SUM] = T.reinterpret(
-        T.cast(Y[row, g, at + SUM], "float32") * scale, dtype="int32"
+def each_row(compute, m, *buffers):
+    """compute(*buffers, row) for all m rows, in parallel unless they are few."""
+    if m <= SERIAL_ROWS:
+        for row in T.serial(m):
+            compute(*buffers, row)
+    else:
+        for row in T.parallel(m):
+            compute(*buffers, row)
+
+
+@T.inline
+def set_scale(top, lanes, scale, step):
+    """scale[0] = the largest magnitude in `top` / LIMIT; step[0] = 1 / scale[0], or 0 for zeros."""
+    scale[0] = T.reinterpret(reduce_max(top, lanes), dtype="float32") * T.float32(1.0 / LIMIT)
+    step[0] = T.if_then_else(scale[0] > T.float32(0), T.float32(1) / scale[0], T.float32(0))
+
+
+@T.inline
+def _describe(Y, row, g, start, scale, total):
+    """Writes SCALE, SUM and SCALED_SUM of group g from word `start` on."""
+    Y[row, g, start + SCALE] = T.reinterpret(scale, dtype="int32")
+    Y[row, g, start + SUM] = total
+    Y[row, g, start + SCALED_SUM] = T.reinterpret(
+        T.cast(Y[row, g, start + SUM], "float32") * scale, dtype="int32"
     )
 
 
@@ -185,24 +149,26 @@ def inverse_rms(X, row, k, eps, inv):
     inv[0] = T.float32(1) / T.sqrt(reduce_sum(squares, 8) / T.float32(k) + T.float32(eps))
 
 
-def load(kind: str, X: Any, weight: Any, row: Any, at: Any, k: int, inv: Any, lanes: int) -> Any:
-    """`lanes` elements of the normalised, gated or plain row."""
-    x = X[row, lanes_at(at, lanes)]
+def load(
+    kind: str, X: Buffer, weight: Buffer, row: Index, column: Index, k: int, inv: Buffer, lanes: int
+) -> Expr:
+    """`lanes` elements of the normalised, gated or plain row; inv: as of `inverse_rms`."""
+    x = X[row, lanes_at(column, lanes)]
     if kind == "norm":
-        return x * splat(inv[0], lanes) * weight[lanes_at(at, lanes)]
+        return x * splat(inv[0], lanes) * weight[lanes_at(column, lanes)]
     if kind in GATES:
-        return GATES[kind](x, lanes) * X[row, lanes_at(at + k, lanes)]
+        return GATES[kind](x, lanes) * X[row, lanes_at(column + k, lanes)]
     return x
 
 
-def _silu(gate: Any, lanes: int) -> Any:
+def _silu(gate: Expr, lanes: int) -> Expr:
     """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
     bounded = T.min(fsplat(0.0, lanes) - gate, fsplat(87.0, lanes))
     return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
 
 
-def _gelu_tanh(gate: Any, lanes: int) -> Any:
-    """x / (1 + e^(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x (1 + tanh u) / 2
+def _gelu_tanh(gate: Expr, lanes: int) -> Expr:
+    """x / (1 + e^(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3). This is x (1 + tanh u) / 2
     (Hendrycks and Gimpel 2016)."""
     cubic = gate * gate * gate * fsplat(0.044715, lanes) + gate
     wanted = cubic * fsplat(-2.0 * (2.0 / math.pi) ** 0.5, lanes)
@@ -211,26 +177,109 @@ def _gelu_tanh(gate: Any, lanes: int) -> Any:
 
 
 GATES = {"silu": _silu, "gelu_tanh": _gelu_tanh}
-"""Activations of a gated feed-forward network."""
+"""Activation functions of a gated feed-forward network."""
 
 
-def magnitude(x: Any, lanes: int) -> Any:
-    """Bits of |x|: they order as integers do, with NaN above all, so that no maximum loses one."""
+def magnitude(x: Expr, lanes: int) -> Expr:
+    """Bits of |x|. They order as integers do, with NaN above all, so a maximum keeps each NaN."""
     return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
 
 
-def high_bytes(q: Any, lanes: int) -> Any:
+def high_bytes(q: Expr, lanes: int) -> Expr:
     """The high bytes of 16-bit integers, rounded so that the low bytes are signed."""
     return T.shift_right(q + splat(T.int32(128), lanes), splat(T.int32(8), lanes))
 
 
-def rounded(x: Any, lanes: int) -> Any:
+def rounded(x: Expr, lanes: int) -> Expr:
+    """The nearest integers; of two that are as near the even one."""
     return T.cast(T.nearbyint(x), f"int32x{lanes}")
 
 
 def input_width(kind: str, k: int) -> int:
+    """Columns of X."""
     return 2 * k if kind in GATES else k
 
 
-def weight_shape(kind: str, k: int, m: Any) -> tuple[Any, ...]:
+def weight_shape(kind: str, k: int, m: Index) -> tuple[Index, ...]:
+    """Shape of the second argument."""
     return (k,) if kind == "norm" else (m, input_width(kind, k))
+
+
+def pack_plane(isa: Isa, integers: Buffer, lane: Expr, plane: int, lanes: int) -> Expr:
+    """The words of a plane; integers: [4, lanes], a vector for each byte of a word."""
+    q = [integers[i, lane] for i in range(4)]
+
+    def put(value: Expr, mask: int, shift: int) -> Expr:
+        """The bits of `mask`, moved to their place in a word."""
+        part = value & splat(T.int32(mask), lanes)
+        return part if shift == 0 else T.shift_left(part, splat(T.int32(shift), lanes))
+
+    if isa.sums == 1:
+        return put(q[plane], 0xFFFF, 0) | put(q[plane + 2], 0xFFFF, 16)
+    if plane == 0:
+        q = [high_bytes(v, lanes) for v in q]
+    return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
+
+
+class _QuantizedRows:
+    """Statements of `quantize`. A group is four vectors, one for each byte of a word."""
+
+    def __init__(self, kind: str, k: int, group: int, isa: Isa, eps: float) -> None:
+        self.kind, self.k, self.group, self.isa, self.eps = kind, k, group, isa, eps
+        self.lanes = group // 4
+        self.lane = lanes_at(0, self.lanes)
+
+    @T.inline
+    def quantize(self, X, weight, Y, row):
+        """One row."""
+        inv = T.alloc_buffer((1,), "float32")
+        scale = T.alloc_buffer((1,), "float32")
+        step = T.alloc_buffer((1,), "float32")
+        v = T.alloc_buffer((4, self.lanes), "float32")
+        q = T.alloc_buffer((4, self.lanes), "int32")
+        top = T.alloc_buffer((self.lanes,), "int32")
+        total = T.alloc_buffer((self.lanes,), "int32")
+        if self.kind == "norm":
+            inverse_rms(X, row, self.k, self.eps, inv)
+        for g in T.serial(self.k // self.group):
+            self.find_scale(X, weight, row, g, inv, v, top, scale, step)
+            self.store_planes(Y, row, g, v, q, total, scale, step)
+            if self.isa.sums == 2:
+                self.describe_high_plane(Y, row, g, q, total, scale)
+
+    @T.inline
+    def find_scale(self, X, weight, row, g, inv, v, top, scale, step):
+        """Loads group g to v; scale[0] and step[0]: its scale, and 1 / scale or 0."""
+        for i in T.unroll(4):
+            v[i, self.lane] = load(
+                *(self.kind, X, weight, row, g * self.group + i * self.lanes),
+                *(self.k, inv, self.lanes),
+            )
+        top[self.lane] = T.max(
+            T.max(magnitude(v[0, self.lane], self.lanes), magnitude(v[1, self.lane], self.lanes)),
+            T.max(magnitude(v[2, self.lane], self.lanes), magnitude(v[3, self.lane], self.lanes)),
+        )
+        set_scale(top, self.lanes, scale, step)
+
+    @T.inline
+    def store_planes(self, Y, row, g, v, q, total, scale, step):
+        """Rounds v to integers q; writes their planes and describes them."""
+        for i in T.unroll(4):
+            q[i, self.lane] = rounded(v[i, self.lane] * splat(step[0], self.lanes), self.lanes)
+        total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
+        Y[row, g, self.lane] = pack_plane(self.isa, q, self.lane, 0, self.lanes)
+        Y[row, g, lanes_at(self.lanes, self.lanes)] = pack_plane(
+            self.isa, q, self.lane, 1, self.lanes
+        )
+        _describe(Y, row, g, 2 * self.lanes, scale[0], reduce_sum(total, self.lanes))
+
+    @T.inline
+    def describe_high_plane(self, Y, row, g, q, total, scale):
+        """Describes the high plane of the integers q, which are overwritten."""
+        for i in T.unroll(4):
+            q[i, self.lane] = high_bytes(q[i, self.lane], self.lanes)
+        total[self.lane] = q[0, self.lane] + q[1, self.lane] + q[2, self.lane] + q[3, self.lane]
+        _describe(
+            *(Y, row, g, 2 * self.lanes + DESCRIPTION),
+            *(scale[0] * T.float32(256), reduce_sum(total, self.lanes)),
+        )

@@ -18,6 +18,8 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu import amx
+from mlc_llm.kernels.cpu.amx import ROWS
+from mlc_llm.kernels.cpu.amx_pipeline import L
 from mlc_llm.kernels.cpu.attention import attended, spread, spread_units
 from mlc_llm.kernels.cpu.attention_section import (
     SECTION,
@@ -29,7 +31,6 @@ from mlc_llm.kernels.cpu.attention_section import (
     softmax_parts,
 )
 from mlc_llm.kernels.cpu.bf16 import round_pair
-from mlc_llm.kernels.cpu.tile_pipeline import ROWS, L
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 
 MOST_ROWS = 128
@@ -44,7 +45,7 @@ PAGES = SECTION // 2
 
 def has_coarse_attention(head_dim: int, isa: Isa) -> bool:
     """Whether coarse rows have an attention of their own."""
-    return isa.coarse and head_dim % PAIR == 0
+    return isa.fast and head_dim % PAIR == 0
 
 
 def coarse_tile(heads: int, kv_heads: int) -> int:

@@ -1,69 +1,84 @@
-"""Scales and minima out of a packed matrix, where they lie behind the words of each group.
+"""Reads scales and minima of a packed matrix, where they lie behind the words of each group.
 
-Those of fixed-point formats are read as integers where whole vectors are wanted (`fixed_at`), and
-as floats, units included, of a single row.
+W  int32 [n/32, groups, stride]   packed weights (`backends/cpu/formats.py`)
+
+Fixed-point formats have whole numbers: `whole_at` reads a vector of them, and `unit_at` the units
+that they count. Of a single row they are read as floats, with the unit.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu.vectors import lanes_at
+from mlc_llm.kernels.types import Buffer, Expr, Index
+
+SCALES, MINIMA = 0, 1
+"""Kinds of whole numbers of a fixed-point format."""
 
 
-def scale_at(fmt: WeightFormat, w: Any, block: Any, g: Any, vector: Any, lanes: int) -> Any:
-    """float32 scales of rows vector * lanes and on in a block."""
-    return _floats(fmt, w, (block, g), fmt.words * BLOCK, vector, lanes)
+def scale_at(
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, vector: Index, lanes: int
+) -> Expr:
+    """float32 scales of `lanes` rows of a column block, from row vector * lanes on."""
+    return _floats(fmt, W, block, group, fmt.words * BLOCK, vector, lanes)
 
 
-def minimum_at(fmt: WeightFormat, w: Any, block: Any, g: Any, vector: Any, lanes: int) -> Any:
-    """float32 minima likewise; None where the format has none."""
+def minimum_at(
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, vector: Index, lanes: int
+) -> Expr | None:
+    """float32 minima of the same rows; None where the format has none."""
     if not fmt.has_minimum:
         return None
-    return _floats(fmt, w, (block, g), fmt.words * BLOCK + fmt.scale_words, vector, lanes)
+    return _floats(fmt, W, block, group, fmt.words * BLOCK + fmt.scale_words, vector, lanes)
 
 
-def scale_of(fmt: WeightFormat, w: Any, block: Any, g: Any, row: Any) -> Any:
-    """float32 scale of one row of a block."""
-    return _float(fmt, w, (block, g), fmt.words * BLOCK, row)
+def scale_of(fmt: WeightFormat, W: Buffer, block: Index, group: Index, row: Index) -> Expr:
+    """float32 scale of one row of a column block."""
+    return _float(fmt, W, block, group, fmt.words * BLOCK, row)
 
 
-def minimum_of(fmt: WeightFormat, w: Any, block: Any, g: Any, row: Any) -> Any:
-    """float32 minimum of one row of a block; None where the format has none."""
+def minimum_of(fmt: WeightFormat, W: Buffer, block: Index, group: Index, row: Index) -> Expr | None:
+    """float32 minimum of one row of a column block; None where the format has none."""
     if not fmt.has_minimum:
         return None
-    return _float(fmt, w, (block, g), fmt.words * BLOCK + fmt.scale_words, row)
+    return _float(fmt, W, block, group, fmt.words * BLOCK + fmt.scale_words, row)
 
 
-def fixed_at(fmt: WeightFormat, w: Any, at: Any, kind: int, vector: Any, lanes: int) -> Any:
-    """int16 lanes: scales (kind 0) or minima (kind 1) of rows vector * lanes and on; at: block and
-    group."""
+def whole_at(
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, kind: int, vector: Index, lanes: int
+) -> Expr:
+    """int16 `SCALES` or `MINIMA` of a fixed-point format, of the rows of `scale_at`."""
     start = fmt.words * BLOCK + kind * fmt.scale_words + vector * (lanes // 2)
-    return T.reinterpret(w[at[0], at[1], lanes_at(start, lanes // 2)], dtype=f"int16x{lanes}")
+    return T.reinterpret(W[block, group, lanes_at(start, lanes // 2)], dtype=f"int16x{lanes}")
 
 
-def units_at(w: Any, block: Any, start: Any, lanes: int) -> Any:
-    """float32 units of a fixed-point block's rows from `start` on."""
-    words = w[block, int(w.shape[1]) - 1, lanes_at(start, lanes)]
+def unit_at(W: Buffer, block: Index, start: Index, lanes: int) -> Expr:
+    """float32 units of a fixed-point format, of `lanes` rows of a column block from `start` on."""
+    words = W[block, int(W.shape[1]) - 1, lanes_at(start, lanes)]
     return T.reinterpret(words, dtype=f"float32x{lanes}")
 
 
-def _floats(fmt: WeightFormat, w: Any, at: Any, start: int, vector: Any, lanes: int) -> Any:
+def _floats(
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, start: int, vector: Index, lanes: int
+) -> Expr:
+    """A vector of the scales or minima that begin at word `start` of a group."""
     if fmt.scale_dtype == "float32":
-        words = w[at[0], at[1], lanes_at(start + vector * lanes, lanes)]
+        words = W[block, group, lanes_at(start + vector * lanes, lanes)]
         return T.reinterpret(words, dtype=f"float32x{lanes}")
-    words = w[at[0], at[1], lanes_at(start + vector * (lanes // 2), lanes // 2)]
+    words = W[block, group, lanes_at(start + vector * (lanes // 2), lanes // 2)]
     return T.cast(T.reinterpret(words, dtype=f"float16x{lanes}"), f"float32x{lanes}")
 
 
-def _float(fmt: WeightFormat, w: Any, at: Any, start: int, row: Any) -> Any:
+def _float(
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, start: int, row: Index
+) -> Expr:
+    """One of the scales or minima that begin at word `start` of a group."""
     if fmt.scale_dtype == "float32":
-        return T.reinterpret(w[at[0], at[1], start + row], dtype="float32")
-    half = T.shift_right(w[at[0], at[1], start + row // 2], row % 2 * 16)
-    if fmt.is_fixed:
-        unit = T.reinterpret(w[at[0], int(w.shape[1]) - 1, row], dtype="float32")
+        return T.reinterpret(W[block, group, start + row], dtype="float32")
+    half = T.shift_right(W[block, group, start + row // 2], row % 2 * 16)
+    if fmt.is_fixed_point:
+        unit = T.reinterpret(W[block, int(W.shape[1]) - 1, row], dtype="float32")
         return T.cast(T.cast(half, "int16"), "float32") * unit
     return T.cast(T.reinterpret(T.cast(half, "int16"), dtype="float16"), "float32")

@@ -1,4 +1,4 @@
-"""Coarse rows in bfloat16: their values, their independence, and exact rows beside them."""
+"""Fast rows in bfloat16: their values, their independence, and exact rows beside them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from mlc_llm.backends.cpu.formats import BLOCK, format_of_kind, padded_rows
 from mlc_llm.backends.cpu.isa import AMX, Isa
 from mlc_llm.backends.cpu.packing import Packed, pack
 from mlc_llm.kernels.cpu import bf16
+from mlc_llm.kernels.cpu.amx_blocking import CHUNK_BYTES
 from mlc_llm.kernels.cpu.matmul import matmul
-from mlc_llm.kernels.cpu.sections import quantize_sections, sections_width
-from mlc_llm.kernels.cpu.tile_pipeline import CHUNK_BYTES
+from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
 from mlc_llm.quantization.block_format import Grouped
 
-COARSE = replace(AMX, coarse=True)
+FAST_AMX = replace(AMX, fast=True)
 ROWS = 70
 COLUMNS = (32, 96, 544, 1088)
-"""A group, an odd number of them, two sections (an odd number of groups), three."""
+"""A group, an odd number of them, two k blocks (an odd number of groups), three."""
 COUNTS = (1, 2, 15, 16, 17, 32, 33, 49)
 
 
@@ -37,7 +37,7 @@ class Weights:
 @cache
 def weights(kind: str, k: int, n: int = ROWS) -> Weights:
     rng = np.random.default_rng(k)
-    fmt = format_of_kind(kind, half=True, fixed=True)
+    fmt = format_of_kind(kind, half=True, fixed_point=True)
     q = rng.integers(0, 16, (n, k), dtype=np.uint8)
     scale = (rng.standard_normal((n, k // 32)) * np.exp(rng.normal(size=(n, 1)))).astype(np.float16)
     low = -rng.random((n, k // 32)).astype(np.float16).astype(np.float32) * 8
@@ -61,29 +61,29 @@ def bfloat16(x: Array) -> Array:
 
 
 def prepare(
-    x: Array, coarse: int, kind: str = "plain", *, weight: Array | None = None, eps: float = 0.0
+    x: Array, fast: int, kind: str = "plain", *, weight: Array | None = None, eps: float = 0.0
 ) -> Array:
     k = x.shape[1] // (2 if kind == "silu" else 1)
-    y = np.full((len(x), sections_width(k)), -1, np.int32)
+    y = np.full((len(x), row_width(k)), -1, np.int32)
     other = x if weight is None else weight
-    build(AMX, bf16.prepare_mixed, kind, k, AMX, eps)(x, other, np.array([coarse], np.int32), y)
+    build(AMX, bf16.prepare_fast, kind, k, AMX, eps)(x, other, np.array([fast], np.int32), y)
     return y
 
 
-def product(w: Weights, x: Array, coarse: int, into: Array | None = None) -> Array:
+def product(w: Weights, x: Array, fast: int, into: Array | None = None) -> Array:
     n, k = padded_rows(w.packed.rows), x.shape[1]
     add = into is not None
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
-    kernel = build(AMX, matmul, n, k, w.packed.format, COARSE, accumulate=add, coarse=True)
-    given = (prepare(x, coarse), np.asarray(w.packed.tensor), np.array([coarse], np.int32))
+    kernel = build(AMX, matmul, n, k, w.packed.format, FAST_AMX, accumulate=add, fast=True)
+    given = (prepare(x, fast), np.asarray(w.packed.tensor), np.array([fast], np.int32))
     kernel(*given, y)
     return y
 
 
 def exact_product(w: Weights, x: Array, into: Array | None = None) -> Array:
     n, k = padded_rows(w.packed.rows), x.shape[1]
-    q = np.full((len(x), sections_width(k)), -1, np.int32)
-    build(AMX, quantize_sections, "plain", k, AMX)(x, x, q)
+    q = np.full((len(x), row_width(k)), -1, np.int32)
+    build(AMX, quantize_blocks, "plain", k, AMX)(x, x, q)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
     kernel = build(AMX, matmul, n, k, w.packed.format, AMX, accumulate=into is not None)
     kernel(q, np.asarray(w.packed.tensor), y)
@@ -92,7 +92,7 @@ def exact_product(w: Weights, x: Array, into: Array | None = None) -> Array:
 
 @pytest.mark.parametrize("k", COLUMNS)
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
     """Rounding of float32 sums alone is left: of products, of pairs, of every step."""
     w = weights(kind, k)
@@ -110,7 +110,7 @@ def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("k", COLUMNS)
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, k: int, add: bool) -> None:
     w, m = weights("Q4_1", k), 49
     x = activations(m, k)
@@ -120,21 +120,21 @@ def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, k: int, add: bool)
         return start[rows] if add else None
 
     one = [slice(i, i + 1) for i in range(m)]
-    coarse = np.concatenate([product(w, x[i], 1, into(i)) for i in one])
+    fast = np.concatenate([product(w, x[i], 1, into(i)) for i in one])
     exact = exact_product(w, x, into(slice(m)))
-    assert (coarse[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
+    assert (fast[:, :ROWS] != exact[:, :ROWS]).any(axis=1).all()
     for count in (0, *COUNTS):
         for rows in {count, min(count + 1, m), min(count + 13, m), m}:
             y = product(w, x[:rows], count, into(slice(rows)))
-            assert y[:count].tobytes() == coarse[:count].tobytes(), f"{count} of {rows} rows"
+            assert y[:count].tobytes() == fast[:count].tobytes(), f"{count} of {rows} rows"
             assert y[count:].tobytes() == exact[count:rows].tobytes(), f"{count} of {rows} rows"
 
 
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_chunks_of_rows(isa: Isa) -> None:
-    """More rows than a chunk has, more blocks than one, and an odd number of jobs a block."""
+    """More rows than a chunk has, several column blocks, an odd number of weight blocks each."""
     w = weights("Q4_0", 1088, 3 * BLOCK)
-    most = CHUNK_BYTES // (4 * sections_width(1088) * 32) * 32
+    most = CHUNK_BYTES // (4 * row_width(1088) * 32) * 32
     x = activations(most + 50, 1088)
     y = product(w, x, most + 41)
     for i in (0, most - 1, most, most + 15, most + 16, most + 40):
@@ -143,36 +143,36 @@ def test_chunks_of_rows(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "norm", "silu"])
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_prepared_rows(isa: Isa, kind: str) -> None:
-    """Coarse rows are bfloat16; exact rows keep every bit."""
-    m, coarse, k, eps = 45, 37, 1088, 1e-5
+    """Fast rows are bfloat16; exact rows keep every bit."""
+    m, fast, k, eps = 45, 37, 1088, 1e-5
     x = activations(m, 2 * k if kind == "silu" else k)
     weight = activations(1, k)[0] if kind == "norm" else x
-    y = prepare(x, coarse, kind, weight=weight, eps=eps)
-    exact = np.full((m, sections_width(k)), -1, np.int32)
-    build(AMX, quantize_sections, kind, k, AMX, eps)(x, weight, exact)
-    assert y[coarse:].tobytes() == exact[coarse:].tobytes()
-    wide = x[:coarse].astype(np.float64)
+    y = prepare(x, fast, kind, weight=weight, eps=eps)
+    exact = np.full((m, row_width(k)), -1, np.int32)
+    build(AMX, quantize_blocks, kind, k, AMX, eps)(x, weight, exact)
+    assert y[fast:].tobytes() == exact[fast:].tobytes()
+    wide = x[:fast].astype(np.float64)
     if kind == "norm":
         wide = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + eps) * weight
     if kind == "silu":
         gate, up = wide[:, :k], wide[:, k:]
         wide = gate / (1 + np.exp(-gate)) * up
-    found = floats(y[:coarse], k)
+    found = floats(y[:fast], k)
     assert (np.abs(found - wide) <= 2**-8 * 1.0001 * np.abs(wide)).all()
     if kind == "plain":
-        assert (found == bfloat16(x[:coarse])).all()
+        assert (found == bfloat16(x[:fast])).all()
 
 
 def floats(y: Array, k: int) -> Array:
-    """float64 [m, k] of coarse rows."""
+    """float64 [m, k] of fast rows."""
     words = np.ascontiguousarray(y[:, : k // 2]).view(np.uint32).reshape(len(y), k // 32, 16)
     pairs = np.stack([words << 16, words & 0xFFFF0000], axis=2).view(np.float32)
     return pairs.reshape(len(y), k).astype(np.float64)
 
 
-@each_isa(with_tiles=True)
+@each_isa(with_amx=True)
 def test_not_a_number_stays_in_its_row(isa: Isa) -> None:
     w, x = weights("Q4_0", 96), activations(20, 96)
     clean = product(w, x, 18)

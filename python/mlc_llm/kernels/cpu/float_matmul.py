@@ -1,0 +1,156 @@
+"""Products in float32: weights become float32 as the file's format says, and sums are plain.
+
+    for block in column blocks of 32 weight rows:        parallel
+      for row_block in row blocks of X:                  the rows left over one by one
+        sums[rows, 32] = 0
+        for column in k:
+          sums += X[rows, column] * float32(W[block, column])
+        Y[rows, block] (+)= sums
+
+X  float32 [m, k]                                          activations
+W  int32 [n/32, k/group, stride], or float [n/32, k, 32]   packed weights (`formats.py`)
+Y  float32 [m, n]                                          the result
+
+The columns of packed integers come in the order of their words (`dot.py`).
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.dot import weight_values, word_parts
+from mlc_llm.kernels.cpu.row_block import PREFETCH_BYTES, ask_for_group, clear, store
+from mlc_llm.kernels.cpu.scales import minimum_at, scale_at
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.types import Expr, Index
+
+
+def dequantised_matmul(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+) -> tvm.tirx.PrimFunc:
+    """Weights are packed integers."""
+    groups, size = k // fmt.group, isa.row_block
+    product = DequantisedProduct(k, fmt, isa, accumulate)
+
+    @T.prim_func(private=True, s_tir=True)
+    def dequantised_product(
+        x: T.handle, W: T.Buffer((n // BLOCK, groups, fmt.stride), "int32"), y: T.handle
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, k), "float32")
+        Y = T.match_buffer(y, (m, n), "float32")
+        with T.sblock("root"):
+            for block in T.parallel(n // BLOCK):
+                for _ in T.serial(T.min(m // size, 1)):
+                    product.multiply_block(X, W, Y, block, 0, size, True)
+                for t in T.serial(T.max(m // size, 1) - 1):
+                    product.multiply_block(X, W, Y, block, (t + 1) * size, size, False)
+                for t in T.serial(m % size):
+                    product.multiply_block(X, W, Y, block, m - m % size + t, 1, True)
+
+    return dequantised_product
+
+
+class DequantisedProduct:
+    """Row blocks times packed integers that become float32 word by word."""
+
+    def __init__(self, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+        self.fmt, self.accumulate, self.groups = fmt, accumulate, k // fmt.group
+        self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
+        self.lane = lanes_at(0, isa.lanes)
+        self.ahead = max(1, PREFETCH_BYTES // (4 * fmt.stride))
+
+    @T.inline
+    def multiply_block(self, X, W, Y, block, row, rows, is_first):
+        """One row block. The first one asks for weights; they are in the cache for the others."""
+        sums = T.alloc_buffer((rows, self.vectors, self.lanes), "float32")
+        weights = T.alloc_buffer((self.vectors, self.lanes), "float32")
+        clear(sums, rows, self.lanes)
+        for g in T.serial(self.groups):
+            if is_first:
+                ask_for_group(W, block, g + self.ahead, self.fmt.stride)
+            for j in T.serial(self.fmt.words):
+                for part in T.unroll(word_parts(self.fmt)):
+                    for byte in T.unroll(4):
+                        self.dequantise(W, weights, block, g, j, part, byte)
+                        self.add_column(X, sums, weights, row, rows, self.column(g, j, part, byte))
+        store(Y, sums, 0, block, row, rows, self.lanes, self.accumulate)
+
+    @T.inline
+    def dequantise(self, W, weights, block, g, j, part, byte):
+        """The weights of one column: a byte, or a part of it, of word j of group g."""
+        for v in T.unroll(self.vectors):
+            weights[v, self.lane] = self.value(
+                W[block, g, lanes_at(j * BLOCK + v * self.lanes, self.lanes)],
+                scale_at(self.fmt, W, block, g, v, self.lanes),
+                minimum_at(self.fmt, W, block, g, v, self.lanes),
+                part,
+                byte,
+            )
+
+    @T.inline
+    def add_column(self, X, sums, weights, row, rows, column):
+        """Adds the products of one column."""
+        for r in T.unroll(rows):
+            for v in T.unroll(self.vectors):
+                sums[r, v, self.lane] = sums[r, v, self.lane] + weights[v, self.lane] * splat(
+                    X[row + r, column], self.lanes
+                )
+
+    def column(self, group: Index, j: Index, part: Index, byte: Index) -> Index:
+        """The column whose weights are in this part of this byte of a word."""
+        quads, words = self.fmt.group // 4, self.fmt.words
+        return group * self.fmt.group + quads * byte + part * words + j
+
+    def value(
+        self, word: Expr, scale: Expr, minimum: Expr | None, part: Index, byte: Index
+    ) -> Expr:
+        """Float32 weights out of a word, with the format's offset or minimum."""
+        f32 = f"float32x{self.lanes}"
+        quantised = weight_values(self.fmt, word, part, byte, self.lanes)
+        if minimum is not None:
+            return T.cast(quantised, f32) * scale + minimum
+        return T.cast(quantised - splat(T.int32(self.fmt.offset), self.lanes), f32) * scale
+
+
+def float_matmul(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+) -> tvm.tirx.PrimFunc:
+    """Weights are stored as float16 or float32."""
+    lanes, vectors, size = isa.lanes, BLOCK // isa.lanes, isa.row_block
+    f32, lane = f"float32x{lanes}", lanes_at(0, lanes)
+
+    @T.prim_func(private=True, s_tir=True)
+    def float_product(
+        x: T.handle, W: T.Buffer((n // BLOCK, k, BLOCK), f"float{fmt.bits}"), y: T.handle
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, k), "float32")
+        Y = T.match_buffer(y, (m, n), "float32")
+
+        @T.inline
+        def multiply_block(block, row, rows):
+            """One row block."""
+            sums = T.alloc_buffer((rows, vectors, lanes), "float32")
+            clear(sums, rows, lanes)
+            for column in T.serial(k):
+                for r in T.unroll(rows):
+                    for v in T.unroll(vectors):
+                        sums[r, v, lane] = sums[r, v, lane] + splat(
+                            X[row + r, column], lanes
+                        ) * T.cast(W[block, column, lanes_at(v * lanes, lanes)], f32)
+            store(Y, sums, 0, block, row, rows, lanes, accumulate)
+
+        with T.sblock("root"):
+            for block in T.parallel(n // BLOCK):
+                for t in T.serial(m // size):
+                    multiply_block(block, t * size, size)
+                for t in T.serial(m % size):
+                    multiply_block(block, m - m % size + t, 1)
+
+    return float_product

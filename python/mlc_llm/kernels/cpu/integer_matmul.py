@@ -1,0 +1,221 @@
+"""Products of packed weights and 16-bit activations, as integers on vectors.
+
+    for block in column blocks of 32 weight rows:                    parallel
+      for row_block in row blocks of X:                              the rows left over one by one
+        sums[rows, 32] = 0                                           float32
+        for g in groups of k columns:
+          high[rows, 32], low[rows, 32] = 0                          int32, exact
+          for j in words of a group:
+            high += W[block, g, j] * high plane of X[rows, g, j]
+            low  += W[block, g, j] * low plane of X[rows, g, j]      not for fast rows
+          sums += (256 * high + low) * W.scale[block, g] * X.scale[rows, g]
+                  + W.minimum[block, g] * X.scaled_sum[rows, g]      if the format has minima
+        Y[rows, block] (+)= sums
+
+X          int32 [m, k/group, group/2 + 6]  quantised activations (`activation.py`)
+W          int32 [n/32, k/group, stride]    packed weights (`backends/cpu/formats.py`)
+fast_rows  int32 [1]                        number of the first rows that are fast
+Y          float32 [m, n]                   the result
+
+AVX2 has one sum of whole products; it is called `high` here.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
+from mlc_llm.kernels.cpu.dot import Words, bias, dot
+from mlc_llm.kernels.cpu.row_block import PREFETCH_BYTES, RowBlock, ask_for_group, clear, store
+from mlc_llm.kernels.cpu.scales import minimum_at, scale_at
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.types import Buffer, Expr, Index
+
+
+def integer_matmul(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+) -> tvm.tirx.PrimFunc:
+    """All planes of all rows."""
+    groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
+
+    @T.prim_func(private=True, s_tir=True)
+    def integer_product(
+        x: T.handle, W: T.Buffer((n // BLOCK, groups, fmt.stride), "int32"), y: T.handle
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
+        Y = T.match_buffer(y, (m, n), "float32")
+        with T.sblock("root"):
+            for block in T.parallel(product.apart):
+                product.multiply(X, W, Y, block, 0, m, isa.sums)
+
+    return integer_product
+
+
+def fast_integer_matmul(
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+) -> tvm.tirx.PrimFunc:
+    """The first fast_rows[0] rows by the high plane of their activations alone."""
+    groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
+
+    @T.prim_func(private=True, s_tir=True)
+    def fast_integer_product(
+        x: T.handle,
+        W: T.Buffer((n // BLOCK, groups, fmt.stride), "int32"),
+        fast_rows: T.Buffer((1,), "int32"),
+        y: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
+        Y = T.match_buffer(y, (m, n), "float32")
+        with T.sblock("root"):
+            for block in T.parallel(product.apart):
+                product.multiply(X, W, Y, block, 0, fast_rows[0], 1)
+                product.multiply(X, W, Y, block, fast_rows[0], m - fast_rows[0], isa.sums)
+
+    return fast_integer_product
+
+
+class IntegerProduct:
+    """What a task does: the rows of X times column block `block` of each stream."""
+
+    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+        self.fmt, self.isa, self.accumulate = fmt, isa, accumulate
+        self.lanes, self.vectors, self.groups = isa.lanes, BLOCK // isa.lanes, k // fmt.group
+        self.lane = lanes_at(0, isa.lanes)
+        self.streams = _streams(n, isa)
+        self.apart = n // BLOCK // self.streams
+        self.ahead = max(1, PREFETCH_BYTES // self.streams // (4 * fmt.stride))
+
+    @T.inline
+    def multiply(self, X, W, Y, block, start, count, planes):
+        """Rows `start` to `start + count`, of which `planes` planes are multiplied. Rows that fill
+        no row block go one by one through all streams."""
+        size = T.meta_var(self.isa.row_block)
+        for s in T.serial(self.streams):
+            for _ in T.serial(T.min(count // size, 1)):
+                self.multiply_block(
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start, size), True, planes
+                )
+            for t in T.serial(T.max(count // size, 1) - 1):
+                self.multiply_block(
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start + (t + 1) * size, size),
+                    False, planes,
+                )  # fmt: skip
+        for t in T.serial(count % size):
+            self.multiply_block(
+                X, W, Y, RowBlock(block, self.streams, start + count - count % size + t, 1),
+                True, planes,
+            )  # fmt: skip
+
+    @T.inline
+    def multiply_block(self, X, W, Y, at, is_first, planes):
+        """One row block. The first one asks for weights; they are in the cache for the others.
+
+        The planes have a buffer each: TVM keeps those of 1 KiB in memory, smaller ones in
+        registers.
+        """
+        sums = T.alloc_buffer((at.sums, self.vectors, self.lanes), "float32")
+        high = T.alloc_buffer((at.sums, self.vectors, self.lanes), "int32")
+        low = T.alloc_buffer((at.sums, self.vectors, self.lanes), "int32")
+        clear(sums, at.sums, self.lanes)
+        for g in T.serial(self.groups):
+            if is_first:
+                for s in T.unroll(at.streams):
+                    ask_for_group(W, at.block + s * self.apart, g + self.ahead, self.fmt.stride)
+            self.clear_group(high, low, at.sums, planes)
+            self.add_words(X, W, high, low, at, g, planes)
+            self.add_group(X, W, sums, high, low, at, g, planes)
+        for s in T.unroll(at.streams):
+            store(
+                Y, sums, s * at.rows, at.block + s * self.apart, at.row, at.rows,
+                self.lanes, self.accumulate,
+            )  # fmt: skip
+
+    @T.inline
+    def clear_group(self, high, low, count, planes):
+        """Sets the integer sums to zero."""
+        for i in T.unroll(count):
+            for v in T.unroll(self.vectors):
+                high[i, v, self.lane] = splat(T.int32(0), self.lanes)
+                if planes == 2:
+                    low[i, v, self.lane] = splat(T.int32(0), self.lanes)
+
+    @T.inline
+    def add_words(self, X, W, high, low, at, g, planes):
+        """Adds the products of all words of group g to the integer sums."""
+        for j in T.unroll(self.fmt.words):
+            for s in T.unroll(at.streams):
+                for r in T.unroll(at.rows):
+                    for v in T.unroll(self.vectors):
+                        high[s * at.rows + r, v, self.lane] = self.added(
+                            high[s * at.rows + r, v, self.lane],
+                            self.word(W, at.block + s * self.apart, g, j, v),
+                            *(self.words_of(X, at.row + r, g), j, 0),
+                        )
+                        if planes == 2:
+                            low[s * at.rows + r, v, self.lane] = self.added(
+                                low[s * at.rows + r, v, self.lane],
+                                self.word(W, at.block + s * self.apart, g, j, v),
+                                *(self.words_of(X, at.row + r, g), j, 1),
+                            )
+
+    @T.inline
+    def add_group(self, X, W, sums, high, low, at, g, planes):
+        """Adds the integer sums of group g, scaled, to the float32 sums."""
+        for s in T.unroll(at.streams):
+            for r in T.unroll(at.rows):
+                for v in T.unroll(self.vectors):
+                    sums[s * at.rows + r, v, self.lane] = self.scaled(
+                        sums[s * at.rows + r, v, self.lane],
+                        high[s * at.rows + r, v, self.lane],
+                        low[s * at.rows + r, v, self.lane] if planes == 2 else None,
+                        scale_at(self.fmt, W, at.block + s * self.apart, g, v, self.lanes),
+                        minimum_at(self.fmt, W, at.block + s * self.apart, g, v, self.lanes),
+                        description(X, at.row + r, g, self.fmt.group, planes < self.isa.sums),
+                    )
+
+    def word(self, W: Buffer, block: Index, group: Index, j: Index, vector: Index) -> Expr:
+        """Vector `vector` of word j of a group's rows."""
+        return W[block, group, lanes_at(j * BLOCK + vector * self.lanes, self.lanes)]
+
+    def words_of(self, X: Buffer, row: Index, group: Index) -> Words:
+        """The words of a row's group by their number."""
+        return lambda i: X[row, group, i]
+
+    def added(self, sums: Expr, word: Expr, x: Words, j: Index, plane: int) -> Expr:
+        """`sums` plus weight word j times one plane of the activations."""
+        return dot(self.isa, self.fmt, sums, word, x, j, plane)
+
+    def scaled(
+        self, sums: Expr, high: Expr, low: Expr | None, scale: Expr, minimum: Expr | None, x: Words
+    ) -> Expr:
+        """`sums` plus a group; x: the words that describe the group's activations."""
+        L, offset = self.lanes, self.fmt.offset - bias(self.isa, self.fmt)
+        whole = high
+        if low is not None:
+            whole = T.shift_left(whole, splat(T.int32(8), L)) + low
+        if offset:
+            whole = whole - splat(x(SUM) * T.int32(offset), L)
+        x_scale = T.reinterpret(x(SCALE), dtype="float32")
+        sums = sums + T.cast(whole, f"float32x{L}") * (scale * splat(x_scale, L))
+        if minimum is not None:
+            sums = sums + minimum * splat(T.reinterpret(x(SCALED_SUM), dtype="float32"), L)
+        return sums
+
+
+def _streams(n: int, isa: Isa) -> int:
+    """Column blocks that a single row goes through side by side, each from another part of W.
+
+    Two streams keep the memory busy while the processor multiplies, because a processor follows
+    each of them only so far ahead. Their sums fit where those of two rows fit. There is one stream
+    where threads could not share pairs of column blocks evenly.
+    """
+    blocks = n // BLOCK
+    is_even = blocks % 4 == 0 or (blocks % 2 == 0 and blocks >= 64)
+    return 2 if isa.row_block > 1 and is_even else 1

@@ -1,0 +1,70 @@
+"""Row blocks on vectors: some rows of activations times one column block of weights, or several.
+
+Sums are [rows, vectors of a column block, lanes] and stay in registers. Of several column blocks
+those of the first come first, then those of the second.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import BLOCK
+from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
+from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
+from mlc_llm.kernels.types import Index
+
+PREFETCH_BYTES = 10240
+"""How far ahead weights are asked for, all streams together: the hardware's own prefetching stops
+at each 4 KiB."""
+LINE_WORDS = LINE_BYTES // 4
+
+
+class RowBlock(NamedTuple):
+    """Rows `row` to `row + rows`, and column blocks `block`, `block + apart`, ... (`streams`)."""
+
+    block: Index
+    streams: int
+    row: Index
+    rows: int
+
+    @property
+    def sums(self) -> int:
+        """Rows of sums: row r of stream s has number s * rows + r."""
+        return self.streams * self.rows
+
+
+@T.inline
+def ask_for_group(W, block, group, words):
+    """Asks for the weights of a group that is needed soon; past the end it is ignored."""
+    for line in T.unroll(words // LINE_WORDS):
+        T.evaluate(prefetch(W, block, group, line * LINE_WORDS))
+
+
+@T.inline
+def clear(sums, count, lanes):
+    """Sets the float32 sums of `count` rows to zero."""
+    for i in T.unroll(count):
+        for v in T.unroll(BLOCK // lanes):
+            sums[i, v, lanes_at(0, lanes)] = fsplat(0.0, lanes)
+
+
+@T.inline
+def put(Y, row, column, values, lanes, accumulate):
+    """Writes `lanes` results to Y, or adds them to what is there."""
+    if accumulate:
+        Y[row, lanes_at(column, lanes)] = Y[row, lanes_at(column, lanes)] + values
+    else:
+        Y[row, lanes_at(column, lanes)] = values
+
+
+@T.inline
+def store(Y, sums, first, block, row, rows, lanes, accumulate):
+    """Puts the sums of `rows` rows, from number `first` on, into one column block of Y."""
+    for r in T.unroll(rows):
+        for v in T.unroll(BLOCK // lanes):
+            put(
+                *(Y, row + r, block * BLOCK + v * lanes),
+                *(sums[first + r, v, lanes_at(0, lanes)], lanes, accumulate),
+            )
