@@ -16,6 +16,9 @@ from mlc_llm.cli.commands import COMMANDS
 ROOT = Path(__file__).parent.parent
 MOST_FILE_LINES = 500
 MOST_FUNCTION_LINES = 40
+MOST_KERNEL_LINES = 60
+LONG_KERNELS = 10
+"""Functions of kernels that may have more than `MOST_FUNCTION_LINES`."""
 
 CONTRACTS = {
     "serve.data",
@@ -212,9 +215,25 @@ def test_files_are_short() -> None:
 
 @pytest.mark.parametrize("module", [m for m in modules() if ".kernels" not in m])
 def test_functions_are_short(module: str) -> None:
-    # A kernel is one nest of loops with its buffers, so kernels are left out.
+    assert longer_functions(module) == {}
+
+
+def test_functions_of_kernels_are_short() -> None:
+    # A kernel is one nest of loops with its buffers, so a few of them may be longer.
+    found = {}
+    for module in modules():
+        if ".kernels" in module:
+            found.update(longer_functions(module))
+    assert len(found) <= LONG_KERNELS, found
+    assert {name: lines for name, lines in found.items() if lines > MOST_KERNEL_LINES} == {}
+
+
+def longer_functions(module: str) -> dict[str, int]:
+    """Lines of the functions of a module that have more than `MOST_FUNCTION_LINES`, by name."""
     functions = [n for n in ast.walk(tree(module)) if isinstance(n, ast.FunctionDef)]
-    assert {f.name: lines_of(f) for f in functions if lines_of(f) > MOST_FUNCTION_LINES} == {}
+    return {
+        f"{module}.{f.name}": lines_of(f) for f in functions if lines_of(f) > MOST_FUNCTION_LINES
+    }
 
 
 def test_no_circle_of_files() -> None:
