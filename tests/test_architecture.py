@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": set(),
     "backends.base": {*GROUND, "models.spec", "quantization"},
     "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
-    "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu"},
+    "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
     **dict.fromkeys(SHAPES, GROUND),
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.spec": GROUND,

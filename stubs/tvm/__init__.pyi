@@ -7,4 +7,6 @@ from typing import Any
 
 from tvm import tirx as tirx
 
+class IRModule: ...
+
 def __getattr__(name: str) -> Any: ...

@@ -1,4 +1,4 @@
-"""Asks Linux for the tile registers of AMX, which a process may not use unasked.
+"""Asks Linux for AMX tiles: a process may not use them before.
 
 Source: the kernel's documentation, `arch/x86/xstate.rst`.
 """

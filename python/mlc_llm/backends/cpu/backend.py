@@ -14,13 +14,18 @@ from mlc_llm.backends.cpu.target import processor, target_for
 from mlc_llm.errors import InvalidField, UnsupportedModel
 
 if TYPE_CHECKING:
+    import tvm
+
     from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 
 @dataclass(frozen=True)
 class CpuBackend:
-    """See `backends.base.Backend`. What a moment needs is loaded in that moment: a model that is
-    found in the cache needs no compiler, and weights are looked for before NumPy is loaded."""
+    """See `backends.base.Backend`.
+
+    Modules are imported when they are needed: a model that is found in the cache needs no compiler,
+    and weights are looked for before NumPy is loaded.
+    """
 
     isa: Isa
 
@@ -69,7 +74,7 @@ class CpuBackend:
 
         return CpuOps(self.isa)
 
-    def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
+    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         from mlc_llm.backends.cpu.codegen import compile_module
 
         requires = ("amx",) if self.isa.amx_tiles else ()
@@ -77,7 +82,7 @@ class CpuBackend:
 
 
 def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
-    """Raises UnsupportedModel: vectors and groups of weights have to fit."""
+    """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
     one = layer.attention
     wrong = one.heads % one.kv_heads or one.head_dim % 16
     if wrong or spec.hidden % 32 or layer.intermediate % 32:

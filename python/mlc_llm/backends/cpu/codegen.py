@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import tvm
 from tvm import relax
@@ -15,7 +14,7 @@ KERNELS_FILE = "kernels.o"
 
 
 def compile_module(
-    module: Any, target: tvm.target.Target, folder: Path, requires: tuple[str, ...]
+    module: tvm.IRModule, target: tvm.target.Target, folder: Path, requires: tuple[str, ...]
 ) -> Compiled:
     """Writes both files into `folder`, which exists."""
     executable = relax.build(module, target=target)

@@ -34,16 +34,16 @@ class CpuDevice:
     def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> LinkedLibrary:
         configure_threads()
         if "amx" in requires and not amx.permitted():
-            raise BrokenLibrary(f"{folder}: the system does not permit the tiles that it uses")
+            raise BrokenLibrary(f"{folder}: the system does not permit the AMX tiles that it uses")
         return LinkedLibrary(*(folder / name for name in files))
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
-        """Memory is taken from the system when it is first written."""
+    def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
+        """A tensor of zeros. Memory is taken from the system when it is first written."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         return tvm_ffi.from_dlpack(zeroed(size).view(dtype).reshape(shape))
 
-    def upload(self, array: npt.NDArray[Any]) -> Any:
-        """The array's own memory if compiled code can take it, else a copy."""
+    def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
+        """A tensor over the array's own memory if compiled code can read it, or over a copy."""
         if not array.flags.c_contiguous or array.ctypes.data % ALIGNMENT:
             copy = zeroed(array.nbytes).view(array.dtype).reshape(array.shape)
             copy[...] = array
@@ -53,7 +53,7 @@ class CpuDevice:
     def staging(self) -> HostStaging:
         return HostStaging()
 
-    def read(self, tensor: Any) -> npt.NDArray[Any]:
+    def read(self, tensor: tvm_ffi.Tensor) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = np.from_dlpack(tensor)
         return values
 
@@ -78,15 +78,15 @@ class LinkedLibrary:
                 raise MemoryError(str(error)) from error  # another library needs no less
             raise BrokenLibrary(f"{bytecode.parent}: {error}") from error
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> tvm_ffi.Function:
         return self._vm[name]
 
 
 @cache
 def load_runtime() -> None:
-    """Loads TVM's runtime library alone: it takes milliseconds, and the compiler half a second.
+    """Loads TVM's runtime library alone: it takes milliseconds, the compiler half a second.
 
-    Whoever imports `tvm` later finds it loaded.
+    A later import of `tvm` finds it loaded.
     """
     package = find_spec("tvm")
     if package is None or not package.submodule_search_locations:

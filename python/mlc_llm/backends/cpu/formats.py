@@ -35,11 +35,12 @@ class WeightFormat:
 
     @property
     def is_float(self) -> bool:
+        """The weights are plain floats."""
         return self.bits >= 16
 
     @property
     def is_fixed_point(self) -> bool:
-        """A row's values are integers of 16 bits times a unit, so that its sums can be exact."""
+        """A row's values are integers of 16 bits times a unit, so sums of them can be exact."""
         return self.scale_dtype == "int16"
 
     @property
@@ -59,6 +60,7 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
+        """A short name, as part of the names of kernels."""
         if self.is_float:
             return f"f{self.bits}"
         kind = "m" if self.has_minimum else f"o{self.offset}"

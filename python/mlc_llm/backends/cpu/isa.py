@@ -1,7 +1,7 @@
-"""Instruction sets the kernels are written for, and how kernels are shaped for them. No TVM here.
+"""Instruction sets that kernels are written for, and how kernels are shaped for them. No TVM here.
 
-What differs between them in code is the dot product (`dot.py`). The portable kernels use floats
-and no intrinsic at all.
+In code they differ in the dot product (`dot.py`). The portable kernels use floats and no
+intrinsics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Isa:
     row_block: int
     """Activation rows whose sums stay in registers together."""
     sums: int
-    """Integer sums a row and vector: 2 with activations as planes of bytes (see `dot.py`)."""
+    """Integer sums of a row and vector: 2 where planes of activations are bytes (see `dot.py`)."""
     amx_tiles: bool
     """Matrices of bytes are multiplied on AMX tiles: 4-bit weights are in fixed point."""
     half: bool
@@ -43,4 +43,4 @@ I8MM = Isa("i8mm", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, 
 DOTPROD = Isa("dotprod", integer=True, lanes=4, row_block=1, sums=2, amx_tiles=False, half=True)
 PORTABLE = Isa("portable", integer=False, lanes=8, row_block=2, sums=0, amx_tiles=False, half=False)
 ISAS = {isa.name: isa for isa in (AMX, VNNI, AVX2, I8MM, DOTPROD, PORTABLE)}
-"""By name; of those that a machine can run the first is the fastest."""
+"""By name, the fastest first."""

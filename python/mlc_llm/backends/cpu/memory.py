@@ -1,4 +1,4 @@
-"""Memory for what compiled code reads at full speed: KV pages, tables, inputs of a step."""
+"""Memory that compiled code reads at full speed: KV pages, tables, inputs of a step."""
 
 from __future__ import annotations
 

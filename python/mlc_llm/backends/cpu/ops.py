@@ -1,7 +1,7 @@
 """The operations of a model as calls of CPU kernels.
 
-A product reads its input quantised, so an `Input` is a promise: `norm` and `gated` compute nothing,
-and `linear` makes what its matrix reads (`_prepared`), once for all matrices that read the same.
+A product reads its input quantised, so `norm` and `gated` compute nothing and return an `Input`.
+`linear` makes what its matrix reads (`_prepared`), once for all matrices that read the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
 from mlc_llm.models.spec import AttentionSpec
 
 FAST_ROLES = ("o", "mlp", "down")
-"""Matrices that are multiplied faster and less exactly for `fast_tokens`."""
+"""Roles of the matrices that are multiplied faster, and less exactly, for `fast_tokens`."""
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
@@ -57,17 +57,17 @@ class HeadRange(NamedTuple):
 
 @dataclass
 class Input:
-    """x to be normalised or gated on the way into a product.
+    """x, which the kernel that prepares a product normalises or gates.
 
-    kind: as in `kernels/cpu/activation.py`; weight and eps: of a norm.
+    kind: as in `kernels/cpu/activation.py`; weight and eps belong to a norm.
     """
 
     kind: str
     x: Tensor
     weight: Tensor | None = None
     eps: float = 0.0
-    prepared: dict[Any, Tensor] = field(default_factory=dict)
-    """What was made of it, by how a matrix reads it."""
+    prepared: dict[tuple[bool, bool, int, bool], Tensor] = field(default_factory=dict)
+    """The tensors made of it, by the way in which a matrix reads them (`CpuOps._prepared`)."""
 
 
 class CpuOps:
@@ -111,7 +111,9 @@ class CpuOps:
         joined = gate[0] if gate[0] is up[0] else op.concat([gate[0], up[0]], dim=1)
         return Input(activation, joined)
 
-    def linear(self, matrix: PackedMatrix, x: Any, add_to: Tensor | None = None) -> Tensor:
+    def linear(
+        self, matrix: PackedMatrix, x: Tensor | Input, add_to: Tensor | None = None
+    ) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)
         fast = self._fast_tokens if matrix.is_fast else None
         read = self._prepared(given, matrix, fast)
@@ -189,6 +191,7 @@ class CpuOps:
         return (q, q0), (self._normalised(k, (k_heads,), norms.eps), k0), (v, v0)
 
     def _normalised(self, x: Tensor, ranges: Sequence[HeadRange], eps: float) -> Tensor:
+        """x with normalised heads in these ranges, in place."""
         kernel = head_norm(
             int(x.shape[1]), int(ranges[0].weight.shape[0]),
             tuple((one.start, one.heads) for one in ranges), eps,
@@ -262,6 +265,7 @@ class CpuOps:
         return given.prepared[key]
 
     def _prepare(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
+        """Calls the kernel that makes what the matrix reads; fast: the number of fast tokens."""
         kind, x, isa, eps = given.kind, given.x, self._isa, given.eps
         other = x if given.weight is None else given.weight
         m, k, group = x.shape[0], matrix.columns, matrix.fmt.group

@@ -1,7 +1,7 @@
 """Packed weight matrices: the bytes the kernels read, made without losing a bit.
 
-A matrix [n, k] is cut into blocks of 32 rows and groups of columns. Of each block and group come
-first the words, the 32 rows side by side, then the scales, then the minima if there are any. With
+A matrix [n, k] is cut into blocks of 32 rows and groups of columns. Each block and group has its
+words first, the 32 rows side by side, then the scales, then the minima if there are any. With
 quads = group / 4:
 
     8-bit  word j (of quads):      byte i holds element  quads * i + j
@@ -36,7 +36,7 @@ class Packed:
 
 
 LARGEST = 32512
-"""Of fixed-point values: rounded scales leave it below what two signed bytes can hold."""
+"""Largest fixed-point value. With rounded scales it stays below what two signed bytes can hold."""
 
 
 def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
@@ -57,7 +57,7 @@ def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
 
 
 def _units(grouped: Grouped) -> Array:
-    """float32 [n]: of each row what makes its largest value `LARGEST`."""
+    """float32 [n]: the unit of each row, in which its largest value is `LARGEST`."""
     ends = [-grouped.offset, 2**grouped.bits - 1 - grouped.offset]
     low = 0 if grouped.minimum is None else grouped.minimum
     largest = [np.abs(grouped.scale * np.float32(end) + low).max(axis=1) for end in ends]
@@ -94,7 +94,7 @@ def pack_floats(weights: Array) -> Packed:
 
 
 def unpack(packed: Packed) -> npt.NDArray[np.float32]:
-    """The matrix as float32 [rows, columns]: the reference the kernels and tests are held to."""
+    """The matrix as float32 [rows, columns]: the reference for kernels and tests."""
     fmt, k = packed.format, packed.columns
     if fmt.is_float:
         rows = packed.tensor.transpose(0, 2, 1).reshape(-1, k)
@@ -140,6 +140,7 @@ def _values(words: Array, fmt: WeightFormat) -> Array:
 
 
 def _pad(rows: Array) -> Array:
+    """The rows and zeros behind them, up to a whole block."""
     missing = padded_rows(rows.shape[0]) - rows.shape[0]
     return np.pad(rows, ((0, missing), (0, 0))) if missing else rows
 

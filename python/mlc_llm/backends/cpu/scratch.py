@@ -1,13 +1,16 @@
-"""Tensors that layers share."""
+"""Scratch tensors that all layers of a model share."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import tvm
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.kernels.types import Index
 
-def float_tensor(*shape: Any) -> Tensor:
+
+def float_tensor(*shape: Index) -> Tensor:
     """A placeholder that tells an operator the shape of its result."""
     return Tensor.placeholder(list(shape), "float32")
 
@@ -19,22 +22,24 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[Any, ...], Tensor] = {}
+        self._tensors: dict[tuple[int | str, ...], Tensor] = {}
         self._count = 0
 
     def start_layer(self) -> None:
-        """What the layer before has made is not needed any more."""
+        """From here on the tensors of the layer before may be overwritten."""
         self._count = 0
 
-    def tensor(self, shape: list[Any], dtype: str = "float32") -> Tensor:
+    def tensor(self, shape: Sequence[Index], dtype: str = "float32") -> Tensor:
         """A tensor to write into; its values are not defined."""
-        key = (self._count, dtype, *map(str, shape))
+        key: tuple[int | str, ...] = (self._count, dtype, *map(str, shape))
         self._count += 1
         if key not in self._tensors:
-            self._tensors[key] = op.empty(shape, dtype)
+            self._tensors[key] = op.empty(list(shape), dtype)
         return self._tensors[key]
 
-    def call(self, kernel: Any, name: str, args: list[Any], out: Tensor) -> Tensor:
+    def call(
+        self, kernel: tvm.tirx.PrimFunc, name: str, args: Sequence[Tensor], out: Tensor
+    ) -> Tensor:
         """Calls a kernel whose last argument is its result, shaped as `out`."""
         into = self.tensor(out.shape, out.dtype)
         return op.tensor_ir_inplace_op(kernel, name, [*args, into], len(args), out)

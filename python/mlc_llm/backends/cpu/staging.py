@@ -1,8 +1,8 @@
-"""Numbers on their way into compiled code."""
+"""Copies the numbers of a step to where compiled code reads them."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tvm_ffi
@@ -19,19 +19,18 @@ ALIGNMENT = 64
 class HostStaging:
     """See `backends.base.Staging`: one aligned block that every step's few numbers are copied into.
 
-    The tensors over it are kept while their shapes stay, as they do from one decoded token to the
-    next. No NumPy there: a step sweeps the processor's caches, so what counts is how much code is
-    needed at all.
+    Its tensors are kept while their shapes stay, as they do from one decoded token to the next.
+    Copying uses no NumPy: a step empties the processor's caches, so that little code is fast code.
     """
 
     def __init__(self) -> None:
         self._block = zeroed(1 << 20)
         self._shapes: _Shapes = []
         self._views: list[memoryview] = []
-        self._tensors: list[Any] = []
+        self._tensors: list[tvm_ffi.Tensor] = []
 
-    def tensors(self, *tables: Table) -> list[Any]:
-        """A tensor of each table's values; they are good until the next call."""
+    def tensors(self, *tables: Table) -> list[tvm_ffi.Tensor]:
+        """A tensor of each table's values. The next call overwrites them."""
         shapes: _Shapes = [(numbers.typecode, len(numbers), width) for numbers, width in tables]
         if shapes != self._shapes:
             self._lay_out(shapes)
@@ -40,6 +39,7 @@ class HostStaging:
         return self._tensors
 
     def _lay_out(self, shapes: _Shapes) -> None:
+        """Gives each table its part of the block, and makes the block larger if need be."""
         starts = [0]
         for _, count, _ in shapes:
             starts.append(starts[-1] + 4 * count + -4 * count % ALIGNMENT)

@@ -1,6 +1,6 @@
 """Which kernels and which LLVM target this machine gets.
 
-Only what compiles loads TVM, which takes longer than everything else a start does.
+Only functions that compile load TVM, because it takes longer than all the rest of a start.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _ARM = ("aarch64", "arm64")
 _FAMILIES = {"amx": _X86, "vnni": _X86, "avx2": _X86, "i8mm": _ARM, "dotprod": _ARM}
 """Processors, as operating systems and LLVM's triples name them; portable kernels run on all."""
 _CPU = {"amx": "sapphirerapids", "vnni": "cascadelake", "avx2": "haswell"}
-"""The least processor that has the instructions; of the others the least of the family.
-Compiling for exactly that one makes libraries reproducible; measured on a newer processor, its own
-name gave the same speed."""
+"""The least processor that has the instructions; for other sets, the least of the family.
+Compiling for exactly that one makes libraries reproducible. On a newer processor its own name gave
+the same speed."""
 _EXTENSIONS = {"i8mm": ("+dotprod", "+i8mm"), "dotprod": ("+dotprod",)}
-"""What the kernels use beyond that processor: on Arm no named one has just these."""
+"""Instructions that kernels use beyond that processor: on Arm no named one has just these."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The kernels that it gets."""
+    """The kernels that a machine gets."""
 
     isa: Isa
     forced: bool
@@ -120,10 +120,12 @@ def target_for(isa: Isa, triple: str | None = None) -> tvm.target.Target:
 
 
 def _is_for(name: str, family: str) -> bool:
+    """Whether a set of kernels runs on a family of processors."""
     return name not in _FAMILIES or family.lower() in _FAMILIES[name]
 
 
 def _host_has(feature: str, flags: frozenset[str] | None) -> bool:
+    """Whether this machine has an instruction; flags: as the system names them, or None."""
     if flags is not None:
         return feature in flags
     from tvm.target import codegen
@@ -133,6 +135,7 @@ def _host_has(feature: str, flags: frozenset[str] | None) -> bool:
 
 
 def _target_of(cpu: str, **options: object) -> tvm.target.Target:
+    """LLVM's target of a processor, with all optimisations."""
     import tvm
 
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "opt-level": 3, **options})

@@ -1,5 +1,5 @@
 """How many threads compute. TVM reads its environment at the first parallel kernel, so this runs
-before any; a value the user set himself stands."""
+before any. A value that the user has set stays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from mlc_llm.support.machine import usable_cores
 THREADS_VARIABLE = "MLC_NUM_THREADS"
 SPINS = 10_000
 """How often an idle worker yields before it sleeps: for some milliseconds, longer than the pause
-between two steps. By itself it would be thirty times that, and so long it outlives its engine too:
-lives of engines in a row kept some twenty threads, each with an arena of malloc's."""
+between two steps. TVM's own number is thirty times that, and a worker outlives its engine so long
+too: engines made in a row kept some twenty threads, each with its own memory of malloc."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def configure_threads() -> int:
 
 
 def _parse(variable: str, text: str) -> int:
+    """A number of threads. Raises InvalidField."""
     if not (text.isascii() and text.isdigit()) or not 1 <= int(text) <= 1024:
         raise InvalidField(variable, text, "a whole number from 1 to 1024")
     return int(text)
