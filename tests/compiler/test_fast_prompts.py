@@ -1,4 +1,4 @@
-"""Prompts that are computed coarsely: near the exact ones, and just as independent."""
+"""Prompts that are computed the fast way: near the exact ones, and just as independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines whose prompts are computed coarsely."""
+"""Engines whose prompts are computed the fast way."""
 
 from __future__ import annotations
 

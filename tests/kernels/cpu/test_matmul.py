@@ -176,10 +176,8 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 @each_isa()
 def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     """Of four blocks a row goes through two side by side; of three through one at a time."""
-    fmt, rng = (
-        format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles),
-        np.random.default_rng(5),
-    )
+    fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
+    rng = np.random.default_rng(5)
     q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, COLUMNS), dtype=np.uint8)
     scale = rng.standard_normal((4 * BLOCK, COLUMNS // fmt.group)).astype(np.float16)
     low = scale.astype(np.float32) if fmt.has_minimum else None
