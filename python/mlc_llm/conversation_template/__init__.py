@@ -1,8 +1,8 @@
-"""Chat templates: those of model files (Jinja, in a sandbox) and named ones (data)."""
+"""Chat templates: those of model files (Jinja, in a sandbox) and the named ones (data)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlc_llm.conversation_template.jinja import ChatTemplate
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 __all__ = ["ChatTemplate", "ConvTemplateRegistry"]
 
 
-def __getattr__(name: str) -> Any:
-    """The named templates, loaded when they are asked for: few models need them."""
+def __getattr__(name: str) -> type[ConvTemplateRegistry]:
+    """The named templates. They are loaded when first used, because few models need them."""
     if name != "ConvTemplateRegistry":
         raise AttributeError(f"module {__name__} has no attribute {name}")
     from mlc_llm.conversation_template.registry import ConvTemplateRegistry

@@ -1,6 +1,6 @@
-"""All named conversation templates. Texts as the makers of the models state them.
+"""All named conversation templates. Their texts are those of the makers of the models.
 
-A text that a model's own chat template gives is right, and a test compares it where there is one.
+Where a model has a chat template of its own, a test compares the two.
 """
 
 from __future__ import annotations

@@ -7,17 +7,18 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField, ModelFileError
 
 if TYPE_CHECKING:
     import jinja2
 
+    from mlc_llm.conversation_template.sandbox import Answer, Failed
     from mlc_llm.conversation_template.worker import Worker
 
 MAX_SOURCE = 256 * 2**10
-"""Characters of a template; the longest known are some 30,000."""
+"""Characters of a template. The longest known templates have about 30,000."""
 MAX_INPUT = 8 * 2**20
 """Characters of all texts in the messages and tools together."""
 MAX_DEPTH = 64
@@ -26,26 +27,26 @@ TIME_LIMIT = 5.0
 
 KNOWN = frozenset(
     {
-        # SmolLM2 Instruct: one loop over the messages, strings put together, no filter, no call.
+        # SmolLM2 Instruct: one loop over the messages, strings joined, no filter, no call.
         "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
     }
 )
-"""SHA-256 of templates that were read and found to take time and memory in proportion to the
-messages alone. They are rendered in this process, which saves the start of another one."""
+"""SHA-256 of templates that were read by us: their time and memory grow only with the length of
+the messages. They are rendered in this process, which saves the start of another one."""
 
 
 class ChatTemplate:
-    """A chat template in Jinja, as Transformers understands it. Safe to use from several threads.
+    """A chat template in Jinja, as Transformers reads it. Several threads may use it.
 
-    `bos` and `eos` are the texts of those tokens, known in the template as `bos_token` and
-    `eos_token`. The template is not trusted: it is rendered in a process of its own, which is
-    killed after `time_limit` seconds and started again when needed. A forked process has its own.
+    `bos` and `eos` are the texts of these tokens. The template knows them as `bos_token` and
+    `eos_token`. The template is not trusted: a process of its own renders it. This process is
+    killed after `time_limit` seconds and started again when needed. A fork starts a new one.
     """
 
     def __init__(
         self, source: str, *, bos: str = "", eos: str = "", time_limit: float = TIME_LIMIT
     ) -> None:
-        """Raises `ModelFileError` for a template that is too long; nothing is run yet."""
+        """Raises `ModelFileError` for a template that is too long. Nothing runs yet."""
         if len(source) > MAX_SOURCE:
             raise ModelFileError(
                 f"chat template: {len(source)} characters, more than the {MAX_SOURCE} allowed"
@@ -63,15 +64,15 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Mapping[str, object]],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt as text.
 
-        Raises `InvalidField` when the messages are too long or the template refuses them,
-        `ModelFileError` when the template is broken or goes past a limit.
+        Raises `InvalidField` if the messages are too long or the template refuses them, and
+        `ModelFileError` if the template has an error or exceeds a limit.
         """
         values = {
             "messages": list(messages),
@@ -92,26 +93,26 @@ class ChatTemplate:
         raise _error(answer)
 
     def close(self) -> None:
-        """End the process, if there is one; the next rendering starts another."""
+        """End the process, if there is one. The next rendering starts another one."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
             self._worker = None
 
     def forget_parent(self) -> None:
-        """In a forked process: leave the worker to the parent, and a lock that another thread of
-        the parent may have held."""
+        """In a forked process: forget the worker, which is the parent's, and take a new lock, since
+        another thread of the parent may hold the old one."""
         self._lock = threading.Lock()
         self._worker = None
 
-    def _here(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _here(self, values: Mapping[str, object]) -> Answer:
         from mlc_llm.conversation_template import rendering
 
         if self._compiled is None:
             self._compiled = rendering.compile_template(self.source)
         return rendering.render_here(self._compiled, values)
 
-    def _elsewhere(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _elsewhere(self, values: Mapping[str, object]) -> Answer:
         from mlc_llm.conversation_template import rendering
 
         with rendering.within(self.time_limit):
@@ -132,14 +133,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parent)
 
 
-def _error(answer: Mapping[str, Any]) -> InvalidField | ModelFileError:
+def _error(answer: Failed) -> InvalidField | ModelFileError:
     if answer["by_template"]:
         return InvalidField("messages", "...", f"the model's chat template says: {answer['error']}")
     return ModelFileError(f"chat template: {answer['error']}")
 
 
-def check_values(values: Any) -> None:
-    """Raise `InvalidField` for values that are no plain data, nested too deep, or too long."""
+def check_values(values: object) -> None:
+    """Raise `InvalidField` for values that are not JSON values, are nested too deeply or are too
+    long."""
     length = 0
     level = [values]
     for _ in range(MAX_DEPTH):
@@ -152,7 +154,7 @@ def check_values(values: Any) -> None:
     raise InvalidField("messages", "...", f"nested more than {MAX_DEPTH} deep")
 
 
-def _inner_values(value: Any) -> list[Any]:
+def _inner_values(value: object) -> list[object]:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return [*value.keys(), *value.values()]
     if isinstance(value, list | tuple):

@@ -8,14 +8,14 @@ from mlc_llm.protocol.conversation_protocol import Conversation
 
 
 class ConvTemplateRegistry:
-    """Named templates; those of `families.py` are there from the start."""
+    """The named templates. Those of `families.py` are registered at the start."""
 
     _templates: dict[str, Conversation] = {}  # noqa: RUF012 - the registry itself
 
     @classmethod
     def register_conv_template(cls, conv_template: Conversation, override: bool = False) -> None:
-        """Add a template under its name. Raises `InvalidField` for a name that is missing, or
-        taken and not to be overridden."""
+        """Add a template under its name. Raises `InvalidField` if it has no name, or if the name
+        exists already and `override` is False."""
         if not conv_template.name:
             raise InvalidField("name", conv_template.name, "a registered template needs a name")
         if conv_template.name in cls._templates and not override:
@@ -24,7 +24,7 @@ class ConvTemplateRegistry:
 
     @classmethod
     def get_conv_template(cls, name: str) -> Conversation | None:
-        """A copy of the template, free to be changed; None when there is no such name."""
+        """A copy of the template, which may be changed. None if there is no such name."""
         found = cls._templates.get(name)
         return None if found is None else found.model_copy(deep=True)
 

@@ -1,23 +1,22 @@
-"""The two ways to render a template. Loaded with the first rendering, for Jinja takes its time."""
+"""The two ways to render a template. Loaded at the first rendering, since Jinja loads slowly."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jinja2
 
 from mlc_llm.conversation_template import sandbox
-from mlc_llm.conversation_template.sandbox import compile_template
+from mlc_llm.conversation_template.sandbox import Answer, compile_template
 from mlc_llm.conversation_template.worker import TimeIsUp, Worker, WorkerDied
 from mlc_llm.errors import ModelFileError
 
 __all__ = ["Worker", "compile_template", "render_here", "within"]
 
 
-def render_here(template: jinja2.Template, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Render in this process; answers as `sandbox.serve` does."""
+def render_here(template: jinja2.Template, values: Mapping[str, object]) -> Answer:
+    """Render in this process. The answer is like that of `sandbox.serve`."""
     try:
         return {"text": sandbox.render(template, values)}
     except Exception as error:  # a template's expressions may raise anything
@@ -26,7 +25,7 @@ def render_here(template: jinja2.Template, values: Mapping[str, Any]) -> dict[st
 
 @contextlib.contextmanager
 def within(time_limit: float) -> Iterator[None]:
-    """What ends a worker's work, as `ModelFileError`; `time_limit` in seconds."""
+    """Turns the errors of a worker into `ModelFileError`. `time_limit` is in seconds."""
     try:
         yield
     except TimeIsUp:

@@ -1,9 +1,9 @@
-"""Renders one chat template; in a worker process, behind a pipe (`serve`).
+"""Renders one chat template. `serve` does it in a worker process, behind a pipe.
 
-Jinja's sandbox keeps a template from running code, not from taking time and memory for ever:
-nested loops, `'%1000000000d' % 1`, `|center(1e9)`. So templates of unknown origin are rendered in
-a process that may be killed at any moment, with little memory. This file imports jinja2 and the
-standard library only, so that the process starts quickly.
+Jinja's sandbox prevents that a template runs code. It does not limit time and memory: nested loops,
+`'%1000000000d' % 1`, `|center(1e9)`. So a template of unknown origin is rendered in a process that
+has little memory and may be killed at any moment. This file imports only jinja2 and the standard
+library, so that the process starts quickly.
 
 Messages on the pipe: 4 bytes of length (big-endian), then JSON in ASCII. First in: the template.
 First out: {"ready": true}. Then, for each {"values": ..., "seconds": ...}, one answer: {"text":
@@ -16,7 +16,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import IO, Any, NoReturn
+from typing import IO, Any, NoReturn, TypedDict, final
 
 import jinja2
 from jinja2.exceptions import SecurityError
@@ -26,7 +26,7 @@ from jinja2.utils import Namespace
 
 try:
     import resource
-except ImportError:  # not a POSIX system: time alone limits a template there
+except ImportError:  # not a POSIX system: there, only time limits a template
     resource = None  # type: ignore[assignment]
 
 MAX_OUTPUT = 16 * 2**20
@@ -34,6 +34,32 @@ MAX_OUTPUT = 16 * 2**20
 MAX_MESSAGE = 8 * MAX_OUTPUT
 MEMORY = 768 * 2**20
 """Bytes of address space of a worker."""
+
+
+@final
+class Rendered(TypedDict):
+    """The answer of a template that was rendered."""
+
+    text: str
+
+
+@final
+class Failed(TypedDict):
+    """The answer of a template that failed."""
+
+    error: str
+    by_template: bool
+    """The template itself refuses the messages."""
+
+
+Answer = Rendered | Failed
+
+
+class Task(TypedDict):
+    """What the worker is asked to render, and the seconds that it has for that."""
+
+    values: Mapping[str, object]
+    seconds: float
 
 
 class Refused(Exception):
@@ -45,7 +71,7 @@ class TooLong(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it changes nothing."""
+    """`{% generation %}` marks the assistant's words for training. Here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 reads a plain set
 
@@ -55,15 +81,15 @@ class _Generation(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """A namespace without names that mean something to Python."""
+    """A namespace that refuses names with a meaning in Python."""
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if name.startswith("_"):
             raise SecurityError(f"a namespace cannot hold {name!r}")
         super().__setitem__(name, value)
 
 
-def _namespace(*pairs: Any, **values: Any) -> _PlainNamespace:
+def _namespace(*pairs: Any, **values: object) -> _PlainNamespace:
     made = _PlainNamespace()
     for name, value in dict(*pairs, **values).items():
         made[str(name)] = value
@@ -71,9 +97,9 @@ def _namespace(*pairs: Any, **values: Any) -> _PlainNamespace:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """The template, with the helpers that templates of models expect.
+    """The template, with the helpers that templates of models use.
 
-    Raises `jinja2.TemplateSyntaxError`. Compiling folds constants, so it too may take for ever.
+    Raises `jinja2.TemplateSyntaxError`. Compiling computes constants, so it may take very long.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
@@ -83,8 +109,8 @@ def compile_template(source: str) -> jinja2.Template:
     return environment.from_string(source)
 
 
-def render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
-    """The text. Raises `Refused`, `TooLong`, and whatever the template's expressions raise."""
+def render(template: jinja2.Template, values: Mapping[str, object]) -> str:
+    """The text. Raises `Refused`, `TooLong`, and anything that the template's expressions raise."""
     pieces, length = [], 0
     for piece in template.generate(values):
         length += len(piece)
@@ -103,13 +129,13 @@ def _now(form: str) -> str:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; jinja2's own filter escapes HTML."""
+    """Plain JSON. The filter of jinja2 escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -120,7 +146,7 @@ def _tojson(
 
 
 def read_message(pipe: IO[bytes]) -> Any:
-    """The next message; None at the end of the pipe, or when it breaks off."""
+    """The next message. None at the end of the pipe, also in the middle of a message."""
     head = _read(pipe, 4)
     size = int.from_bytes(head, "big")
     if len(head) < 4 or size > MAX_MESSAGE:
@@ -129,17 +155,17 @@ def read_message(pipe: IO[bytes]) -> Any:
     return json.loads(body) if len(body) == size else None
 
 
-def write_message(pipe: IO[bytes], message: Any) -> None:
-    """Lone surrogates survive: they are written as escapes."""
+def write_message(pipe: IO[bytes], message: object) -> None:
+    """Write one message. Lone surrogates are kept: they are written as escapes."""
     body = json.dumps(message).encode("ascii")
     left = memoryview(len(body).to_bytes(4, "big") + body)
-    while left:  # a pipe without a buffer takes a part at a time
+    while left:  # a pipe without a buffer may write only a part
         left = left[pipe.write(left) :]
     pipe.flush()
 
 
 def _read(pipe: IO[bytes], size: int) -> bytes:
-    """So many bytes, or less where the pipe ends."""
+    """`size` bytes, or fewer if the pipe ends."""
     found = bytearray()
     while len(found) < size and (part := pipe.read(size - len(found))):
         found += part
@@ -147,14 +173,14 @@ def _read(pipe: IO[bytes], size: int) -> bytes:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
-    """The worker's life: until the pipe ends."""
+    """Answer requests until the pipe ends. This is all that the worker does."""
     _limit_memory()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's matter
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     source = read_message(requests)
     write_message(answers, {"ready": True})
     template: jinja2.Template | None = None
 
-    def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(request: Task) -> Answer:
         nonlocal template
         template = template or compile_template(source)
         return {"text": render(template, request["values"])}
@@ -165,17 +191,15 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         _alarm(0)
 
 
-def _guarded(
-    answer: Callable[[Mapping[str, Any]], dict[str, Any]], request: Mapping[str, Any]
-) -> dict[str, Any]:
+def _guarded(answer: Callable[[Task], Answer], request: Task) -> Answer:
     try:
         return answer(request)
     except Exception as error:
         return describe(error)
 
 
-def describe(error: Exception) -> dict[str, Any]:
-    """What went wrong, for the other side of the pipe."""
+def describe(error: Exception) -> Failed:
+    """The error, for the other side of the pipe."""
     if isinstance(error, MemoryError):
         return {"error": f"needs more than {MEMORY >> 20} MiB of memory", "by_template": False}
     by_template = isinstance(error, Refused)
@@ -192,6 +216,6 @@ def _limit_memory() -> None:
 
 
 def _alarm(seconds: float) -> None:
-    """Die of a signal after a while: the parent kills a slow worker, but may be gone itself."""
+    """Die of a signal after this time. The parent kills a slow worker, but it may have ended."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -1,4 +1,4 @@
-"""The long system messages of named templates, as the makers of the models wrote them."""
+"""The long system messages of the named templates, as the makers of the models wrote them."""
 
 from __future__ import annotations
 

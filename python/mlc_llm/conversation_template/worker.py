@@ -1,4 +1,4 @@
-"""The process in which a template of unknown origin is rendered, seen from outside."""
+"""The process that renders a template of unknown origin, as the parent sees it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlc_llm.conversation_template import sandbox
+from mlc_llm.conversation_template.sandbox import Answer, Task
 from mlc_llm.errors import MLCError
 
 START_SECONDS = 30.0
@@ -36,10 +37,10 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """One template in one process. Not for several threads at once.
+    """One template in one process. Only one thread may use it at a time.
 
-    It belongs to the process that started it: in a forked one it is not alive, and `close` leaves
-    the other's worker alone.
+    It belongs to the process that started it. In a fork of that process it is not alive, and
+    `close` does not touch the parent's worker.
     """
 
     def __init__(self, source: str) -> None:
@@ -60,13 +61,14 @@ class Worker:
         is_mine = self._owner == os.getpid()
         return is_mine and self.close.alive and self._process.poll() is None
 
-    def render(self, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The worker's answer. After `TimeIsUp` or `WorkerDied` it is gone."""
-        # The worker's own alarm is later than ours, so that it never answers in our place.
-        answer: dict[str, Any] = self._ask({"values": values, "seconds": seconds + 1}, seconds)
+    def render(self, values: Mapping[str, object], seconds: float) -> Answer:
+        """The worker's answer. After `TimeIsUp` or `WorkerDied` the worker has ended."""
+        # The worker's own alarm is later than ours, so that ours always comes first.
+        task: Task = {"values": values, "seconds": seconds + 1}
+        answer: Answer = self._ask(task, seconds)
         return answer
 
-    def _ask(self, message: Any, seconds: float) -> Any:
+    def _ask(self, message: object, seconds: float) -> Any:
         late, process = threading.Event(), self._process
 
         def kill() -> None:
@@ -78,7 +80,7 @@ class Worker:
         timer.start()
         try:
             answer = self._exchange(message)
-        except BaseException:  # Ctrl-C, say: an answer nobody read must not be the next one's
+        except BaseException:  # for example Ctrl-C: the next call must not read this answer
             self.close()
             raise
         finally:
@@ -88,25 +90,25 @@ class Worker:
             raise TimeIsUp if late.is_set() else WorkerDied
         return answer
 
-    def _exchange(self, message: Any) -> Any:
-        """One message out and one in; None when the process ended meanwhile."""
+    def _exchange(self, message: object) -> Any:
+        """Send a message and read the next one. None if the process ended meanwhile."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             sandbox.write_message(self._process.stdin, message)
             return sandbox.read_message(self._process.stdout)
-        except (OSError, ValueError):  # a pipe is closed: the program ends, say
+        except (OSError, ValueError):  # a pipe is closed, for example because the program ends
             return None
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # a fork: the worker is the parent's, and may be at work for it
-        process.returncode = 0  # so that nobody waits for what is no child of this process
+    if os.getpid() != owner:  # in a fork: the worker is the parent's and may be working
+        process.returncode = 0  # so that nobody waits: the worker is no child of this process
         return
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            with contextlib.suppress(OSError):  # what was not sent cannot be sent any more
+            with contextlib.suppress(OSError):  # unsent bytes cannot be sent any more
                 pipe.close()
 
 
@@ -119,7 +121,7 @@ def _python() -> str:
 
 
 def _library_folders() -> list[str]:
-    """Where the libraries of the worker lie; it looks at no other place."""
+    """The folders of the libraries that the worker imports. It uses no other folders."""
     folders = []
     for name in ("jinja2", "markupsafe"):
         spec = importlib.util.find_spec(name)

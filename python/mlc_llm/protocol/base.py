@@ -1,10 +1,9 @@
-"""The manners all our protocol models share."""
+"""The base classes of our protocol models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from typing_extensions import Self
@@ -14,11 +13,11 @@ from mlc_llm.protocol.json_text import parse_json_object
 
 
 class AnswerModel(BaseModel):
-    """A model that keeps unknown fields. It is read without a call into Python, for a client reads
+    """A model that keeps unknown fields. Reading one calls no Python code, because a client reads
     a chunk for every token.
 
-    Unknown fields are neither refused nor lost: `unknown_fields` lists them, so that whoever
-    answers can say what had no effect, or refuse it.
+    Unknown fields are not refused and not lost: `unknown_fields` lists them. The receiver can then
+    refuse them, or say that they have no effect.
     """
 
     model_config = ConfigDict(extra="allow", populate_by_name=True, protected_namespaces=())
@@ -34,7 +33,7 @@ class AnswerModel(BaseModel):
         return cls.parse(parse_json_object(text, what))
 
     def unknown_fields(self) -> list[str]:
-        """Paths of the fields that this version does not know, here and in parts of it."""
+        """Paths of the fields that this version does not know, here and inside its fields."""
         found = list(self.model_extra or ())
         for name in type(self).model_fields:
             found += [name + rest for rest in _unknown_inside(getattr(self, name))]
@@ -42,11 +41,11 @@ class AnswerModel(BaseModel):
 
 
 class OpenModel(AnswerModel):
-    """A model that users write: its optional fields take null for "default" too."""
+    """A model that users write. In its optional fields, null means the default."""
 
     @model_validator(mode="before")
     @classmethod
-    def _null_is_default(cls, value: Any) -> Any:
+    def _null_is_default(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
         needed = cls._required_keys()

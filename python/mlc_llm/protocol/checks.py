@@ -1,4 +1,4 @@
-"""Checks of single values: each returns the value in its one form or raises `InvalidField`."""
+"""Checks of single values. Each returns the value in its one form, or raises `InvalidField`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
-from typing import Any
 
 from mlc_llm.errors import InvalidField
 
 MAX_INT32 = 2**31 - 1
-"""Largest count and token id: compiled code holds both as 32-bit integers."""
+"""The largest count and the largest token id: compiled code stores both as 32-bit integers."""
 
 _TOKEN_ID = re.compile(r"[0-9]{1,10}\Z")
 
 
 class _Huge:
-    """Stands in an error for an integer that is too long to print."""
+    """Replaces an integer that is too long to print, in an error."""
 
     def __init__(self, value: Integral) -> None:
         self._bits = int(value).bit_length()
@@ -27,19 +26,19 @@ class _Huge:
 
 
 def refuse(field: str, value: object, allowed: str) -> InvalidField:
-    """An error that can always be printed, whatever the value is."""
+    """The error for a wrong value. It can always be printed, whatever the value is."""
     if isinstance(value, Integral) and int(value).bit_length() > 256:
         value = _Huge(value)
     return InvalidField(field, value, allowed)
 
 
 def wrong_type(field: str, value: object, wanted: str) -> InvalidField:
-    """The error for a value that is not of the wanted kind at all."""
+    """The error for a value of the wrong type."""
     return refuse(field, value, f"unexpected value type {type(value).__name__}; {wanted}")
 
 
 def integer(field: str, value: object, low: int, high: int, allowed: str = "") -> int:
-    """An int in [low, high]; a bool or a float is not one, however round."""
+    """An int in [low, high]. A bool or a float is refused, also 1.0."""
     allowed = allowed or f"should be an integer in range [{low}, {high}]"
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise wrong_type(field, value, allowed)
@@ -49,25 +48,24 @@ def integer(field: str, value: object, low: int, high: int, allowed: str = "") -
 
 
 def number(field: str, value: object, low: float, high: float, allowed: str = "") -> float:
-    """A finite float in [low, high]; ints are taken, bools are not."""
+    """A finite float in [low, high]. Ints are accepted, bools are not."""
     allowed = allowed or f"should be a number in range [{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong_type(field, value, allowed)
-    found: Any = value
-    if not low <= found <= high:  # also true for NaN
+    if value < low or not value <= high:  # NaN is refused by the second
         raise refuse(field, value, allowed)
-    return float(found)
+    return float(value)
 
 
 def boolean(field: str, value: object) -> bool:
-    """True or False and nothing that only looks like it."""
+    """True or False; 1 and "true" are refused."""
     if not isinstance(value, bool):
         raise wrong_type(field, value, "should be true or false")
     return value
 
 
 def string(field: str, value: object, max_chars: int, *, min_chars: int = 0) -> str:
-    """A text of bounded length that can be written as UTF-8 (no lone surrogates)."""
+    """A text of limited length that can be written as UTF-8 (no lone surrogates)."""
     allowed = f"should be a string of {min_chars} to {max_chars} characters"
     if not isinstance(value, str):
         raise wrong_type(field, value, allowed)
@@ -94,7 +92,7 @@ def one_of(field: str, value: object, choices: Sequence[str]) -> str:
 
 
 def listing(field: str, value: object, max_items: int) -> list[object]:
-    """A list or tuple of bounded length; a string is not one."""
+    """A list or tuple of limited length. A string is refused."""
     allowed = f"should be a list of at most {max_items} items"
     if not isinstance(value, (list, tuple)):
         raise wrong_type(field, value, allowed)
@@ -104,20 +102,20 @@ def listing(field: str, value: object, max_items: int) -> list[object]:
 
 
 def token_ids(field: str, value: object, max_items: int) -> list[int]:
-    """A list of token ids; whether the model knows them is for the engine to check."""
+    """A list of token ids. The engine checks later whether the model has these tokens."""
     items = listing(field, value, max_items)
     return [integer(f"{field}[{i}]", item, 0, MAX_INT32) for i, item in enumerate(items)]
 
 
 def token_id_key(field: str, key: object) -> int:
-    """A token id used as a key: JSON writes it as a string of digits."""
+    """A token id that is a key of an object. In JSON it is a string of digits."""
     if isinstance(key, str) and _TOKEN_ID.match(key):
         key = int(key)
     return integer(f"{field} key", key, 0, MAX_INT32, f"should be a token id in [0, {MAX_INT32}]")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that looks most like this one; those that begin with it come first."""
+    """The known name that is most similar to this one. Names that begin with it come first."""
     names = list(known)
     longer = [one for one in names if len(name) > 2 and one.startswith(name)]
     found = difflib.get_close_matches(name[:64], longer or names, n=1, cutoff=0.0)
@@ -125,7 +123,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def known_field(name: object, value: object, known: Iterable[str]) -> str:
-    """The name itself if it is known, else an error that names the nearest known one."""
+    """The name itself if it is known. Raises `InvalidField` that names the nearest known one."""
     names = list(known)
     if not isinstance(name, str) or name not in names:
         raise refuse(

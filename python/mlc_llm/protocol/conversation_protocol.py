@@ -1,14 +1,13 @@
-"""`Conversation`: a chat template as data, and the prompt it makes of a list of messages."""
+"""`Conversation`: a chat template as data, and the prompt that it makes of a list of messages."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 from typing_extensions import Self
@@ -16,11 +15,12 @@ from typing_extensions import Self
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.messages import content_text
 
 
 class MessagePlaceholders(Enum):
-    """What stands in a template where a text goes in."""
+    """The marks in a template that texts replace."""
 
     SYSTEM = "{system_message}"
     USER = "{user_message}"
@@ -30,7 +30,7 @@ class MessagePlaceholders(Enum):
 
 
 MAX_TOKEN_IDS = 1024
-Content = str | list[dict[str, Any]] | None
+Content = str | list[dict[str, object]] | None
 
 _DEFAULT_ROLE_TEMPLATES = {
     "user": MessagePlaceholders.USER.value,
@@ -42,8 +42,8 @@ _REASONING = re.compile(r"\A.*</think>\n*", re.DOTALL)
 
 @dataclass(frozen=True)
 class PromptPiece:
-    """A part of a prompt: text of the template, where special tokens count, or text of a person,
-    where what looks like a special token is ordinary text."""
+    """A part of a prompt. In text of the template, special tokens count. In text of a person, the
+    name of a special token is ordinary text."""
 
     text: str
     from_template: bool
@@ -52,33 +52,33 @@ class PromptPiece:
 class Conversation(OpenModel):
     """A named template, or a template together with the messages to render.
 
-    Prompt = system part + for each message `role + role_content_sep + text + separator`. Texts of
-    messages go in as they are: a placeholder inside them stays what it is.
+    Prompt = system part + for each message `role + role_content_sep + text + separator`. The texts
+    of messages are not changed: a placeholder inside a text is not replaced.
     """
 
     name: str | None = None
     system_template: str = MessagePlaceholders.SYSTEM.value
     system_message: str = ""
     render_empty_system_message: bool = True
-    """False: without a system message, the whole system part is left out."""
+    """False: without a system message, there is no system part."""
     system_prefix_token_ids: list[int] | None = None
-    """Tokens before everything else; `as_prompt` does not show them."""
+    """Tokens at the start of the prompt. `as_prompt` does not show them."""
     add_role_after_system_message: bool = True
-    """False: the first message after a system text comes without its role."""
+    """False: the first message after a system text has no role in front of it."""
     roles: dict[str, str]
-    """Role name to the text that opens its turn."""
+    """Name of a role -> the text that opens its turn."""
     role_templates: dict[str, str] = Field(default_factory=dict)
-    """Merged over `{user_message}`, `{assistant_message}` and `{tool_message}`."""
+    """They replace the defaults `{user_message}`, `{assistant_message}` and `{tool_message}`."""
     messages: list[tuple[str, Content]] = Field(default_factory=list)
-    """(role, text, parts or None); None opens a turn and leaves it empty."""
+    """(role, text or parts or None). None opens a turn and leaves it empty."""
     seps: list[str]
-    """One separator for all turns, or one for user-side turns and one for the assistant's."""
+    """One separator for all turns, or two: the second is for turns of the assistant."""
     role_content_sep: str = ""
     role_empty_sep: str = ""
     stop_str: list[str] = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
     strip_reasoning_in_history: bool = False
-    """Drop what an assistant thought (up to `</think>`) before the last user message."""
+    """Remove the assistant's reasoning (up to `</think>`) before the last user message."""
     function_string: str = ""
     use_function_calling: bool = False
 
@@ -99,33 +99,35 @@ class Conversation(OpenModel):
     def _over_defaults(cls, value: dict[str, str]) -> dict[str, str]:
         return {**_DEFAULT_ROLE_TEMPLATES, **value}
 
-    def model_post_init(self, _context: Any) -> None:
-        """The validator does not see a default, so the merge is made sure of here."""
+    def model_post_init(self, _context: object) -> None:
+        """The validator does not run for a default, so the defaults are set here."""
         if not self.role_templates:
             self.role_templates = dict(_DEFAULT_ROLE_TEMPLATES)
 
-    def to_json_dict(self) -> dict[str, Any]:
-        """Plain values for a JSON file; `from_json_dict` gives an equal template back."""
-        plain: dict[str, Any] = json.loads(self.model_dump_json(by_alias=True, exclude_none=True))
+    def to_json_dict(self) -> dict[str, JsonValue]:
+        """The template as JSON values. `from_json_dict` makes an equal template of them."""
+        plain: dict[str, JsonValue] = json.loads(
+            self.model_dump_json(by_alias=True, exclude_none=True)
+        )
         return plain
 
     @classmethod
-    def from_json_dict(cls, values: dict[str, Any]) -> Self:
-        """Raises `UserError` naming the field that is wrong."""
+    def from_json_dict(cls, values: Mapping[str, object]) -> Self:
+        """The template of JSON values. Raises `UserError` that names the wrong field."""
         return cls.parse(values, "conv_template")
 
     def with_messages(self, messages: Iterable[tuple[str, Content]]) -> Self:
-        """A copy that holds these messages instead; this object stays as it is.
+        """A copy with these messages. This object does not change.
 
-        System messages are taken at the beginning only (joined by a newline, they replace the
-        template's own); one further down raises `UserError` that gives its position.
+        System messages are allowed only at the beginning. Joined by newlines, they replace the
+        system message of the template. A later one raises `UserError` that gives its position.
         """
         pairs = list(messages)
         first = next((i for i, (role, _) in enumerate(pairs) if role != "system"), len(pairs))
         for i, (role, _) in enumerate(pairs):
             if role == "system" and i > first:
                 raise UserError(f"System prompt at position {i} in the message list is invalid.")
-        update: dict[str, Any] = {"messages": pairs[first:]}
+        update: dict[str, object] = {"messages": pairs[first:]}
         if first:
             update["system_message"] = "\n".join(_plain(content) for _, content in pairs[:first])
         return self.model_copy(update=update)
@@ -136,10 +138,10 @@ class Conversation(OpenModel):
         return ["".join(piece.text for piece in pieces)]
 
     def prompt_pieces(self, *, add_generation_prompt: bool = False) -> list[PromptPiece]:
-        """The prompt in order, with template text and people's text told apart.
+        """The prompt in order, in pieces: each is text of the template or text of a person.
 
         `add_generation_prompt` opens the assistant's turn at the end. Raises `UserError` for a
-        role the template does not know, `UnsupportedModel` for an image.
+        role that the template does not know, `UnsupportedModel` for an image.
         """
         pieces = _Pieces()
         has_system = self._add_system(pieces)
@@ -151,7 +153,7 @@ class Conversation(OpenModel):
         return pieces.finished(self.function_string)
 
     def _add_system(self, pieces: _Pieces) -> bool:
-        """Returns whether the system part has any text."""
+        """Add the system part. Returns whether it has any text."""
         if not (self.system_message or self.render_empty_system_message):
             return False
         pieces.add_template(self.system_template, MessagePlaceholders.SYSTEM, self.system_message)
@@ -172,7 +174,7 @@ class Conversation(OpenModel):
         pieces.add_text(self.seps[-1] if role == "assistant" else self.seps[0])
 
     def _history(self) -> Sequence[tuple[str, Content]]:
-        """The messages, without old reasoning where the template wants that."""
+        """The messages; without old reasoning if the template says so."""
         if not self.strip_reasoning_in_history:
             return self.messages
         users = [i for i, (role, _) in enumerate(self.messages) if role == "user"]
@@ -186,7 +188,7 @@ class Conversation(OpenModel):
 
 
 class _Pieces:
-    """Collects pieces; where the list of functions goes is known only at the end."""
+    """Collects pieces. The place of the list of functions is known only at the end."""
 
     _FUNCTION = MessagePlaceholders.FUNCTION.value
 
@@ -206,7 +208,7 @@ class _Pieces:
             self.add_text(part)
 
     def finished(self, function_string: str) -> list[PromptPiece]:
-        """The last place takes the functions, the others stay empty; neighbours are joined."""
+        """The functions go to the last place; other places stay empty. Neighbours are joined."""
         places = [i for i, item in enumerate(self._items) if item is None]
         if places:
             self._items[places[-1]] = PromptPiece(function_string, False)
@@ -218,12 +220,12 @@ class _Pieces:
 
 
 def _placeholder(role: str) -> MessagePlaceholders:
-    """The placeholder of a role; roles without one of their own speak like a user."""
+    """The placeholder of a role. Roles without an own placeholder use that of the user."""
     return {"assistant": MessagePlaceholders.ASSISTANT, "tool": MessagePlaceholders.TOOL}.get(
         role, MessagePlaceholders.USER
     )
 
 
 def _plain(content: Content) -> str:
-    """The text of a content in any form; text parts are joined."""
+    """The text of a content in any form. Text parts are joined."""
     return content_text("content", content) or ""

@@ -1,9 +1,9 @@
-"""Errors as protocols show them, and our one-line errors out of pydantic's many-line ones."""
+"""Errors as OpenAI's API writes them, and pydantic's errors as our errors of one line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,7 +14,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 class ErrorBody(BaseModel):
-    """What stands under the `error` key of an OpenAI-shaped error."""
+    """The value of the key `error` in an error of OpenAI's API."""
 
     message: str
     type: str = "invalid_request_error"
@@ -29,7 +29,7 @@ class ErrorResponse(BaseModel):
 
     @classmethod
     def of(cls, error: Exception, *, code: str | None = None) -> ErrorResponse:
-        """The body for an error of ours; `param` is the field's name where one is known."""
+        """The body for one of our errors. `param` is the name of the field, if one is known."""
         if isinstance(error, ContextLengthExceeded):
             code = code or "context_length_exceeded"
         param = error.field if isinstance(error, InvalidField) else None
@@ -40,7 +40,7 @@ class ErrorResponse(BaseModel):
 def validated(model: type[ModelT], value: object, what: str = "") -> ModelT:
     """`value` (a mapping, or already a `model`) as a `model`.
 
-    Raises `UserError` of one line: the first thing wrong, with the path of the field.
+    Raises `UserError` of one line: the first mistake, with the path of the field.
     """
     if isinstance(value, model):
         return value
@@ -53,8 +53,8 @@ def validated(model: type[ModelT], value: object, what: str = "") -> ModelT:
 
 
 def user_error(error: ValidationError, what: str = "") -> UserError:
-    """The first problem of a pydantic error as one of ours."""
-    first: Mapping[str, Any] = error.errors(include_url=False)[0]
+    """The first mistake that a pydantic error reports, as one of our errors."""
+    first = error.errors(include_url=False)[0]
     place = (what, *first["loc"]) if what else tuple(first["loc"])
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidField):
@@ -72,7 +72,7 @@ def user_error(error: ValidationError, what: str = "") -> UserError:
 
 
 def _moved(cause: InvalidField, place: tuple[int | str, ...]) -> InvalidField:
-    """The same error with the whole path: a check knows only the field's own name."""
+    """The same error with the whole path. A check knows only the name of its own field."""
     own = bool(place) and cause.field.startswith(str(place[-1]))
     inside = _path(place[:-1] if own else place)
     path = f"{inside}.{cause.field}" if inside else cause.field

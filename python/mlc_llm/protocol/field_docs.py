@@ -1,6 +1,6 @@
-"""What `help` says about a config: its fields with their defaults, and what is written below each.
+"""The text that `help` shows about a config: its fields, their types, defaults and docstrings.
 
-The words stand once, in the source of the class, as the string behind a field.
+The docstring of a field is the string below it in the source of the class.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T", bound=type)
 
 
 class FieldDoc(NamedTuple):
-    """One field of a config, as a reference shows it."""
+    """One field of a config, as a reference page shows it."""
 
     name: str
     kind: str
-    """The type, as it is written."""
+    """The type, as the source writes it."""
     default: str
     text: str
 
@@ -33,8 +33,8 @@ def field_docs(cls: type) -> list[FieldDoc]:
 
 
 def with_field_docs(cls: T) -> T:
-    """Decorator: the class's `__doc__` goes on with its fields. They are looked up when somebody
-    asks, so that an import does not wait for it."""
+    """Decorator: adds the fields to the `__doc__` of the class. They are read only when somebody
+    asks for `__doc__`, so an import does not take longer."""
     cls.__doc__ = _Doc(inspect.cleandoc(cls.__doc__ or ""))  # type: ignore[assignment]
     return cls
 
@@ -78,8 +78,8 @@ def _field_doc(cls: type, node: ast.AnnAssign, text: str) -> FieldDoc:
 
 
 def _default(cls: type, name: str) -> str:
-    """As Python writes it; an object that is made anew each time by its class and nothing else."""
-    known: dict[str, Any] = getattr(cls, "__dataclass_fields__", {})
+    """The default as Python writes it. An object that is made when it is first used shows as {}."""
+    known: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
     value = known.get(name, cls.__dict__.get(name))
     if isinstance(value, Field):
         value = value.default if value.default_factory is MISSING else value.default_factory()

@@ -1,28 +1,30 @@
-"""Reading JSON that strangers wrote: one error class whatever is wrong with it."""
+"""Reads JSON from outside. Whatever is wrong with a text, the error is a `UserError`."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from mlc_llm.errors import UserError
+from mlc_llm.protocol.json_value import JsonValue
 
 
-def parse_json(text: str | bytes, what: str) -> Any:
+def parse_json(text: str | bytes, what: str) -> JsonValue:
     """The value of a JSON text. NaN, Infinity and endless nesting are refused.
 
-    Raises `UserError` that begins "Failed to parse JSON" and names `what`.
+    Raises `UserError`. Its message begins with "Failed to parse JSON" and names `what`.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        value: JsonValue = json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise UserError(f"Failed to parse JSON of {what}: nested too deeply") from None
     except (ValueError, TypeError) as error:
         raise UserError(f"Failed to parse JSON of {what}: {_one_line(error)}") from None
+    return value
 
 
-def parse_json_object(text: str | bytes, what: str) -> dict[str, Any]:
-    """As `parse_json`, for a text that must hold an object."""
+def parse_json_object(text: str | bytes, what: str) -> dict[str, JsonValue]:
+    """Like `parse_json`, for a text that must hold an object."""
     value = parse_json(text, what)
     if not isinstance(value, dict):
         kind = type(value).__name__

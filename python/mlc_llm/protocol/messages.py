@@ -1,18 +1,19 @@
-"""Chat messages: what is accepted, and the one form in which chat templates read them.
+"""Chat messages: which ones are accepted, and the one form in which chat templates read them.
 
-Plain functions over plain values. The checks of `ChatCompletionMessage`, the texts of
-`Conversation` and the prompts of every engine come from here, so that all accept the same.
+These are plain functions over plain values. `ChatCompletionMessage`, `Conversation` and every
+engine use them, so all of them accept the same messages.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict, cast
 
 from mlc_llm.errors import InvalidField, MissingKey, UnsupportedModel, UserError
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.json_text import parse_json
+from mlc_llm.protocol.json_value import JsonValue
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEMPLATE_ROLES = ("system", "user", "assistant", "tool")
@@ -29,19 +30,36 @@ MAX_PARTS = 4096
 MAX_TOOL_CALLS = 1024
 MAX_ARGUMENT_CHARS = 2**22
 
+GivenMessage = Mapping[str, object]
+"""A message as a caller gives it, in OpenAI's shape; nothing in it is checked yet."""
+GivenTool = Mapping[str, object]
+"""A tool as a caller gives it, in OpenAI's shape."""
+
+
+class _NeededFields(TypedDict):
+    role: str
+    content: str | None
+
+
+class TemplateMessage(_NeededFields, total=False):
+    """A message as chat templates read it. It keeps the fields that this version does not know."""
+
+    tool_calls: list[dict[str, object]]
+    """At least one. The arguments of each are a value, not a text."""
+
 
 def template_messages(
-    messages: Sequence[Mapping[str, Any]], roles: Iterable[str] = TEMPLATE_ROLES
-) -> list[dict[str, Any]]:
+    messages: Sequence[GivenMessage], roles: Iterable[str] = TEMPLATE_ROLES
+) -> list[TemplateMessage]:
     """Copies of messages of OpenAI's shape, as chat templates read them.
 
-    `content` is a text; it is None only beside tool calls. A refusal is a text of the assistant
-    like any other. `tool_calls` is there only if there are calls, and the arguments of each are a
+    `content` is a text; it can be None only beside tool calls. A refusal becomes a normal text of
+    the assistant. `tool_calls` exists only if there are calls, and the arguments of each are a
     value (see `arguments_value`). The role `developer` becomes `system`. Fields that are null are
-    left out, unknown ones are kept.
+    left out, unknown fields are kept.
 
-    Only `roles` are let through, because templates make control tokens of them. Raises
-    `InvalidField` that names the field, and `UnsupportedModel` for an image.
+    Only `roles` are allowed, because templates make control tokens of them. Raises `InvalidField`
+    that names the field, and `UnsupportedModel` for an image.
     """
     if not messages:
         raise InvalidField("messages", [], "give at least one message")
@@ -49,8 +67,8 @@ def template_messages(
     return [_for_template(f"messages[{i}]", one, known) for i, one in enumerate(messages)]
 
 
-def check_has_content(field: str, message: Mapping[str, Any]) -> None:
-    """A message has the key `content` (null is allowed), tool calls or a refusal. Raises
+def check_has_content(field: str, message: GivenMessage) -> None:
+    """A message must have the key `content` (null is allowed), tool calls or a refusal. Raises
     `MissingKey`."""
     if "content" not in message and not message.get("tool_calls") and not message.get("refusal"):
         raise MissingKey(f"{field}.content" if field else "content", "content")
@@ -66,9 +84,11 @@ def check_role(field: str, role: object, known: Sequence[str] = ROLES) -> str:
     return role
 
 
-def check_content(field: str, content: object) -> str | list[Any] | None:
-    """The content itself if it is null, a text or a list of parts. An image is accepted here; the
-    place that needs its text refuses it. Raises `InvalidField`."""
+def check_content(field: str, content: object) -> str | list[Mapping[str, object]] | None:
+    """The content itself if it is null, a text or a list of parts. Raises `InvalidField`.
+
+    An image is accepted here. `content_text` refuses it, because it needs a text.
+    """
     if content is None:
         return None
     if isinstance(content, str):
@@ -76,15 +96,13 @@ def check_content(field: str, content: object) -> str | list[Any] | None:
     if not isinstance(content, (list, tuple)):
         raise checks.wrong_type(field, content, "should be a string, null or a list of parts")
     parts = checks.listing(field, content, MAX_PARTS)
-    for i, part in enumerate(parts):
-        _check_part(f"{field}[{i}]", part)
-    return parts
+    return [_checked_part(f"{field}[{i}]", part) for i, part in enumerate(parts)]
 
 
 def content_text(field: str, content: object) -> str | None:
-    """The text of a content, its parts joined; None if it is null.
+    """The text of a content, with its parts joined; None if the content is null.
 
-    Raises `InvalidField`, and `UnsupportedModel` for an image: no model of this version sees.
+    Raises `InvalidField`, and `UnsupportedModel` for an image: this version has no vision models.
     """
     checked = check_content(field, content)
     if not isinstance(checked, list):
@@ -95,7 +113,7 @@ def content_text(field: str, content: object) -> str | None:
 def arguments_text(field: str, arguments: object) -> str:
     """The arguments of a tool call as text. An object becomes JSON; null and blank text are `{}`.
 
-    The text need not be JSON: models make mistakes. Raises `InvalidField`.
+    The text may be no JSON, because models make mistakes. Raises `InvalidField`.
     """
     if arguments is None:
         return "{}"
@@ -105,9 +123,9 @@ def arguments_text(field: str, arguments: object) -> str:
     return text if text.strip() else "{}"
 
 
-def arguments_value(text: str) -> Any:
-    """The arguments of a tool call as a value. A text that is not JSON, or that stands for what
-    UTF-8 cannot write, is its own value."""
+def arguments_value(text: str) -> JsonValue:
+    """The arguments of a tool call as a value. The value is the text itself if the text is not
+    JSON, or if UTF-8 cannot write what it stands for."""
     try:
         value = parse_json(text, "arguments")
         json.dumps(value, ensure_ascii=False).encode()
@@ -116,7 +134,7 @@ def arguments_value(text: str) -> Any:
     return value
 
 
-def _for_template(field: str, message: object, roles: tuple[str, ...]) -> dict[str, Any]:
+def _for_template(field: str, message: object, roles: tuple[str, ...]) -> TemplateMessage:
     if not isinstance(message, Mapping):
         raise checks.wrong_type(field, message, "a message should be an object")
     check_has_content(field, message)
@@ -130,15 +148,16 @@ def _for_template(field: str, message: object, roles: tuple[str, ...]) -> dict[s
     if refusal is not None:
         text = (text or "") + checks.string(f"{field}.refusal", refusal, MAX_TEXT_CHARS)
     plain["content"] = "" if text is None and not calls else text
-    return {**plain, "tool_calls": calls} if calls else plain
+    # The fields that the type names are checked above; other fields are kept as they are.
+    return cast(TemplateMessage, {**plain, "tool_calls": calls} if calls else plain)
 
 
-def _calls(field: str, calls: object) -> list[dict[str, Any]]:
+def _calls(field: str, calls: object) -> list[dict[str, object]]:
     found = checks.listing(field, calls, MAX_TOOL_CALLS) if calls is not None else []
     return [_call(f"{field}[{i}]", call) for i, call in enumerate(found)]
 
 
-def _call(field: str, call: object) -> dict[str, Any]:
+def _call(field: str, call: object) -> dict[str, object]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
         wanted = 'should be {"type": "function", "function": {...}}'
@@ -150,7 +169,8 @@ def _call(field: str, call: object) -> dict[str, Any]:
     return {**known, "function": {**function, "arguments": arguments_value(text)}}
 
 
-def _check_part(field: str, part: object) -> None:
+def _checked_part(field: str, part: object) -> Mapping[str, object]:
+    """The part itself if its type is known and it has what belongs to the type."""
     if not isinstance(part, Mapping):
         raise checks.wrong_type(field, part, "should be an object with a type")
     kind = part.get("type")
@@ -164,9 +184,10 @@ def _check_part(field: str, part: object) -> None:
     else:
         known = ", ".join((*TEXT_PARTS, *IMAGE_PARTS))
         raise checks.refuse(f"{field}.type", kind, f"unsupported content type; known: {known}")
+    return part
 
 
-def _check_image(field: str, part: Mapping[str, Any]) -> None:
+def _check_image(field: str, part: Mapping[str, object]) -> None:
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, Mapping) else image
     if not isinstance(url, str):
@@ -174,7 +195,9 @@ def _check_image(field: str, part: Mapping[str, Any]) -> None:
         raise checks.wrong_type(f"{field}.image_url", image, wanted)
 
 
-def _part_text(part: Mapping[str, Any]) -> str:
-    if part["type"] in IMAGE_PARTS:
+def _part_text(part: Mapping[str, object]) -> str:
+    """The text of a part that `_checked_part` has accepted."""
+    kind = str(part["type"])
+    if kind in IMAGE_PARTS:
         raise UnsupportedModel("Vision config is required: this model reads text only, not images")
-    return str(part[TEXT_PARTS[part["type"]]])
+    return str(part[TEXT_PARTS[kind]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
@@ -43,22 +43,22 @@ TokenId = Annotated[int, BeforeValidator(_token_id)]
 TokenIds = Annotated[int | list[int], BeforeValidator(_token_ids)]
 Vocabulary = Annotated[int, BeforeValidator(_vocabulary)]
 Size = Annotated[int, BeforeValidator(_size)]
-"""-1 switches the feature off."""
+"""-1 turns the feature off."""
 
 _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 class MLCChatConfig(OpenModel):
-    """How a model is built, tokenised, talked to and sampled by default."""
+    """How a model is built, tokenised, prompted and sampled by default."""
 
     version: str = MLC_CHAT_CONFIG_VERSION
     model_type: str
     quantization: str
-    model_config_: dict[str, Any] = Field(default_factory=dict, alias="model_config")
-    """The architecture's own settings."""
+    model_config_: dict[str, object] = Field(default_factory=dict, alias="model_config")
+    """The settings of the architecture."""
     vocab_size: Vocabulary
     active_vocab_size: Vocabulary | None = None
-    """Without padding; None: nothing is padded."""
+    """The tokens without padding. None: there is no padding."""
     context_window_size: Size = -1
     sliding_window_size: Size = -1
     prefill_chunk_size: Size = -1
@@ -74,18 +74,18 @@ class MLCChatConfig(OpenModel):
     bos_token_id: TokenId = 1
     eos_token_id: TokenIds = 2
     tokenizer_files: list[str] = Field(default_factory=list)
-    tokenizer_info: dict[str, Any] | None = None
+    tokenizer_info: dict[str, object] | None = None
     conv_template: str | Conversation
     """A registered name, or the template itself."""
     model_task: str = "chat"
-    embedding_metadata: dict[str, Any] | None = None
+    embedding_metadata: dict[str, object] | None = None
 
     def eos_token_ids(self) -> frozenset[int]:
-        """Every end-of-text id the file states."""
+        """All end-of-text ids of the file."""
         ids = self.eos_token_id
         return frozenset([ids] if isinstance(ids, int) else ids)
 
     def default_generation_config(self) -> GenerationConfig:
-        """The sampling values that the file sets, to be merged under a request's."""
+        """The sampling values that the file sets. They are the defaults of requests."""
         given = {name: getattr(self, name) for name in _SAMPLING if name in self.model_fields_set}
         return GenerationConfig(**given)

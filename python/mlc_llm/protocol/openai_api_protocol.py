@@ -1,14 +1,14 @@
-"""OpenAI's chat and completion requests as this project reads them; answers stand beside it.
+"""The requests of OpenAI's API: chat and completion. `openai_responses.py` has the answers.
 
-Every optional field takes null for its default. Numbers are checked here, with the ranges of
-`GenerationConfig`, so a wrong one is refused with the field's name before anything is queued.
-Unknown fields are kept: `unknown_fields()` lists them. Use `parse` or `parse_text`, which raise
-one-line errors of ours; the constructor and `model_validate` raise pydantic's.
+In every optional field, null means the default. Numbers are checked here with the ranges of
+`GenerationConfig`, so a wrong number is refused before the request is queued. Unknown fields are
+kept: `unknown_fields()` lists them. Use `parse` or `parse_text`: they raise our errors of one line,
+while the constructor and `model_validate` raise pydantic's.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from typing_extensions import Self
@@ -93,7 +93,7 @@ MAX_TOOLS = 1024
 
 
 def _rule(name: str) -> BeforeValidator:
-    """The check of `GenerationConfig` for this field."""
+    """The check that `GenerationConfig` has for this field."""
     return BeforeValidator(lambda value: RULES[name](name, value))
 
 
@@ -107,7 +107,7 @@ def _stop(value: object) -> list[str]:
 
 
 def _count(low: int, high: int = MAX_INT32) -> BeforeValidator:
-    """A number of things; -1 is not one, "no limit" is said by leaving the field out."""
+    """A number of things. -1 is refused: leave the field out for "no limit"."""
     return BeforeValidator(
         lambda value, info: checks.integer(str(info.field_name), value, low, high)
     )
@@ -118,13 +118,13 @@ Stop = Annotated[list[str], BeforeValidator(_stop)]
 
 
 class StreamOptions(OpenModel):
-    """`include_usage` asks for one last chunk with the usage."""
+    """`include_usage` asks for a last chunk with the usage."""
 
     include_usage: Flag = False
 
 
 class _SamplingFields(OpenModel):
-    """What both kinds of request say about sampling. None: the model's default."""
+    """The fields about sampling that both kinds of request have. None: the model's default."""
 
     model: str | None = None
     n: Annotated[int, _rule("n")] = 1
@@ -138,11 +138,11 @@ class _SamplingFields(OpenModel):
     logit_bias: Annotated[dict[int, float], _rule("logit_bias")] | None = None
     seed: Annotated[int, _rule("seed")] | None = None
     stop: Stop | None = None
-    """A string or a list of strings; read back as a list."""
+    """A string or a list of strings. The attribute is always a list."""
     stream: Flag = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    """Says who is asking; changes nothing, and never becomes a request id."""
+    """Says who asks. It changes nothing and is never used as a request id."""
     response_format: RequestResponseFormat | None = None
     debug_config: DebugConfig | None = None
 
@@ -158,8 +158,8 @@ class _SamplingFields(OpenModel):
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def _sampling(self) -> dict[str, Any]:
-        """The fields that `GenerationConfig` has under the same name, as far as they were given."""
+    def _sampling(self) -> dict[str, object]:
+        """The given fields that have the same name in `GenerationConfig`."""
         names = [name for name in _SAME_NAMES if getattr(self, name) is not None]
         return {name: getattr(self, name) for name in names if name in self.model_fields_set}
 
@@ -188,15 +188,15 @@ class ChatCompletionRequest(_SamplingFields):
     top_logprobs: Annotated[int, _rule("top_logprobs")] = 0
     max_tokens: Annotated[int, _count(1)] | None = None
     max_completion_tokens: Annotated[int, _count(1)] | None = None
-    """The newer name; it wins over `max_tokens`."""
+    """The newer name. It has priority over `max_tokens`."""
     tools: list[ChatTool] | None = Field(default=None, max_length=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | dict[str, object] | None = None
     """`none`, `auto`, `required`, a tool's name, or OpenAI's object that names a function."""
     parallel_tool_calls: Flag | None = None
 
     @field_validator("tool_choice", mode="before")
     @classmethod
-    def _tool_choice_form(cls, value: Any) -> Any:
+    def _tool_choice_form(cls, value: object) -> object:
         if isinstance(value, dict):
             _chosen_name(value)
         elif not isinstance(value, str):
@@ -219,7 +219,7 @@ class ChatCompletionRequest(_SamplingFields):
 
     @property
     def chosen_tool(self) -> str | None:
-        """The one function that must be called, where `tool_choice` names one."""
+        """The function that must be called, if `tool_choice` names one."""
         if isinstance(self.tool_choice, dict):
             return _chosen_name(self.tool_choice)
         named = self.tool_choice not in (None, "none", "auto", "required")
@@ -227,14 +227,14 @@ class ChatCompletionRequest(_SamplingFields):
 
     @property
     def usable_tools(self) -> list[ChatTool]:
-        """The tools the model is told about: none, all, or the chosen one."""
+        """The tools that the model gets: none, all, or the chosen one."""
         if self.tool_choice == "none":
             return []
         chosen = self.chosen_tool
         return [one for one in self.tools or [] if chosen in (None, one.function.name)]
 
     def generation_config(self) -> GenerationConfig:
-        """What this request sets; the model's defaults are merged under it by the engine."""
+        """The settings of this request. The engine fills the others with the model's defaults."""
         limit = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
@@ -255,13 +255,13 @@ class CompletionRequest(_SamplingFields):
     best_of: Annotated[int, _count(1, MAX_N)] | None = None
     echo: Flag = False
     logprobs: int | None = None
-    """How many likely tokens to report at each place, 0 to 5; None reports nothing."""
+    """How many likely tokens to report at each place, 0 to 5. None reports nothing."""
     max_tokens: Annotated[int, _count(0)] | None = None
     suffix: str | None = None
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def _prompt_form(cls, value: Any) -> Any:
+    def _prompt_form(cls, value: object) -> object:
         if isinstance(value, str):
             return checks.string("prompt", value, MAX_PROMPT_CHARS)
         if not isinstance(value, (list, tuple)):
@@ -275,7 +275,7 @@ class CompletionRequest(_SamplingFields):
 
     @field_validator("logprobs", mode="before")
     @classmethod
-    def _logprobs_range(cls, value: Any) -> int:
+    def _logprobs_range(cls, value: object) -> int:
         return checks.integer("logprobs", value, 0, COMPLETION_MAX_TOP_LOGPROBS)
 
     @model_validator(mode="after")
@@ -287,11 +287,13 @@ class CompletionRequest(_SamplingFields):
     @property
     def prompts(self) -> list[str | list[int]]:
         """Each prompt of the request, in order."""
-        value: Any = self.prompt
-        return [value] if isinstance(value, str) or isinstance(value[0], int) else list(value)
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        ids = [item for item in self.prompt if isinstance(item, int)]
+        return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
 
     def generation_config(self) -> GenerationConfig:
-        """What this request sets; the model's defaults are merged under it by the engine."""
+        """The settings of this request. The engine fills the others with the model's defaults."""
         own = {
             "logprobs": None if self.logprobs is None else True,
             "top_logprobs": self.logprobs or None,
@@ -302,13 +304,13 @@ class CompletionRequest(_SamplingFields):
 
 
 def _one_prompt(field: str, value: object, first: object) -> str | list[int]:
-    """One of many prompts, of the same kind as the first."""
+    """One prompt of a list. It must be of the same kind as the first."""
     if isinstance(first, str):
         return checks.string(field, value, MAX_PROMPT_CHARS)
     return checks.token_ids(field, value, MAX_PROMPT_TOKENS)
 
 
-def _chosen_name(choice: dict[str, Any]) -> str:
+def _chosen_name(choice: dict[str, object]) -> str:
     """The name in {"type": "function", "function": {"name": ...}}."""
     if choice.get("type") != "function":
         raise checks.refuse("tool_choice.type", choice.get("type"), "should be function")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,23 +14,23 @@ MAX_NAME_CHARS = 256
 
 
 class ChatFunction(OpenModel):
-    """A function the model may call; `parameters` is a JSON schema, {} when left out."""
+    """A function that the model may call. `parameters` is a JSON schema; the default is {}."""
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)
+    parameters: dict[str, object] = Field(default_factory=dict)
     strict: bool | None = None
 
 
 class ChatTool(OpenModel):
-    """A tool of a request; functions are the only kind."""
+    """A tool of a request. Functions are the only kind of tool."""
 
     type: Literal["function"] = "function"
     function: ChatFunction
 
 
 class ChatFunctionCall(OpenModel):
-    """A call of a function. `arguments` is always JSON text; an object is turned into one."""
+    """A call of a function. `arguments` is always a text; an object becomes JSON text."""
 
     name: str
     arguments: str = "{}"
@@ -42,10 +42,10 @@ class ChatFunctionCall(OpenModel):
 
 
 class ChatToolCall(OpenModel):
-    """A tool call of an assistant's message."""
+    """A tool call in a message of the assistant."""
 
     id: str | None = None
-    """As the caller gave it; whoever makes a call invents `call_` and 24 random characters."""
+    """As the caller gave it. A new call gets `call_` and 24 random characters."""
     type: Literal["function"] = "function"
     function: ChatFunctionCall
 
@@ -53,21 +53,21 @@ class ChatToolCall(OpenModel):
 class ChatCompletionMessage(OpenModel):
     """One message of a conversation, or the answer of a choice.
 
-    The key `content` must be there, null allowed; an assistant that calls tools or refuses may
-    leave it out. `messages.template_messages` says what a model is told of it.
+    The key `content` is required, but null is allowed. It may be left out where an assistant calls
+    tools or refuses. `messages.template_messages` says what chat templates get of a message.
     """
 
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, object]] | None = None
     refusal: str | None = None
-    """What an assistant said instead of an answer."""
+    """What the assistant said instead of an answer."""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ChatToolCall] | None = Field(default=None, max_length=messages.MAX_TOOL_CALLS)
 
     @model_validator(mode="before")
     @classmethod
-    def _has_content(cls, value: Any) -> Any:
+    def _has_content(cls, value: object) -> object:
         if isinstance(value, Mapping):
             messages.check_has_content("", value)
         return value
@@ -79,7 +79,7 @@ class ChatCompletionMessage(OpenModel):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _text_or_parts(cls, value: object) -> str | list[Any] | None:
+    def _text_or_parts(cls, value: object) -> str | list[Mapping[str, object]] | None:
         return messages.check_content("content", value)
 
     @field_validator("refusal", mode="before")

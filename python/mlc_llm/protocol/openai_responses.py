@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -15,13 +15,13 @@ from mlc_llm.protocol.openai_messages import ChatCompletionMessage
 FinishReason = Literal[
     "stop", "length", "tool_calls", "content_filter", "abort", "error", "preempt"
 ]
-"""OpenAI's four; the last three pass the JSON boundary only and never go out over HTTP."""
+"""The first four are OpenAI's. The other three cross the JSON FFI, but are never sent over HTTP."""
 
 LEAST_LOGPROB = -9999.0
 
 
 def finite_logprob(value: float) -> float:
-    """JSON has no infinity: minus infinity is written as -9999. NaN is a fault, not a number."""
+    """JSON has no infinity, so minus infinity becomes -9999. NaN raises ValueError."""
     if math.isnan(value) or value > 1e-3:
         raise ValueError(f"{value} is not a log-probability")
     return max(value, LEAST_LOGPROB)
@@ -35,7 +35,7 @@ def _now() -> int:
 
 
 class TopLogProbs(AnswerModel):
-    """A likely token; `bytes` is the truth where the token is no whole text."""
+    """A likely token. `bytes` is exact where the token is not a whole number of characters."""
 
     token: str
     logprob: Logprob
@@ -43,19 +43,19 @@ class TopLogProbs(AnswerModel):
 
 
 class LogProbsContent(TopLogProbs):
-    """A token of the answer, with the likeliest ones at its place, most likely first."""
+    """A token of the answer, and the likeliest tokens at its place, most likely first."""
 
     top_logprobs: list[TopLogProbs] = Field(default_factory=list)
 
 
 class LogProbs(AnswerModel):
-    """One item for each token of the text beside it."""
+    """One item for each token of the text that it comes with."""
 
     content: list[LogProbsContent]
 
 
 class CompletionLogProbs(AnswerModel):
-    """The older form: parallel lists; the first token of an echoed prompt has no probability."""
+    """The older form: parallel lists. The first token of an echoed prompt has no probability."""
 
     text_offset: list[int] = Field(default_factory=list)
     token_logprobs: list[Logprob | None] = Field(default_factory=list)
@@ -64,38 +64,38 @@ class CompletionLogProbs(AnswerModel):
 
 
 class PromptTokensDetails(AnswerModel):
-    """Of the prompt's tokens, those that the prefix cache had."""
+    """How many tokens of the prompt came from the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class CompletionTokensDetails(AnswerModel):
-    """Of the answer's tokens, those spent on reasoning."""
+    """How many tokens of the answer were reasoning."""
 
     reasoning_tokens: int = 0
 
 
 class UsageInfo(AnswerModel):
-    """What a request cost; exactly one for each request, and the last thing said about it."""
+    """The tokens of a request. Each request has exactly one usage, and it comes last."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
-    extra: dict[str, Any] | None = None
+    extra: dict[str, object] | None = None
     """Our own measurements of the request."""
 
 
 class FunctionCallDelta(AnswerModel):
-    """The next part of a call: the name once, the arguments in pieces."""
+    """The next part of a call. The name comes once, the arguments come in pieces."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCallDelta(AnswerModel):
-    """A piece of the tool call at `index` (dense from 0); `id` and `type` come once."""
+    """A piece of the tool call number `index` (from 0, without gaps). `id` and `type` come once."""
 
     index: int
     id: str | None = None
@@ -122,9 +122,9 @@ class ChatCompletionStreamResponseChoice(AnswerModel):
 
 
 class ChatCompletionStreamResponse(AnswerModel):
-    """A chunk of a streamed chat answer. The one with `usage` has no choices and is the last.
+    """A chunk of a streamed chat answer. The last chunk has `usage` and no choices.
 
-    With `error`, the text of its choices is no answer but says what went wrong.
+    With `error`, the text of the choices is not an answer: it says what went wrong.
     """
 
     id: str
@@ -168,7 +168,7 @@ class CompletionResponseChoice(AnswerModel):
 
 
 class CompletionResponse(AnswerModel):
-    """A whole answer of the older API, and each chunk of a streamed one."""
+    """A whole answer of the older API, or a chunk of a streamed answer."""
 
     id: str
     choices: list[CompletionResponseChoice]
@@ -180,7 +180,7 @@ class CompletionResponse(AnswerModel):
 
 
 class ModelResponse(AnswerModel):
-    """A served model; the four lengths say the same in the words of different clients."""
+    """A served model. Different clients read different names of its length: all four are equal."""
 
     id: str
     created: int = Field(default_factory=_now)

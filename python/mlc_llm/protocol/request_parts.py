@@ -1,4 +1,4 @@
-"""The parts of a `GenerationConfig` that are pydantic models, loaded when the first is given."""
+"""The two fields of `GenerationConfig` that are pydantic models; loaded when one is first used."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ CHECKED: dict[str, Callable[[str, object], RequestResponseFormat | DebugConfig]]
     "response_format": _response_format,
     "debug_config": _debug_config,
 }
-"""Field to what makes its model of a mapping, or raises `UserError` of one line."""
+"""Field -> the function that makes its model of a mapping, or raises `UserError` of one line."""

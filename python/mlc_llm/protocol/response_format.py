@@ -1,10 +1,10 @@
-"""What shape an answer must have: free text, JSON, or whatever a grammar says."""
+"""The form that an answer must have: free text, JSON, or a text of a grammar."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import (
     BaseModel,
@@ -37,29 +37,29 @@ MAX_TAG_CHARS = 1024
 
 
 class WrittenGrammar(BaseModel):
-    """A grammar in a language of its own."""
+    """A grammar, written in one of the grammar languages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     syntax: Literal["lark", "gbnf", "ebnf", "regex"]
-    """`ebnf` is another word for `gbnf`."""
+    """`ebnf` is another name of `gbnf`."""
     definition: str
 
     @field_validator("syntax", mode="before")
     @classmethod
-    def _syntax(cls, value: Any) -> Any:
+    def _syntax(cls, value: object) -> object:
         if value not in GRAMMAR_SYNTAXES:
             raise checks.refuse("syntax", value, f"known: {', '.join(GRAMMAR_SYNTAXES)}")
         return value
 
     @field_validator("definition", mode="before")
     @classmethod
-    def _definition(cls, value: Any) -> str:
+    def _definition(cls, value: object) -> str:
         return checks.string("definition", value, MAX_SCHEMA_CHARS)
 
 
 class StructuralTag(BaseModel):
-    """A part of the answer that begins and ends with fixed texts, with JSON between them."""
+    """A part of the answer: a fixed text, then JSON, then another fixed text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -69,28 +69,28 @@ class StructuralTag(BaseModel):
 
     @field_validator("begin", "end", mode="before")
     @classmethod
-    def _text(cls, value: Any, info: ValidationInfo) -> str:
+    def _text(cls, value: object, info: ValidationInfo) -> str:
         least = 1 if info.field_name == "begin" else 0
         return checks.string(str(info.field_name), value, MAX_TAG_CHARS, min_chars=least)
 
     @field_validator("json_schema", mode="before")
     @classmethod
-    def _schema(cls, value: Any) -> str:
+    def _schema(cls, value: object) -> str:
         return _schema_text("schema", value)
 
 
 class RequestResponseFormat(BaseModel):
-    """As the engine reads it: `schema` is the text of a JSON schema and needs `json_object`.
+    """The form of an answer. `schema` is the text of a JSON schema; its type is `json_object`.
 
-    OpenAI's `{"type": "json_schema", "json_schema": {"schema": {...}}}` is taken too and becomes
+    OpenAI's `{"type": "json_schema", "json_schema": {"schema": {...}}}` is accepted too. It becomes
     `json_object` with that schema. `grammar` is
-    `{"type": "grammar", "grammar": {"syntax": ..., "definition": ...}}`, and in short
+    `{"type": "grammar", "grammar": {"syntax": ..., "definition": ...}}`. Its short form is
     `{"type": syntax, syntax: definition}`: `{"type": "regex", "regex": "[0-9]+"}`, or the same with
     `ebnf`, `gbnf` or `lark`. `structural_tag` is
     `{"type": "structural_tag", "structures": [{"begin", "schema", "end"}], "triggers": [...]}`:
-    free text in which each of the triggers starts one of the structures. `function` marks an answer
-    that is read as a tool call; no grammar belongs to it. Whether a schema or a grammar makes sense
-    is found out by the grammar compiler.
+    free text, in which each trigger starts one of the structures. `function` marks an answer that
+    is read as a tool call; it has no grammar. The grammar compiler checks later whether a schema or
+    a grammar is valid.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -103,7 +103,7 @@ class RequestResponseFormat(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _in_one_form(cls, value: Any) -> Any:
+    def _in_one_form(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
         fields = {key: v for key, v in value.items() if v is not None}
@@ -133,7 +133,7 @@ class RequestResponseFormat(BaseModel):
 
     @field_validator("structures", mode="before")
     @classmethod
-    def _structures(cls, value: Any) -> Any:
+    def _structures(cls, value: object) -> object:
         items = checks.listing("structures", value, MAX_TAGS)
         if not items:
             raise checks.refuse("structures", items, "give at least one")
@@ -141,7 +141,7 @@ class RequestResponseFormat(BaseModel):
 
     @field_validator("triggers", mode="before")
     @classmethod
-    def _triggers(cls, value: Any) -> tuple[str, ...]:
+    def _triggers(cls, value: object) -> tuple[str, ...]:
         items = checks.listing("triggers", value, MAX_TAGS)
         return tuple(
             checks.string(f"triggers[{i}]", item, MAX_TAG_CHARS, min_chars=1)
@@ -149,13 +149,13 @@ class RequestResponseFormat(BaseModel):
         )
 
     @model_serializer(mode="wrap")
-    def _own_fields_only(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _own_fields_only(self, whole: SerializerFunctionWrapHandler) -> dict[str, object]:
         absent = [name for name in OTHER_FIELDS if getattr(self, name) is None]
         return {name: value for name, value in whole(self).items() if name not in absent}
 
     @property
     def needs_grammar(self) -> bool:
-        """True when not every text will do."""
+        """True if some texts are not allowed as an answer."""
         return self.type in OWN_FIELDS
 
 
@@ -164,13 +164,13 @@ OWN_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "grammar": (("grammar",), ()),
     "structural_tag": (("structures", "triggers"), ()),
 }
-"""Type -> the fields that it must have, and those that it may have."""
+"""Type -> the fields that it needs, and the fields that it may have."""
 OTHER_FIELDS = ("grammar", "structures", "triggers")
-"""Written out only where they are set."""
+"""They are written only if they are set."""
 
 
-def _refuse_strangers(kind: str, fields: Mapping[str, Any]) -> None:
-    """Raise for a field that belongs to another type, and for one that is missing."""
+def _refuse_strangers(kind: str, fields: Mapping[str, object]) -> None:
+    """Raise `InvalidField` for a field of another type, and for a missing field."""
     needed, allowed = OWN_FIELDS.get(kind, ((), ()))
     for name in ("schema", "json_schema", *OTHER_FIELDS):
         if name in fields and name not in (*needed, *allowed):
@@ -181,7 +181,7 @@ def _refuse_strangers(kind: str, fields: Mapping[str, Any]) -> None:
             raise MissingKey(name, name)
 
 
-def _short_grammar(syntax: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _short_grammar(syntax: str, fields: Mapping[str, object]) -> dict[str, object]:
     """`{"type": syntax, syntax: definition}` in the long form."""
     for name, value in fields.items():
         if name not in ("type", syntax):
@@ -192,7 +192,7 @@ def _short_grammar(syntax: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
-def _openai_schema(fields: Mapping[str, Any]) -> str:
+def _openai_schema(fields: Mapping[str, object]) -> str:
     inner = fields.get("json_schema")
     if inner is None:
         raise MissingKey("json_schema", "json_schema")
@@ -204,7 +204,7 @@ def _openai_schema(fields: Mapping[str, Any]) -> str:
 
 
 def _schema_text(field: str, schema: object) -> str:
-    """A schema given as an object or as JSON text, as JSON text; broken JSON is refused here."""
+    """A schema as JSON text. It may be given as an object or as JSON text; bad JSON is refused."""
     if isinstance(schema, (Mapping, bool)):
         try:
             schema = json.dumps(schema, allow_nan=False)

@@ -1,28 +1,27 @@
-"""Keeps text of people from becoming control tokens on its way through a template."""
+"""Prevents that text of people becomes control tokens when a template is rendered."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.tokenizers import Tokenizer
 
 _MARKS = [chr(point) for point in range(0xF8FF, 0xE000, -1)]
-"""Private-use characters; one that occurs nowhere is taken."""
+"""Private-use characters. The mark is the first one that no text has."""
 
 
 class Guard:
-    """Puts a mark into every name of a control token inside messages before they are rendered,
-    and takes the marks out of the pieces between the control tokens afterwards.
+    """Puts a mark into every name of a control token in messages before they are rendered, and
+    removes the marks afterwards from the pieces between the control tokens.
 
-    Marked too are the ends of a text that could make a name together with what the template puts
-    beside them. A text without such things goes through unchanged.
+    It also marks an end of a text that could make such a name together with the text that the
+    template puts beside it. Other texts do not change.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, avoid: Any) -> None:
-        """`avoid` holds all the texts in which the mark may not occur."""
+    def __init__(self, tokenizer: Tokenizer, *, avoid: object) -> None:
+        """`avoid`: JSON values with all texts in which the mark must not occur."""
         self._tokenizer = tokenizer
         texts = list(_texts(avoid))
         free = (one for one in _MARKS if not any(one in t or _escaped(one) in t for t in texts))
@@ -32,21 +31,28 @@ class Guard:
         self.is_used = False
         """Whether anything was marked."""
 
-    def protect(self, value: Any) -> Any:
-        """A copy of plain data (as JSON) with all its texts marked where needed."""
-        if isinstance(value, str):
-            return self._marked(value)
-        if isinstance(value, Mapping):
-            return {self.protect(key): self.protect(inner) for key, inner in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.protect(inner) for inner in value]
-        return value
+    def protected(self, fields: Mapping[str, object]) -> dict[str, object]:
+        """A copy of an object of JSON values, with marks in all its texts where needed."""
+        return {
+            # A key of another type is refused when the template is rendered.
+            self._marked(key) if isinstance(key, str) else key: self._protected(value)
+            for key, value in fields.items()
+        }
 
     def release(self, piece: str | int) -> str | int:
-        """A piece of the rendered text without marks, also where JSON escaped them."""
+        """A piece of the rendered text without marks, also where JSON has escaped them."""
         if isinstance(piece, int):
             return piece
         return piece.replace(self._mark, "").replace(_escaped(self._mark), "")
+
+    def _protected(self, value: object) -> object:
+        if isinstance(value, str):
+            return self._marked(value)
+        if isinstance(value, Mapping):
+            return self.protected(value)
+        if isinstance(value, list | tuple):
+            return [self._protected(inner) for inner in value]
+        return value
 
     def _marked(self, text: str) -> str:
         places = [start + 1 for start, _ in self._tokenizer.control_spans(text)]
@@ -63,11 +69,11 @@ class Guard:
 
 
 def _escaped(mark: str) -> str:
-    """The mark as JSON writes it in ASCII."""
+    """The mark as JSON in ASCII writes it."""
     return f"\\u{ord(mark):04x}"
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
