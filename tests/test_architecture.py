@@ -135,7 +135,7 @@ LAZY = {
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
     ("mlc_llm.quantization", "mlc_llm.quantization.schemes"),  # all block formats
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
-    ("mlc_llm.protocol.generation_config", "mlc_llm.protocol.request_parts"),  # pydantic
+    ("mlc_llm.protocol.generation_rules", "mlc_llm.protocol.request_parts"),  # pydantic
     ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.requests"),  # pydantic
     ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar"),  # llguidance
     ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.protocol import generation_config
+from mlc_llm.protocol import generation_rules
 from mlc_llm.protocol.field_docs import FieldDoc, field_docs
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import config, limits
 from mlc_llm.serve.config import EngineConfig
 
-RULES: dict[Any, Any] = {GenerationConfig: generation_config.RULES, EngineConfig: config._RULES}
+RULES: dict[Any, Any] = {GenerationConfig: generation_rules.RULES, EngineConfig: config._RULES}
 DOCS = [(cls, doc) for cls in RULES for doc in field_docs(cls)]
 NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?"
 
@@ -33,7 +33,7 @@ def test_help_shows_every_field() -> None:
             assert all(line.strip() in text for line in doc.text.splitlines())
         assert "Raises" in text or "raises" in text, "its own words are there too"
     assert [doc.name for doc in field_docs(EngineConfig)] == [f.name for f in fields(EngineConfig)]
-    assert {doc.name for doc in field_docs(GenerationConfig)} == set(generation_config.RULES)
+    assert {doc.name for doc in field_docs(GenerationConfig)} == set(generation_rules.RULES)
 
 
 @pytest.mark.parametrize(("cls", "doc"), DOCS, ids=lambda one: getattr(one, "name", ""))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.protocol.debug_protocol import DebugConfig
-from mlc_llm.protocol.generation_config import RULES, GenerationConfig
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.generation_rules import RULES
 from mlc_llm.protocol.response_format import RequestResponseFormat
 
 # field: (least, greatest, just below, just above)

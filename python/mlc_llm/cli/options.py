@@ -120,9 +120,9 @@ def generation_config(args: argparse.Namespace) -> GenerationConfig:
 
     Raises `InvalidField` for a value out of range and `UserError` for a file that is no good.
     """
-    given: dict[str, Any] = {name: getattr(args, name) for name in SETTINGS}
+    given = {name: getattr(args, name) for name in SETTINGS}
     given |= {"stop_strs": args.stop, "response_format": shape.wanted(args)}
-    return GenerationConfig(**given)
+    return GenerationConfig.of(given)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:

@@ -37,7 +37,7 @@ def changed(
         given[field] = _number(field, word)
     elif field in start.given:
         given[field] = start.given[field]
-    made = GenerationConfig(**given)
+    made = GenerationConfig.of(given)
     return made, f"{field} is now {_value(made, field)}"
 
 

@@ -10,7 +10,8 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.conversation_protocol import Conversation
-from mlc_llm.protocol.generation_config import RULES, GenerationConfig
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.generation_rules import RULES
 
 MLC_CHAT_CONFIG_VERSION = "0.1.0"
 MAX_EOS_TOKENS = 1024

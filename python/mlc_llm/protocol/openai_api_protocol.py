@@ -18,7 +18,8 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.debug_protocol import DebugConfig
-from mlc_llm.protocol.generation_config import MAX_N, MAX_TOP_LOGPROBS, RULES, GenerationConfig
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.generation_rules import MAX_N, MAX_TOP_LOGPROBS, RULES
 from mlc_llm.protocol.openai_messages import (
     ChatCompletionMessage,
     ChatFunction,
