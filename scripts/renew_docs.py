@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from mlc_llm import errors
 from mlc_llm.json_ffi.engine import Completions, JSONFFIEngine
+from mlc_llm.protocol import chat_parameters
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.field_docs import FieldDoc, field_docs
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -87,8 +88,9 @@ def _parameters(found: inspect.Signature) -> Iterable[str]:
         if one.kind is one.KEYWORD_ONLY and not has_star:
             has_star = True
             yield "*"
+        stars = "**" if one.kind is one.VAR_KEYWORD else ""
         default = "" if one.default is one.empty else f" = {one.default!r}"
-        yield f"{one.name}: {one.annotation}{default}"
+        yield f"{stars}{one.name}: {one.annotation}{default}"
 
 
 def words(thing: Any) -> str:
@@ -122,6 +124,13 @@ def fields(cls: type) -> str:
 def default(cls: type, doc: FieldDoc) -> str:
     """As `help` has it; pydantic's classes keep theirs elsewhere."""
     return repr(getattr(cls(), doc.name)) if issubclass(cls, BaseModel) else doc.default
+
+
+def parameters() -> str:
+    """The arguments of `create`."""
+    docs = [doc for cls in chat_parameters.CLASSES for doc in field_docs(cls)]
+    rows = [(f"`{d.name}`", f"`{d.kind}`", d.text) for d in docs]
+    return table(("argument", "type", "meaning"), rows)
 
 
 def attributes(cls: type) -> str:
@@ -196,7 +205,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ChatAnswer": lambda: attributes(ChatAnswer),
     "ThreadedEngine": lambda: with_methods(ThreadedEngine, inner=INNER),
     "JSONFFIEngine": lambda: with_methods(JSONFFIEngine),
-    "Completions": lambda: "\n\n".join(method("chat.completions.create", Completions.create)),
+    "Completions": lambda: "\n\n".join(
+        [*method("chat.completions.create", Completions.create), parameters()]
+    ),
     "TextData": lambda: words(data.TextData),
     "TokenData": lambda: words(data.TokenData),
     "Request": lambda: words(Request),

@@ -1,4 +1,4 @@
-"""The JSON texts that cross the FFI. Pure; nothing here knows an engine."""
+"""The JSON texts that cross the FFI. These are pure functions without an engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ERROR_MODEL = "json_ffi"
 
 
 def parse_request(text: str) -> ChatCompletionRequest:
-    """The request of a JSON text; this boundary always streams, whatever it says about that.
+    """The request of a JSON text. It always streams here, whatever its field `stream` says.
 
-    Raises `UserError` naming the field, or beginning "Failed to parse JSON".
+    Raises `UserError`. Its message names the field, or begins with "Failed to parse JSON".
     """
     values = parse_json_object(text, "the request")
     request = ChatCompletionRequest.parse({**values, "stream": True})
@@ -26,11 +26,11 @@ def parse_request(text: str) -> ChatCompletionRequest:
 
 
 def array(chunks: Iterable[str]) -> str:
-    """What a callback gets: chunks of one request."""
+    """The text that a callback gets: chunks of one request."""
     return "[" + ", ".join(chunks) + "]"
 
 
 def error_reply(request_id: str, error: Exception) -> str:
-    """What a callback gets for a request that is refused."""
+    """The text that a callback gets for a request that is refused."""
     writer = ChunkJSON(request_id, ERROR_MODEL)
     return array(writer.text(chunk) for chunk in refusal_chunks(error))

@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from mlc_llm.json_ffi.module import FUNCTIONS, MORE_FUNCTIONS
 from mlc_llm.json_ffi.state import EngineState, Functions
-from mlc_llm.protocol.openai_api_protocol import (
-    ChatCompletionRequest,
-    ChatCompletionStreamResponse,
-)
+from mlc_llm.protocol.chat_parameters import ChatParameters, check_names
+from mlc_llm.protocol.openai_api_protocol import ChatCompletionStreamResponse
 from mlc_llm.serve import engine_utils
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.engine_metrics import query_engine_metrics
+from mlc_llm.serve.openai.requests import request_of
 from mlc_llm.serve.opening.arguments import check_engine_config, detect_device
 from mlc_llm.serve.sync_engine import _create_tvm_module
 from mlc_llm.serve.threaded_loops import LoopThreads
 
 if TYPE_CHECKING:
     import tvm
+    from typing_extensions import Unpack
 
 __all__ = ["BackgroundLoops", "Chat", "Completions", "EngineState", "JSONFFIEngine"]
 
@@ -40,47 +40,26 @@ class Completions:
         self._background_loops = background_loops
 
     def create(
-        self,
-        *,
-        messages: list[dict[str, Any]],
-        model: str | None = None,
-        frequency_penalty: float | None = None,
-        presence_penalty: float | None = None,
-        logprobs: bool = False,
-        top_logprobs: int = 0,
-        logit_bias: dict[int, float] | None = None,
-        max_tokens: int | None = None,
-        n: int = 1,
-        seed: int | None = None,
-        stop: str | list[str] | None = None,
-        stream: bool = True,
-        stream_options: dict[str, Any] | None = None,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        tools: list[dict[str, Any]] | None = None,
-        tool_choice: Literal["none", "auto"] | dict[str, Any] | None = None,
-        user: str | None = None,
-        response_format: dict[str, Any] | None = None,
-        request_id: str | None = None,
-        extra_body: dict[str, Any] | None = None,
+        self, **parameters: Unpack[ChatParameters]
     ) -> Iterator[ChatCompletionStreamResponse]:
-        """The chunks of the answer; the one with the usage only where `stream_options` asks.
+        """The chunks of the answer. A chunk with the usage comes only if `stream_options` asks.
 
-        `extra_body` holds more fields of the request: `debug_config` and others that OpenAI's API
-        does not have. When the first chunk is asked for: raises `ValueError` for `stream=False`,
-        and `UserError` naming the field that is wrong. What the engine refuses is a chunk with
-        finish reason `error` and the reason as its text.
+        Raises `TypeError` for a parameter that does not exist. The first chunk raises `ValueError`
+        for `stream=False`, and `UserError` that names a wrong field. If the engine refuses the
+        request, a chunk with the finish reason `error` has the reason as its text.
         """
-        given = locals()
-        if not stream:
+        check_names(parameters)
+        return self._answer(parameters)
+
+    def _answer(self, parameters: ChatParameters) -> Iterator[ChatCompletionStreamResponse]:
+        if not parameters.get("stream", True):
             raise ValueError("JSONFFIEngine only support stream=True")
-        own = {name: given[name] for name in given if name in ChatCompletionRequest.model_fields}
-        request = ChatCompletionRequest.parse({**own, **(extra_body or {})})
+        request = request_of(parameters)
         yield from self._state.handle_chat_completion(
             self._ffi,
             json.dumps(request.model_dump(mode="json", by_alias=True)),
             request.include_usage,
-            request_id or f"chatcmpl-{engine_utils.random_uuid()}",
+            parameters.get("request_id") or f"chatcmpl-{engine_utils.random_uuid()}",
         )
 
 
@@ -94,10 +73,10 @@ class Chat:
 
 
 class JSONFFIEngine:
-    """A model behind `chat.completions.create`, which streams; many requests may run at once.
+    """A model behind `chat.completions.create`, which streams. Many requests may run at once.
 
-    `tokenizer` is the model's, `engine_config` what was asked for. An engine that is no longer used
-    is terminated; `terminate` does it at once.
+    `tokenizer` is the tokenizer of the model, `engine_config` the config that was asked for. An
+    engine that is no longer used is terminated; `terminate` does it at once.
     """
 
     chat: Chat
@@ -109,11 +88,11 @@ class JSONFFIEngine:
         *,
         model_lib: str | None = None,
         mode: Literal["local", "interactive", "server"] = "local",
-        engine_config: EngineConfig | Mapping[str, Any] | None = None,
+        engine_config: EngineConfig | Mapping[str, object] | None = None,
     ) -> None:
         """`model`: see `open_model`; None is the default model. `engine_config`: may be a dict of
-        its fields. Raises `UserError` for a model, a device or a config that cannot be used; no
-        thread is left then."""
+        its fields. Raises `UserError` for a model, a device or a config that cannot be used. Its
+        threads have ended then."""
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
         if isinstance(device, str):
@@ -137,18 +116,19 @@ class JSONFFIEngine:
         self.chat = Chat(self._ffi, self._state, self._background_loops)
 
     def metrics(self) -> EngineMetrics:
-        """The engine's numbers as they stand; also while requests run."""
+        """The engine's numbers at this moment. It may be called while requests run."""
         return query_engine_metrics(self)
 
     def terminate(self) -> None:
-        """Abort everything and end the threads. Every reader gets its end. May be called again."""
+        """Abort all requests and end the threads. Every reader gets its end. It may be called more
+        than once."""
         self._background_loops.terminate()
         self._state.close()
 
     def _raw_chat_completion(
         self, request_json_str: str, include_usage: bool, request_id: str
     ) -> Iterator[ChatCompletionStreamResponse]:
-        """As `create`, for a request that is JSON already."""
+        """Like `create`, for a request that is JSON already."""
         return self._state.handle_chat_completion(
             self._ffi, request_json_str, include_usage, request_id
         )

@@ -1,14 +1,14 @@
-"""What stands behind the global function `mlc.json_ffi.CreateJSONFFIEngine`.
+"""The engine that the global function `mlc.json_ffi.CreateJSONFFIEngine` makes.
 
-Strings, numbers and functions go in and out, so any language can drive it. What goes to the
-callback is one string, a JSON array of OpenAI chat chunks of one request.
+Only strings, numbers and functions go in and out, so any language can use it. The callback gets one
+string: a JSON array of OpenAI's chat chunks, all of one request.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tvm_ffi
 
@@ -37,13 +37,13 @@ FUNCTIONS = (
 MORE_FUNCTIONS = ("get_last_error", "get_complete_engine_config", "get_model_bundle")
 
 DEVICE_TYPES = {1: "cpu", 2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm"}
-"""DLPack's numbers."""
+"""DLPack's number -> the name of the device type."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Answer(NamedTuple):
-    """One request that runs: outputs to chunks, and chunks to JSON."""
+    """A running request: it makes chunks of outputs, and JSON of chunks."""
 
     stream: AnswerStream
     json: ChunkJSON
@@ -54,10 +54,10 @@ class JSONFFIModule:
 
     def __init__(self) -> None:
         self._engine = ThreadedEngine.Create()
-        self._callback: Callable[[str], Any] | None = None
+        self._callback: Callable[[str], object] | None = None
         self._answers: OpenStreams[_Answer] = OpenStreams()
         self._last_error = ""
-        # The same functions under the same names.
+        # These are the same as in the threaded engine.
         self.reload = self._engine.reload
         self.unload = self._engine.unload
         self.reset = self._engine.reset
@@ -67,7 +67,7 @@ class JSONFFIModule:
         self.get_model_bundle = self._engine.get_model_bundle
 
     def init_background_engine(
-        self, device_type: int, device_id: int, callback: Callable[[str], Any] | None
+        self, device_type: int, device_id: int, callback: Callable[[str], object] | None
     ) -> None:
         """`device_type`: DLPack's number. Raises `MLCError` without a callback."""
         if device_type not in DEVICE_TYPES:
@@ -79,11 +79,11 @@ class JSONFFIModule:
         self._callback = callback
 
     def chat_completion(self, request_json_str: str, request_id: str) -> bool:
-        """Queue a request. False when it is rejected: then the callback has had an error reply.
+        """Queue a request. Returns False if it is rejected; then the callback got an error reply.
 
-        There is no reply while another request runs under this id, since it would end the other's
-        stream; `get_last_error` says so. Raises `MLCError` before `init_background_engine` and in
-        a forked process.
+        There is no reply if another request with this id is running, because the reply would end
+        the stream of the other. `get_last_error` has the reason then. Raises `MLCError` before
+        `init_background_engine` and in a forked process.
         """
         self._engine.check_usable()
         try:
@@ -101,12 +101,12 @@ class JSONFFIModule:
             return False
 
     def abort(self, request_id: str) -> bool:
-        """End a request: its stream ends with `abort` and a usage. Unknown ids are ignored."""
+        """End a request. Its stream ends with `abort` and a usage. Unknown ids are ignored."""
         self._engine.abort_request(request_id)
         return True
 
     def get_last_error(self) -> str:
-        """Why the last request was rejected; empty if none was."""
+        """The reason why the last request was rejected. Empty if none was."""
         return self._last_error
 
     def get_complete_engine_config(self) -> str:
@@ -121,8 +121,8 @@ class JSONFFIModule:
         )
 
     def _start(self, request: ChatCompletionRequest, request_id: str, model: ChatModel) -> bool:
-        """Queue a request. What takes time comes after its id is known, so that an abort ends it
-        meanwhile too."""
+        """Queue a request. The slow work comes after its id is known, so that an abort can end it
+        during that work."""
         config = engine_config(request, model)
         answer = _Answer(
             AnswerStream(model.tokenizer, config.n), ChunkJSON(request_id, request.model or "")
@@ -138,7 +138,8 @@ class JSONFFIModule:
         return True
 
     def _deliver(self, outputs: list[RequestStreamOutput]) -> None:
-        """The threaded engine's callback: one call of ours for each request that has news."""
+        """The callback of the threaded engine. It calls our callback once for each request with
+        news."""
         news: dict[str, list[str]] = {}
         for output in outputs:
             text = self._text(output)
@@ -152,7 +153,7 @@ class JSONFFIModule:
                 self._engine.abort_request(request_id)
 
     def _text(self, output: RequestStreamOutput) -> str:
-        """The chunk of an output as JSON; empty where there is nothing to say."""
+        """The chunk of an output as JSON. Empty if the output has no chunk."""
         request_id = output.request_id
         answer = self._answers.find(request_id)
         if answer is None:
@@ -163,19 +164,19 @@ class JSONFFIModule:
             chunk = answer.stream.put(output)
             return "" if chunk is None else answer.json.text(chunk)
         except Exception as error:
-            # Nobody else's text is lost: only this request ends here.
+            # Only this request ends here; the texts of the others go on.
             _log.exception("the answer to request %s cannot be written", request_id)
             self._answers.leave(request_id, answer)
             self._engine.abort_request(request_id)
             return codec.error_reply(request_id, error)[1:-1]
 
     def _call_back(self, text: str) -> None:
-        assert self._callback is not None  # checked before there is anything to say
+        assert self._callback is not None  # the engine was initialized before there was an output
         self._callback(text)
 
 
-def create_json_ffi_engine() -> Any:
-    """A new engine's table of functions."""
+def create_json_ffi_engine() -> tvm_ffi.Map:
+    """The table of functions of a new engine."""
     return function_table(JSONFFIModule(), FUNCTIONS + MORE_FUNCTIONS)
 
 

@@ -1,4 +1,4 @@
-"""From the engine's one callback to the readers of many requests."""
+"""Carries chunks from the one callback of the engine to the readers of many requests."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from pydantic_core import from_json
 
 from mlc_llm.errors import MLCError
 from mlc_llm.json_ffi import codec
+from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionStreamResponse
 from mlc_llm.serve.streams import IdInUse, OpenStreams, QueueInC, RequestStream
 from mlc_llm.serve.threaded_engine import TERMINATED
 
 Functions = Mapping[str, Callable[..., Any]]
-"""A table of the engine's functions."""
-PlainChunk = dict[str, Any]
-"""A chunk as JSON has it; its reader checks it."""
+"""The table of the engine's functions. What they return is up to the FFI."""
+PlainChunk = dict[str, JsonValue]
+"""A chunk as it comes out of JSON. Its reader checks it."""
 _Stream = RequestStream[PlainChunk]
 
 _checked = TypeAdapter(ChatCompletionStreamResponse).validator.validate_python
-"""A chunk's model. It is called for every token, so without the adapter in between."""
+"""Makes the model of a chunk. It runs for every token, so the adapter is left out."""
 _log = logging.getLogger(__name__)
 
 
 class EngineState:
-    """Carries chunks from the engine's callback to whoever reads that request.
+    """Carries chunks from the callback of the engine to the readers of the requests.
 
-    The JSON is read once, in the callback; the id in each chunk says whose it is. `sync_queue` has
-    the chunks of the request that was started last; while nobody reads, it has the strings of the
-    callback.
+    The JSON is read once, in the callback. The id in each chunk says to which request it belongs.
+    `sync_queue` has the chunks of the request that was started last. While nobody reads, it has the
+    strings of the callback.
     """
 
-    sync_queue: queue.Queue[Any]
+    sync_queue: queue.Queue[PlainChunk | None] | queue.Queue[str]
 
     def __init__(self) -> None:
-        self.sync_queue = QueueInC()
+        self._unread: queue.Queue[str] = QueueInC()
+        self.sync_queue = self._unread
         self._latest: _Stream | None = None
-        """The stream behind `sync_queue`, while it is read."""
+        """The stream whose queue is `sync_queue`, while it is read."""
         self._streams: OpenStreams[_Stream] = OpenStreams()
-        """Each stands here until the usage of its request has come, also if nobody reads on."""
+        """A stream stays here until the usage of its request comes, even if nobody reads it."""
 
     def get_request_stream_callback(self) -> Callable[[str], None]:
         """The callback for `init_background_engine`."""
@@ -53,7 +55,7 @@ class EngineState:
         return _callback
 
     def _sync_request_stream_callback(self, chat_completion_stream_responses_json_str: str) -> None:
-        """Hand the chunks on, by their ids. Never waits."""
+        """Give each chunk to the stream of its id. Never waits."""
         text, is_read = chat_completion_stream_responses_json_str, False
         try:
             for chunk in from_json(text, cache_strings="keys"):
@@ -68,15 +70,15 @@ class EngineState:
         except (ValueError, TypeError, KeyError):
             _log.debug("the callback was given what is no list of chunks")
         if not is_read and self._latest is None:
-            self.sync_queue.put_nowait(text)
+            self._unread.put_nowait(text)
 
     def handle_chat_completion(
         self, ffi: Functions, request_json_str: str, include_usage: bool, request_id: str
     ) -> Iterator[ChatCompletionStreamResponse]:
         """Start a request and read it to its end. Many may be read at once.
 
-        An error, or closing the iterator, aborts the request. While another request is read under
-        this id, the answer is an error, and the other is not disturbed.
+        An error, or closing the iterator, aborts the request. If another request with this id is
+        being read, the answer is an error, and the other goes on.
         """
         stream = _Stream(request_id, lambda name: _abort(ffi, name))
         try:
@@ -92,10 +94,11 @@ class EngineState:
                 yield from _read(stream, include_usage)
         finally:
             if self._latest is stream:
-                self._latest, self.sync_queue = None, QueueInC()
+                self._latest, self._unread = None, QueueInC()
+                self.sync_queue = self._unread
 
     def close(self) -> None:
-        """Release every reader that still waits: nothing will come any more."""
+        """End every stream that is still open, since nothing comes any more."""
         for request_id in self._streams.ids():
             self._end(request_id, TERMINATED)
 
@@ -109,7 +112,7 @@ class EngineState:
             self._end(request_id, _last_error(ffi))  # unless the callback has had a reply
 
     def _end(self, request_id: str, why: str) -> None:
-        """An error and a usage for a reader that has not had its end."""
+        """Give an error and a usage to a reader whose stream has not ended."""
         stream = self._streams.take(request_id)
         if stream is not None:
             _refuse(stream, request_id, MLCError(why))
@@ -131,5 +134,5 @@ def _abort(ffi: Functions, request_id: str) -> None:
 
 
 def _last_error(ffi: Functions) -> str:
-    """Why a request was rejected without a reply."""
+    """The reason why a request was rejected without a reply."""
     return str(ffi["get_last_error"]()) if "get_last_error" in ffi else "the request was rejected"

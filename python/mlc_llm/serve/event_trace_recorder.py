@@ -1,7 +1,7 @@
-"""`EventTraceRecorder`: what happened to each request and when, as a Chrome trace.
+"""`EventTraceRecorder`: the events of each request, with their times, as a Chrome trace.
 
-The file opens in Perfetto and chrome://tracing: one row a request. Format: "Trace Event Format",
-JSON array form, phases B and E (begin and end of a stretch) and i (an instant).
+Perfetto and chrome://tracing open the file. They show one row for each request. Format: "Trace
+Event Format", JSON array form; phases B and E (begin and end of a span) and i (an instant).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 MAX_EVENTS = 1_000_000
+
+Entry = dict[str, str | int]
 
 
 @dataclass
@@ -25,7 +26,7 @@ class _Track:
 
 
 class EventTraceRecorder:
-    """Collects events from any thread. Holds at most `max_events`; later ones are counted only."""
+    """Collects events from any thread. It keeps `max_events`; later ones are only counted."""
 
     def __init__(
         self,
@@ -43,9 +44,9 @@ class EventTraceRecorder:
         """Events that came after the recorder was full."""
 
     def add_event(self, request_id: str | Iterable[str], event: str) -> None:
-        """Note an event of one or several requests.
+        """Record an event of one or several requests.
 
-        "start x" and "finish x" are the ends of a stretch x; any other text is an instant.
+        "start x" and "finish x" are the ends of a span x. Any other text is an instant.
         """
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         now = self._clock()
@@ -55,8 +56,9 @@ class EventTraceRecorder:
                 self._add(one, now, phase, name)
 
     def dump_json(self) -> str:
-        """A Chrome-trace array: requests by their first event, events by time, in microseconds.
+        """The trace as a JSON array. Times are in microseconds.
 
+        Requests are in the order of their first events, and events in the order of their times.
         "x (k)" is the k-th x of its request, counted from 0.
         """
         with self._lock:
@@ -73,8 +75,10 @@ class EventTraceRecorder:
         track.counts[phase, name] = k + 1
         track.events.append((now, phase, name, k))
 
-    def _entry(self, request_id: str, at: float, phase: str, name: str, k: int) -> dict[str, Any]:
-        entry: dict[str, Any] = {
+    def _entry(
+        self, request_id: str, at: float, phase: str, name: str, k: int
+    ) -> dict[str, str | int]:
+        entry: dict[str, str | int] = {
             "name": f"{name} ({k})",
             "ph": phase,
             "ts": max(int((at - self._start) * 1e6), 0),
@@ -82,7 +86,7 @@ class EventTraceRecorder:
             "tid": request_id,
         }
         if phase == "i":
-            entry["s"] = "t"  # the instant belongs to its row alone
+            entry["s"] = "t"  # the instant belongs to its row only
         return entry
 
 

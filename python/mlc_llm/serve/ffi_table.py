@@ -1,28 +1,27 @@
-"""An engine as a table of functions that any language with TVM's FFI can call by name."""
+"""An engine as a table of functions. Any language with TVM's FFI can call them by name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import tvm_ffi
 
 from mlc_llm import errors
 
 
-def function_table(owner: object, names: Iterable[str]) -> Any:
+def function_table(owner: object, names: Iterable[str]) -> tvm_ffi.Map:
     """The named methods of `owner` as a map from name to FFI function.
 
-    What crosses: strings, numbers, None, functions and arrays as such; our own Python objects
-    (`Request`, `RequestStreamOutput`) unchanged, as opaque objects. Errors of the tree in `errors`
-    keep their class for a caller in Python.
+    Strings, numbers, None, functions and arrays cross the FFI as such. Our own Python objects
+    (`Request`, `RequestStreamOutput`) cross unchanged, as opaque objects. Errors of the tree in
+    `errors` keep their class for a caller in Python.
     """
     return tvm_ffi.convert({name: getattr(owner, name) for name in names})
 
 
 class _FieldOfMessage(errors.InvalidField):
-    """Makes an `InvalidField` of the message, which is all that crosses."""
+    """Makes an `InvalidField` of its message. Only the message crosses the FFI."""
 
     def __new__(cls, message: str) -> errors.InvalidField:  # type: ignore[misc]
         made = errors.InvalidField.__new__(errors.InvalidField)
@@ -44,7 +43,7 @@ class _ContextOfMessage(errors.ContextLengthExceeded):
 
 
 def _register_errors() -> None:
-    """The FFI makes a plain RuntimeError of every exception that it was not told about."""
+    """Register our errors. The FFI makes a RuntimeError of an exception that it does not know."""
     for cls in (
         errors.MLCError,
         errors.UserError,
@@ -62,7 +61,7 @@ def _register_errors() -> None:
     tvm_ffi.register_error("InvalidField", errors.InvalidField)
     tvm_ffi.register_error("InvalidField", errors.MissingKey)
     tvm_ffi.register_error("ContextLengthExceeded", errors.ContextLengthExceeded)
-    # The class that was named last for a word is the one that is called with the message.
+    # The class that was registered last for a name is called with the message.
     tvm_ffi.register_error("InvalidField", _FieldOfMessage)
     tvm_ffi.register_error("ContextLengthExceeded", _ContextOfMessage)
 

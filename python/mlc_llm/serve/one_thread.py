@@ -1,4 +1,4 @@
-"""A mark that says which thread is at work in something that serves one at a time."""
+"""A lock for an object that serves one thread at a time and makes nobody wait."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mlc_llm.serve.engine_calls import forked
 
 
 class OneThread:
-    """`with` it: one thread is let in, as often as it likes; another gets a `UserError` at once,
-    and a process that was forked meanwhile an `MLCError`."""
+    """Use it in `with`. One thread may enter, also several times. Another thread gets a `UserError`
+    at once, and a process that was forked meanwhile gets an `MLCError`."""
 
     def __init__(self, refusal: str) -> None:
         self._process = os.getpid()
@@ -22,7 +22,7 @@ class OneThread:
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
             if os.getpid() != self._process:
-                raise forked(self._process)  # the thread that was in is not in this process
+                raise forked(self._process)  # the thread that has the lock is not in this process
             raise UserError(self._refusal)
 
     def __exit__(

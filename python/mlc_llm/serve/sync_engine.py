@@ -1,6 +1,6 @@
 """`SyncMLCEngine`: the caller steps the engine. For tests, debugging and simple batch work.
 
-There is no thread and no OpenAI protocol here; `generate` shows the whole life of its requests.
+It has no thread and no OpenAI protocol. `generate` shows the whole life of its requests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tvm_ffi
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.messages import GivenMessage, GivenTool
 from mlc_llm.serve import data
 from mlc_llm.serve.answers import ChatAnswer, Generated, RequestTexts
 from mlc_llm.serve.config import EngineConfig
@@ -36,17 +37,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatAnswer", "EngineConfig", "Generated", "SyncMLCEngine", "_create_tvm_module"]
 
-Config = GenerationConfig | Mapping[str, Any]
+Config = GenerationConfig | Mapping[str, object]
 """A config, or a dict of its fields."""
 
 
 def _create_tvm_module(
-    creator: str, ffi_funcs: Sequence[str], creator_args: list[Any] | None = None
+    creator: str, ffi_funcs: Sequence[str], creator_args: Sequence[object] | None = None
 ) -> dict[str, Callable[..., Any]]:
-    """Call the TVM global function `creator`; returns the named functions of what it made.
+    """Call the TVM global function `creator`; return the named functions of the module it makes.
 
-    They raise `MLCError` in a forked process if another thread was in one of them at the fork, and
-    `EngineDead` at the end of the program, except to the thread that ends it.
+    They raise `MLCError` in a forked process if another thread was in one of them at the fork. At
+    the end of the program they raise `EngineDead`, except in the thread that ends it.
     """
     with Inside():
         module = tvm_ffi.get_global_func(creator)(*(creator_args or []))
@@ -60,13 +61,13 @@ _TWO_THREADS = (
 
 
 class SyncMLCEngine:
-    """A model and the engine around it, advanced by `step`.
+    """A model and an engine for it. `step` advances it.
 
-    `bundle` holds the model's tokenizer, template and files, `engine_config` the complete config,
-    `longest_sequence` the most tokens that a prompt and its answer have together.
-    Raises `UserError` for a model, a device or a config that cannot be used. One thread at a time
-    may use it: what a second one asks for meanwhile is refused. Ctrl-C is raised when a step and
-    its callback are done, so that none is torn apart; `reset` works in any state.
+    `bundle` has the tokenizer, the template and the files of the model, `engine_config` the
+    complete config, `longest_sequence` the most tokens of a prompt and its answer together.
+    Raises `UserError` for a model, a device or a config that cannot be used. Only
+    one thread may use it at a time; a call of a second one is refused. Ctrl-C is raised after a
+    step and its callback, so that no step stops in the middle. `reset` works in any state.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class SyncMLCEngine:
         *,
         model_lib: str | None = None,
         mode: Literal["local", "interactive", "server"] = "local",
-        engine_config: EngineConfig | Mapping[str, Any] | None = None,
+        engine_config: EngineConfig | Mapping[str, object] | None = None,
         enable_tracing: bool = False,
         request_stream_callback: Callable[[list[data.RequestStreamOutput]], None] | None = None,
         reading: ReadAhead | None = None,
@@ -84,8 +85,8 @@ class SyncMLCEngine:
         """`model`: see `open_model`; None is the default model. `device`: "auto" or "cpu"; others
         are refused (see `detect_device`). `mode`: how many answers run at a time and how much
         memory they may take, see `help(EngineConfig)`. `engine_config`: may be a dict of its
-        fields. `request_stream_callback`: gets what `step` brings. `reading`: packed weights whose
-        reading has begun; the command line begins it before it imports this class."""
+        fields. `request_stream_callback`: gets the outputs of each step. `reading`: weights whose
+        reading the caller has begun."""
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
         config = replace(config, model=model, model_lib=model_lib, mode=mode)
@@ -108,15 +109,15 @@ class SyncMLCEngine:
     ) -> Generated:
         """Run all prompts to their end, together: `texts, logprobs = engine.generate(...)`.
 
-        The result is these two, with more attributes (see `Generated`): why each text ended, and
-        the usage of each prompt. Give one config for all prompts or a list with one for each; a
-        config may be a dict of its fields. In prompts that are strings, the name of a control token
-        is ordinary text; with `special`, it is the control token.
+        The result also has the reason why each text ended and the usage of each prompt (see
+        `Generated`). Give one config for all prompts, or a list with one for each; a config may be
+        a dict of its fields. In a prompt that is a string, the name of a control token is ordinary
+        text; with `special`, it is the control token.
 
-        Raises `UserError` for a prompt that is refused (`ContextLengthExceeded` for one that is too
-        long) and `RequestError` for one that failed; nothing of this call is left in the engine
-        then, nor after Ctrl-C, which is raised between steps. Outputs of other requests go to the
-        callback that was set before.
+        Raises `UserError` for a prompt that is refused (`ContextLengthExceeded` if it is too long)
+        and `RequestError` for one that failed. After an error, and after Ctrl-C, which is raised
+        between steps, no request of this call is left in the engine. Outputs of other requests go
+        to the callback that was set before.
         """
         inputs = convert_prompts_to_data(prompts, special=special)
         configs = _one_config_a_prompt(generation_config, len(inputs))
@@ -126,17 +127,17 @@ class SyncMLCEngine:
 
     def chat(
         self,
-        messages: str | Sequence[Mapping[str, Any]],
+        messages: str | Sequence[GivenMessage],
         generation_config: Config | None = None,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
+        tools: Sequence[GivenTool] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
     ) -> ChatAnswer:
-        """The model's next message in a conversation, whole.
+        """The next message of the model in a conversation, as a whole.
 
-        `messages` and `tools` have OpenAI's shapes; a string is one message of the user. Append the
-        answer's `message` to the conversation before the next one. Raises as `generate`, and
-        `UnsupportedModel` for a model without a chat template.
+        `messages` and `tools` are dicts of OpenAI's shapes; a string is one message of the user.
+        Append the `message` of the answer to the conversation before you ask again. Raises like
+        `generate`, and `UnsupportedModel` for a model without a chat template.
         """
         config = GenerationConfig.of(generation_config)
         prompt = self.chat_prompt(messages, tools=tools, tool_choice=tool_choice)
@@ -146,12 +147,12 @@ class SyncMLCEngine:
 
     def chat_prompt(
         self,
-        messages: str | Sequence[Mapping[str, Any]],
+        messages: str | Sequence[GivenMessage],
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
+        tools: Sequence[GivenTool] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation as the model's chat template writes it, for `generate`.
+        """Token ids of a conversation for `generate`, as the chat template of the model writes it.
 
         Only the template makes control tokens; their names in messages are ordinary text. Raises
         `UserError`.
@@ -173,18 +174,18 @@ class SyncMLCEngine:
         inputs: data.Data | list[data.Data],
         generation_config: Config,
     ) -> Request:
-        """A request for `add_request`; the model's defaults fill what the config leaves open."""
+        """A request for `add_request`. The model's defaults fill the open fields of the config."""
         config = GenerationConfig.of(generation_config)
         request: Request = self._ffi["create_request"](request_id, inputs, config.asjson())
         return request
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. Raises `UserError` for one that is refused."""
+        """Queue a request. Raises `UserError` if it is refused."""
         with HeldInterrupts(), self._in_use:
             self._ffi["add_request"](request)
 
     def abort_request(self, request_id: str) -> None:
-        """End a request; the callback gets its end. Nothing happens for an unknown id."""
+        """End a request. The callback gets its end. Nothing happens for an unknown id."""
         with HeldInterrupts(), self._in_use:
             self._ffi["abort_request"](request_id)
 
@@ -194,18 +195,18 @@ class SyncMLCEngine:
             self._ffi["step"]()
 
     def reset(self) -> None:
-        """Abort everything and clear all state and metrics."""
+        """Abort all requests and clear all state and metrics."""
         with HeldInterrupts(), self._in_use:
             self._ffi["reset"]()
 
     def metrics(self) -> EngineMetrics:
-        """The engine's numbers as they stand."""
+        """The engine's numbers at this moment."""
         return EngineMetrics(json.loads(self._ffi["json_metrics"]()))
 
     def _run(self, requests: list[Request], held: HeldInterrupts) -> Generated:
-        """Run requests to their end; none of them is left when this returns or raises.
+        """Run requests to their end. None of them is left when this returns or raises.
 
-        held: interrupts, which are let through between steps.
+        held: the interrupts; they are let through between steps.
         """
         before = self._ffi["get_request_stream_callback"]()
         texts = RequestTexts(self.tokenizer, requests, context=self.longest_sequence, others=before)
@@ -214,7 +215,9 @@ class SyncMLCEngine:
             self._ffi["set_request_stream_callback"](texts.put)
             for request in requests:
                 name = request.request_id
-                if not self._ffi["has_request"](name):  # else it is someone else's, and refused
+                if not self._ffi["has_request"](
+                    name
+                ):  # else it belongs to another caller, and adding it is refused
                     at_the_end.callback(self.abort_request, name)
                 self.add_request(request)
                 held.let_through()

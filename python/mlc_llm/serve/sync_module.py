@@ -1,10 +1,10 @@
-"""What stands behind the global function `mlc.serve.create_engine`: the sync engine's functions."""
+"""The engine that the global function `mlc.serve.create_engine` makes: a table of functions."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tvm_ffi
 
@@ -21,6 +21,9 @@ from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 from mlc_llm.support.interrupts import HeldInterrupts
+
+if TYPE_CHECKING:
+    import tvm
 
 StreamCallback = Callable[[list[RequestStreamOutput]], None]
 
@@ -42,10 +45,10 @@ FUNCTIONS = (
 
 
 class SyncEngineModule:
-    """One engine, stepped by its caller. Every function but `init` needs `init` first.
+    """One engine. Its caller steps it. Call `init` before any other function.
 
-    Ctrl-C waits for the end of an operation of the core, so that none is torn apart. Outputs of
-    that operation are then given out by the next one.
+    Ctrl-C waits for the end of an operation of the core, so that no operation stops in the middle.
+    The next operation then delivers the outputs of the interrupted one.
     """
 
     def __init__(self) -> None:
@@ -56,7 +59,7 @@ class SyncEngineModule:
     def init(
         self,
         config_json: str,
-        device: Any,
+        device: str | tvm.runtime.Device,
         callback: StreamCallback | None = None,
         trace: EventTraceRecorder | None = None,
         reading: ReadAhead | None = None,
@@ -67,10 +70,11 @@ class SyncEngineModule:
         self._opened = open_engine(config, str(device), trace, reading)
         self._callback = callback
 
-    def create_request(self, request_id: str, inputs: Any, config_json: str) -> Request:
-        """`inputs`: one `Data`, or an array of them; a string stands for a text.
+    def create_request(self, request_id: str, inputs: object, config_json: str) -> Request:
+        """`inputs`: one `Data`, or an array of them. A string is a text.
 
-        The config is merged over the model's defaults. Raises `UserError` for what is refused.
+        The model's defaults fill the open fields of the config. Raises `UserError` for a request
+        that is refused.
         """
         defaults = self._engine.bundle.defaults
         config = GenerationConfig.from_json(config_json).merged_over(defaults)
@@ -87,11 +91,11 @@ class SyncEngineModule:
         self._deliver()
 
     def has_request(self, request_id: str) -> bool:
-        """False once the request's usage was given out."""
+        """False when the usage of the request has been delivered."""
         return self._engine.core.has_request(request_id)
 
     def step(self) -> None:
-        """One step, with one call of the callback if there is anything to say."""
+        """One step. It calls the callback once if there are outputs."""
         core = self._engine.core
         if self._callback is None:
             raise MLCError("the request stream callback is not set; set it before stepping")
@@ -100,7 +104,7 @@ class SyncEngineModule:
         self._deliver()
 
     def reset(self) -> None:
-        """Abort everything and clear all state; works after any interrupt."""
+        """Abort all requests and clear all state. It works after any interrupt."""
         with HeldInterrupts():
             self._undelivered += self._engine.core.reset()
         self._deliver()
@@ -112,16 +116,16 @@ class SyncEngineModule:
         return self._callback
 
     def set_request_stream_callback(self, callback: StreamCallback | None) -> None:
-        """The one before hears first what an interrupted operation still owes it."""
+        """Set the callback. The old one first gets the outputs of an interrupted operation."""
         self._deliver()
         self._callback = callback
 
     def get_complete_engine_config(self) -> str:
-        """The config with every inferred limit, as JSON."""
+        """The config with all inferred limits, as JSON."""
         return self._engine.config.asjson()
 
     def get_model_bundle(self) -> ModelBundle:
-        """Tokenizer, template and files of the model; of use in Python alone."""
+        """Tokenizer, template and files of the model. Only Python can use it."""
         return self._engine.bundle
 
     def get_longest_sequence(self) -> int:
@@ -135,16 +139,16 @@ class SyncEngineModule:
         return self._opened
 
     def _deliver(self) -> None:
-        """Give the outputs to the callback; without one they wait for it."""
+        """Give the outputs to the callback. Without a callback they wait for one."""
         if self._callback is not None and self._undelivered:
-            # Ctrl-C is raised where a function begins, so not between these two lines.
+            # Ctrl-C is raised only where a function begins, so not between these two lines.
             ready, self._undelivered = self._undelivered, []
             with InCallback():
                 self._callback(ready)
 
 
-def create_engine() -> Any:
-    """A new engine's table of functions."""
+def create_engine() -> tvm_ffi.Map:
+    """The table of functions of a new engine."""
     return function_table(SyncEngineModule(), FUNCTIONS)
 
 

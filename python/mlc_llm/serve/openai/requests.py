@@ -1,13 +1,14 @@
-"""From a chat request to what the engine is asked: the same for every front end."""
+"""Makes engine requests of chat requests: the same for every front end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ContextLengthExceeded, InvalidField
+from mlc_llm.protocol.chat_parameters import ChatParameters
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
@@ -20,23 +21,28 @@ _log = logging.getLogger(__name__)
 
 
 class ChatModel(NamedTuple):
-    """What requests to a loaded model are made with."""
+    """The parts of a loaded model that its requests need."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | Conversation | None
     defaults: GenerationConfig
-    """Merged under every request's config."""
+    """The values of fields that a request leaves open."""
     context: int
-    """Tokens of a prompt and its answer together."""
+    """The most tokens of a prompt and its answer together."""
     load_id: int
-    """As `OpenEngine.load_id`."""
+    """See `OpenEngine.load_id`."""
+
+
+def request_of(parameters: ChatParameters) -> ChatCompletionRequest:
+    """The request of the arguments of `create`. Raises `UserError` that names the field."""
+    fields = ChatCompletionRequest.model_fields
+    own = {name: value for name, value in parameters.items() if name in fields}
+    more = parameters.get("extra_body") or {}
+    return ChatCompletionRequest.parse({"stream": True, **own, **more})
 
 
 def check_chat_request(request: ChatCompletionRequest) -> None:
-    """Refuse what no engine of this version does, and log the fields that have no effect.
-
-    Raises `InvalidField`.
-    """
+    """Raise `InvalidField` for what this version cannot do, and log the fields without effect."""
     if request.tool_choice == "required":
         allowed = "Invalid tool_choice value; a call cannot be required in this version"
         raise InvalidField("tool_choice", request.tool_choice, allowed)
@@ -46,15 +52,15 @@ def check_chat_request(request: ChatCompletionRequest) -> None:
 
 
 def engine_config(request: ChatCompletionRequest, model: ChatModel) -> GenerationConfig:
-    """The request's own settings, with the model's defaults merged under them. Raises `UserError`
-    for settings that contradict each other."""
+    """The settings of the request; the model's defaults fill the others. Raises `UserError` for
+    settings that contradict each other."""
     return request.generation_config().merged_over(model.defaults)
 
 
 def engine_request(
     request: ChatCompletionRequest, request_id: str, config: GenerationConfig, model: ChatModel
 ) -> Request:
-    """What the engine is asked. config: as of `engine_config`. Raises as `request_prompt`."""
+    """The request to the engine. config: see `engine_config`. Raises like `request_prompt`."""
     if config.debug_config.special_request is not None:
         return Request(request_id, [], config, model.load_id)
     ids = request_prompt(
@@ -64,14 +70,14 @@ def engine_request(
 
 
 def conversation_prompt(
-    fields: Mapping[str, Any],
+    fields: Mapping[str, object],
     *,
     tokenizer: Tokenizer,
     template: ChatTemplate | Conversation | None,
     context: int,
 ) -> list[int]:
-    """As `request_prompt`, of a request's fields (`messages`, `tools`, `tool_choice`) that are to
-    be checked. Raises `UserError` naming the field."""
+    """Like `request_prompt`, for the fields of a request (`messages`, `tools`, `tool_choice`) that
+    nobody has checked. Raises `UserError` that names the field."""
     request = ChatCompletionRequest.parse(fields)
     check_chat_request(request)
     return request_prompt(request, tokenizer=tokenizer, template=template, context=context)
@@ -84,9 +90,9 @@ def request_prompt(
     template: ChatTemplate | Conversation | None,
     context: int,
 ) -> list[int]:
-    """Token ids of the conversation, up to where the assistant's answer begins.
+    """Token ids of the conversation, up to the place where the assistant's answer begins.
 
-    Raises as `chat_prompt`, and `ContextLengthExceeded` for a prompt that leaves no room for an
+    Raises like `chat_prompt`, and `ContextLengthExceeded` for a prompt that leaves no room for an
     answer in `context` tokens.
     """
     ids = chat_prompt(
