@@ -1,4 +1,4 @@
-"""`EngineConfig`: everything an engine can be told when it is made, as one frozen value."""
+"""`EngineConfig`: all settings of an engine, as one frozen value."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
 SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
 BUILT_SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup")
-"""Those that this version carries out."""
+"""The modes that this version has."""
 MAX_DRAFT_LENGTH = 16
-"""Guesses of one branch in one step."""
+"""The most draft tokens of one sequence in one step."""
 MAX_DRAFTED = 32
-"""Guesses of all branches in one step: checking them is no longer cheap beyond."""
+"""The most draft tokens of all sequences in one step: to verify more is slow."""
 PREFIX_CACHE_MODES = ("radix", "disable")
 PREFILL_MODES = ("hybrid", "chunked")
 PROMPT_PRECISIONS = ("exact", "fast")
@@ -36,89 +36,95 @@ MAX_PATH_CHARS = 4096
 class EngineConfig:
     """Settings of one engine. None means "infer from the mode, the model and the memory".
 
-    What is given is obeyed or refused, never changed: making one raises `InvalidField` for a value
-    that is out of range or that this version cannot do yet. For a field whose default is not None,
-    None stands for the default. The engine's constructor fills `model`, `model_lib`,
-    `additional_models` and `mode` into a copy (`dataclasses.replace`), never into this object.
+    A value is used or refused, never changed. The constructor raises `InvalidField` for a value
+    that is out of range or that this version cannot do yet. In a field whose default is not None,
+    None means the default. The engine writes its own `model`, `model_lib`, `additional_models` and
+    `mode` into a copy (`dataclasses.replace`), never into this object.
     """
 
     model: str | None = None
-    """The engine's own argument `model`; leave it out here."""
+    """The engine has an argument `model`; leave it out here."""
     model_lib: str | None = None
-    """The engine's own argument `model_lib`; leave it out here."""
+    """The engine has an argument `model_lib`; leave it out here."""
     additional_models: list[str | tuple[str, str]] = field(default_factory=list)
     """The draft model of `small_draft`: a path, or a path and its library."""
     mode: EngineMode | None = None
-    """The engine's own argument `mode`; leave it out here. It decides what the limits below are
-    where they are None. local: 4 answers run at a time and share pages for one context, of 8192
-    tokens at most, so that others wait. interactive: 1 answer at a time. server: 128 answers at a
-    time, and most of the free memory for their pages."""
+    """The engine has an argument `mode`; leave it out here. It sets the limits below that are None.
+    local: 4 answers run at a time and share the pages of one context, at most of 8192 tokens; other
+    requests wait. interactive: 1 answer at a time. server: 128 answers at a time, and most of the
+    free memory for their pages."""
     tensor_parallel_shards: int | None = None
-    """At least 1; this version takes no more."""
+    """At least 1. This version accepts only 1."""
     pipeline_parallel_stages: int | None = None
-    """At least 1; this version takes no more."""
+    """At least 1. This version accepts only 1."""
     opt: str | None = None
-    """Not supported in this version: None only."""
+    """This version does not support it: only None is allowed."""
     gpu_memory_utilization: float | None = None
-    """Share of the free memory to use, above 0 to 1; None is 0.85."""
+    """The share of the free memory to use, above 0 to 1. None is 0.85."""
     kv_cache_page_size: int = PAGE_SIZE
-    """Tokens of a page, 16 to 16."""
+    """Tokens of a page: 16 to 16."""
     max_num_sequence: int | None = None
-    """Answers that run at once (sequences that can hold pages), at least 1."""
+    """Answers that run at the same time (sequences that have pages), at least 1."""
     max_total_sequence_length: int | None = None
     """Tokens that the pages of all sequences can hold together, at least 1."""
     max_single_sequence_length: int | None = None
-    """Prompt and answer of one sequence together, in tokens, at least 1; None is the model's
-    context window, or 2^24 where a sliding window allows more: nothing is reserved for it then."""
+    """The most tokens of a prompt and its answer together, at least 1. None is the context window
+    of the model. With a sliding window that allows more, None is 2^24; no memory is reserved for
+    them."""
     prefill_chunk_size: int | None = None
-    """Most tokens of one step, at least 1; None is 512, or one sequence's if that is less."""
+    """The most tokens of one step, at least 1. None is 512, or the most tokens of one sequence if
+    that is less."""
     sliding_window_size: int | None = None
-    """A token sees the last so many, itself included, and the sinks; at least -1 and not 0; -1
-    switches it off; None takes the model's. Sequences may then be longer than the model's context
-    window, if the window, with its sinks rounded up to whole blocks of 128, is not: they go on for
-    as long as is wanted, but what has left the window is forgotten. Not together with
-    speculative decoding or pinned prompts; the prefix cache takes a sequence as a whole or not at
-    all."""
+    """How many tokens back a token sees, itself included; it sees the sinks too. At least -1 and
+    not 0. -1 turns it off, None is the window of the model. A sequence may then be longer than the
+    context window of the model, but tokens that have left the window are forgotten. For this, the
+    window plus the sinks (rounded up to a multiple of 128) must not be longer than the context
+    window. Not possible with speculative decoding or pinned prompts. The prefix cache then reuses a sequence as
+    a whole or not at all."""
     attention_sink_size: int | None = None
-    """First tokens of a sequence that are always seen, never from farther than the window and their
-    blocks are long; at least 0. None is the model's with the model's window, else 0: then a text
-    loses its thread once its start has left the window. 4 are mostly enough."""
+    """How many first tokens of a sequence each token always sees, at least 0. Their distance is
+    never more than the window and the blocks of the sinks. None is the number of the model if the
+    window is the model's too, else 0. With 0, a text stops to make sense when its first tokens have
+    left the window. 4 are enough in most cases."""
     max_history_size: int | None = None
-    """For recurrent models, which this version does not run, at least 0: None or 0 only."""
+    """For recurrent models, which this version does not run. At least 0: only None or 0."""
     kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None
-    """None is `kv_cache`, the only one that this version has."""
+    """None is `kv_cache`. This version has no other."""
     speculative_mode: Literal["disable", "small_draft", "prompt_lookup", "eagle", "medusa"] = (
         "disable"
     )
-    """Who guesses tokens for the model to check: nobody, a smaller model of the same vocabulary, or
-    the text so far (what followed when its last tokens came up before). `eagle` and `medusa` are
-    not supported in this version."""
+    """The drafter: who makes draft tokens, which the model verifies. `small_draft` is a smaller
+    model with the same vocabulary. `prompt_lookup` looks for an earlier place of the last tokens
+    in the text and takes the tokens that followed there. This version has no `eagle` and no
+    `medusa`."""
     spec_draft_length: int = 0
-    """Most guesses of a branch in one step, 0 to 16; 0 learns the best number. There are none while
-    plain steps are faster."""
+    """The most draft tokens of a sequence in one step, 0 to 16. 0 learns the best number. There
+    are no draft tokens while plain steps are faster."""
     spec_tree_width: int = 1
-    """At least 1; this version takes no more: guesses are a chain."""
+    """At least 1. This version accepts only 1: draft tokens form a chain."""
     prefix_cache_mode: Literal["radix", "disable"] = "radix"
-    """`radix` keeps finished sequences, so that a prompt that begins like one computes only the
-    rest of it."""
+    """`radix` keeps sequences that have ended. A prompt that begins like one of them computes only
+    the rest of its tokens."""
     prefix_cache_max_num_recycling_seqs: int | None = None
-    """Finished sequences that are kept, at least -1; None is max_num_sequence, 0 keeps none, -1 has
-    no limit."""
+    """The most ended sequences that are kept, at least -1. None is max_num_sequence, 0 keeps none,
+    -1 sets no limit."""
     prefill_mode: Literal["hybrid", "chunked"] = "hybrid"
-    """`hybrid`: steps compute prompts beside running answers. `chunked`: prompts alone first."""
+    """`hybrid`: a step computes prompts and running answers together. `chunked`: prompts come
+    first, in steps of their own."""
     prefill_time_budget_ms: float = 50.0
-    """What a step may take that computes prompt tokens beside running sequences (hybrid mode), in
-    milliseconds, 1 to 60000."""
+    """The time that a step may take if it computes prompt tokens and running sequences (hybrid
+    mode), in milliseconds, 1 to 60000."""
     prompt_precision: Literal["exact", "fast"] = "exact"
-    """'fast' computes the tokens of prompts to 8 bits where that costs least, all others as before.
-    Given up: answers are no longer those of float32 (mean KL 1.5e-4 behind a prompt, 1.5e-3 within
-    it, instead of 5e-7, on the default model; 1.0e-4 and 4.9e-4 as bfloat16, with AMX), and
-    a text depends on which of its tokens came as a prompt and which of them the prefix cache had
-    from an answer. Kernels that have no such way (avx2, portable) refuse it."""
+    """'fast' computes the tokens of prompts to 8 bits where that costs the least precision; other
+    tokens are computed as before. The answers then differ from those of float32: on the default
+    model, the mean KL divergence is 1.5e-4 after a prompt and 1.5e-3 inside it, instead of 5e-7
+    (with AMX, as bfloat16: 1.0e-4 and 4.9e-4). A text also depends on which of its tokens were a
+    prompt and which the prefix cache had from an answer. Kernels without this way (avx2, portable)
+    refuse it."""
     kernels: str | None = None
-    """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32
-    without any tuning, slow, to compare with). None: the environment's MLC_LLM_KERNELS, else the
-    fastest that this machine can run."""
+    """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32,
+    slow, only to compare with). None: the environment variable MLC_LLM_KERNELS, else the fastest
+    kernels that this machine can run."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -133,8 +139,8 @@ class EngineConfig:
         self._refuse_draft_contradictions()
 
     @classmethod
-    def of(cls, config: EngineConfig | Mapping[str, Any] | None) -> EngineConfig:
-        """The config itself, or the one of a mapping's fields. Raises `InvalidField`."""
+    def of(cls, config: EngineConfig | Mapping[str, object] | None) -> EngineConfig:
+        """`config` itself, or a config of the fields of a mapping. Raises `InvalidField`."""
         if isinstance(config, EngineConfig):
             return config
         if config is not None and not isinstance(config, Mapping):
@@ -148,18 +154,20 @@ class EngineConfig:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> EngineConfig:
-        """Read `asjson`'s text. An unknown key is refused, naming the nearest known one."""
+        """Read the text of `asjson`. An unknown key raises `InvalidField` with the nearest known
+        name."""
         return cls.from_mapping(parse_json_object(text, "the engine config"))
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """As `from_json`, for a mapping (keywords of the command line, a part of a file)."""
+    def from_mapping(cls, values: Mapping[str, object]) -> EngineConfig:
+        """Like `from_json`, for a mapping of fields."""
         for name, value in values.items():
             checks.known_field(name, value, _RULES)
-        return cls(**values)
+        checked_when_made: dict[str, Any] = dict(values)
+        return cls(**checked_when_made)
 
     def _refuse_what_is_missing(self) -> None:
-        """Known settings that this version does not carry out. Lift one when it is built."""
+        """Raise for a known setting that this version does not have. `_DONE_SO_FAR` lists them."""
         for name, done, reason in _DONE_SO_FAR:
             value = getattr(self, name)
             if value not in done:

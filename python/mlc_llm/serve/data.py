@@ -1,4 +1,4 @@
-"""What goes into a request and what comes out of it: plain values, no TVM."""
+"""The inputs and the outputs of a request: plain values, without TVM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.protocol import checks
 
 FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
-"""`tool_calls` is set by the protocol layer only, `preempt` by disaggregated serving only."""
+"""Only the protocol layer sets `tool_calls`, and only disaggregated serving sets `preempt`."""
 
 MAX_PROMPT_TOKENS = 2**24
-"""More ids than any context window: refused before they are copied."""
+"""A prompt with more ids is refused before they are copied. No context window is that long."""
 
 
 class Data:
@@ -22,9 +22,9 @@ class Data:
 
 @dataclass(frozen=True)
 class TextData(Data):
-    """A text, tokenised when the request is added.
+    """A text. It is tokenised when the request is added.
 
-    The name of a control token in it is ordinary text; with `special`, it is the control token.
+    The name of a control token in it is ordinary text. With `special`, it is the control token.
     """
 
     text: str
@@ -39,7 +39,7 @@ class TextData(Data):
 
 @dataclass(frozen=True)
 class TokenData(Data):
-    """Token ids, used as they are. Whether the vocabulary holds them is checked by the engine."""
+    """Token ids, used as they are. The engine checks whether the vocabulary has them."""
 
     token_ids: Sequence[int]
 
@@ -49,14 +49,15 @@ class TokenData(Data):
 
 
 class ImageData(Data):
-    """An image. No model of this version reads images, so making one is refused."""
+    """An image. No model of this version reads images, so the constructor raises
+    `UnsupportedModel`."""
 
     def __init__(self, image: object = None, embed_size: int = 0) -> None:
         self._refuse()
 
     @classmethod
     def from_url(cls, url: str, config: object = None) -> NoReturn:
-        """Refused like the constructor, before the address is looked at."""
+        """Raises like the constructor, and does not open the address."""
         cls._refuse()
 
     @staticmethod
@@ -68,32 +69,32 @@ class ImageData(Data):
 
 @dataclass
 class SingleRequestStreamOutput:
-    """What one branch of a request produced since its last output."""
+    """What one branch of a request has produced since its last output."""
 
     delta_token_ids: list[int]
-    """New tokens, ready to be shown; a stop token is never among them."""
+    """New tokens that may be shown. A stop token is never among them."""
     delta_logprob_json_strs: list[str] | None
-    """One JSON text a token, or None when log-probabilities were not asked for."""
+    """One JSON text for each token. None if log-probabilities were not asked for."""
     finish_reason: FinishReason | None
-    """Set in the branch's last output."""
+    """It is set in the last output of the branch."""
     request_final_usage_json_str: str | None
-    """The usage of the whole request; it comes alone and last."""
+    """The usage of the whole request. It comes alone, and it comes last."""
     extra_prefix_string: str
-    """Text to show before the tokens' text."""
+    """A text to show before the text of the tokens."""
     cut_bytes: int = 0
-    """Bytes of UTF-8 to leave off the end of the branch's text, because a stop string begins inside
-    the last delta token. Counted in the text as decoded, where an unfinished character at the
-    token's end is U+FFFD (3 bytes). Not 0 only together with a finish reason."""
+    """Bytes of UTF-8 to cut off the end of the branch's text, because a stop string begins inside
+    the last delta token. They are counted in the decoded text, where an unfinished character at
+    the end of the token is U+FFFD (3 bytes). Without a finish reason it is 0."""
     error: str | None = None
-    """Why, when the finish reason is `error`."""
+    """The message, if the finish reason is `error`."""
 
 
 @dataclass(slots=True)
 class RequestStreamOutput:
-    """What all branches of one request produced in a step, or its final usage.
+    """What all branches of one request have produced in a step, or the usage of the request.
 
-    Filled by the engine core, read by front ends through `unpack`. With
-    `request_final_usage_json_str` the groups are empty; otherwise each has one entry a branch.
+    The engine core fills it, front ends read it with `unpack`. With `request_final_usage_json_str`
+    the groups are empty; otherwise each group has one entry for each branch.
     """
 
     request_id: str
@@ -102,9 +103,9 @@ class RequestStreamOutput:
     group_finish_reason: list[FinishReason | None] = field(default_factory=list)
     request_final_usage_json_str: str | None = None
     group_extra_prefix_string: list[str] = field(default_factory=list)
-    """Empty stands for an empty string in each branch."""
+    """An empty list means an empty string for each branch."""
     group_cut_bytes: list[int] = field(default_factory=list)
-    """Empty stands for 0 in each branch."""
+    """An empty list means 0 for each branch."""
     error: str | None = None
     _unpacked: bool = field(default=False, init=False, repr=False, compare=False)
 
@@ -123,13 +124,13 @@ class RequestStreamOutput:
     def finished(
         cls, request_id: str, n: int, reason: FinishReason, error: str | None = None
     ) -> RequestStreamOutput:
-        """All n branches end for one reason, without new tokens."""
+        """All n branches end for the same reason, without new tokens."""
         return cls(request_id, [[] for _ in range(n)], None, [reason] * n, error=error)
 
     def unpack(self) -> tuple[str, list[SingleRequestStreamOutput]]:
-        """(request id, one output a branch); a usage output gives exactly one element.
+        """(request id, one output for each branch). An output with the usage gives one element.
 
-        May be called once: raises RuntimeError the second time.
+        It may be called only once: the second call raises RuntimeError.
         """
         if self._unpacked:
             raise RuntimeError(f"the output of request {self.request_id!r} was unpacked before")
@@ -153,7 +154,8 @@ class RequestStreamOutput:
         )
 
     def _check_shape(self, n: int) -> None:
-        """Our own bugs only: groups of one length, one logprob a token, usage alone."""
+        """Find our own bugs: groups have one length, each token one log-probability, and the usage
+        comes alone."""
         assert (n == 0) == (self.request_final_usage_json_str is not None)
         assert len(self.group_finish_reason) == len(self.group_cut_bytes) == n
         assert len(self.group_extra_prefix_string) == n

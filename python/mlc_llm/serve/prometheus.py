@@ -1,8 +1,8 @@
-"""Nested numbers as Prometheus' text format 0.0.4 (prometheus.io, "Exposition formats").
+"""Nested numbers as text of Prometheus, format 0.0.4 (prometheus.io, "Exposition formats").
 
 A key `mean{batch_size=1}` inside `decode_time_by_batch_size` becomes
-`decode_time_by_batch_size_mean{batch_size="1"}`; a list becomes one sample a place, with the label
-`step`. Texts, flags and nulls are no samples and are left out.
+`decode_time_by_batch_size_mean{batch_size="1"}`. A list becomes one sample for each place, with the
+label `step`. Texts, flags and nulls are no samples: they are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def prometheus_text(metrics: Mapping[str, object]) -> str:
-    """One TYPE line for each name, then its samples together; ends with a newline."""
+    """One TYPE line for each name, followed by its samples. The text ends with a newline."""
     families: dict[str, dict[str, str]] = {}
     for name, labels, value in _samples("", metrics):
         families.setdefault(name, {})[_label_text(labels)] = _number(value)
@@ -49,7 +49,7 @@ def _samples(scope: str, value: object, labels: dict[str, str] | None = None) ->
 def _split(key: str) -> tuple[str, dict[str, str]]:
     """`mean{batch_size=1}` as ("mean", {"batch_size": "1"})."""
     match = _KEY.match(key)
-    if match is None:  # braces that open and never close are part of the name
+    if match is None:  # an open brace without a closing one is part of the name
         return key, {}
     pairs = (pair.partition("=") for pair in (match["labels"] or "").split(",") if pair)
     return match["name"], {_label_name(name): value for name, _, value in pairs}
@@ -81,6 +81,6 @@ def _number(value: float) -> str:
 
 
 def _kind(name: str) -> str:
-    """Sums only grow (until a reset, which counters allow); all else goes up and down."""
+    """Sums only grow, until a reset, which counters allow. All other numbers go up and down."""
     last_request = name.startswith("last_finished_request")
     return "counter" if name.endswith(_COUNTER_NAMES) and not last_request else "gauge"

@@ -1,4 +1,4 @@
-"""`Request`: a prompt, how to continue it, and the name its outputs carry."""
+"""`Request`: a prompt, how it is continued, and the id of its outputs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ MAX_REQUEST_ID_CHARS = 256
 
 @dataclass(frozen=True)
 class Request:
-    """Made by an engine's `create_request`, checked here, never changed afterwards.
+    """A request. `create_request` of an engine makes it. It is checked here and never changes.
 
-    Raises `InvalidField` for an empty or over-long id, no input, or an input that is no `Data`.
+    Raises `InvalidField` for an id that is empty or too long, for no input, and for an input that
+    is no `Data`.
     """
 
     request_id: str
     inputs: Sequence[Data]
-    """At least one, unless it is a special request, which needs none."""
+    """At least one. Only a special request needs none."""
     generation_config: GenerationConfig
-    """Complete: the model's defaults are already merged under it."""
+    """The complete config: the model's defaults have filled its open fields."""
     load_id: int | None = None
-    """Which opened model (`OpenEngine.load_id`) it was made for: its tokens and defaults may mean
-    something else to another, which refuses it. None: made for none, and taken by any."""
+    """The opened model that it was made for (`OpenEngine.load_id`). Another model refuses it, since
+    tokens and defaults may have another meaning there. None: every model accepts it."""
 
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)
@@ -41,7 +42,7 @@ class Request:
 
     @property
     def is_special(self) -> bool:
-        """True for a question to the engine itself; no model runs for it."""
+        """True for a question to the engine itself. No model runs for it."""
         return self.generation_config.is_special
 
     @property

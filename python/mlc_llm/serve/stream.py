@@ -1,4 +1,4 @@
-"""From stream outputs to text: what every consumer of an engine's outputs does with them."""
+"""Makes text of the outputs of an engine. Every reader of outputs uses it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mlc_llm.tokenizers import TextStreamer, Tokenizer
 
 
 class BranchText:
-    """The text of one branch, piece by piece."""
+    """The text of one branch, in pieces."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._streamer = TextStreamer(tokenizer)
@@ -15,12 +15,13 @@ class BranchText:
         self.logprobs: list[str] = []
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
-        """Set when the branch has ended."""
+        """It is set when the branch has ended."""
 
     def put(self, output: SingleRequestStreamOutput) -> str:
-        """Take one output in; returns the text that is certain by now.
+        """Add one output. Returns the new text that is certain.
 
-        After the branch's end there may be more outputs, for other branches; they are empty here.
+        After the end of the branch there may be more outputs, because other branches go on. They
+        are empty for this branch.
         """
         if self.finish_reason is not None:
             return ""
@@ -35,5 +36,5 @@ class BranchText:
 
 
 def without_end(text: str, num_bytes: int) -> str:
-    """The text less its last bytes (UTF-8)."""
+    """The text without its last bytes (UTF-8)."""
     return text.encode()[:-num_bytes].decode(errors="ignore") if num_bytes else text

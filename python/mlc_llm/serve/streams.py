@@ -1,6 +1,6 @@
-"""From an engine's one callback to whoever reads each request: by the id of the request.
+"""Carries items from the one callback of an engine to the readers of the requests, by request id.
 
-There is no lock, so that nothing can be held at a fork: each step is one operation on a dictionary
+There is no lock that a fork could copy while it is held. Each step is one operation on a dictionary
 or a queue, which any thread may do at any time.
 """
 
@@ -18,33 +18,33 @@ StreamT = TypeVar("StreamT")
 
 
 class IdInUse(InvalidField):
-    """Another request runs under this id."""
+    """Another request with this id is running."""
 
 
 class OpenStreams(Generic[StreamT]):
-    """The streams of the requests that have not ended, each under its request's id."""
+    """The streams of the requests that have not ended, by request id."""
 
     def __init__(self) -> None:
         self._streams: dict[str, StreamT] = {}
         self.find: Callable[[str], StreamT | None] = self._streams.get
-        """The stream of the request that has this id now. It is called for every token."""
+        """The stream of the running request with this id, or None. It is called for every token."""
 
     def open(self, request_id: str, stream: StreamT) -> None:
-        """Raises `IdInUse` while another stream has this id."""
+        """Add a stream. Raises `IdInUse` while another stream has this id."""
         if self._streams.setdefault(request_id, stream) is not stream:
             raise IdInUse("request_id", request_id, "it is in use: it names a request that runs")
 
     def take(self, request_id: str) -> StreamT | None:
-        """Take out whatever stream has this id; None if there is none any more."""
+        """Remove the stream that has this id and return it. None if there is none."""
         return self._streams.pop(request_id, None)
 
     def leave(self, request_id: str, stream: StreamT) -> None:
-        """Take this stream out, unless the id is another one's by now."""
+        """Remove this stream, unless another stream has the id by now."""
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
 
     def ids(self) -> list[str]:
-        """Those that are in use."""
+        """The ids that are in use."""
         return list(self._streams)
 
     def __len__(self) -> int:
@@ -52,31 +52,31 @@ class OpenStreams(Generic[StreamT]):
 
 
 class RequestStream(Generic[Item]):
-    """What comes of one request, for the one thread that reads it.
+    """The items of one request, for the one thread that reads them.
 
-    Iterating waits for each item, up to the end. `close` aborts a request that has not ended, and
-    so does leaving the stream as a context; after the end it does nothing.
+    Iterating waits for each item, up to the end. `close` aborts the request if it has not ended;
+    the end of a `with` block does the same. After the end it does nothing.
     """
 
     def __init__(self, request_id: str, abort: Callable[[str], object]) -> None:
-        """`abort` ends the request of an id; it is called once at most."""
+        """`abort` ends the request with this id. It is called at most once."""
         self.queue: queue.Queue[Item | None] = QueueInC()
-        """Items that nobody has read yet; None stands for the end."""
+        """Items that nobody has read yet. None means the end."""
         self.put: Callable[[Item], None] = self.queue.put_nowait
-        """Give the reader one item more. Never waits."""
+        """Give the reader one more item. Never waits."""
         self._items: Iterator[Item] = iter(self.queue.get, None)
         self._request_id = request_id
         self._abort = abort
         self._is_over = False
 
     def end(self, *last: Item) -> None:
-        """Give the reader its last items. Nothing comes after them."""
+        """Give the reader the last items. Nothing comes after them."""
         self._is_over = True
         for item in (*last, None):
             self.queue.put_nowait(item)
 
     def close(self) -> None:
-        """Abort the request. What still comes is not read."""
+        """Abort the request. Nobody reads the items that still come."""
         if not self._is_over:
             self._is_over = True
             self._abort(self._request_id)
@@ -97,8 +97,8 @@ class RequestStream(Generic[Item]):
 
 
 class QueueInC(queue.Queue[Item]):
-    """A queue without an end that waits in C: its reader is woken for every token, while the model
-    has all cores."""
+    """A queue without a limit that waits in C, not in Python: its reader wakes for every token
+    while the model uses all cores."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,28 +16,28 @@ from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
 
 
 class WholeAnswer:
-    """What has come of one request with `n` choices."""
+    """Collects the chunks of one request with `n` choices."""
 
     def __init__(self, n: int) -> None:
         self._choices = [_WholeChoice() for _ in range(n)]
         self._usage_json: str | None = None
         self.error: ErrorBody | None = None
-        """Why the request failed; the texts of its choices are no answers then."""
+        """Why the request failed. Then the texts of its choices are no answers."""
 
     @property
     def is_whole(self) -> bool:
-        """The usage has come, after which nothing comes."""
+        """Whether the usage has come. Nothing comes after it."""
         return self._usage_json is not None
 
     def put(self, chunk: Chunk) -> None:
-        """Take one chunk in."""
+        """Add one chunk."""
         for piece in chunk.pieces:
             self._choices[piece.choice].put(piece)
         self.error = self.error or chunk.error
         self._usage_json = chunk.usage_json or self._usage_json
 
     def response(self, request_id: str, model: str) -> ChatCompletionResponse:
-        """The answer in OpenAI's shape, with a choice for each of the `n`. For a whole answer."""
+        """The answer in OpenAI's shape, with all `n` choices. `is_whole` must be true."""
         assert self._usage_json is not None
         return ChatCompletionResponse(
             id=request_id,

@@ -1,4 +1,4 @@
-"""Chunks of a streamed chat answer as JSON: what crosses the FFI and the network."""
+"""Chunks of a streamed chat answer as JSON, for the FFI and the network."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
 class ChunkJSON:
     """Writes the chunks of one request as JSON objects.
 
-    They are put together as texts: this runs for every token while the model has all cores, so
-    what it costs is taken from the model.
+    It joins texts, which is fast. It runs for every token while the model uses all cores, so its
+    time is lost for the model.
     """
 
     def __init__(self, request_id: str, model: str) -> None:
-        """`model`: the name that the request gave."""
+        """`model`: the name in the request."""
         head = {
             "id": request_id,
             "object": "chat.completion.chunk",

@@ -1,7 +1,7 @@
-"""From an engine's outputs to the chunks of a streamed answer: the same for every front end.
+"""Makes chunks of a streamed answer of an engine's outputs: the same for every front end.
 
 A chunk is made once. A front end gives it to Python as it is, writes it as JSON (`chunk_json`), or
-collects chunks to a whole answer (`answers`).
+collects the chunks into a whole answer (`answers`).
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ from mlc_llm.serve.stream import BranchText
 from mlc_llm.tokenizers import Tokenizer
 
 REQUEST_FAILED = "request_error"
-"""The `type` of an error with which the engine ended a request that it had accepted."""
+"""The `type` of an error that ends a request which the engine had accepted."""
 
 
 class ChoicePiece(NamedTuple):
-    """What one choice gained."""
+    """The news of one choice."""
 
     choice: int
     text: str
     finish_reason: FinishReason | None
     logprobs: list[str] | None
-    """JSON texts, one a token since the choice's last piece; None where nobody asked for them."""
+    """JSON texts, one for each token since the choice's last piece. None if not asked for."""
 
 
 class Chunk(NamedTuple):
-    """What a stream says at once: what its choices gained, or the usage."""
+    """One item of a stream: the news of its choices, or the usage."""
 
     pieces: Sequence[ChoicePiece]
     error: ErrorBody | None = None
-    """Why the choices end with `error`."""
+    """The reason, if the choices end with `error`."""
     usage_json: str | None = None
-    """In the last chunk of a request, which has no pieces, and in no other."""
+    """Only the last chunk of a request has it. That chunk has no pieces."""
 
 
 class AnswerStream:
-    """The text of one request's choices while it grows."""
+    """The growing texts of the choices of one request."""
 
     def __init__(self, tokenizer: Tokenizer, n: int) -> None:
         self._choices = [_Choice(tokenizer, i) for i in range(n)]
 
     def put(self, output: RequestStreamOutput) -> Chunk | None:
-        """The chunk of an output; None where there is nothing to show yet.
+        """The chunk of an output. None if there is nothing to show yet.
 
-        It has the choices that have new text or an end. A choice that fails ends with the reason
-        as its text.
+        It has the choices with new text or an end. The text of a choice that fails is the reason.
         """
         if output.request_final_usage_json_str is not None:
             return Chunk((), None, output.request_final_usage_json_str)
@@ -62,8 +61,8 @@ class AnswerStream:
 
 
 def refusal_chunks(error: Exception) -> list[Chunk]:
-    """The whole answer to a request that is refused: one choice with the reason as its text and
-    an error beside it, and a usage of zeros."""
+    """All chunks of a request that is refused: one choice with an error, whose text is the reason,
+    and a usage of zeros."""
     body = ErrorResponse.of(error).error
     body = body.model_copy(update={"message": _utf8(body.message or type(error).__name__)})
     reason = ChoicePiece(0, body.message, "error", None)
@@ -77,7 +76,7 @@ class _Choice:
         self._logprobs: list[str] | None = None
 
     def put(self, single: SingleRequestStreamOutput) -> ChoicePiece | None:
-        """None when there is nothing to show; log-probabilities wait for their text then."""
+        """None if there is nothing to show. Then log-probabilities wait for the next piece."""
         if single.delta_logprob_json_strs is not None:
             self._logprobs = (self._logprobs or []) + single.delta_logprob_json_strs
         text = self._branch.put(single)
@@ -91,5 +90,6 @@ class _Choice:
 
 
 def _utf8(text: str) -> str:
-    """A user's text may hold half a character; nobody can write that."""
+    """The text with "?" for a lone surrogate, which a user's text may have and UTF-8 cannot
+    write."""
     return text.encode("utf-8", "replace").decode()
