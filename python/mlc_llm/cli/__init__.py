@@ -1,1 +1,1 @@
-"""The command line: a table of commands, each loading only itself, thin over the engines."""
+"""The command line: a table of commands. Each command loads only its own file."""

@@ -1,4 +1,4 @@
-"""Entry of the `mlc_llm` command. Imports next to nothing, so that Ctrl-C is soon in hand."""
+"""The entry of the `mlc_llm` command. It imports very little, so that it soon handles Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 from mlc_llm.support.garbage import NoCollection
 from mlc_llm.support.leaving import ignore_interrupts, leave_on_interrupt
 
-TYPE_CHECKING = False  # `typing` takes as long to load as all of this
+TYPE_CHECKING = False  # `typing` takes as long to load as the rest of this file
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def program() -> int:
-    """`main` as a process of its own: Ctrl-C ends it at once, wherever it stands.
+    """`main` as a process: Ctrl-C ends it at once, at any place.
 
-    While an answer streams, the first Ctrl-C ends the answer (`interrupt.py`).
+    While an answer streams, the first Ctrl-C ends only the answer (`interrupt.py`).
     """
     leave_on_interrupt()
     from mlc_llm.cli.streams import occupy_closed_streams
@@ -29,14 +29,14 @@ def program() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (`guard.EXIT_CODES` lists them).
+    """Run one command. Returns its exit code (`guard.EXIT_CODES` lists them).
 
-    Raises SystemExit for `--help`, `--version` and wrong usage, as argparse does.
+    Raises SystemExit for `--help`, `--version` and wrong usage, like argparse.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # NumPy's threads would spin at the start, and nothing here has it multiply matrices.
+    # NumPy's threads would use the cores at the start. We multiply no matrices with it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # One prompt is no work for several; where no thread can be started the library would panic.
+    # One prompt needs no threads, and without them the library cannot fail to start one.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with NoCollection():  # `session.open_session` ends it when the model is open
         from mlc_llm.cli.guard import guarded

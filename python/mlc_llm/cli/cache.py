@@ -1,6 +1,6 @@
-"""`mlc_llm cache list` and `mlc_llm cache clear`: what is kept of models, and getting rid of it.
+"""`mlc_llm cache list` and `mlc_llm cache clear`: show and remove the files kept for models.
 
-Engines that run are not disturbed: what they have open stays theirs until they end.
+Running engines go on: the files that they have open stay readable until they end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mlc_llm.cli.amounts import size_words
 from mlc_llm.cli.guard import OK
@@ -30,19 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="only what is kept of this model, as list names it; clear removes its download too",
+        help="only the files of this model, as list names it; clear removes its download too",
     )
     parser.add_argument(
         "--all",
         action="store_true",
-        help="clear downloads too (without NAME it removes what can be made again offline)",
+        help="clear: remove downloads too (without --all and NAME, they are kept)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--quiet", action="store_true", help="do not say what clear has removed")
+    parser.add_argument("--quiet", action="store_true", help="clear: print nothing")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the list, or what was removed. Raises `UserError` for a name that nothing has."""
+    """Print the list, or what was removed. Raises `UserError` for an unknown name."""
     _refuse_contradictions(args)
     set_quiet(args.quiet)
     root = cache_root()
@@ -71,11 +70,11 @@ def _entries(root: Path) -> list[Entry]:
 
 
 def _of_model(found: Sequence[Entry], name: str) -> list[Entry]:
-    """Those of a model that may be called by its file's name, without its ending, or by a path."""
+    """The entries of a model. It may be named by its file, without the ending, or by a path."""
     names = {name, f"{name}.gguf", Path(name).name}
     chosen = [one for one in found if one.model in names]
     if not chosen:
-        raise UserError(f"nothing in the cache is of {name!r}; mlc_llm cache list shows what is")
+        raise UserError(f"the cache has nothing of {name!r}; mlc_llm cache list shows what it has")
     return chosen
 
 
@@ -109,8 +108,8 @@ def _row(one: Entry) -> tuple[str, ...]:
     return (_printable(one.model), one.kind, size_words(one.size), used)
 
 
-def _values(one: Entry) -> dict[str, Any]:
-    """`last_use` in seconds since 1970."""
+def _values(one: Entry) -> dict[str, str | int]:
+    """The values for JSON. `last_use` is in seconds since 1970."""
     return {
         "model": one.model,
         "kind": one.kind,

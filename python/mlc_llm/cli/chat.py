@@ -19,12 +19,12 @@ from mlc_llm.errors import EngineDead, MLCError, UserError
 from mlc_llm.support.leaving import INTERRUPTED
 
 HELP = """\
-/help            this list
-/stats           speed of the last answer, and how full the context is
-/set             how answers are sampled
-/set NAME VALUE  change that, for example /set temperature 0.7 ('default': as at the start)
+/help            show this list
+/stats           show the speed of the last answer and how full the context is
+/set             show how answers are sampled
+/set NAME VALUE  change it, for example /set temperature 0.7 ('default': the value at the start)
 /save FILE       write the conversation as JSON messages
-/load FILE       go on from a saved conversation instead of this one
+/load FILE       continue a saved conversation instead of this one
 /reset           forget the conversation
 /exit            leave (Ctrl-D too)
 Enter sends, Alt-Enter starts a new line. Ctrl-C stops an answer."""
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """At a terminal, errors of one message do not end the chat; with plain lines they do."""
+    """Run the chat. At a terminal, an error of one message does not end it; with a pipe it does."""
     config = options.generation_config(args)
     system = None if args.system is None else checked_argument(args.system)
     session = open_session(args.model, args.device, options.engine_config(args))
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """Reads messages, shows answers. `forgiving`: go on after the error of one message."""
+    """Reads messages and shows answers. `forgiving`: go on after the error of one message."""
 
     def __init__(
         self, session: Session, dialogue: Dialogue, *, forgiving: bool, output: Output | None = None
@@ -70,7 +70,7 @@ class Chat:
         }
 
     def run(self, messages: Iterable[str]) -> int:
-        """Until `/exit` or the last message; returns the exit code."""
+        """Run until `/exit` or the last message. Returns the exit code."""
         for text in messages:
             if text == "/exit":
                 break
@@ -81,7 +81,7 @@ class Chat:
         return OK
 
     def _command(self, text: str) -> None:
-        """Carry out one command; one that is refused changes nothing."""
+        """Run one command. A command that is refused changes nothing."""
         name, *rest = text.split(maxsplit=1)
         known = self._commands.get(name)
         if known is None:
@@ -122,7 +122,7 @@ class Chat:
         self._output.end_line()
 
     def _answered(self, text: str) -> bool:
-        """False when Ctrl-C should end the whole program, which is so without a terminal."""
+        """Answer one message. Returns False if Ctrl-C ends the program: without a terminal."""
         try:
             with naming_shape(self._dialogue.config):
                 answer = self._dialogue.ask(

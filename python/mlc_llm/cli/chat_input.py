@@ -1,4 +1,4 @@
-"""Where the messages of a chat come from: a terminal with editing and history, or plain lines."""
+"""Reads the messages of a chat: from a terminal with editing and history, or as plain lines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HISTORY_NAME = "chat_history"
 
 
 def is_interactive() -> bool:
-    """A person sits at both ends."""
+    """Whether standard input and output are both a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def plain_lines(stream: BinaryIO) -> Iterator[str]:
-    """Each line is a message; blank ones are skipped. Raises `UserError` on bytes not UTF-8."""
+    """Each line is a message; empty ones are skipped. Raises `UserError` for bytes not in UTF-8."""
     for number, line in enumerate(stream, start=1):
         text = decoded(line, f"line {number} of standard input").strip()
         if text:
@@ -39,8 +39,8 @@ def typed_messages(
 ) -> Iterator[str]:
     """Messages typed at a terminal, until Ctrl-D. Ctrl-C empties the line.
 
-    Enter sends; Alt-Enter (or Escape, then Enter) starts a new line. `source` and `screen` stand
-    in for the terminal in tests.
+    Enter sends. Alt-Enter (or Escape, then Enter) starts a new line. Tests give `source` and
+    `screen` instead of a terminal.
     """
     session: PromptSession[str] = PromptSession(
         PROMPT,
@@ -64,9 +64,9 @@ def typed_messages(
 
 
 def saved_history() -> History:
-    """The history file in the cache folder, readable by its owner only.
+    """The history file in the cache folder. Only its owner can read it.
 
-    Where it cannot be written, the history lasts as long as the chat, and a note says so.
+    If it cannot be written, the history ends with the chat, and a note says so.
     """
     try:
         path = cache_dir() / HISTORY_NAME

@@ -1,4 +1,4 @@
-"""What `mlc_llm doctor` looks at. Each look adds facts, and words for what it does not like."""
+"""The checks of `mlc_llm doctor`. Each check adds facts to the report, and problems or remarks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from mlc_llm.support.files import cache_dir, refusal
 DISTRIBUTION = "mlc-llm"
 
 LOADED = ("tvm", "tvm_ffi_orcjit")
-"""Native libraries that may be installed and still not load."""
+"""Native libraries that may fail to load although they are installed."""
 
 _PACKAGE_NAME = re.compile(r"[^A-Za-z0-9._-]")
-"""What ends a package's name in a requirement."""
+"""The end of a package's name in a requirement."""
 
 LEAST_FREE_MEMORY = 512 * 2**20
 LEAST_FREE_DISK = 512 * 2**20
-"""Bytes: the default model with its packed weights and library fit."""
+"""Bytes. The default model, its packed weights and its library fit into them."""
 
 MOST_ENTRIES = 40
-"""Of the cache, in the report."""
+"""The most entries of the cache that the report shows."""
 
 
 @dataclass
 class Report:
-    """Facts by section; `problems` keep a model from running, `remarks` only make it slow."""
+    """Facts by section. With `problems` a model cannot run, with `remarks` it is only slow."""
 
     sections: dict[str, dict[str, str]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Report:
 
 
 def examine() -> Report:
-    """Look at everything. Changes nothing but, perhaps, creating the cache folder."""
+    """Run all checks. They change nothing, but may create the cache folder."""
     report = Report()
     for look in (_look_at_machine, _look_at_versions, _look_at_choice, _look_at_cache):
         look(report)
@@ -87,7 +87,7 @@ def _look_at_versions(report: Report) -> None:
 
 
 def _required(report: Report) -> list[str]:
-    """The packages this one needs, by its own metadata; those of extras are left out."""
+    """The packages that this package needs, by its metadata, without those of extras."""
     try:
         wanted = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -97,9 +97,9 @@ def _required(report: Report) -> list[str]:
 
 
 def _look_at_choice(report: Report) -> None:
-    """Kernels and threads, as the compiler and the runtime choose them here."""
+    """The kernels and threads that the compiler and the runtime choose on this machine."""
     try:
-        # Only this look needs TVM: a doctor must be able to say that TVM does not load.
+        # Only this check needs TVM: the others must run if TVM does not load.
         from mlc_llm.backends.cpu.target import choose, fastest, missing_features, target_for
         from mlc_llm.backends.cpu.threads import configure_threads
         from mlc_llm.backends.registry import REFERENCE, choose_backend
@@ -110,7 +110,7 @@ def _look_at_choice(report: Report) -> None:
         chosen = choose()
         threads = configure_threads()
     except ImportError:
-        return  # said above, in plainer words
+        return  # `_look_at_versions` has reported it
     except MLCError as error:
         report.problems.append(one_line(str(error)))
         return
@@ -153,7 +153,7 @@ def _look_at_cache(report: Report) -> None:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """What is in the cache by name, with its size; several things of one name together."""
+    """The entries of the cache by name, with their sizes. Entries of one name are added up."""
     sizes: dict[str, list[int]] = {}
     for one in entries(folder):
         name = one.model if one.kind == "other" else f"{one.model}, {one.kind}"

@@ -1,4 +1,4 @@
-"""The table of commands. A new command is a line here and a file beside this one."""
+"""The table of commands. A new command is a line here and a file in this folder."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Protocol, cast
 
 
 class CommandModule(Protocol):
-    """What the file of a command offers."""
+    """The functions that the file of a command has."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the command's own arguments. Must not load an engine or TVM."""
+        """Declare the arguments of the command. It must not load an engine or TVM."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it; the result is the exit code. Errors are raised, `guard` turns them into words."""
+        """Run the command. Returns the exit code. It raises errors, and `guard` prints them."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Command:
     module: str
 
     def load(self) -> CommandModule:
-        """Import the command's file, which happens only when it is asked for."""
+        """Import the file of the command."""
         return cast(CommandModule, importlib.import_module(self.module))
 
 
@@ -36,9 +36,9 @@ COMMANDS = (
     Command("chat", "talk with a model in the terminal", "mlc_llm.cli.chat"),
     Command(
         "fit",
-        "show the memory a model takes; exit code 1: too much",
+        "show how much memory a model needs; exit code 1: too much",
         "mlc_llm.cli.fit",
     ),
-    Command("cache", "list or clear what is kept of models", "mlc_llm.cli.cache"),
+    Command("cache", "list or remove the files that are kept for models", "mlc_llm.cli.cache"),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),
 )

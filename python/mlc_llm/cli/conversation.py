@@ -1,4 +1,4 @@
-"""A conversation in a file: a JSON list of messages as in OpenAI's chat requests."""
+"""A conversation in a file: a JSON list of messages, as in OpenAI's chat requests."""
 
 from __future__ import annotations
 
@@ -8,25 +8,31 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from mlc_llm.cli.terminal import decoded
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.json_text import parse_json
 
-Message = dict[str, Any]
-"""`role` (system, user or assistant) and `content`, a text."""
+
+class Message(TypedDict):
+    """A message of a conversation."""
+
+    role: str
+    """system, user or assistant"""
+    content: str
+
 
 MAX_FILE_BYTES = 16 * 2**20
 
 
 def save_messages(name: str, messages: Sequence[Message]) -> Path:
-    """Write the file whole or not at all, readable by its owner only; returns its path.
+    """Write the file completely or not at all. Returns its path. Only its owner can read it.
 
-    An older conversation is replaced, any other file is not. Raises `UserError`.
+    It replaces an older conversation, but no other file. Raises `UserError`.
     """
     path = _path(name)
-    if os.path.exists(path):  # unlike the method it takes a name that is too long for no file
+    if os.path.exists(path):  # unlike Path.exists, it says False for a name that is too long
         try:
             load_messages(name)
         except UserError as error:
@@ -40,22 +46,22 @@ def save_messages(name: str, messages: Sequence[Message]) -> Path:
 
 
 def load_messages(name: str) -> list[Message]:
-    """The messages of a file: a list, or an object that has one as `messages`.
+    """The messages of a file. It has a list, or an object with a list named `messages`.
 
-    They are in order: perhaps a system message, then questions each with an answer behind it.
+    The list may begin with a system message. Then questions and answers follow in turns.
     Raises `UserError` of one line for any other file.
     """
     found = parse_json(decoded(_content(name), name), name)
     listed = found.get("messages") if isinstance(found, dict) else found
     if not isinstance(listed, list):
-        raise UserError(f"{name}: no conversation: there is no list of messages")
+        raise UserError(f"{name}: not a conversation: it has no list of messages")
     messages = [_message(name, number, one) for number, one in enumerate(listed)]
     roles = [one["role"] for one in messages]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if len(turns) % 2 or turns != ["user", "assistant"] * (len(turns) // 2):
         raise UserError(
-            f"{name}: no conversation: after a system message, user and assistant should take turns"
-            " and the last message should be the assistant's"
+            f"{name}: not a conversation: after a system message, user and assistant should take"
+            " turns and the last message should be the assistant's"
         )
     return messages
 
@@ -94,7 +100,7 @@ def _content(name: str) -> bytes:
 
 
 def _path(name: str) -> Path:
-    """Where a name leads, through links. Raises `UserError` for what cannot be a name."""
+    """The path of a name, with links followed. Raises `UserError` for an impossible name."""
     try:
         return Path(name).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:

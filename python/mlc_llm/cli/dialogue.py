@@ -1,4 +1,4 @@
-"""The state of a chat: who said what, kept within the model's context window."""
+"""The messages of a chat, kept within the context window of the model."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mlc_llm.errors import ContextLengthExceeded
 from mlc_llm.protocol.generation_config import GenerationConfig
 
 ANSWER_SHARE = 4
-"""A quarter of the context window is kept free for the answer."""
+"""A fourth of the context window stays free for the answer."""
 
 LONGEST_RESERVE = 512
-"""... but not more tokens than this."""
+"""At most so many tokens stay free for the answer."""
 
 
 class Dialogue:
-    """Messages so far. A failed question leaves no trace; a stopped answer stays as it is."""
+    """The messages so far. A question that failed is forgotten; a stopped answer is kept."""
 
     def __init__(self, session: Session, config: GenerationConfig, system: str | None) -> None:
         self.config = config
@@ -30,18 +30,18 @@ class Dialogue:
         self.last: Answer | None = None
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Forget all messages except the system message."""
         self._turns = []
 
     @property
     def messages(self) -> list[Message]:
-        """All that was said so far, the system message first."""
+        """All messages so far, the system message first."""
         return [*self._system, *(message for turn in self._turns for message in turn)]
 
     def replace(self, messages: list[Message]) -> None:
-        """Go on from another conversation (see `conversation.load_messages`).
+        """Continue another conversation (see `conversation.load_messages`).
 
-        One without a system message leaves the present one.
+        If it has no system message, the present one stays.
         """
         first = 1 if messages and messages[0]["role"] == "system" else 0
         self._system = messages[:first] or self._system
@@ -51,12 +51,12 @@ class Dialogue:
     def ask(
         self, text: str, on_text: Callable[[str], None], on_dropped: Callable[[str], None]
     ) -> Answer:
-        """Add `text`, answer it, remember both.
+        """Answer `text`, and remember both.
 
-        `on_dropped` is told, before the answer, if old turns had to go to make room. Raises
-        `ContextLengthExceeded` when `text` alone leaves no room, and what `Session.answer` raises.
+        If old turns are dropped to make room, `on_dropped` gets a message before the answer. Raises
+        `ContextLengthExceeded` if `text` alone leaves no room, and the errors of `Session.answer`.
         """
-        question = {"role": "user", "content": text}
+        question: Message = {"role": "user", "content": text}
         kept, ids = self._fit(question)
         dropped = len(self._turns) - len(kept)
         if dropped:
@@ -67,7 +67,7 @@ class Dialogue:
         return answer
 
     def stats(self) -> str:
-        """The last answer's figures and how full the context is."""
+        """The numbers of the last answer, and how full the context is."""
         if self.last is None:
             return "no answer yet"
         used = self.last.prompt_tokens + self.last.completion_tokens
@@ -80,7 +80,7 @@ class Dialogue:
         limit = window - min(window // ANSWER_SHARE, LONGEST_RESERVE)
         for first in range(len(self._turns)):
             kept = self._turns[first:]
-            with contextlib.suppress(ContextLengthExceeded):  # too long even to be tokenised
+            with contextlib.suppress(ContextLengthExceeded):  # too long to be tokenised
                 ids = self._ids(kept, question)
                 if len(ids) <= limit:
                     return kept, ids
@@ -95,7 +95,7 @@ class Dialogue:
 
 
 def _dropped_words(turns: list[list[Message]], window: int) -> str:
-    first = " ".join(str(turns[0][0]["content"]).split())
+    first = " ".join(turns[0][0]["content"].split())
     shown = first if len(first) <= 40 else first[:40] + "..."
     what = "the oldest turn" if len(turns) == 1 else f"the {len(turns)} oldest turns"
     return f"the context of {window} tokens is full: dropped {what}, from {shown!r}"

@@ -1,4 +1,4 @@
-"""`mlc_llm doctor`: this machine, the versions, the cache, what would be chosen, what is wrong."""
+"""`mlc_llm doctor`: a report of the machine, the versions, the cache, the kernels and problems."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; the exit code is 1 when something stands in the way of running a model."""
+    """Print the report. The exit code is 1 if a problem prevents that a model runs."""
     report = examine()
     sys.stdout.write(_as_json(report) if args.json else _as_text(report))
     return INTERNAL_ERROR if report.problems else OK

@@ -1,6 +1,6 @@
-"""`mlc_llm fit`: what a model would take of the memory, by its file's header alone.
+"""`mlc_llm fit`: how much memory a model would need. Only the header of its file is read.
 
-No weight is read and nothing is compiled.
+It reads no weights and compiles nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAGS = {
     for name, flag in ENGINE_FLAGS.items()
     if flag in ("--context", "--sequences", "--chunk", "--tokens", "--utilization")
 }
-"""Fields of `EngineConfig` that shape the memory, and the flags that set them."""
+"""Field of `EngineConfig` that changes the memory -> the flag that sets it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,18 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODE",
         help=f"one of {', '.join(MODES)} (default: %(default)s)",
     )
-    parser.add_argument("--context", type=int, metavar="N", help="tokens of the longest sequence")
-    parser.add_argument("--sequences", type=int, metavar="N", help="sequences at once")
-    parser.add_argument("--chunk", type=int, metavar="N", help="most tokens of one step")
+    parser.add_argument("--context", type=int, metavar="N", help="the most tokens of a sequence")
+    parser.add_argument("--sequences", type=int, metavar="N", help="the most sequences at a time")
+    parser.add_argument("--chunk", type=int, metavar="N", help="the most tokens of one step")
     parser.add_argument("--tokens", type=int, metavar="N", help="tokens of all sequences together")
     parser.add_argument(
-        "--utilization", type=float, metavar="X", help="share of the free memory to use, 0 to 1"
+        "--utilization", type=float, metavar="X", help="the share of the free memory to use, 0 to 1"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; the exit code is 1 when the chosen mode does not fit."""
+    """Print the table. The exit code is 1 if the chosen mode does not fit."""
     given = {name: getattr(args, flag[2:]) for name, flag in FLAGS.items()}
     with naming_flags():
         config = EngineConfig(mode=args.mode, **given)
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "") -> Choice:
-    """What `config` comes to. Raises `InvalidField` for what no amount of memory would allow."""
+    """What `config` needs. Raises `InvalidField` for a limit that no amount of memory allows."""
     asked = infer_limits(config, size)
     try:
         complete, plan = complete_config(config, size, free, promised)
@@ -84,8 +84,8 @@ def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "")
 
 
 def _look(model: str | None) -> tuple[ModelSize, tuple[int, str], str]:
-    """Size, free memory and what is promised beside it, name."""
-    # Which kernels this machine gets, and so how weights are held, is TVM's to say.
+    """The size of the model, the free and the promised memory, the name."""
+    # TVM says which kernels this machine gets, and so how weights are packed.
     from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
     bundle = open_model(model)

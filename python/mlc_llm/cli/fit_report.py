@@ -1,11 +1,10 @@
-"""What `mlc_llm fit` prints: the terms of the memory formula, and what each mode comes to."""
+"""The output of `mlc_llm fit`: the parts of the memory, and what each mode needs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
@@ -16,13 +15,13 @@ _LIMITS = {
     "tokens": "max_total_sequence_length",
     "chunk": "prefill_chunk_size",
 }
-"""Columns of the table of modes, and the fields they show."""
+"""Column of the table of modes -> the field that it shows."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a mode comes to. In `config` every limit is set; what does not fit has a `reason`, and
-    its tokens are the least that would have to.
+    """What a mode needs. `config` has all limits. A mode that does not fit has a `reason`, and its
+    tokens are the least that an engine needs.
     """
 
     config: EngineConfig
@@ -31,16 +30,16 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """That the KV cache holds."""
+        """The tokens that fit into the KV cache."""
         return self.config.max_total_sequence_length or 0
 
     @property
     def total(self) -> int:
-        """Bytes of everything."""
+        """The bytes of all parts."""
         return self.plan.total(self.tokens)
 
     def terms(self) -> dict[str, tuple[int, str]]:
-        """Bytes of each part, which add up to `total`, and what they come from."""
+        """The bytes of each part and what they are for. Their sum is `total`."""
         plan, config = self.plan, self.config
         return {
             "weights": (plan.weights, "as the kernels hold them"),
@@ -55,8 +54,8 @@ class Choice:
             ),
         }
 
-    def values(self) -> dict[str, Any]:
-        """For JSON."""
+    def values(self) -> dict[str, object]:
+        """The values for JSON."""
         limits = {name: getattr(self.config, name) for name in _LIMITS.values()}
         sizes = {name: size for name, (size, _) in self.terms().items()}
         return {
@@ -79,11 +78,11 @@ class Report:
 
     @property
     def chosen(self) -> Choice:
-        """That of the mode that was asked for."""
+        """The choice of the mode that was asked for."""
         return self.choices[self.mode]
 
     def asjson(self) -> str:
-        """One JSON object; sizes are bytes."""
+        """One JSON object. Sizes are in bytes."""
         values = {
             "model": self.model,
             "mode": self.mode,
@@ -97,7 +96,7 @@ class Report:
         return json.dumps(values, indent=2) + "\n"
 
     def astext(self) -> str:
-        """For a person."""
+        """The report for a person."""
         chosen, size = self.chosen, self.size
         layers = sum(group.layers for group in size.groups)
         head = (

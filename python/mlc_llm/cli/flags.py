@@ -1,4 +1,4 @@
-"""Fields and the flags that set them: an error about a field names the flag to a user."""
+"""Fields and their flags: an error about a field names the flag that the user knows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ENGINE_FLAGS = {
     "prompt_precision": "--precision",
     "kernels": "--kernels",
 }
-"""Fields of `EngineConfig` and the flags that set them."""
+"""Field of `EngineConfig` -> the flag that sets it."""
 
 
 @contextmanager
 def naming_flags(flags: Mapping[str, str] = ENGINE_FLAGS) -> Iterator[None]:
-    """Turns an error about a field into a `UserError` about the flag that set it."""
+    """Turn an error about a field into a `UserError` about the flag that sets it."""
     try:
         yield
     except InvalidField as error:
@@ -32,7 +32,7 @@ def naming_flags(flags: Mapping[str, str] = ENGINE_FLAGS) -> Iterator[None]:
 
 
 def with_flags(text: str, flags: Mapping[str, str] = ENGINE_FLAGS) -> str:
-    """`text` with the names of fields replaced by those of flags."""
+    """`text`, with the names of flags instead of the names of fields."""
     for name, flag in flags.items():
         text = re.sub(rf"(?<![\w-]){re.escape(name)}\b", flag, text)
     return text

@@ -1,4 +1,4 @@
-"""`mlc_llm generate`: answer one prompt, streaming, and stop."""
+"""`mlc_llm generate`: answer one prompt, as a stream, and stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         nargs="?",
         metavar="PROMPT",
-        help="the question; text from a pipe is appended to it; '-' or nothing: "
+        help="the question; text from a pipe is added to it; with '-' or nothing, "
         "standard input is the question",
     )
     options.add_model(parser)
@@ -31,23 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="continue PROMPT itself, without the chat template; control tokens in it count",
+        help="continue the text of PROMPT without the chat template; names of control tokens in it "
+        "are control tokens",
     )
     options.add_sampling(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
         "--json", action="store_true", help="print one JSON object at the end instead of streaming"
     )
-    group.add_argument("--stats", action="store_true", help="print speed to standard error")
-    group.add_argument("--quiet", action="store_true", help="no progress and no notes")
+    group.add_argument("--stats", action="store_true", help="print the speed to standard error")
+    group.add_argument("--quiet", action="store_true", help="show no progress and no notes")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Everything that can be wrong with the arguments is said before the model is opened."""
+    """Answer the prompt. Mistakes in the arguments are reported before the model is opened."""
     set_quiet(args.quiet)
     config = options.generation_config(args)
     if args.raw and args.system is not None:
-        raise UserError("--system has no place in a --raw prompt; leave one of the two out")
+        raise UserError("--system cannot be used with --raw; leave one of the two out")
     engine = options.engine_config(args)
     prompt = _prompt(args.prompt, quiet=args.quiet)
     output = Output()
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prompt(given: str | None, *, quiet: bool) -> str:
-    """The argument, and behind it, on a new line, what comes from a pipe or a file."""
+    """The argument, and after it, on a new line, the text from a pipe or a file."""
     if given is None and not is_piped():
         raise UserError('there is no prompt; give one: mlc_llm generate "Why is the sky blue?"')
     parts = [] if given in (None, "-") else [checked_argument(given or "")]

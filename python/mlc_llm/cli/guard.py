@@ -1,4 +1,4 @@
-"""The one place where errors become a line on standard error and an exit code."""
+"""Turns errors into a line on standard error and an exit code. Only this file does that."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BROKEN_PIPE = 141
 
 EXIT_CODES = {
     OK: "all went well",
-    INTERNAL_ERROR: "something failed that is not your mistake",
+    INTERNAL_ERROR: "an error that is not your mistake",
     USER_ERROR: "an argument, the input or the model file is wrong",
     INTERRUPTED: "stopped by Ctrl-C",
-    BROKEN_PIPE: "the reader of the output went away",
+    BROKEN_PIPE: "the reader of the output has ended",
 }
 
 
 def guarded(work: Callable[[], int], *, debug: bool) -> int:
-    """Run `work` and return its exit code; no exception but SystemExit comes out.
+    """Run `work` and return its exit code. Raises nothing but SystemExit.
 
-    With `debug` the traceback is printed too, before the line.
+    With `debug` it prints the traceback too, before the line.
     """
     try:
         try:
@@ -43,7 +43,7 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
         return INTERRUPTED
     except SystemExit:
         raise
-    except BaseException as error:  # a panic of a Rust library is no Exception
+    except BaseException as error:  # a panic of a Rust library is not an Exception
         if debug:
             traceback.print_exc()
         say(f"mlc_llm: error: {explain(error, debug=debug)}")
@@ -53,12 +53,12 @@ def guarded(work: Callable[[], int], *, debug: bool) -> int:
 
 
 def exit_code(error: BaseException) -> int:
-    """Whose mistake it was."""
+    """The exit code: a mistake of the user, or another error."""
     return USER_ERROR if isinstance(error, UserError) else INTERNAL_ERROR
 
 
 def explain(error: BaseException, *, debug: bool = False) -> str:
-    """One line for a person: what happened and, for our own bugs, how to see more."""
+    """One line for the user: what happened and, for our own bugs, how to see more."""
     if isinstance(error, MLCError):
         return one_line(str(error) or type(error).__name__)
     if isinstance(error, MemoryError) or _says(error, _NO_MEMORY):
@@ -81,7 +81,7 @@ def explain(error: BaseException, *, debug: bool = False) -> str:
 
 
 def _says(error: BaseException, words: Sequence[str]) -> bool:
-    """Whether a library's error means this: most have no class for it."""
+    """Whether the message of an error has these words. Most libraries have no class for them."""
     return any(word in str(error) for word in words)
 
 
@@ -102,7 +102,7 @@ _LONGEST_LINE = 2000
 
 
 def one_line(text: str) -> str:
-    """`text` without line breaks or control characters, and of bounded length."""
+    """`text` without line breaks or control characters, and of limited length."""
     words = " ".join(text.split())
     shown = "".join(char if char.isprintable() else "?" for char in words)
     return shown if len(shown) <= _LONGEST_LINE else shown[:_LONGEST_LINE] + "..."

@@ -1,4 +1,4 @@
-"""Ctrl-C as a question asked between steps, so that no step is torn apart in the middle."""
+"""Ctrl-C as a flag that is read between steps, so that no step stops in the middle."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Interrupt:
 
 @contextmanager
 def catch_interrupt() -> Iterator[Interrupt]:
-    """Within, the first Ctrl-C only sets the flag; the second does what it did before.
+    """Inside, the first Ctrl-C only sets the flag. The second one does what it did before.
 
-    Outside the main thread nothing is caught, because signals do not arrive there; nor where
-    SIGINT is ignored or has no handler in Python.
+    Nothing changes outside the main thread, because signals do not arrive there. Nothing changes
+    either if SIGINT is ignored or has no handler in Python.
     """
     flag = Interrupt()
     before = signal.getsignal(signal.SIGINT)

@@ -1,9 +1,9 @@
-"""Arguments that several commands share, and what they become."""
+"""The arguments that several commands share, and the configs that are made of them."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mlc_llm.cli import shape
 from mlc_llm.cli.flags import naming_flags
@@ -16,16 +16,16 @@ from mlc_llm.serve.config import (
     EngineMode,
 )
 
-FALLBACK: dict[str, Any] = {"max_tokens": 1024, "temperature": 0.2, "top_p": 0.9}
-"""Where neither a flag nor the model says anything. A small model may never stop by itself; the
-other two are what the makers of the default model advise (at 1.0 it talks nonsense)."""
+FALLBACK: dict[str, int | float] = {"max_tokens": 1024, "temperature": 0.2, "top_p": 0.9}
+"""The values if neither a flag nor the model gives one. A small model may never stop by itself. The
+other two are the advice of the makers of the default model (at 1.0 its text makes no sense)."""
 
 MODE: EngineMode = "interactive"
-"""One answer at a time is all that these commands need."""
+"""These commands need only one answer at a time."""
 
 
 class Setting(NamedTuple):
-    """A number that says how tokens are chosen: a field of `GenerationConfig` and a flag."""
+    """A number that changes how tokens are chosen: a field of `GenerationConfig`, and a flag."""
 
     kind: type
     metavar: str
@@ -33,21 +33,21 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "max_tokens": Setting(int, "N", "most tokens to answer, -1: until the context is full"),
-    "temperature": Setting(float, "T", "0 takes the likeliest token"),
-    "top_p": Setting(float, "P", "keep the likeliest tokens with this much probability"),
-    "top_k": Setting(int, "K", "keep the K likeliest tokens; 0 all"),
-    "min_p": Setting(float, "P", "drop tokens less than P times as likely as the likeliest"),
-    "frequency_penalty": Setting(float, "X", "above 0: fewer tokens that came often"),
+    "max_tokens": Setting(int, "N", "the most tokens of the answer; -1: until the context is full"),
+    "temperature": Setting(float, "T", "0: always the likeliest token"),
+    "top_p": Setting(float, "P", "keep the likeliest tokens that together have this probability"),
+    "top_k": Setting(int, "K", "keep the K likeliest tokens; 0: all"),
+    "min_p": Setting(float, "P", "drop tokens with less than P times the greatest probability"),
+    "frequency_penalty": Setting(float, "X", "above 0: fewer tokens that came often before"),
     "presence_penalty": Setting(float, "X", "above 0: fewer tokens that came before"),
     "repetition_penalty": Setting(float, "R", "above 1: less repetition"),
     "seed": Setting(int, "N", "the same seed gives the same answer"),
 }
-"""Field to flag (`top_p`, `--top-p`) and to the name that `/set` knows."""
+"""The name of a field is also its flag (`top_p`, `--top-p`) and its name in `/set`."""
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Which model, and where it runs."""
+    """Flags: which model, and where it runs."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -59,7 +59,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """How the engine runs the model."""
+    """Flags: how the engine runs the model."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--mode",
@@ -72,23 +72,21 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--context",
         type=int,
         metavar="N",
-        help="tokens of prompt and answer together (default: as many as model and memory allow)",
+        help="the most tokens of prompt and answer together (default: what model and memory allow)",
     )
     group.add_argument(
         "--speculative",
         choices=BUILT_SPECULATIVE_MODES,
         metavar="NAME",
-        help="guess tokens ahead, for the same answer sooner: prompt_lookup, or small_draft with "
+        help="draft tokens, for the same answer in less time: prompt_lookup, or small_draft with "
         f"--draft-model (default: {EngineConfig.speculative_mode})",
     )
-    group.add_argument(
-        "--draft-model", metavar="MODEL", help="the smaller model that guesses for small_draft"
-    )
+    group.add_argument("--draft-model", metavar="MODEL", help="the smaller model of small_draft")
     group.add_argument(
         "--precision",
         choices=PROMPT_PRECISIONS,
         metavar="NAME",
-        help="how prompts are computed: exact, or fast, which costs some of the exactness "
+        help="how prompts are computed: exact, or fast, which is less exact "
         f"(default: {EngineConfig.prompt_precision})",
     )
     group.add_argument(
@@ -100,7 +98,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How tokens are chosen; what is not given is the model's default."""
+    """Flags: how tokens are chosen. The model's defaults replace flags that are not given."""
     group = parser.add_argument_group("sampling")
     for name, setting in SETTINGS.items():
         group.add_argument(
@@ -110,15 +108,18 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             help=f"{setting.help} ({_default(name)})",
         )
     group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end before this text; may be repeated"
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end before this text; may be repeated",
     )
     shape.add_arguments(parser)
 
 
 def generation_config(args: argparse.Namespace) -> GenerationConfig:
-    """The flags about one answer that were given.
+    """The given flags about one answer.
 
-    Raises `InvalidField` for a value out of range and `UserError` for a file that is no good.
+    Raises `InvalidField` for a value out of range and `UserError` for a bad file.
     """
     given = {name: getattr(args, name) for name in SETTINGS}
     given |= {"stop_strs": args.stop, "response_format": shape.wanted(args)}
@@ -126,8 +127,9 @@ def generation_config(args: argparse.Namespace) -> GenerationConfig:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The flags about the engine that were given. Raises `InvalidField`."""
-    given: dict[str, Any] = {
+    """The given flags about the engine. Raises `UserError` that names the flag."""
+    given = {
+        "mode": args.mode,
         "max_single_sequence_length": args.context,
         "speculative_mode": args.speculative,
         "additional_models": None if args.draft_model is None else [args.draft_model],
@@ -135,11 +137,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "kernels": args.kernels,
     }
     with naming_flags():
-        return EngineConfig(mode=args.mode, **given)
+        return EngineConfig.from_mapping(given)
 
 
 def completed(config: GenerationConfig, defaults: GenerationConfig) -> GenerationConfig:
-    """`config` with the model's defaults under it and, under both, `FALLBACK`."""
+    """`config`, with open fields filled by the model's defaults and then by `FALLBACK`."""
     return config.merged_over(defaults).merged_over(FALLBACK)
 
 

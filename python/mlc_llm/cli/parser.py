@@ -1,4 +1,4 @@
-"""The argument parser: built from the table, importing only the command that was named."""
+"""The argument parser. It is made of the table and imports only the command that is named."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mlc_llm.cli.commands import COMMANDS, Command
 from mlc_llm.cli.guard import EXIT_CODES, USER_ERROR
 
 LIKENESS = 0.6
-"""Of 0 to 1: a name less like what was typed is no help."""
+"""From 0 to 1: a name that is less similar to the typed one is not suggested."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the help of the command that it is about."""
+    """A parser whose errors are one line, with a hint to the help of the command."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(USER_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def refuse(self, words: Sequence[str]) -> NoReturn:
-        """Say which of these is no argument here, and what was probably meant."""
+        """End the program: name the first of these words that is wrong, and what was meant."""
         option = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
         if option is None:
             self.error(f"one argument too many: {words[0]!r}; a text with spaces needs quotes")
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"there is no option {option}{_meant(option, known)}")
 
     def _check_first(self, words: Sequence[str], names: Mapping[str, Parser]) -> None:
-        """The first word is a command, or one of the options that stand alone."""
+        """Check the first word: a command, or an option that needs no command."""
         first = words[0] if words else ""
         alone = [name for action in self._actions for name in action.option_strings]
         if first.startswith("-") and first not in alone:
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    """Each command's own parser, by name."""
+    """The parser of each command, by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
@@ -57,8 +57,8 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
 
 
 def _meant(typed: str, known: Iterable[str]) -> str:
-    """The known name that begins with what was typed, or else looks most like it."""
-    names = {name.lstrip("-"): name for name in known}  # the dashes are alike in all of them
+    """A hint: the known name that begins with the typed one, or else the most similar one."""
+    names = {name.lstrip("-"): name for name in known}  # all of them have the dashes
     word = typed.lstrip("-")[:64]
     longer = [name for name in names if word and name.startswith(word)]
     found = longer or difflib.get_close_matches(word, names, n=1, cutoff=LIKENESS)
@@ -66,7 +66,7 @@ def _meant(typed: str, known: Iterable[str]) -> str:
 
 
 def build_parser(wanted: Collection[str]) -> Parser:
-    """The parser of all commands, complete for those in `wanted` only."""
+    """The parser of all commands. Only those in `wanted` get their arguments."""
     codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
     parser = Parser(
         prog="mlc_llm",

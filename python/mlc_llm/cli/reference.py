@@ -1,4 +1,4 @@
-"""docs/cli.md, written from the parsers: `python -m mlc_llm.cli.reference > docs/cli.md`."""
+"""Writes docs/cli.md from the parsers: `python -m mlc_llm.cli.reference > docs/cli.md`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlc_llm.cli.parser import build_parser, subparsers
 _HEAD = """\
 # The command line
 
-`mlc_llm COMMAND ...`; `python -m mlc_llm` is the same. Written by
+`mlc_llm COMMAND ...` and `python -m mlc_llm COMMAND ...` are the same. This page is written by
 `python -m mlc_llm.cli.reference > docs/cli.md`, and a test compares it with the program.
 
-An error is one line on standard error that names the thing and what to do; `--debug` adds the
+An error is one line on standard error. It says what is wrong and what to do; `--debug` adds the
 traceback. Progress and notes go to standard error, answers to standard output.
 
 ## Environment
@@ -23,10 +23,10 @@ traceback. Progress and notes go to standard error, answers to standard output.
 | variable | meaning |
 |---|---|
 | `MLC_LLM_HOME` | the cache folder (default: `mlc_llm` in the usual place for caches) |
-| `MLC_LLM_QUIET` | 1 shows no progress |
+| `MLC_LLM_QUIET` | 1: show no progress |
 | `MLC_LLM_DEVICE` | `cpu`: Python programs that name an accelerator (`cuda`) run on the CPU |
 | `MLC_LLM_KERNELS` | `amx`, `vnni`, `avx2`, `i8mm`, `dotprod`, `portable` or `reference` |
-| `MLC_NUM_THREADS` | threads that compute (default: as many as there are usable cores) |
+| `MLC_NUM_THREADS` | the number of threads that compute (default: the number of usable cores) |
 """
 
 

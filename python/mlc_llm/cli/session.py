@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,6 +24,7 @@ from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
+    from mlc_llm.protocol.messages import GivenMessage
     from mlc_llm.serve.opening.bundle import ModelBundle
 
 
@@ -118,7 +119,7 @@ class Session:
         self._load_s = load_s
         self._requests = 0
 
-    def chat_ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_ids(self, messages: Sequence[GivenMessage]) -> list[int]:
         """Token ids of a conversation, ready for the model's next answer.
 
         Raises `UnsupportedModel` for a model that cannot chat, `InvalidField` for messages that
@@ -240,17 +241,14 @@ class _Run:
 
     def __init__(self, tokenizer: Tokenizer, started: float) -> None:
         self.text = BranchText(tokenizer)
-        self.usage: Usage | None = None
+        self.usage = Usage(0, 0, 0)
+        self.ended = False
+        """The usage has come. Nothing comes after it."""
         self.finish_reason: FinishReason | None = None
         self.aborting = False
         self._started = started
         self._first: float | None = None
         self._last = started
-
-    @property
-    def ended(self) -> bool:
-        """True after the usage, which is the last output."""
-        return self.usage is not None
 
     def put(self, output: RequestStreamOutput) -> str:
         """Take one output. Returns its text."""
@@ -258,6 +256,7 @@ class _Run:
         self._last = time.perf_counter()
         if branch.request_final_usage_json_str is not None:
             self.usage = Usage.from_json(branch.request_final_usage_json_str)
+            self.ended = True
             return ""
         if branch.delta_token_ids and self._first is None:
             self._first = self._last

@@ -1,4 +1,4 @@
-"""What `/set` shows and changes: how the next answers of a chat are sampled."""
+"""The command `/set`: it shows and changes how the next answers of a chat are sampled."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mlc_llm.protocol.checks import nearest
 from mlc_llm.protocol.generation_config import GenerationConfig
 
 DEFAULT = "default"
-"""The value that stands for the one with which the chat began."""
+"""This word means the value at the start of the chat."""
 
 
 def shown(config: GenerationConfig) -> str:
-    """A line a setting."""
+    """One line for each setting."""
     width = max(len(name) for name in SETTINGS)
     lines = [f"{name:<{width}}  {_value(config, name)}" for name in SETTINGS]
     return "\n".join(lines)
@@ -21,9 +21,9 @@ def shown(config: GenerationConfig) -> str:
 def changed(
     config: GenerationConfig, start: GenerationConfig, name: str, word: str
 ) -> tuple[GenerationConfig, str]:
-    """A config with `word` as the value of one setting, and words that say so.
+    """A config with `word` as the value of one setting, and a text that says so.
 
-    `start` has the values that "default" stands for. Raises `UserError` naming the setting.
+    `start` has the values for the word "default". Raises `UserError` that names the setting.
     """
     field = name.lstrip("-").replace("-", "_")
     if field not in SETTINGS:

@@ -1,11 +1,10 @@
-"""The shape that an answer must have, out of `--schema`, `--regex` or `--grammar`."""
+"""The shape that an answer must have: `--schema`, `--regex` or `--grammar`."""
 
 from __future__ import annotations
 
 import argparse
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.cli.session import Answer, Session
@@ -15,26 +14,28 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json
 
 MAX_FILE_BYTES = 2**20
-"""Of a schema or a grammar; the engine takes a quarter of it."""
+"""The largest file of a schema or a grammar. The engine accepts a fourth of it."""
 
 SYNTAXES = {".lark": "lark", ".gbnf": "gbnf", ".ebnf": "gbnf"}
-"""The language of a grammar by the ending of its file's name."""
+"""Ending of a file's name -> the language of the grammar in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the three flags, of which one may be given."""
+    """Declare the three flags. Only one of them may be given."""
     group = parser.add_argument_group("shape of the answer").add_mutually_exclusive_group()
-    group.add_argument("--schema", metavar="FILE", help="JSON that follows this JSON Schema")
-    group.add_argument("--regex", metavar="TEXT", help="a text that this regular expression fits")
+    group.add_argument(
+        "--schema", metavar="FILE", help="an answer in JSON that follows this schema"
+    )
+    group.add_argument("--regex", metavar="TEXT", help="an answer of this regular expression")
     group.add_argument(
         "--grammar",
         metavar="FILE",
-        help="a text of this grammar: Lark in a file *.lark, GBNF (EBNF) in *.gbnf or *.ebnf",
+        help="an answer of this grammar: Lark in *.lark, GBNF (EBNF) in *.gbnf or *.ebnf",
     )
 
 
-def wanted(args: argparse.Namespace) -> dict[str, Any] | None:
-    """The `response_format`; None for free text. Raises `UserError` for a file that is no good."""
+def wanted(args: argparse.Namespace) -> dict[str, object] | None:
+    """The `response_format`. None for free text. Raises `UserError` for a bad file."""
     if args.schema is not None:
         text = _read(args.schema, "--schema")
         if not isinstance(parse_json(text, f"--schema {args.schema}"), (dict, bool)):
@@ -47,15 +48,15 @@ def wanted(args: argparse.Namespace) -> dict[str, Any] | None:
         if syntax is None:
             endings = ", ".join(SYNTAXES)
             raise UserError(
-                f"--grammar {args.grammar}: the name must end with one of {endings}, which tells "
-                "the language of the grammar"
+                f"--grammar {args.grammar}: the name must end with one of {endings}, because the "
+                "ending tells the language of the grammar"
             )
         return _grammar(syntax, _read(args.grammar, "--grammar"))
     return None
 
 
 def naming_shape(config: GenerationConfig) -> AbstractContextManager[None]:
-    """Within, what the engine says about the shape of `config` names the flag."""
+    """Inside, errors of the engine about the shape of `config` name the flag."""
     if not config.needs_grammar:
         return nullcontext()
     written = config.response_format.grammar
@@ -66,19 +67,19 @@ def naming_shape(config: GenerationConfig) -> AbstractContextManager[None]:
 
 
 def warnings(answer: Answer, session: Session, config: GenerationConfig) -> list[str]:
-    """What a user should know of an answer that did not come to its own end; words for each."""
+    """Messages for the user about an answer that did not end by itself."""
     limit = session.why_cut(answer) if answer.finish_reason == "length" else None
     return [words for words in (limit, why_unfinished(answer, config)) if words is not None]
 
 
 def why_unfinished(answer: Answer, config: GenerationConfig) -> str | None:
-    """Words about an answer that ended before its shape was complete; None where all is well."""
+    """A message about an answer that ended before its shape was complete, or None."""
     if not config.needs_grammar or answer.finish_reason == "abort":
         return None
     if config.response_format.type == "json_object":
         return None if _is_json(answer.text) else "the JSON is cut and not complete"
     if answer.finish_reason == "length":
-        return "the answer is cut, so it may not have the shape that was asked for"
+        return "the answer is cut, so it may not have the shape that you asked for"
     return None
 
 
@@ -90,12 +91,12 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _grammar(syntax: str, definition: str) -> dict[str, Any]:
+def _grammar(syntax: str, definition: str) -> dict[str, object]:
     return {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
 
 
 def _read(name: str, flag: str) -> str:
-    """The text of a file. Raises `UserError` naming the flag and the file."""
+    """The text of a file. Raises `UserError` that names the flag and the file."""
     try:
         with Path(name).expanduser().open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)

@@ -10,16 +10,17 @@ from mlc_llm.errors import MLCError
 
 
 def occupy_closed_streams() -> None:
-    """Put nothing where standard input, output or error is closed.
+    """Open /dev/null for each of standard input, output and error that is closed.
 
-    Else the next file that is opened would take the number, and get what is written there.
+    Else the next file that is opened would get its number, and the text that is written to it.
     `sys.stdout` stays None, for `check_output`.
     """
-    for number in range(3):
+    for stream in range(3):
         try:
-            os.fstat(number)
+            os.fstat(stream)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number is taken
+            number = os.open(os.devnull, os.O_RDWR)  # it takes the lowest free number
+            os.set_inheritable(number, True)
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     if sys.stderr is None:
@@ -27,13 +28,13 @@ def occupy_closed_streams() -> None:
 
 
 def check_output() -> None:
-    """Raises MLCError where there is no standard output: better now than after the work."""
+    """Raises MLCError if there is no standard output, before the work is done for nothing."""
     if sys.stdout is None:
         raise MLCError("standard output is closed; send it to a file, a pipe or /dev/null")
 
 
 def say(text: str) -> None:
-    """A line on standard error, if it can be written: there is no other place to complain."""
+    """Write a line to standard error. An error of writing is ignored: nobody could read it."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -41,19 +42,19 @@ def say(text: str) -> None:
 
 
 def flush_output() -> None:
-    """Raises OSError for what cannot be written."""
+    """Flush standard output. Raises OSError if it cannot be written."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def forget(stream: TextIO | None) -> None:
-    """Let nothing more be written to a standard stream, at exit least of all: Python would
-    complain."""
+    """Send what is still written to a standard stream to /dev/null. Else Python would report an
+    error at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         if stream is not None:
             os.dup2(devnull, stream.fileno())
-    except (OSError, ValueError):  # a replaced stream without a descriptor has nothing to forget
+    except (OSError, ValueError):  # a replaced stream has no descriptor
         pass
     finally:
         os.close(devnull)

@@ -1,4 +1,4 @@
-"""Text in and out: streaming to a terminal or a pipe, and prompts read as strict UTF-8."""
+"""Text in and out: streams to a terminal or a pipe, and prompts in strict UTF-8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlc_llm.cli.streams import say
 from mlc_llm.errors import UserError
 
 WAIT_S = 3.0
-"""A user is told what a command waits for after this many seconds."""
+"""After this many seconds, a note tells the user what the command waits for."""
 
 _HARMLESS = {"\n", "\t"}
 
@@ -19,8 +19,8 @@ _HARMLESS = {"\n", "\t"}
 class Output:
     """Standard output that shows each piece at once.
 
-    A terminal gets no control characters but newline and tab: a model must not be able to move
-    the cursor or change the title. A pipe gets the text as it is.
+    Of control characters, a terminal gets only newline and tab: a model must not move the cursor
+    or change the title. A pipe gets the text as it is.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -31,11 +31,11 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether a person reads it."""
+        """Whether the output is a terminal."""
         return self._stream.isatty()
 
     def write(self, text: str) -> None:
-        """Write and flush. Raises BrokenPipeError when the reader has gone."""
+        """Write and flush. Raises BrokenPipeError if the reader has ended."""
         if not text:
             return
         self._stream.write(harmless(text) if self.is_terminal else text)
@@ -43,13 +43,13 @@ class Output:
         self._at_line_start = text.endswith("\n")
 
     def end_line(self) -> None:
-        """A newline, unless there is one already."""
+        """Write a newline, unless the text ends with one."""
         if not self._at_line_start:
             self.write("\n")
 
 
 def harmless(text: str) -> str:
-    """Control characters replaced by U+FFFD, so that they do nothing and still can be seen."""
+    """The text with U+FFFD for each control character, so that it does nothing but is seen."""
     if text.isprintable():
         return text
     return "".join("\ufffd" if _is_control(char) else char for char in text)
@@ -61,12 +61,12 @@ def _is_control(char: str) -> bool:
 
 
 def note(text: str) -> None:
-    """A remark to the user, beside the answer."""
+    """A message to the user on standard error, apart from the answer."""
     say(text)
 
 
 def decoded(raw: bytes, source: str) -> str:
-    """`raw` as text. Raises `UserError` naming the first byte that is not UTF-8."""
+    """`raw` as text. Raises `UserError` that names the first byte that is not UTF-8."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -82,9 +82,9 @@ def is_piped() -> bool:
 
 
 def read_input(limit: int, *, quiet: bool = False) -> str:
-    """All of standard input; after a while a note says what is waited for, unless `quiet`.
+    """All of standard input. After a few seconds a note says what it waits for, unless `quiet`.
 
-    Raises `UserError` when it is closed, longer than `limit` bytes, or not UTF-8.
+    Raises `UserError` if it is closed, longer than `limit` bytes, or not UTF-8.
     """
     if sys.stdin is None:
         raise UserError("standard input is closed; give the prompt as an argument")
@@ -100,7 +100,7 @@ def read_input(limit: int, *, quiet: bool = False) -> str:
 
 
 def read_all(stream: BinaryIO, limit: int) -> str:
-    """All of `stream`. Raises `UserError` when it is longer than `limit` bytes or not UTF-8."""
+    """All of `stream`. Raises `UserError` if it is longer than `limit` bytes or not UTF-8."""
     raw = stream.read(limit + 1)
     if len(raw) > limit:
         raise UserError(f"standard input is longer than {limit} bytes; no prompt can be that long")
@@ -108,7 +108,7 @@ def read_all(stream: BinaryIO, limit: int) -> str:
 
 
 def checked_argument(text: str) -> str:
-    """A command-line argument. Raises `UserError` if its bytes were not text in this locale."""
+    """The argument itself. Raises `UserError` if its bytes are not text in this locale."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Lines that end between words, for text that comes in pieces."""
+"""Breaks lines between words, for text that comes in pieces."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from prompt_toolkit.utils import get_cwidth
 from mlc_llm.cli.terminal import Output, harmless
 
 LEAST_WIDTH = 16
-"""Columns; on a terminal narrower than this the lines end where the terminal ends them."""
+"""Columns. On a narrower terminal, the lines are not broken here."""
 
 
 class WordWrap:
-    """Turns the spaces at which lines grow too long into line ends.
+    """Turns a space into a line end where a line would become too long.
 
-    A word is held back until it is whole. `width` says how many columns a line may have now;
-    a wide character counts two, and a line may end before and after it. Spaces at the start of a
-    line are kept, and so is a word that is longer than a line.
+    A word waits until it is whole. `width` gives the number of columns of a line at this moment.
+    A wide character has two columns, and a line may end before and after it. Spaces at the start
+    of a line are kept. A word that is longer than a line is not broken.
     """
 
     def __init__(self, width: Callable[[], int]) -> None:
@@ -29,11 +29,11 @@ class WordWrap:
         self._column = 0
 
     def put(self, text: str) -> str:
-        """Take a piece; returns what can be shown by now."""
+        """Add a piece. Returns the text that can be shown."""
         return "".join(self._put(char) for char in text)
 
     def flush(self) -> str:
-        """What was held back: the last word and the spaces behind it."""
+        """The text that still waits: the last word and the spaces after it."""
         shown = self._place() + self._gap
         self._column += get_cwidth(self._gap)
         self._gap = ""
@@ -56,12 +56,12 @@ class WordWrap:
         return ""
 
     def _place(self) -> str:
-        """The word behind the gap, or on a line of its own where it does not fit any more."""
+        """The word after the gap, or on a new line if it does not fit."""
         if not self._word:
             return ""
         shown, size = self._gap + self._word, get_cwidth(self._word)
         self._column += get_cwidth(self._gap)
-        # The last column stays free: terminals differ in where the cursor is behind it.
+        # The last column stays free: terminals differ in the place of the cursor after it.
         room = self._width() - 1
         if room >= LEAST_WIDTH and self._column > 0 and self._column + size > room:
             shown = "\n" + self._word
@@ -72,7 +72,7 @@ class WordWrap:
 
 
 class WrappedOutput(Output):
-    """Ends the lines on a terminal between words; a pipe gets the text as it is."""
+    """Breaks the lines on a terminal between words. A pipe gets the text as it is."""
 
     def __init__(
         self, stream: TextIO | None = None, width: Callable[[], int] | None = None
@@ -82,11 +82,11 @@ class WrappedOutput(Output):
         self._wrap = WordWrap(_columns)
 
     def write(self, text: str) -> None:
-        """As `Output.write`; on a terminal the last word waits for the next piece."""
+        """Like `Output.write`. On a terminal the last word waits for the next piece."""
         super().write(self._wrap.put(harmless(text)) if self.is_terminal else text)
 
     def end_line(self) -> None:
-        """Show what was held back, and a newline, unless there is one already."""
+        """Write the text that still waits, and a newline, unless it ends with one."""
         super().write(self._wrap.flush())
         self._wrap = WordWrap(_columns)
         super().end_line()

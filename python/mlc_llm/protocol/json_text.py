@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mlc_llm.errors import UserError
-from mlc_llm.protocol.json_value import JsonValue
+
+if TYPE_CHECKING:
+    from mlc_llm.protocol.json_value import JsonValue
 
 
 def parse_json(text: str | bytes, what: str) -> JsonValue:

@@ -79,8 +79,8 @@ class EngineConfig:
     not 0. -1 turns it off, None is the window of the model. A sequence may then be longer than the
     context window of the model, but tokens that have left the window are forgotten. For this, the
     window plus the sinks (rounded up to a multiple of 128) must not be longer than the context
-    window. Not possible with speculative decoding or pinned prompts. The prefix cache then reuses a sequence as
-    a whole or not at all."""
+    window. Not possible with speculative decoding or pinned prompts. The prefix cache then reuses
+    a sequence as a whole or not at all."""
     attention_sink_size: int | None = None
     """How many first tokens of a sequence each token always sees, at least 0. Their distance is
     never more than the window and the blocks of the sinks. None is the number of the model if the

@@ -15,7 +15,6 @@ import tvm_ffi
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.protocol.messages import GivenMessage, GivenTool
 from mlc_llm.serve import data
 from mlc_llm.serve.answers import ChatAnswer, Generated, RequestTexts
 from mlc_llm.serve.config import EngineConfig
@@ -33,6 +32,7 @@ from mlc_llm.support.interrupts import HeldInterrupts
 if TYPE_CHECKING:
     import tvm
 
+    from mlc_llm.protocol.messages import GivenMessage, GivenTool
     from mlc_llm.runtime.read_ahead import ReadAhead
 
 __all__ = ["ChatAnswer", "EngineConfig", "Generated", "SyncMLCEngine", "_create_tvm_module"]
