@@ -125,7 +125,7 @@ def test_clear_of_a_download(cache: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["clear", "eve"], "nothing in the cache is of 'eve'"),
+        (["clear", "eve"], "the cache has nothing of 'eve'"),
         (["clear", "ann", "--all"], "--all and NAME exclude each other"),
         (["list", "--all"], "--all goes with clear"),
     ],

@@ -54,7 +54,7 @@ def load_messages(name: str) -> list[Message]:
     found = parse_json(decoded(_content(name), name), name)
     listed = found.get("messages") if isinstance(found, dict) else found
     if not isinstance(listed, list):
-        raise UserError(f"{name}: not a conversation: it has no list of messages")
+        raise UserError(f"{name}: not a conversation: there is no list of messages")
     messages = [_message(name, number, one) for number, one in enumerate(listed)]
     roles = [one["role"] for one in messages]
     turns = roles[1:] if roles[:1] == ["system"] else roles
