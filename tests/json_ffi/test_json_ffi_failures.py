@@ -156,6 +156,14 @@ def test_only_streams_are_supported(engine: JSONFFIEngine) -> None:
         next(stream)
 
 
+def test_parameters_have_the_names_of_the_api(engine: JSONFFIEngine) -> None:
+    create = engine.chat.completions.create
+    with pytest.raises(TypeError, match="unexpected keyword argument 'temprature'"):
+        create(messages=USER, temprature=1)
+    with pytest.raises(TypeError, match="missing a required keyword-only argument: 'messages'"):
+        create(model="echo")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

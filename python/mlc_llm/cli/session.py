@@ -1,4 +1,4 @@
-"""An open model for a command: one request at a time, text to a callback, an end by Ctrl-C."""
+"""One model, one request at a time: open it, answer with a callback for text, stop on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """What a session needs of `SyncMLCEngine`."""
+    """The methods of `SyncMLCEngine` that a session needs."""
 
     def create_request(
         self, request_id: str, inputs: Data | list[Data], generation_config: GenerationConfig
@@ -44,32 +44,32 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds by the wall clock, and tokens a second; None: nothing was measured."""
+    """Seconds of the wall clock and tokens per second. None if nothing was measured."""
 
     load_s: float
-    """To open the model; download, packing and compilation are included."""
+    """The time to open the model, including its download, packing and compilation."""
     ttft_s: float | None
-    """From the request to the first token."""
+    """The time from the request to the first token."""
     total_s: float
     prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None
-    """For the tokens after the first."""
+    """The rate of the tokens after the first one."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The outcome of one request."""
+    """The answer to one request."""
 
     model: str
     text: str
     finish_reason: FinishReason
-    """`abort`: Ctrl-C ended it, and `text` is what there was until then."""
+    """`abort`: Ctrl-C stopped it, and `text` is the text until then."""
     prompt_tokens: int
     completion_tokens: int
     timings: Timings
 
     def asjson(self) -> str:
-        """One JSON object, ASCII only, so that it survives any pipe."""
+        """One JSON object, only ASCII, so that no pipe can change it."""
         usage = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -86,7 +86,7 @@ class Answer:
         )
 
     def stats(self) -> str:
-        """One line for a person."""
+        """One line for the user."""
         timings = self.timings
         parts = [f"{self.prompt_tokens} prompt tokens", f"{self.completion_tokens} answer tokens"]
         if timings.ttft_s is not None:
@@ -120,10 +120,10 @@ class Session:
         self._requests = 0
 
     def chat_ids(self, messages: Sequence[GivenMessage]) -> list[int]:
-        """Token ids of a conversation, ready for the model's next answer.
+        """Token ids of a conversation, up to the place of the next answer.
 
         Raises `UnsupportedModel` for a model that cannot chat, `InvalidField` for messages that
-        its template refuses, `ContextLengthExceeded` for messages that are clearly too long.
+        its template refuses, `ContextLengthExceeded` for texts that are clearly too long.
         """
         from mlc_llm.serve.openai.chat import chat_prompt
 
@@ -153,11 +153,11 @@ class Session:
         config: GenerationConfig,
         on_text: Callable[[str], None] = lambda text: None,
     ) -> Answer:
-        """Run one request to its end; `on_text` gets each piece of text as it comes.
+        """Run one request to its end. `on_text` gets each piece of text at once.
 
         Ctrl-C ends it early, with `abort`. Raises `ContextLengthExceeded` before anything runs,
-        `RequestError` when the engine ends the request with an error, and whatever `on_text`
-        raises; the request is off the engine in every case.
+        `RequestError` if the engine ends the request with an error, and the errors of `on_text`.
+        After an error, the request is no longer in the engine.
         """
         if len(prompt_ids) >= self.window:
             raise ContextLengthExceeded(len(prompt_ids), self.window)
@@ -174,7 +174,7 @@ class Session:
         return self._answer(run)
 
     def why_cut(self, answer: Answer) -> str:
-        """The limit that an answer with finish reason `length` has reached."""
+        """The limit that ended an answer with the finish reason `length`."""
         if answer.prompt_tokens + answer.completion_tokens >= self.window:
             return f"stopped: the context of {self.window} tokens is full"
         return f"stopped at {answer.completion_tokens} tokens; --max-tokens sets this limit"
@@ -200,7 +200,7 @@ class Session:
     def _answer(self, run: _Run) -> Answer:
         if run.text.error is not None:
             raise RequestError(run.text.error)
-        assert run.finish_reason is not None and run.usage is not None  # the usage is the last
+        assert run.finish_reason is not None  # it comes before the usage
         return Answer(
             model=self.model.name,
             text="".join(run.text.pieces),
@@ -251,7 +251,7 @@ class _Run:
         self._last = started
 
     def put(self, output: RequestStreamOutput) -> str:
-        """Take one output. Returns its text."""
+        """Add one output. Returns its text."""
         _, (branch,) = output.unpack()
         self._last = time.perf_counter()
         if branch.request_final_usage_json_str is not None:
@@ -264,8 +264,7 @@ class _Run:
         return self.text.put(branch)
 
     def timings(self, load_s: float) -> Timings:
-        """Times and rates of the request. It must have ended."""
-        assert self.usage is not None
+        """The times, after the request has ended."""
         ttft = None if self._first is None else self._first - self._started
         later = self._last - (self._first or self._started)
         return Timings(
