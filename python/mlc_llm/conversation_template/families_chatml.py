@@ -26,7 +26,7 @@ def _chatml(
     tool: dict[str, str] | None = None,
     prefix: list[int] | None = None,
 ) -> Conversation:
-    """tool: the role, where the model knows it. prefix: token ids that come first."""
+    """tool: the role of tools, if the model has one. prefix: token ids at the start."""
     return Conversation(
         name=name,
         system_template=system_template,
@@ -49,7 +49,8 @@ def _qwen(
     begins: str = "",
     thinks: bool = True,
 ) -> Conversation:
-    """begins: how every answer begins. thinks: whether it may hold thoughts up to `</think>`.
+    """begins: the text at the start of every answer. thinks: an answer may have reasoning first,
+    up to `</think>`.
 
     Without a system message there is no system part.
     """

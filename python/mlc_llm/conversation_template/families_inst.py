@@ -12,7 +12,7 @@ from mlc_llm.protocol.conversation_protocol import Conversation
 
 
 def _llama_2(name: str, system_message: str, roles: dict[str, str], stop: str) -> Conversation:
-    """Llama 2 begins every question with <s>, here at the end of the answer before."""
+    """Llama 2 begins every question with <s>. Here it is at the end of the answer before."""
     return Conversation(
         name=name,
         system_template="[INST] <<SYS>>\n{system_message}\n<</SYS>>\n\n",

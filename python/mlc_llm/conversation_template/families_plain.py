@@ -15,7 +15,7 @@ from mlc_llm.protocol.conversation_protocol import Conversation
 def _continued(
     name: str, stop_token_id: int, stop_str: list[str], prefix: list[int] | None = None
 ) -> Conversation:
-    """No chat: the text is continued as it is."""
+    """No chat template: the model continues the text as it is."""
     return Conversation(
         name=name,
         roles={"user": "", "assistant": ""},
@@ -111,7 +111,7 @@ PLAIN = [
         system_prefix_token_ids=[1],
     ),
     Conversation(
-        # The makers' template takes no system text: it stands at the beginning of the question.
+        # The makers' template has no system text: here it is at the beginning of the question.
         name="orion",
         system_template="Human: {system_message}\n\n",
         render_empty_system_message=False,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mlc_llm.protocol.conversation_protocol import Conversation
 
 _TAGS = {"user": "<|user|>", "assistant": "<|assistant|>"}
@@ -21,8 +19,8 @@ def _llama(
     tool: str = "",
     prefix: int = 128000,
 ) -> Conversation:
-    """header: what stands before and behind the name of a role. about: what stands before every
-    system message, even an empty one. tool: the name of the role of tools."""
+    """header: the texts before and after the name of a role. about: a text before every system
+    message, also an empty one. tool: the name of the role of tools."""
     before, behind = header
     roles = {"user": "user", "assistant": "assistant", **({"tool": tool} if tool else {})}
     return Conversation(
@@ -39,7 +37,7 @@ def _llama(
 
 
 def _gemma(name: str, end_id: int) -> Conversation:
-    """There is no system turn: the text stands at the beginning of the first question."""
+    """There is no system turn: the system text is at the beginning of the first question."""
     return Conversation(
         name=name,
         system_template="<start_of_turn>user\n{system_message}\n\n",
@@ -56,9 +54,16 @@ def _gemma(name: str, end_id: int) -> Conversation:
 
 
 def _zephyr(
-    name: str, end: str, stop_str: str, stop_token_ids: list[int], **more: Any
+    name: str,
+    end: str,
+    stop_str: str,
+    stop_token_ids: list[int],
+    *,
+    prefix: list[int] | None = None,
+    system_message: str = "",
 ) -> Conversation:
-    """`<|role|>`, a line break, the text, `end`: the same for system, user and assistant."""
+    """`<|role|>`, a line break, the text, `end`: the same for system, user and assistant. prefix:
+    token ids at the start."""
     return Conversation(
         name=name,
         system_template="<|system|>\n{system_message}" + end,
@@ -69,14 +74,15 @@ def _zephyr(
         role_empty_sep="\n",
         stop_str=[stop_str],
         stop_token_ids=stop_token_ids,
-        **more,
+        system_prefix_token_ids=prefix,
+        system_message=system_message,
     )
 
 
 def _deepseek(
     name: str, begin_id: int, end_id: int, *, system_message: str = "", begins: str = ""
 ) -> Conversation:
-    """begins: how every answer begins."""
+    """begins: the text at the start of every answer."""
     return Conversation(
         name=name,
         system_message=system_message,
@@ -92,7 +98,7 @@ def _deepseek(
 _LLAMA_3 = ("<|start_header_id|>", "<|end_header_id|>\n\n")
 _LLAMA_4 = ("<|header_start|>", "<|header_end|>\n\n")
 _LLAMA_3_1_DATES = "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\n"
-"""The makers' template has this date too, where the caller gives none."""
+"""The template of the makers has this date too if the caller gives none."""
 
 TAGGED = [
     _llama("llama-3", _LLAMA_3, "<|eot_id|>", [128001, 128009]),
@@ -113,14 +119,14 @@ TAGGED = [
         "<|end|>\n",
         "<|endoftext|>",
         [32000, 32001, 32007],
-        system_prefix_token_ids=[1],
+        prefix=[1],
     ),
     _zephyr(
         "phi-3-vision",
         "<|end|>\n",
         "<|endoftext|>",
         [2, 32000, 32001, 32007],
-        system_prefix_token_ids=[1],
+        prefix=[1],
     ),
     Conversation(
         name="phi-4",
@@ -139,7 +145,7 @@ TAGGED = [
         "</s>",
         [2],
         system_message="You are a helpful chatbot.",
-        system_prefix_token_ids=[1],
+        prefix=[1],
     ),
     _zephyr("stablelm-3b", "<|endoftext|>\n", "<|endoftext|>", [0]),
     _zephyr("stablelm-2", "<|endoftext|>\n", "<|endoftext|>", [100257]),
