@@ -1,71 +1,291 @@
-"""Causal attention of new tokens over paged keys and values, prefill and decode alike.
+"""Causal attention of new tokens over paged keys and values, for prefill and decode.
 
-The keys of a sequence are cut into sections of fixed places. For a section a row of queries makes
-a plain softmax of its own; sections are then folded together, the first one first (the online
-softmax of Milakov and Gimelshein 2018; Dao et al. 2022). What a row computes so depends on nothing
-but its own place: neither on the tokens beside it nor on who computes which section.
+    in parallel, for each task (query block, KV head, KV split):
+        several tokens:  for each KV split that is seen: attend_split, fold;  write
+        one token:       attend_split of this one split
+    for each query block of one token, for each KV head:
+        for each KV split that is seen: fold;  write
 
-Work is cut into units. A tile of several neighbouring tokens, times the query heads that share a
-key/value head, is one unit that walks its sections. A tile of one token is a unit a section, so
-that a long sequence that decodes keeps all threads busy; what its sections gave is
-folded together when all are done. `attention_section.py` has what is done with one section.
+A row is a query head of a token; the rows of a task share keys and values. For a KV split a row
+makes a softmax of its own (`attention_products.py`). Splits are then folded together, the first one
+first (`attention_softmax.py`). So a row's bits depend on nothing but its own place: neither on the
+tokens beside it nor on who computes which split.
+
+A query block of several tokens is one task, which does all its splits. A query block of one token
+is a task a split, so that a long sequence that decodes keeps all threads busy.
+
+Buffers (b query blocks, n page ids, k parts; `attention` has those of the arguments):
+
+parts       `Softmax` of k * heads rows: what one split gave to the rows of a one-token block; query
+            block t has the parts from `_first_part` on
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import tvm
 from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.attention_section import SECTION, Shape, folding, is_seen, section_parts
+from mlc_llm.kernels.cpu.attention_products import attend_split
+from mlc_llm.kernels.cpu.attention_shape import (
+    KV_SPLIT,
+    SPLIT_KEYS,
+    Arguments,
+    QueryRows,
+    Shape,
+    sees_split,
+    split_count,
+)
+from mlc_llm.kernels.cpu.attention_softmax import Softmax, clear, fold, new_softmax, write
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
+from mlc_llm.kernels.types import Buffer, Expr, Index
 
 MANY = 64
-"""Sections from which on a second thread is worth its wake-up to fold them together."""
+"""Tasks from which on a second thread is worth its wake-up to fold splits together."""
 SPREAD = 16
-"""Units that follow each other are so many steps of the whole work apart: later tokens of a prompt
-see more than earlier ones, and every thread gets a stretch of units."""
+"""Tasks that follow each other are so many steps of the whole work apart: later tokens of a prompt
+see more than earlier ones, and every thread gets a stretch of tasks."""
 
 
-def query_tile(heads: int, kv_heads: int, isa: Isa) -> int:
-    """Tokens a tile: as many as keep all score rows in registers."""
+def query_block_tokens(heads: int, kv_heads: int, isa: Isa) -> int:
+    """Most tokens of a query block: as many as keep the scores of all rows in registers."""
     rows = 12 if isa.lanes == 16 else 6
     return max(1, rows // (heads // kv_heads))
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What a task computes, each number int32 [1]."""
+
+    number: Buffer
+    """Of the task; then of the task among those of its query block."""
+    block: Buffer
+    """The query block."""
+    first_part: Buffer
+    """Where the parts of the query block begin."""
+    part_count: Buffer
+    """Parts that the query block has room for."""
+    split: Buffer
+    """The KV split, for a query block of one token."""
+    kv_head: Buffer
+
+
+def _new_task() -> Task:
+    """Scratch for a task, with nothing in it.
+
+    Numbers in buffers, not names: a name is spelt out again wherever it is used, and compiling
+    takes three times as long.
+    """
+    return Task(*(T.alloc_buffer((1,), "int32") for _ in range(6)))
+
+
+def _first_part(given: Arguments, block: Index) -> Expr:
+    """Where the parts of a query block begin.
+
+    A block of a sequence that decodes has enough parts. The blocks of a prompt share a page list,
+    and all but the last have one part.
+    """
+    return given.blocks[block, 2] // KV_SPLIT + block
+
+
+def _part_count(given: Arguments) -> Expr:
+    """The parts of all query blocks."""
+    return given.id_count // KV_SPLIT + given.block_count
+
+
+@T.inline
+def _find_parts(given, block, first_part, part_count):
+    """The parts of a query block: the first one, and how many."""
+    first_part[0] = _first_part(given, block)
+    part_count[0] = _part_count(given) - first_part[0]
+    if block + 1 < given.block_count:
+        part_count[0] = given.blocks[block + 1, 2] // KV_SPLIT + block + 1 - first_part[0]
+
+
+@T.inline
+def _find_block(shape, given, task):
+    """The last query block whose tasks begin at this one or before, by bisection."""
+    above = T.alloc_buffer((1,), "int32")
+    middle = T.alloc_buffer((1,), "int32")
+    task.block[0] = 0
+    above[0] = given.block_count
+    while above[0] - task.block[0] > 1:
+        middle[0] = (task.block[0] + above[0]) // 2
+        if _first_part(given, middle[0]) * shape.kv_heads <= task.number[0]:
+            task.block[0] = middle[0]
+        else:
+            above[0] = middle[0]
+    _find_parts(given, task.block[0], task.first_part, task.part_count)
+
+
+@T.inline
+def _attend_block(shape, given, block, kv_head):
+    """All KV splits of a query block, one after the other."""
+    tokens = T.meta_var(query_block_tokens(shape.heads, shape.kv_heads, shape.isa))
+    token = T.alloc_buffer((tokens,), "int32")
+    count = T.meta_var(tokens * shape.heads_per_kv)
+    rows = T.meta_var(QueryRows(count, token, kv_head, given.blocks[block, 2]))
+    scores = T.alloc_buffer((count, SPLIT_KEYS), "float32")
+    part = T.meta_var(new_softmax(count, shape.head_dim))
+    state = T.meta_var(new_softmax(count, shape.head_dim))
+    zero = T.alloc_buffer((1,), "int32")
+    zero[0] = 0
+    for i in T.unroll(tokens):  # rows behind the last token repeat it and are not written
+        token[i] = given.blocks[block, 0] + T.min(i, given.blocks[block, 1] - 1)
+    for r in T.serial(count):
+        clear(shape, state, r)
+    newest: T.let[T.int32] = given.place[token[tokens - 1]]
+    for which in T.serial(split_count(newest)):
+        if sees_split(which, given.place[token[0]], given.window):
+            attend_split(shape, given, rows, which, scores, part, zero)
+            for r in T.serial(count):
+                fold(shape, state, r, part, r)
+    per_kv = T.meta_var(shape.heads_per_kv)
+    for r in T.serial(count):
+        if r // per_kv < given.blocks[block, 1]:
+            write(shape, state, r, given.out, token[r // per_kv], kv_head * per_kv + r % per_kv)
+
+
+@T.inline
+def _attend_part(shape, given, task, parts):
+    """One KV split of a query block of one token."""
+    token = T.alloc_buffer((1,), "int32")
+    row = T.alloc_buffer((1,), "int32")
+    scores = T.alloc_buffer((shape.heads_per_kv, SPLIT_KEYS), "float32")
+    token[0] = given.blocks[task.block[0], 0]
+    row[0] = (task.first_part[0] + task.split[0]) * shape.heads + task.kv_head[
+        0
+    ] * shape.heads_per_kv
+    rows = T.meta_var(
+        QueryRows(shape.heads_per_kv, token, task.kv_head[0], given.blocks[task.block[0], 2])
+    )
+    attend_split(shape, given, rows, task.split[0], scores, parts, row)
+
+
+@T.inline
+def _run_task(shape, given, task, parts, first_token):
+    """Computes the task with the number `task.number[0]`."""
+    _find_block(shape, given, task)
+    task.number[0] = task.number[0] - task.first_part[0] * shape.kv_heads
+    task.split[0] = task.number[0] % task.part_count[0]
+    task.kv_head[0] = task.number[0] // task.part_count[0]
+    block = T.meta_var(task.block[0])
+    place = T.meta_var(given.place[given.blocks[block, 0]])
+    if given.blocks[block, 0] < first_token:
+        T.evaluate(0)
+    elif given.blocks[block, 1] > 1 or task.part_count[0] < split_count(place):
+        if task.split[0] == 0:
+            _attend_block(shape, given, block, task.kv_head[0])
+    elif T.And(task.split[0] < split_count(place), sees_split(task.split[0], place, given.window)):
+        _attend_part(shape, given, task, parts)
+
+
+@T.inline
+def _fold_parts(shape, given, block, kv_head, first_part, parts):
+    """Folds the KV splits of a query block of one token, and writes its result."""
+    per_kv = T.meta_var(shape.heads_per_kv)
+    token = T.meta_var(given.blocks[block, 0])
+    best = T.alloc_buffer((per_kv,), "float32")
+    total = T.alloc_buffer((per_kv,), "float32")
+    sums = T.alloc_buffer((per_kv, shape.head_dim), "float32")
+    state = T.meta_var(Softmax(sums, best, total))
+    for r in T.unroll(per_kv):
+        clear(shape, state, r)
+    for which in T.serial(split_count(given.place[token])):
+        if sees_split(which, given.place[token], given.window):
+            for r in T.unroll(per_kv):
+                fold(
+                    *(shape, state, r, parts),
+                    (first_part + which) * shape.heads + kv_head * per_kv + r,
+                )
+    for r in T.unroll(per_kv):
+        write(shape, state, r, given.out, token, kv_head * per_kv + r)
+
+
+@T.inline
+def _finish(shape, given, parts, number, first_token):
+    """Folds what the tasks of one query block and KV head left, if they left parts."""
+    block = T.alloc_buffer((1,), "int32")
+    kv_head = T.alloc_buffer((1,), "int32")
+    first_part = T.alloc_buffer((1,), "int32")
+    part_count = T.alloc_buffer((1,), "int32")
+    block[0] = number // shape.kv_heads
+    kv_head[0] = number % shape.kv_heads
+    _find_parts(given, block[0], first_part, part_count)
+    token = T.meta_var(given.blocks[block[0], 0])
+    if T.And(
+        T.And(token >= first_token, given.blocks[block[0], 1] == 1),
+        part_count[0] >= split_count(given.place[token]),
+    ):
+        _fold_parts(shape, given, block[0], kv_head[0], first_part[0], parts)
+
+
+def _stride(tasks: Expr, is_prompt: Expr) -> Expr:
+    """The `stride` of `spread`: 1 where every token decodes."""
+    return T.if_then_else(is_prompt, T.max(tasks // SPREAD // 2, 1), 1)
+
+
+def spread_count(tasks: Expr, stride: Index) -> Expr:
+    """How many numbers `spread` takes: a few more than there are tasks."""
+    return (tasks + stride - 1) // stride * stride
+
+
+def spread(u: Expr, tasks: Expr, stride: Index) -> Expr:
+    """A different task for each u; neighbours of u are a part in `stride` of all tasks apart."""
+    columns = (tasks + stride - 1) // stride
+    return u % stride * columns + u // stride
+
+
+@T.inline
+def attend(shape, given, first_token):
+    """Attention of the tokens from `first_token` on, which is the first one of a query block."""
+    parts = T.meta_var(new_softmax(_part_count(given) * shape.heads, shape.head_dim))
+    tasks = T.meta_var(_part_count(given) * shape.kv_heads)
+    stride = T.meta_var(_stride(tasks, given.tokens > given.block_count))
+    for u in T.parallel(spread_count(tasks, stride)):
+        task = T.meta_var(_new_task())
+        task.number[0] = spread(u, tasks, stride)
+        if task.number[0] < tasks:
+            _run_task(shape, given, task, parts, first_token)
+    if tasks >= MANY:
+        for u in T.parallel(given.block_count * shape.kv_heads):
+            _finish(shape, given, parts, u, first_token)
+    else:
+        for u in T.serial(given.block_count * shape.kv_heads):
+            _finish(shape, given, parts, u, first_token)
 
 
 @cache
 def attention(
     heads: int, kv_heads: int, head_dim: int, isa: Isa, kv_dtype: str, sink_query: bool = False
-) -> tvm.tirx.PrimFunc:
+) -> PrimFunc:
     """Kernel arguments:
 
-    rotated     float32 [m, heads * head_dim], scaled by log2(e) times the scale of scores
+    queries     float32 [m, heads * head_dim], rotated, scaled by log2(e) times the scale of scores
     pages       kv_dtype [pages, kv_heads, 2, PAGE * head_dim], holding the new tokens already
-    position    int32 [m], place of each token in its page list
-    tiles       int32 [t, 3]: first token row, number of tokens, start of the page list
+    place       int32 [m], place of each token in its page list
+    blocks      int32 [b, 3]: first token row, number of tokens, start of the page list
     page_ids    int32 [n], the sequences' pages, one list after the other; any page stands for one
                 that is not seen
     window      int32 [2]: a token sees the last window[0] tokens, itself included, and the first
                 window[1] of its sequence
     out         float32 [m, heads * head_dim]
 
-    sink_query: a row of `rotated` is twice as long. Its second half is the query for the sections
+    sink_query: a row of `queries` is twice as long. Its second half is the query for the KV splits
     that hold any of the first window[1] tokens.
     """
-    D = head_dim
     shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query)
-    attend = attended(shape)
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
-        rotated: T.handle,
+        queries: T.handle,
         pages: T.handle,
-        position: T.handle,
-        tiles: T.handle,
+        place: T.handle,
+        blocks: T.handle,
         page_ids: T.handle,
         window: T.handle,
         out: T.handle,
@@ -73,184 +293,16 @@ def attention(
         T.func_attr(SCHEDULED)
         m = T.int32()
         num_pages = T.int32()
-        num_tiles = T.int32()
+        b = T.int32()
         n = T.int32()
-        Q = T.match_buffer(rotated, (m, shape.queries), "float32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * D), kv_dtype)
-        POS = T.match_buffer(position, (m,), "int32")
-        TILE = T.match_buffer(tiles, (num_tiles, 3), "int32")
+        Q = T.match_buffer(queries, (m, shape.query_width), "float32")
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), kv_dtype)
+        AT = T.match_buffer(place, (m,), "int32")
+        B = T.match_buffer(blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
-        O = T.match_buffer(out, (m, heads * D), "float32")
+        O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            attend(Q, P, POS, TILE, IDS, W, O, m, num_tiles, n, 0)
+            attend(shape, Arguments(Q, P, AT, B, IDS, W, O, m, b, n), 0)
 
     return paged_attention
-
-
-def attended(shape: Shape) -> Any:
-    """Statements of the kernel for its arguments: an inline function.
-
-    first: the rows before that one are not computed.
-    """
-    heads, kv_heads, D, isa, *_ = shape
-    L, share = isa.lanes, shape.share
-    QT = query_tile(heads, kv_heads, isa)
-    section = section_parts(shape)
-    clear, fold, write = folding(L, D)
-
-    def sections(position: Any) -> Any:
-        return position // (PAGE * SECTION) + 1
-
-    @T.inline
-    def walk(Q, P, POS, TILE, IDS, W, O, n, t, h, rows):
-        # Row r is query head h * share + r % share of token first + min(r // share, count - 1).
-        token = T.alloc_buffer((QT,), "int32")
-        s = T.alloc_buffer((rows, SECTION * PAGE), "float32")
-        new_o = T.alloc_buffer((rows, D), "float32")
-        new_best = T.alloc_buffer((rows,), "float32")
-        new_total = T.alloc_buffer((rows,), "float32")
-        o = T.alloc_buffer((rows, D), "float32")
-        best = T.alloc_buffer((rows,), "float32")
-        total = T.alloc_buffer((rows,), "float32")
-        zero = T.alloc_buffer((1,), "int32")
-        zero[0] = 0
-        for i in T.unroll(QT):
-            token[i] = TILE[t, 0] + T.min(i, TILE[t, 1] - 1)
-        for r in T.serial(rows):
-            clear(best, total, o, r)
-        newest: T.let[T.int32] = POS[token[QT - 1]]
-        for which in T.serial(sections(newest)):
-            if is_seen(which * SECTION * PAGE, SECTION * PAGE, POS[token[0]], W):
-                section(
-                    *(P, Q, POS, IDS, W, s, new_o, new_best, new_total, zero),
-                    *(token, TILE[t, 2], n, h, which, rows),
-                )
-                for r in T.serial(rows):
-                    fold(best, total, o, r, new_best, new_total, new_o, r)
-        for r in T.serial(rows):
-            if r // share < TILE[t, 1]:
-                write(O, o, total, r, token[r // share], h * share + r % share)
-
-    @T.inline
-    def room(TILE, n, num_tiles, t, begin, width):
-        # Places of tile t for results of its sections. A sequence that decodes has enough of
-        # them; the tiles of a prompt share a page list, and all but the last have one place.
-        begin[0] = TILE[t, 2] // SECTION + t
-        width[0] = n // SECTION + num_tiles - begin[0]
-        if t + 1 < num_tiles:
-            width[0] = TILE[t + 1, 2] // SECTION + t + 1 - begin[0]
-
-    @T.inline
-    def find(TILE, n, num_tiles, unit, tile, begin, width):
-        # The last tile whose units begin at this one or before.
-        above = T.alloc_buffer((1,), "int32")
-        middle = T.alloc_buffer((1,), "int32")
-        tile[0] = 0
-        above[0] = num_tiles
-        while above[0] - tile[0] > 1:
-            middle[0] = (tile[0] + above[0]) // 2
-            if (TILE[middle[0], 2] // SECTION + middle[0]) * kv_heads <= unit:
-                tile[0] = middle[0]
-            else:
-                above[0] = middle[0]
-        room(TILE, n, num_tiles, tile[0], begin, width)
-
-    @T.inline
-    def attend(Q, P, POS, TILE, IDS, W, O, m, num_tiles, n, first):
-        # Sections of one-token tiles wait here for the others of their tile.
-        part_o = T.alloc_buffer(((n // SECTION + num_tiles) * heads, D), "float32")
-        part_best = T.alloc_buffer(((n // SECTION + num_tiles) * heads,), "float32")
-        part_total = T.alloc_buffer(((n // SECTION + num_tiles) * heads,), "float32")
-
-        @T.inline
-        def one(t, h, which, place):
-            token = T.alloc_buffer((1,), "int32")
-            row = T.alloc_buffer((1,), "int32")
-            s = T.alloc_buffer((share, SECTION * PAGE), "float32")
-            token[0] = TILE[t, 0]
-            row[0] = place * heads + h * share
-            section(
-                *(P, Q, POS, IDS, W, s, part_o, part_best, part_total, row),
-                *(token, TILE[t, 2], n, h, which, share),
-            )
-
-        @T.inline
-        def gather(u):
-            # What the heads of a one-token tile that share keys and values found in sections.
-            t = T.alloc_buffer((1,), "int32")
-            h = T.alloc_buffer((1,), "int32")
-            begin = T.alloc_buffer((1,), "int32")
-            width = T.alloc_buffer((1,), "int32")
-            t[0] = u // kv_heads
-            h[0] = u % kv_heads
-            room(TILE, n, num_tiles, t[0], begin, width)
-            if T.And(
-                T.And(TILE[t[0], 0] >= first, TILE[t[0], 1] == 1),
-                width[0] >= sections(POS[TILE[t[0], 0]]),
-            ):
-                best = T.alloc_buffer((share,), "float32")
-                total = T.alloc_buffer((share,), "float32")
-                o = T.alloc_buffer((share, D), "float32")
-                for r in T.unroll(share):
-                    clear(best, total, o, r)
-                for which in T.serial(sections(POS[TILE[t[0], 0]])):
-                    if is_seen(which * SECTION * PAGE, SECTION * PAGE, POS[TILE[t[0], 0]], W):
-                        for r in T.unroll(share):
-                            fold(
-                                *(best, total, o, r, part_best, part_total, part_o),
-                                (begin[0] + which) * heads + h[0] * share + r,
-                            )
-                for r in T.unroll(share):
-                    write(O, o, total, r, TILE[t[0], 0], h[0] * share + r)
-
-        units = T.meta_var((n // SECTION + num_tiles) * kv_heads)
-        stride = T.meta_var(_stride(units, m > num_tiles))
-        for u in T.parallel(spread_units(units, stride)):
-            # Numbers in buffers, not names: a name is spelt out again wherever it is used,
-            # and compiling takes three times as long.
-            unit = T.alloc_buffer((1,), "int32")
-            tile = T.alloc_buffer((1,), "int32")
-            begin = T.alloc_buffer((1,), "int32")
-            width = T.alloc_buffer((1,), "int32")
-            which = T.alloc_buffer((1,), "int32")
-            head = T.alloc_buffer((1,), "int32")
-            unit[0] = spread(u, units, stride)
-            if unit[0] < units:
-                find(TILE, n, num_tiles, unit[0], tile, begin, width)
-                unit[0] = unit[0] - begin[0] * kv_heads
-                which[0] = unit[0] % width[0]
-                head[0] = unit[0] // width[0]
-                if TILE[tile[0], 0] < first:
-                    T.evaluate(0)
-                elif TILE[tile[0], 1] > 1 or width[0] < sections(POS[TILE[tile[0], 0]]):
-                    if which[0] == 0:
-                        walk(Q, P, POS, TILE, IDS, W, O, n, tile[0], head[0], QT * share)
-                elif T.And(
-                    which[0] < sections(POS[TILE[tile[0], 0]]),
-                    is_seen(which[0] * SECTION * PAGE, SECTION * PAGE, POS[TILE[tile[0], 0]], W),
-                ):
-                    one(tile[0], head[0], which[0], begin[0] + which[0])
-        if (n // SECTION + num_tiles) * kv_heads >= MANY:
-            for u in T.parallel(num_tiles * kv_heads):
-                gather(u)
-        else:
-            for u in T.serial(num_tiles * kv_heads):
-                gather(u)
-
-    return attend
-
-
-def _stride(units: Any, is_prompt: Any) -> Any:
-    return T.if_then_else(is_prompt, T.max(units // SPREAD // 2, 1), 1)
-
-
-def spread_units(units: Any, stride: Any) -> Any:
-    """How many numbers `spread` takes: a few more than there are units."""
-    return (units + stride - 1) // stride * stride
-
-
-def spread(u: Any, units: Any, stride: Any) -> Any:
-    """A different unit for each u; neighbours of u are a part in `stride` of all units apart."""
-    columns = (units + stride - 1) // stride
-    return u % stride * columns + u // stride

@@ -1,0 +1,293 @@
+"""One KV split of some rows: its scores, their softmax, and the weighted sum of its values.
+
+    for each group of pages:                     (as many as registers hold the scores of)
+        for each element d of a head:
+            scores[r, key] += keys[page, d, key] * query[r, d]
+    mask, softmax
+    for each group of vectors of a head:
+        for each page, for each of its tokens i:
+            sums[r, d] += values[page, i, d] * scores[r, i]
+
+scores      float32 [R, SPLIT_KEYS]
+low, high   float32 [pages or vectors / 2, R, ...]: sums of one group, in registers
+page        int32: pages of the group
+later       int32: what memory is asked for meanwhile
+
+Keys are read first, then values. Whoever multiplies a block (the keys or the values of a page)
+asks the memory for the line that stands at the same place some blocks later in that order, so that
+lines come evenly while the processor works.
+
+The sums of a group have two buffers, since TVM keeps one of 1 KiB in memory and smaller ones in
+registers.
+"""
+
+from __future__ import annotations
+
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import PAGE
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.attention_shape import (
+    KV_SPLIT,
+    Shape,
+    is_seen,
+    new_split,
+    query_column,
+)
+from mlc_llm.kernels.cpu.attention_softmax import mask, softmax
+from mlc_llm.kernels.cpu.prefetch import prefetch
+from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
+
+AHEAD = 4
+"""Blocks that memory is asked for before they are multiplied, at least: half of them would be too
+late, and many more do not stay in the nearest cache."""
+
+
+def _at_once(rows: int, wide: int, most: int, isa: Isa) -> int:
+    """How many pieces of `wide` vectors are multiplied by every row at once: a power of two that
+    divides `most`.
+
+    Few rows need several to hide how long an addition takes; sums and pieces stay in registers.
+    """
+    sums, registers = (24, 28) if isa.lanes == 16 else (12, 16)
+    count = 1
+    while (
+        most % (2 * count) == 0
+        and 2 * count * rows * wide <= sums
+        and 2 * count * (rows + 1) * wide <= registers
+    ):
+        count *= 2
+    return count
+
+
+def _pages_at_once(rows: int, isa: Isa) -> int:
+    """Pages whose keys are multiplied at once."""
+    return _at_once(rows, PAGE // isa.lanes, KV_SPLIT, isa)
+
+
+def _vectors_at_once(rows: int, shape: Shape) -> int:
+    """Vectors of a head whose values are multiplied at once."""
+    return _at_once(rows, 1, shape.head_dim // shape.lanes, shape.isa)
+
+
+def _ahead(rows: int, isa: Isa) -> int:
+    """Blocks between the one that is multiplied and the one that is asked for."""
+    return max(AHEAD, _pages_at_once(rows, isa))
+
+
+@T.inline
+def _clear_scores(shape, sums, count, rows):
+    """Sums of `count` pages become 0."""
+    L = T.meta_var(shape.lanes)
+    for g in T.unroll(count):
+        for r in T.unroll(rows):
+            for v in T.unroll(PAGE // L):
+                sums[g, r, v, lanes_at(0, L)] = fsplat(0.0, L)
+
+
+@T.inline
+def _add_scores(shape, given, rows, column, sums, page, d, r, g0, count):
+    """Adds what element d of row r's query gives, for `count` pages of the group from g0 on."""
+    L = T.meta_var(shape.lanes)
+    per_kv = T.meta_var(shape.heads_per_kv)
+    lane = T.meta_var(lanes_at(0, L))
+    for g in T.unroll(count):
+        for v in T.unroll(PAGE // L):
+            sums[g, r, v, lane] = sums[g, r, v, lane] + T.cast(
+                given.pages[page[g0 + g], rows.kv_head, 0, lanes_at(d * PAGE + v * L, L)],
+                f"float32x{L}",
+            ) * splat(
+                given.queries[
+                    rows.token[r // per_kv],
+                    column + (rows.kv_head * per_kv + r % per_kv) * shape.head_dim + d,
+                ],
+                L,
+            )
+
+
+@T.inline
+def _store_scores(shape, scores, sums, page, count, rows):
+    """Sums of `count` pages become the scores of the split's pages from `page` on."""
+    L = T.meta_var(shape.lanes)
+    for g in T.unroll(count):
+        for r in T.unroll(rows):
+            for v in T.unroll(PAGE // L):
+                scores[r, lanes_at((page + g) * PAGE + v * L, L)] = sums[g, r, v, lanes_at(0, L)]
+
+
+@T.inline
+def _find_keys(given, rows, split, group, ahead, at, page, later, kind):
+    """The pages of group `at`; those behind the last one are read as the last. `later` and `kind`
+    (0: keys, 1: values) are the blocks to ask for: behind the keys come the first values."""
+    for g in T.unroll(group):
+        page[g] = given.page_ids[
+            rows.list_start + T.min(split.first[0] + at * group + g, split.last[0])
+        ]
+        kind[g] = T.Select(at * group + g + ahead < split.count[0], 0, 1)
+        later[g] = given.page_ids[
+            rows.list_start
+            + T.min(
+                split.first[0] + at * group + g + ahead - kind[g] * split.count[0], split.last[0]
+            )
+        ]
+
+
+@T.inline
+def _score(shape, given, rows, split, column, scores):
+    """Scores of all pages of a split, in groups."""
+    group = T.meta_var(_pages_at_once(rows.count, shape.isa))
+    half = T.meta_var((group + 1) // 2)
+    part = T.meta_var(shape.line // PAGE)  # rows of a page of keys in a cache line
+    low = T.alloc_buffer((half, rows.count, PAGE // shape.lanes, shape.lanes), "float32")
+    high = T.alloc_buffer((half, rows.count, PAGE // shape.lanes, shape.lanes), "float32")
+    page = T.alloc_buffer((group,), "int32")
+    later = T.alloc_buffer((group,), "int32")
+    kind = T.alloc_buffer((group,), "int32")
+    for at in T.serial((split.count[0] + group - 1) // group):
+        _find_keys(given, rows, split, group, _ahead(rows.count, shape.isa), at, page, later, kind)
+        _clear_scores(shape, low, half, rows.count)
+        if group > 1:
+            _clear_scores(shape, high, half, rows.count)
+        for line in T.serial(shape.head_dim // part):
+            for g in T.unroll(group):
+                T.evaluate(
+                    prefetch(given.pages, later[g], rows.kv_head, kind[g], line * shape.line)
+                )
+            for i in T.unroll(part):
+                for r in T.unroll(rows.count):
+                    _add_scores(shape, given, rows, column, low, page, line * part + i, r, 0, half)
+                    if group > 1:
+                        _add_scores(
+                            shape, given, rows, column, high, page, line * part + i, r, half, half
+                        )
+        _store_scores(shape, scores, low, at * group, half, rows.count)
+        if group > 1:
+            _store_scores(shape, scores, high, at * group + half, half, rows.count)
+
+
+@T.inline
+def _clear_sums(L, sums, count, rows):
+    """Sums of `count` vectors become 0."""
+    for g in T.unroll(count):
+        for r in T.unroll(rows):
+            sums[g, r, lanes_at(0, L)] = fsplat(0.0, L)
+
+
+@T.inline
+def _add_values(shape, given, rows, scores, sums, page, p, i, r, vector, count):
+    """Adds token i of page p of the split, times its weight in row r, to `count` vectors."""
+    L = T.meta_var(shape.lanes)
+    lane = T.meta_var(lanes_at(0, L))
+    for g in T.unroll(count):
+        sums[g, r, lane] = sums[g, r, lane] + T.cast(
+            given.pages[
+                page[0], rows.kv_head, 1, lanes_at(i * shape.head_dim + (vector + g) * L, L)
+            ],
+            f"float32x{L}",
+        ) * splat(scores[r, p * PAGE + i], L)
+
+
+@T.inline
+def _store_sums(L, state, first_row, sums, vector, count, rows):
+    """`count` sums become the vectors from `vector` on of the rows' results."""
+    for g in T.unroll(count):
+        for r in T.unroll(rows):
+            state.sums[first_row[0] + r, lanes_at((vector + g) * L, L)] = sums[g, r, lanes_at(0, L)]
+
+
+@T.inline
+def _find_later(shape, given, rows, split, page, p, ahead, later):
+    """later: page, KV head and kind (0: keys, 1: values) of the block to ask for, and its index in
+    `page_ids`. Behind the split's values come the next split's keys, behind a sequence's last page
+    those of its next head, then the next sequence's."""
+    later[1] = rows.kv_head
+    later[2] = T.Select(p + ahead < split.count[0], 1, 0)
+    later[3] = rows.list_start + page + ahead
+    if page + ahead > split.last[0]:
+        later[1] = T.Select(rows.kv_head + 1 < shape.kv_heads, rows.kv_head + 1, 0)
+        later[3] = T.Select(
+            rows.kv_head + 1 < shape.kv_heads,
+            rows.list_start + T.min(page + ahead - split.last[0] - 1, split.last[0]),
+            T.min(rows.list_start + page + ahead, given.id_count - 1),
+        )
+    later[0] = given.page_ids[later[3]]
+
+
+@T.inline
+def _count_values(given, split, p, tokens):
+    """tokens[0]: how many tokens of page p of the split have a weight. Values of others may be
+    anything, so they must not be multiplied."""
+    tokens[0] = T.min(PAGE, split.newest[0] + 1 - (split.first[0] + p) * PAGE)
+    if T.Not(is_seen((split.first[0] + p) * PAGE, PAGE, split.oldest[0], given.window)):
+        tokens[0] = 0
+
+
+@T.inline
+def _add_page(shape, given, rows, scores, low, high, page, p, tokens, later, vector, group):
+    """Adds the tokens of page p of the split to the `group` vectors from `vector` on."""
+    half = T.meta_var((group + 1) // 2)
+    for i in T.serial(tokens[0]):
+        for x in T.unroll(max(1, group * shape.lanes // shape.line)):
+            T.evaluate(
+                prefetch(
+                    *(given.pages, later[0], later[1], later[2]),
+                    i * shape.head_dim + vector * shape.lanes + x * shape.line,
+                )
+            )
+        for r in T.unroll(rows.count):
+            _add_values(shape, given, rows, scores, low, page, p, i, r, vector, half)
+            if group > 1:
+                _add_values(shape, given, rows, scores, high, page, p, i, r, vector + half, half)
+
+
+@T.inline
+def _sum_values(shape, given, rows, split, scores, state, first_row):
+    """The values of a split, each times its weight, as sums of the rows from `first_row[0]` on."""
+    L = T.meta_var(shape.lanes)
+    group = T.meta_var(_vectors_at_once(rows.count, shape))
+    ahead = T.meta_var(_ahead(rows.count, shape.isa))
+    half = T.meta_var((group + 1) // 2)
+    low = T.alloc_buffer((half, rows.count, L), "float32")
+    high = T.alloc_buffer((half, rows.count, L), "float32")
+    page = T.alloc_buffer((1,), "int32")
+    later = T.alloc_buffer((4,), "int32")
+    tokens = T.alloc_buffer((1,), "int32")
+    for d in T.unroll(shape.head_dim // L // group):
+        _clear_sums(L, low, half, rows.count)
+        if group > 1:
+            _clear_sums(L, high, half, rows.count)
+        for p in T.serial(split.count[0]):
+            page[0] = given.page_ids[rows.list_start + split.first[0] + p]
+            _find_later(shape, given, rows, split, split.first[0] + p, p, ahead, later)
+            _count_values(given, split, p, tokens)
+            _add_page(
+                *(shape, given, rows, scores, low, high),
+                *(page, p, tokens, later, d * group, group),
+            )
+        _store_sums(L, state, first_row, low, d * group, half, rows.count)
+        if group > 1:
+            _store_sums(L, state, first_row, high, d * group + half, half, rows.count)
+
+
+@T.inline
+def attend_split(shape, given, rows, which, scores, state, first_row):
+    """The softmax of KV split `which` alone, into the rows of `state` from `first_row[0]` on.
+
+    Places behind the newest token, and pages that are not seen, may hold anything: their scores are
+    masked, their values are never multiplied.
+    """
+    split = T.meta_var(new_split())
+    split.oldest[0] = given.place[rows.token[0]]
+    split.newest[0] = given.place[rows.token[(rows.count - 1) // shape.heads_per_kv]]
+    split.last[0] = split.newest[0] // PAGE
+    split.first[0] = which * KV_SPLIT
+    split.count[0] = T.min(KV_SPLIT, split.last[0] + 1 - split.first[0])
+    column: T.let[T.int32] = query_column(shape, split.first[0] * PAGE, given.window)
+    _score(shape, given, rows, split, column, scores)
+    if T.Or(
+        (split.first[0] + split.count[0]) * PAGE > split.oldest[0] + 1,
+        split.first[0] * PAGE <= split.newest[0] - given.window[0],
+    ):
+        mask(shape, given, rows, split, scores)
+    softmax(shape.lanes, scores, state, first_row, split.count, rows.count)
+    _sum_values(shape, given, rows, split, scores, state, first_row)

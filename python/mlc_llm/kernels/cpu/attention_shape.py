@@ -1,0 +1,136 @@
+"""What the parts of attention share: sizes, buffers, and which keys a token sees.
+
+Sizes: m new tokens, b query blocks, n page ids, D head_dim, R rows that are computed together.
+Every number of a place counts in the sequence's list of pages, where places of evicted pages may be
+left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import PAGE
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.prefetch import LINE_BYTES
+from mlc_llm.kernels.types import Buffer, Expr, Index
+
+KV_SPLIT = 8
+"""Pages of a KV split."""
+SPLIT_KEYS = KV_SPLIT * PAGE
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes that all parts of a kernel share."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    isa: Isa
+    kv_dtype: str
+    sink_query: bool = False
+    """Sinks are seen with a query of their own."""
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        return self.isa.lanes
+
+    @property
+    def heads_per_kv(self) -> int:
+        """Query heads that read the same keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def query_width(self) -> int:
+        """Elements of a token's queries; with a window there are two queries, the second for
+        sinks."""
+        return (2 if self.sink_query else 1) * self.heads * self.head_dim
+
+    @property
+    def line(self) -> int:
+        """Elements of a page in a cache line."""
+        return LINE_BYTES // {"float16": 2, "float32": 4}[self.kv_dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """The buffers of a kernel's arguments; `attention.attention` describes them."""
+
+    queries: Buffer
+    pages: Buffer
+    place: Buffer
+    blocks: Buffer
+    page_ids: Buffer
+    window: Buffer
+    out: Buffer
+    tokens: Expr
+    """m"""
+    block_count: Expr
+    """b"""
+    id_count: Expr
+    """n"""
+
+
+@dataclass(frozen=True, eq=False)
+class QueryRows:
+    """Rows that are computed together: query heads of one KV head times tokens of one sequence.
+
+    Row r is query head `kv_head * heads_per_kv + r % heads_per_kv` of token
+    `token[r // heads_per_kv]`.
+    """
+
+    count: int
+    """R"""
+    token: Buffer
+    """int32 [R / heads_per_kv]: rows of `Arguments.queries`, in the order of their places."""
+    kv_head: Expr
+    list_start: Expr
+    """Where the sequence's list of pages begins in `page_ids`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The KV split that is computed, each number int32 [1]."""
+
+    first: Buffer
+    """Its first page."""
+    last: Buffer
+    """The page of the newest token."""
+    count: Buffer
+    """How many of its pages are not behind the last one."""
+    newest: Buffer
+    """Place of the last token of the rows."""
+    oldest: Buffer
+    """Place of the first token of the rows."""
+
+
+def new_split() -> Split:
+    """Scratch for a split, with nothing in it."""
+    return Split(*(T.alloc_buffer((1,), "int32") for _ in range(5)))
+
+
+def is_seen(first: Index, count: Index, oldest: Expr, window: Buffer) -> Expr:
+    """Whether a token at place `oldest`, or one after it, sees any of `count` places from `first`
+    on that are before it."""
+    return T.Or(first < window[1], first + count > oldest - window[0] + 1)
+
+
+def sees_split(which: Index, oldest: Expr, window: Buffer) -> Expr:
+    """`is_seen` for the KV split with that number."""
+    return is_seen(which * KV_SPLIT * PAGE, SPLIT_KEYS, oldest, window)
+
+
+def split_count(place: Expr) -> Expr:
+    """How many KV splits a token at that place has before it, its own one included."""
+    return place // SPLIT_KEYS + 1
+
+
+def query_column(shape: Shape, first: Index, window: Buffer) -> Expr:
+    """The column of `Arguments.queries` where the queries begin that see the KV split with place
+    `first` as its first."""
+    if not shape.sink_query:
+        return T.int32(0)
+    return T.Select(first < window[1], T.int32(shape.heads * shape.head_dim), T.int32(0))
