@@ -12,8 +12,9 @@ import numpy as np
 from kernel_tools import HALF_ULP, Array, accumulated, build
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.attention import SECTION, attention, query_tile
-from mlc_llm.kernels.cpu.coarse_attention import coarse_tile, mixed_attention
+from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
+from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
+from mlc_llm.kernels.cpu.fast_attention import fast_attention, fast_query_block_tokens
 from mlc_llm.kernels.cpu.kv_pages import PAGE
 from mlc_llm.kernels.cpu.vectors import LOG2E
 
@@ -87,36 +88,37 @@ def attend(
     q: Array,
     *,
     window: Window = ALL,
-    coarse: int | None = None,
+    fast: int | None = None,
     for_sinks: Array | None = None,
 ) -> Array:
     """The kernel on these rows; q float32 [m, heads * head_dim], not yet scaled.
 
-    coarse: so many of the first rows, for the kernel that knows such. for_sinks: queries like q,
-    for the kernel that knows such.
+    fast: how many of the first rows are fast; None: the kernel without fast tokens. for_sinks: a
+    second query for each, like q; None: the kernel without them.
     """
-    tiles, page_ids, position = [], [], []
+    blocks, page_ids, places = [], [], []
     for i, (index, start, end) in enumerate(rows):
-        size = coarse_tile if i < (coarse or 0) else lambda *heads: query_tile(*heads, isa)
-        tile = size(heads, cache.kv_heads)
-        for at in range(0, end - start, tile):
-            tiles.append((len(position) + at, min(tile, end - start - at), len(page_ids)))
+        size = query_block_tokens(heads, cache.kv_heads, isa)
+        if i < (fast or 0):
+            size = fast_query_block_tokens(heads, cache.kv_heads)
+        for at in range(0, end - start, size):
+            blocks.append((len(places) + at, min(size, end - start - at), len(page_ids)))
         page_ids += cache.tables[index][: -(-end // PAGE)]
-        position += range(start, end)
+        places += range(start, end)
     both = q if for_sinks is None else np.concatenate([q, for_sinks], axis=1)
     scaled = both * np.float32(LOG2E * cache.head_dim**-0.5)
     out = np.full_like(q, np.nan)
-    kernel = attention if coarse is None else mixed_attention
-    tokens = [sum(end - start for _, start, end in rows[:coarse])]
+    kernel = attention if fast is None else fast_attention
+    tokens = [sum(end - start for _, start, end in rows[:fast])]
     shape = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype, for_sinks is not None)
     build(isa, kernel, *shape)(
         scaled,
         cache.only(rows, window),
-        np.asarray(position, np.int32),
-        np.asarray(tiles, np.int32),
+        np.asarray(places, np.int32),
+        np.asarray(blocks, np.int32),
         np.asarray(page_ids, np.int32),
         np.asarray(window, np.int32),
-        *([] if coarse is None else [np.asarray(tokens, np.int32)]),
+        *([] if fast is None else [np.asarray(tokens, np.int32)]),
         out,
     )
     return out
@@ -156,12 +158,12 @@ def reference(
 ) -> tuple[Array, Array]:
     """Exact attention, and a bound of what such rounding may make of it; float64 like q.
 
-    for_sinks: queries for the sections that hold sinks, where they are others than q.
+    for_sinks: the queries of the KV splits that hold sinks, if they are not q.
     """
-    share, dim = heads // cache.kv_heads, cache.head_dim
+    heads_per_kv, dim = heads // cache.kv_heads, cache.head_dim
     outs, bounds, first = [], [], 0
     for index, start, end in rows:
-        keys, values = (np.repeat(a, share, axis=1) for a in cache.sequence(index, end))
+        keys, values = (np.repeat(a, heads_per_kv, axis=1) for a in cache.sequence(index, end))
         own, other = (
             every[first : first + end - start].reshape(-1, heads, dim).astype(np.float64)
             for every in (q, q if for_sinks is None else for_sinks)
@@ -170,8 +172,8 @@ def reference(
         key, token = np.arange(end)[None, None], np.arange(start, end)[:, None, None]
         seen = (key <= token) & ((key > token - window[0]) | (key < window[1]))
         scores = np.einsum("qhd,khd->qhk", own, keys) * dim**-0.5
-        block = -(-window[1] // (SECTION * PAGE)) * SECTION * PAGE
-        scores[..., :block] = np.einsum("qhd,khd->qhk", other, keys[:block]) * dim**-0.5
+        of_sinks = -(-window[1] // SPLIT_KEYS) * SPLIT_KEYS
+        scores[..., :of_sinks] = np.einsum("qhd,khd->qhk", other, keys[:of_sinks]) * dim**-0.5
         scores[~np.broadcast_to(seen, scores.shape)] = -np.inf
         largest = np.maximum(np.abs(own), np.abs(other))
         terms = np.einsum("qhd,khd->qhk", largest, np.abs(keys)) * dim**-0.5
@@ -187,4 +189,4 @@ def reference(
     return tuple(np.concatenate(a).reshape(len(q), -1) for a in (outs, bounds))  # type: ignore[return-value]
 
 
-LENGTHS = (70, 16, 33, 17, 2 * SECTION * PAGE + 3, SECTION * PAGE)
+LENGTHS = (70, 16, 33, 17, 2 * SPLIT_KEYS + 3, SPLIT_KEYS)

@@ -8,8 +8,7 @@ from attention_tools import ALL, LENGTHS, Cache, Rows, Window, attend, queries, 
 from kernel_tools import each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.attention import SECTION
-from mlc_llm.kernels.cpu.kv_pages import PAGE
+from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
 from mlc_llm.runtime.batch import SINK_BLOCK
 
 SHAPES = [(2, 2, 64), (9, 3, 64), (8, 2, 64), (8, 1, 64), (6, 2, 128), (4, 2, 16)]
@@ -26,15 +25,15 @@ def check(isa: Isa, shape: tuple[int, int, int], rows: Rows, window: Window = AL
     assert (np.abs(out - expected) <= bound).all()
 
 
-def test_a_block_of_sinks_is_a_section() -> None:
-    assert SINK_BLOCK == SECTION * PAGE
+def test_a_block_of_sinks_is_a_kv_split() -> None:
+    assert SINK_BLOCK == SPLIT_KEYS
 
 
 def check_alone(isa: Isa, shape: tuple[int, int, int], window: Window = ALL) -> None:
     """Every token of a prefill, decoded alone, gives the very bits."""
     heads, kv_heads, head_dim = shape
     cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
-    edge = SECTION * PAGE
+    edge = SPLIT_KEYS
     rows = [(0, 3, 70), (1, 0, 16), (2, 32, 33), (4, edge - 2, 2 * edge + 3), (5, edge - 3, edge)]
     out = attend(isa, heads, cache, rows, queries(rows, heads, head_dim), window=window)
     first = 0
@@ -52,8 +51,8 @@ BATCHES: dict[str, Rows] = {
     "one-page": [(1, 0, 16)],
     "decode": [(0, 69, 70), (1, 15, 16), (2, 32, 33), (3, 16, 17)],
     "prefill": [(0, 0, 70)],
-    "long": [(4, 2 * SECTION * PAGE + 2, 2 * SECTION * PAGE + 3)],
-    "longer": [(4, 100, 2 * SECTION * PAGE + 3), (5, 127, 128), (0, 69, 70)],
+    "long": [(4, 2 * SPLIT_KEYS + 2, 2 * SPLIT_KEYS + 3)],
+    "longer": [(4, 100, 2 * SPLIT_KEYS + 3), (5, 127, 128), (0, 69, 70)],
     "mixed": [(0, 30, 47), (1, 7, 8), (2, 0, 33), (3, 14, 17)],
 }
 
@@ -85,7 +84,7 @@ def test_windows(isa: Isa, window: Window) -> None:
 @pytest.mark.parametrize("window", [(5, 3), (30, 130), (16, 0)], ids=str)
 @each_isa()
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
-    """For the whole section that a sink is in; whatever stands there where there is no sink."""
+    """It is used for the whole KV split that a sink is in. Without sinks it is not read."""
     heads = 9
     cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
     for rows in BATCHES.values():

@@ -19,12 +19,16 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.cpu.add_norm import add_norm
-from mlc_llm.kernels.cpu.attention import attention, query_tile
-from mlc_llm.kernels.cpu.attention_section import SECTION
+from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
+from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
 from mlc_llm.kernels.cpu.bf16 import prepare_fast
-from mlc_llm.kernels.cpu.coarse_attention import coarse_tile, has_coarse_attention, mixed_attention
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.embedding import embedding
+from mlc_llm.kernels.cpu.fast_attention import (
+    fast_attention,
+    fast_query_block_tokens,
+    has_fast_attention,
+)
 from mlc_llm.kernels.cpu.head_norm import head_norm
 from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
@@ -147,8 +151,8 @@ class CpuOps:
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
         args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
         build: Any = attention
-        if has_coarse_attention(dim, self._isa):
-            build = mixed_attention
+        if has_fast_attention(dim, self._isa):
+            build = fast_attention
             args.append(self._fast_tokens)
         kernel = build(heads, kv_heads, dim, self._isa, self._isa.kv_dtype, spec.sink_query)
         out = float_tensor(rotated.shape[0], spec.query_width)
@@ -201,10 +205,10 @@ class CpuOps:
         return op.tensor_ir_inplace_op(kernel, "head_norm", args, len(ranges), out)
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
-        plain = query_tile(spec.heads, spec.kv_heads, self._isa)
-        is_fast = has_coarse_attention(spec.head_dim, self._isa)
-        fast = coarse_tile(spec.heads, spec.kv_heads) if is_fast else plain
-        return AttentionBlocks(plain, fast, SECTION)
+        plain = query_block_tokens(spec.heads, spec.kv_heads, self._isa)
+        is_fast = has_fast_attention(spec.head_dim, self._isa)
+        fast = fast_query_block_tokens(spec.heads, spec.kv_heads) if is_fast else plain
+        return AttentionBlocks(plain, fast, KV_SPLIT)
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])

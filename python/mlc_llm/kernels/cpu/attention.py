@@ -40,7 +40,7 @@ from mlc_llm.kernels.cpu.attention_shape import (
     sees_split,
     split_count,
 )
-from mlc_llm.kernels.cpu.attention_softmax import Softmax, clear, fold, new_softmax, write
+from mlc_llm.kernels.cpu.attention_softmax import clear, fold, new_softmax, write
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -189,10 +189,7 @@ def _fold_parts(shape, given, block, kv_head, first_part, parts):
     """Folds the KV splits of a query block of one token, and writes its result."""
     per_kv = T.meta_var(shape.heads_per_kv)
     token = T.meta_var(given.blocks[block, 0])
-    best = T.alloc_buffer((per_kv,), "float32")
-    total = T.alloc_buffer((per_kv,), "float32")
-    sums = T.alloc_buffer((per_kv, shape.head_dim), "float32")
-    state = T.meta_var(Softmax(sums, best, total))
+    state = T.meta_var(new_softmax(per_kv, shape.head_dim))
     for r in T.unroll(per_kv):
         clear(shape, state, r)
     for which in T.serial(split_count(given.place[token])):

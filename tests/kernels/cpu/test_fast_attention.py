@@ -1,4 +1,4 @@
-"""Attention of coarse rows: near float64's, independent, and exact rows keep every bit."""
+"""Attention of fast tokens against float64; fast and exact rows do not change each other."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from attention_tools import ALL, LENGTHS, Cache, Rounding, Rows, Window, attend,
 from kernel_tools import Array, each_isa
 
 from mlc_llm.backends.cpu.isa import AMX, VNNI, Isa
-from mlc_llm.kernels.cpu.attention import SECTION
-from mlc_llm.kernels.cpu.coarse_attention import has_coarse_attention
-from mlc_llm.kernels.cpu.kv_pages import PAGE
+from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
+from mlc_llm.kernels.cpu.fast_attention import has_fast_attention
 
-COARSE = replace(AMX, fast=True)
+FAST = replace(AMX, fast=True)
 SHAPES = [
     pytest.param(shape, id=str(shape), marks=[] if of_all else pytest.mark.slow)
     for shape, of_all in (
@@ -25,19 +24,19 @@ SHAPES = [
     )
 ]
 """(heads, kv heads, head size)."""
-EDGE = SECTION * PAGE
+EDGE = SPLIT_KEYS
 BFLOAT16 = Rounding(score=2.0**-7, weight=2.0**-7)
 """Half a step of 2^-8 for each of two factors: of a score, and of a weighted value."""
 ROWS: Rows = [(0, 3, 70), (4, 100, 2 * EDGE + 3), (1, 0, 16), (5, 127, 128), (3, 14, 17)]
 
 
 def outcome(
-    shape: tuple[int, int, int], rows: Rows, coarse: int | None, window: Window = ALL
+    shape: tuple[int, int, int], rows: Rows, fast: int | None, window: Window = ALL
 ) -> Array:
     heads, kv_heads, head_dim = shape
     cache = Cache(kv_heads, head_dim, AMX.kv_dtype, LENGTHS)
     q = queries(rows, heads, head_dim)
-    return attend(COARSE, heads, cache, rows, q, window=window, coarse=coarse)
+    return attend(FAST, heads, cache, rows, q, window=window, fast=fast)
 
 
 @pytest.mark.parametrize("window", [ALL, (1, 0), (40, 1), (20, 150), (130, 0)], ids=str)
@@ -47,7 +46,7 @@ def test_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) 
     heads, kv_heads, head_dim = shape
     cache = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS)
     q = queries(ROWS, heads, head_dim)
-    out = attend(COARSE, heads, cache, ROWS, q, window=window, coarse=len(ROWS))
+    out = attend(FAST, heads, cache, ROWS, q, window=window, fast=len(ROWS))
     expected, bound = reference(heads, cache, ROWS, q, window, rounding=BFLOAT16)
     assert (np.abs(out - expected) <= bound).all()
     if window != (1, 0):  # one value, whose weight is 1, may be a bfloat16 itself
@@ -60,37 +59,37 @@ def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
     cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
     q = queries(ROWS, 9, 64)
     others = q[:, ::-1].copy()
-    asked = {"window": window, "coarse": len(ROWS)}
-    out = attend(COARSE, 9, cache, ROWS, q, for_sinks=others, **asked)  # type: ignore[arg-type]
+    asked = {"window": window, "fast": len(ROWS)}
+    out = attend(FAST, 9, cache, ROWS, q, for_sinks=others, **asked)  # type: ignore[arg-type]
     expected, bound = reference(9, cache, ROWS, q, window, rounding=BFLOAT16, for_sinks=others)
     assert (np.abs(out - expected) <= bound).all()
-    same = attend(COARSE, 9, cache, ROWS, q, for_sinks=q, **asked)  # type: ignore[arg-type]
+    same = attend(FAST, 9, cache, ROWS, q, for_sinks=q, **asked)  # type: ignore[arg-type]
     assert same.tobytes() == outcome((9, 3, 64), ROWS, len(ROWS), window).tobytes()
 
 
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 @each_isa(with_amx=True)
-def test_rows_of_either_kind_do_not_know_each_other(
+def test_fast_and_exact_rows_do_not_change_each_other(
     isa: Isa, shape: tuple[int, int, int], window: Window
 ) -> None:
-    """Coarse tokens alone, and exact rows without coarse ones, give the very bits."""
-    coarse, exact = (outcome(shape, ROWS, count, window) for count in (len(ROWS), None))
+    """Fast tokens alone, and exact rows without fast ones, give the same bits."""
+    fast, exact = (outcome(shape, ROWS, count, window) for count in (len(ROWS), None))
     for count in range(len(ROWS) + 1):
-        mixed = outcome(shape, ROWS, count, window)
+        both = outcome(shape, ROWS, count, window)
         tokens = sum(end - start for _, start, end in ROWS[:count])
-        assert mixed[:tokens].tobytes() == coarse[:tokens].tobytes(), f"{count} coarse rows"
-        assert mixed[tokens:].tobytes() == exact[tokens:].tobytes(), f"{count} coarse rows"
+        assert both[:tokens].tobytes() == fast[:tokens].tobytes(), f"{count} fast rows"
+        assert both[tokens:].tobytes() == exact[tokens:].tobytes(), f"{count} fast rows"
     first = 0
     for index, start, end in ROWS:
         for i in sorted({0, (end - start) // 2, end - start - 1}):
             alone = outcome(shape, [(index, start + i, start + i + 1)], 1, window)
-            assert alone[0].tobytes() == coarse[first + i].tobytes(), f"token {start + i}"
+            assert alone[0].tobytes() == fast[first + i].tobytes(), f"token {start + i}"
         first += end - start
 
 
 def test_where_there_is_such_a_kernel() -> None:
-    assert has_coarse_attention(64, COARSE)
-    assert not has_coarse_attention(48, COARSE)
-    assert not has_coarse_attention(64, AMX)
-    assert not has_coarse_attention(64, VNNI)
+    assert has_fast_attention(64, FAST)
+    assert not has_fast_attention(48, FAST)
+    assert not has_fast_attention(64, AMX)
+    assert not has_fast_attention(64, VNNI)
