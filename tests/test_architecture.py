@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizers": GROUND,
     "support": GROUND,
     "loader": GROUND,
-    "kernels": GROUND,
+    "kernels": {*GROUND, "kernels.types"},
     "kernels.types": set(),
     "kernels.cpu": {*GROUND, *SHAPES, "kernels.types"},
     "conversation_template": {*GROUND, "protocol"},

@@ -1,27 +1,43 @@
 """The operations that Relax has no word for, one number at a time.
 
-They change memory in place, or attend over pages. Slow and obvious; every other backend is held
-against them. A layer's pages are one tensor float32 [pages, kv_heads, 2, PAGE * head_dim]: keys (0)
-and values (1) of a page lie [PAGE, head_dim].
+They change memory in place, or attend over pages. They are slow and obvious, and every other
+backend is tested against them.
+
+attention, for each token, for each query head:
+    scores[t] = sum(q * key[t]) * scale, for each place t that the token sees
+    best = max(scores);  scores[t] = exp(scores[t] - best);  total = sum(scores)
+    out = sum(scores[t] * value[t]) / total
+
+pages     float32 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values (1) of a page, each
+          [PAGE, head_dim]
 """
 
 from __future__ import annotations
 
-import tvm
+from dataclasses import dataclass
+
 from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.kernels.types import Buffer, Expr
 
 PAGE = 16
-"""Tokens a page."""
+"""Tokens of a page."""
 LOWEST = -3.4e38
+SCHEDULED = {"tirx.is_scheduled": True}
+"""Attribute of every kernel: the loops are final."""
 
 
-def store(kv_heads: int, head_dim: int) -> tvm.tirx.PrimFunc:
-    """pages[slot[i]] = key[i], value[i]: keys and values float32 [m, kv_heads, head_dim], slot
-    int32 [m] (page * PAGE + place in the page); pages are changed in place."""
+def store(kv_heads: int, head_dim: int) -> PrimFunc:
+    """pages[slot[i]] = key[i], value[i], in place:
+
+    key, value    float32 [m, kv_heads, head_dim]
+    slot          int32 [m]: page * PAGE + place in the page
+    """
 
     @T.prim_func(private=True, s_tir=True)
     def store_kv(key: T.handle, value: T.handle, slot: T.handle, pages: T.handle):
-        T.func_attr({"tirx.is_scheduled": True})
+        T.func_attr(SCHEDULED)
         m = T.int32()
         n = T.int32()
         K = T.match_buffer(key, (m, kv_heads, head_dim), "float32")
@@ -36,7 +52,67 @@ def store(kv_heads: int, head_dim: int) -> tvm.tirx.PrimFunc:
     return store_kv
 
 
-def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> tvm.tirx.PrimFunc:
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """What `attention` reads, and its row of scores; the kernel describes the buffers."""
+
+    queries: Buffer
+    of_sinks: Buffer
+    pages: Buffer
+    place: Buffer
+    query_blocks: Buffer
+    page_ids: Buffer
+    window: Buffer
+    scores: Buffer
+    heads_per_kv: int
+
+    def sees(self, row: Expr, t: Expr) -> Expr:
+        """Whether that token sees place t, which is not behind its own."""
+        return T.Or(t < self.window[1], t > self.place[row] - self.window[0])
+
+    def query(self, row: Expr, h: Expr, t: Expr, d: Expr) -> Expr:
+        """Element d of the query with which that token sees place t."""
+        is_sink = t < self.window[1]
+        return T.if_then_else(is_sink, self.of_sinks[row, h, d], self.queries[row, h, d])
+
+    def element(self, block: Expr, h: Expr, kind: int, t: Expr, d: Expr) -> Expr:
+        """Element d of the key (0) or value (1) at place t, for query head h."""
+        page = self.page_ids[self.query_blocks[block, 2] + t // PAGE]
+        head_dim = int(self.queries.shape[2])
+        return self.pages[page, h // self.heads_per_kv, kind, t % PAGE * head_dim + d]
+
+
+@T.inline
+def _score(given, block, row, h, scale, best):
+    """The scores of all that a token sees; best[0]: the largest."""
+    S = T.meta_var(given.scores)
+    best[0] = T.float32(LOWEST)
+    for t in T.serial(given.place[row] + 1):
+        S[t] = T.float32(LOWEST)
+        if given.sees(row, t):
+            S[t] = T.float32(0)
+            for d in T.serial(given.queries.shape[2]):
+                S[t] = S[t] + given.query(row, h, t, d) * given.element(block, h, 0, t, d)
+            S[t] = S[t] * T.float32(scale)
+            best[0] = T.max(best[0], S[t])
+
+
+@T.inline
+def _sum_values(given, block, row, h, best, total, out):
+    """The weighted sum of all values that a token sees; total[0]: the sum of the weights."""
+    S = T.meta_var(given.scores)
+    total[0] = T.float32(0)
+    for d in T.serial(given.queries.shape[2]):
+        out[row, h, d] = T.float32(0)
+    for t in T.serial(given.place[row] + 1):
+        if given.sees(row, t):
+            S[t] = T.exp(S[t] - best[0])
+            total[0] = total[0] + S[t]
+            for d in T.serial(given.queries.shape[2]):
+                out[row, h, d] = out[row, h, d] + S[t] * given.element(block, h, 1, t, d)
+
+
+def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> PrimFunc:
     """softmax(q k^T * scale) v over what each token sees. Arguments as in
     `library/signatures.py`, a query block for each token; scores are kept in `scores`:
 
@@ -45,7 +121,6 @@ def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> tvm.tir
     scores    float32 [positions]: room for one row of scores
     out       float32 [m, heads, head_dim]
     """
-    share = heads // kv_heads
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -59,7 +134,7 @@ def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> tvm.tir
         scores: T.handle,
         out: T.handle,
     ):
-        T.func_attr({"tirx.is_scheduled": True})
+        T.func_attr(SCHEDULED)
         m = T.int32()
         b = T.int32()
         n = T.int32()
@@ -68,79 +143,46 @@ def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> tvm.tir
         Q = T.match_buffer(q, (m, heads, head_dim), "float32")
         F = T.match_buffer(of_sinks, (m, heads, head_dim), "float32")
         P = T.match_buffer(pages, (n, kv_heads, 2, PAGE * head_dim), "float32")
-        POS = T.match_buffer(place, (m,), "int32")
+        AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(query_blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (ids,), "int32")
         W = T.match_buffer(window, (2,), "int32")
         S = T.match_buffer(scores, (positions,), "float32")
         O = T.match_buffer(out, (m, heads, head_dim), "float32")
         with T.sblock("root"):
+            given = T.meta_var(Attended(Q, F, P, AT, B, IDS, W, S, heads // kv_heads))
             best = T.alloc_buffer((1,), "float32")
             total = T.alloc_buffer((1,), "float32")
             for block, h in T.grid(b, heads):
                 row: T.let[T.int32] = B[block, 0]
-                best[0] = T.float32(LOWEST)
-                for t in T.serial(POS[row] + 1):
-                    S[t] = T.float32(LOWEST)
-                    if T.Or(t < W[1], t > POS[row] - W[0]):
-                        S[t] = T.float32(0)
-                        for d in T.serial(head_dim):
-                            S[t] = (
-                                S[t]
-                                + T.if_then_else(t < W[1], F[row, h, d], Q[row, h, d])
-                                * P[
-                                    IDS[B[block, 2] + t // PAGE],
-                                    h // share,
-                                    0,
-                                    t % PAGE * head_dim + d,
-                                ]
-                            )
-                        S[t] = S[t] * T.float32(scale)
-                        best[0] = T.max(best[0], S[t])
-                total[0] = T.float32(0)
-                for d in T.serial(head_dim):
-                    O[row, h, d] = T.float32(0)
-                for t in T.serial(POS[row] + 1):
-                    if T.Or(t < W[1], t > POS[row] - W[0]):
-                        S[t] = T.exp(S[t] - best[0])
-                        total[0] = total[0] + S[t]
-                        for d in T.serial(head_dim):
-                            O[row, h, d] = (
-                                O[row, h, d]
-                                + S[t]
-                                * P[
-                                    IDS[B[block, 2] + t // PAGE],
-                                    h // share,
-                                    1,
-                                    t % PAGE * head_dim + d,
-                                ]
-                            )
+                _score(given, block, row, h, scale, best)
+                _sum_values(given, block, row, h, best, total, O)
                 for d in T.serial(head_dim):
                     O[row, h, d] = O[row, h, d] / total[0]
 
     return paged_attention
 
 
-def copy_pages(kv_heads: int, head_dim: int) -> tvm.tirx.PrimFunc:
+def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices, in place."""
     size = PAGE * head_dim
 
     @T.prim_func(private=True, s_tir=True)
     def copy(source: T.handle, target: T.handle, pages: T.handle):
-        T.func_attr({"tirx.is_scheduled": True})
+        T.func_attr(SCHEDULED)
         n = T.int32()
         p = T.int32()
-        A = T.match_buffer(source, (n,), "int32")
-        B = T.match_buffer(target, (n,), "int32")
+        FROM = T.match_buffer(source, (n,), "int32")
+        TO = T.match_buffer(target, (n,), "int32")
         P = T.match_buffer(pages, (p, kv_heads, 2, size), "float32")
         with T.sblock("root"):
             for i, h, kv, j in T.grid(n, kv_heads, 2, size):
-                P[B[i], h, kv, j] = P[A[i], h, kv, j]
+                P[TO[i], h, kv, j] = P[FROM[i], h, kv, j]
 
     return copy
 
 
-def edit_logits(vocab: int, width: int) -> tvm.tirx.PrimFunc:
+def edit_logits(vocab: int, width: int) -> PrimFunc:
     """Edits one after the other, then masks (see `library/signatures.py`); logits float32
     [s, width], changed in place."""
     words = -(-vocab // 32)
@@ -149,7 +191,7 @@ def edit_logits(vocab: int, width: int) -> tvm.tirx.PrimFunc:
     def edit(
         place: T.handle, number: T.handle, masked: T.handle, allowed: T.handle, logits: T.handle
     ):
-        T.func_attr({"tirx.is_scheduled": True})
+        T.func_attr(SCHEDULED)
         e = T.int32()
         r = T.int32()
         s = T.int32()

@@ -1,16 +1,20 @@
 """The residual stream plus a normalised result: x += norm(y).
 
-for each row:
-    inverse = 1 / sqrt(mean(y^2) + eps)
-    x += y * inverse * weight
+    in parallel, for each row:
+        inverse = 1 / sqrt(mean(y^2) + eps)
+        x += y * inverse * weight
+
+y, x      float32 [m, width]; x is changed in place
+weight    float32 [width]
+inverse   float32 [1]
 """
 
 from __future__ import annotations
 
 from functools import cache
 
-import tvm
 from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.activation import SERIAL_ROWS, inverse_rms
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
@@ -19,9 +23,8 @@ L = 8
 
 
 @cache
-def add_norm(width: int, eps: float) -> tvm.tirx.PrimFunc:
-    """Arguments: y float32 [m, width], a multiple of 8; weight float32 [width]; x float32
-    [m, width], changed in place."""
+def add_norm(width: int, eps: float) -> PrimFunc:
+    """Kernel arguments: y, weight, x. width is a multiple of 8."""
 
     @T.prim_func(private=True, s_tir=True)
     def add_normalised(y: T.handle, weight: T.Buffer((width,), "float32"), x: T.handle):

@@ -1,18 +1,29 @@
-"""Picks rows of a matrix, or a number of each."""
+"""Picks rows of a matrix, or one number of each row.
+
+take_rows:      for each i: y[i] = x[rows[i]]
+chosen_logits:  for each i: y[i] = x[i, token[rows[i]]]
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
-import tvm
 from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 
+L = 8
+
 
 @cache
-def take_rows(k: int) -> tvm.tirx.PrimFunc:
-    """y[i] = x[rows[i]]: x float32 [m, k] with k a multiple of 8, rows int32 [s], y [s, k]."""
+def take_rows(k: int) -> PrimFunc:
+    """Kernel arguments; k is a multiple of L:
+
+    x       float32 [m, k]
+    rows    int32 [s]
+    y       float32 [s, k]
+    """
 
     @T.prim_func(private=True, s_tir=True)
     def take(x: T.handle, rows: T.handle, y: T.handle):
@@ -24,16 +35,21 @@ def take_rows(k: int) -> tvm.tirx.PrimFunc:
         Y = T.match_buffer(y, (s, k), "float32")
         with T.sblock("root"):
             for i in T.serial(s):
-                for j in T.serial(k // 8):
-                    Y[i, lanes_at(j * 8, 8)] = X[R[i], lanes_at(j * 8, 8)]
+                for j in T.serial(k // L):
+                    Y[i, lanes_at(j * L, L)] = X[R[i], lanes_at(j * L, L)]
 
     return take
 
 
 @cache
-def chosen_logits(k: int) -> tvm.tirx.PrimFunc:
-    """y[i] = x[i, token[rows[i]]], or 0 where there is no such token: x float32 [r, k], rows int32
-    [r], token int32 [s], y float32 [r]."""
+def chosen_logits(k: int) -> PrimFunc:
+    """Kernel arguments:
+
+    x       float32 [r, k]
+    rows    int32 [r]
+    token   int32 [s]
+    y       float32 [r]: 0 where token is not from 0 to k - 1
+    """
 
     @T.prim_func(private=True, s_tir=True)
     def chosen(x: T.handle, rows: T.handle, token: T.handle, y: T.handle):
