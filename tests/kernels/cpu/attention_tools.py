@@ -14,7 +14,8 @@ from kernel_tools import HALF_ULP, Array, accumulated, build
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
 from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
-from mlc_llm.kernels.cpu.fast_attention import fast_attention, fast_query_block_tokens
+from mlc_llm.kernels.cpu.fast_attention import fast_attention
+from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
 from mlc_llm.kernels.cpu.kv_pages import PAGE
 from mlc_llm.kernels.cpu.vectors import LOG2E
 

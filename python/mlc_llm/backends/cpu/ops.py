@@ -24,11 +24,8 @@ from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
 from mlc_llm.kernels.cpu.bf16 import prepare_fast
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.embedding import embedding
-from mlc_llm.kernels.cpu.fast_attention import (
-    fast_attention,
-    fast_query_block_tokens,
-    has_fast_attention,
-)
+from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attention
+from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
 from mlc_llm.kernels.cpu.head_norm import head_norm
 from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul

@@ -35,6 +35,7 @@ def add_norm(width: int, eps: float) -> PrimFunc:
 
         @T.inline
         def one_row(row):
+            """Adds one normalised row."""
             inverse = T.alloc_buffer((1,), "float32")
             inverse_rms(Y, row, width, eps, inverse)
             for i in T.serial(width // L):

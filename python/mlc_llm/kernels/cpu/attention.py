@@ -22,7 +22,6 @@ parts       `Softmax` of k * heads rows: what one split gave to the rows of a on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -32,7 +31,6 @@ from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_products import attend_split
 from mlc_llm.kernels.cpu.attention_shape import (
-    KV_SPLIT,
     SPLIT_KEYS,
     Arguments,
     QueryRows,
@@ -41,85 +39,25 @@ from mlc_llm.kernels.cpu.attention_shape import (
     split_count,
 )
 from mlc_llm.kernels.cpu.attention_softmax import clear, fold, new_softmax, write
+from mlc_llm.kernels.cpu.attention_tasks import (
+    count_parts,
+    find_block,
+    find_parts,
+    new_task,
+    spread,
+    spread_count,
+    spread_stride,
+)
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
-from mlc_llm.kernels.types import Buffer, Expr, Index
 
 MANY = 64
 """Tasks from which on a second thread is worth its wake-up to fold splits together."""
-SPREAD = 16
-"""Tasks that follow each other are so many steps of the whole work apart: later tokens of a prompt
-see more than earlier ones, and every thread gets a stretch of tasks."""
 
 
 def query_block_tokens(heads: int, kv_heads: int, isa: Isa) -> int:
     """Most tokens of a query block: as many as keep the scores of all rows in registers."""
     rows = 12 if isa.lanes == 16 else 6
     return max(1, rows // (heads // kv_heads))
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What a task computes, each number int32 [1]."""
-
-    number: Buffer
-    """Of the task; then of the task among those of its query block."""
-    block: Buffer
-    """The query block."""
-    first_part: Buffer
-    """Where the parts of the query block begin."""
-    part_count: Buffer
-    """Parts that the query block has room for."""
-    split: Buffer
-    """The KV split, for a query block of one token."""
-    kv_head: Buffer
-
-
-def _new_task() -> Task:
-    """Scratch for a task, with nothing in it.
-
-    Numbers in buffers, not names: a name is spelt out again wherever it is used, and compiling
-    takes three times as long.
-    """
-    return Task(*(T.alloc_buffer((1,), "int32") for _ in range(6)))
-
-
-def _first_part(given: Arguments, block: Index) -> Expr:
-    """Where the parts of a query block begin.
-
-    A block of a sequence that decodes has enough parts. The blocks of a prompt share a page list,
-    and all but the last have one part.
-    """
-    return given.blocks[block, 2] // KV_SPLIT + block
-
-
-def _part_count(given: Arguments) -> Expr:
-    """The parts of all query blocks."""
-    return given.id_count // KV_SPLIT + given.block_count
-
-
-@T.inline
-def _find_parts(given, block, first_part, part_count):
-    """The parts of a query block: the first one, and how many."""
-    first_part[0] = _first_part(given, block)
-    part_count[0] = _part_count(given) - first_part[0]
-    if block + 1 < given.block_count:
-        part_count[0] = given.blocks[block + 1, 2] // KV_SPLIT + block + 1 - first_part[0]
-
-
-@T.inline
-def _find_block(shape, given, task):
-    """The last query block whose tasks begin at this one or before, by bisection."""
-    above = T.alloc_buffer((1,), "int32")
-    middle = T.alloc_buffer((1,), "int32")
-    task.block[0] = 0
-    above[0] = given.block_count
-    while above[0] - task.block[0] > 1:
-        middle[0] = (task.block[0] + above[0]) // 2
-        if _first_part(given, middle[0]) * shape.kv_heads <= task.number[0]:
-            task.block[0] = middle[0]
-        else:
-            above[0] = middle[0]
-    _find_parts(given, task.block[0], task.first_part, task.part_count)
 
 
 @T.inline
@@ -157,19 +95,17 @@ def _attend_part(shape, given, task, parts):
     row = T.alloc_buffer((1,), "int32")
     scores = T.alloc_buffer((shape.heads_per_kv, SPLIT_KEYS), "float32")
     token[0] = given.blocks[task.block[0], 0]
-    row[0] = (task.first_part[0] + task.split[0]) * shape.heads + task.kv_head[
-        0
-    ] * shape.heads_per_kv
-    rows = T.meta_var(
-        QueryRows(shape.heads_per_kv, token, task.kv_head[0], given.blocks[task.block[0], 2])
-    )
+    first_row = T.meta_var((task.first_part[0] + task.split[0]) * shape.heads)
+    row[0] = first_row + task.kv_head[0] * shape.heads_per_kv
+    list_start = T.meta_var(given.blocks[task.block[0], 2])
+    rows = T.meta_var(QueryRows(shape.heads_per_kv, token, task.kv_head[0], list_start))
     attend_split(shape, given, rows, task.split[0], scores, parts, row)
 
 
 @T.inline
 def _run_task(shape, given, task, parts, first_token):
     """Computes the task with the number `task.number[0]`."""
-    _find_block(shape, given, task)
+    find_block(shape, given, task)
     task.number[0] = task.number[0] - task.first_part[0] * shape.kv_heads
     task.split[0] = task.number[0] % task.part_count[0]
     task.kv_head[0] = task.number[0] // task.part_count[0]
@@ -212,7 +148,7 @@ def _finish(shape, given, parts, number, first_token):
     part_count = T.alloc_buffer((1,), "int32")
     block[0] = number // shape.kv_heads
     kv_head[0] = number % shape.kv_heads
-    _find_parts(given, block[0], first_part, part_count)
+    find_parts(given, block[0], first_part, part_count)
     token = T.meta_var(given.blocks[block[0], 0])
     if T.And(
         T.And(token >= first_token, given.blocks[block[0], 1] == 1),
@@ -221,30 +157,14 @@ def _finish(shape, given, parts, number, first_token):
         _fold_parts(shape, given, block[0], kv_head[0], first_part[0], parts)
 
 
-def _stride(tasks: Expr, is_prompt: Expr) -> Expr:
-    """The `stride` of `spread`: 1 where every token decodes."""
-    return T.if_then_else(is_prompt, T.max(tasks // SPREAD // 2, 1), 1)
-
-
-def spread_count(tasks: Expr, stride: Index) -> Expr:
-    """How many numbers `spread` takes: a few more than there are tasks."""
-    return (tasks + stride - 1) // stride * stride
-
-
-def spread(u: Expr, tasks: Expr, stride: Index) -> Expr:
-    """A different task for each u; neighbours of u are a part in `stride` of all tasks apart."""
-    columns = (tasks + stride - 1) // stride
-    return u % stride * columns + u // stride
-
-
 @T.inline
 def attend(shape, given, first_token):
     """Attention of the tokens from `first_token` on, which is the first one of a query block."""
-    parts = T.meta_var(new_softmax(_part_count(given) * shape.heads, shape.head_dim))
-    tasks = T.meta_var(_part_count(given) * shape.kv_heads)
-    stride = T.meta_var(_stride(tasks, given.tokens > given.block_count))
+    parts = T.meta_var(new_softmax(count_parts(given) * shape.heads, shape.head_dim))
+    tasks = T.meta_var(count_parts(given) * shape.kv_heads)
+    stride = T.meta_var(spread_stride(tasks, given.tokens > given.block_count))
     for u in T.parallel(spread_count(tasks, stride)):
-        task = T.meta_var(_new_task())
+        task = T.meta_var(new_task())
         task.number[0] = spread(u, tasks, stride)
         if task.number[0] < tasks:
             _run_task(shape, given, task, parts, first_token)
