@@ -40,10 +40,10 @@ def _value(
     """The value in that half (of 4 bits) and byte of word j of group g of a row."""
     block, place = row // BLOCK, row % BLOCK
     word = table[block, g, j * BLOCK + place]
-    scale: Expr = scale_of(fmt, table, block, g, place)
+    scale = scale_of(fmt, table, block, g, place)
     q = T.bitwise_and(T.shift_right(word, byte * 8 + part * 4), T.int32((1 << fmt.bits) - 1))
-    if fmt.has_minimum:
-        minimum: Expr = minimum_of(fmt, table, block, g, place)
+    minimum = minimum_of(fmt, table, block, g, place)
+    if minimum is not None:
         return T.cast(q, "float32") * scale + minimum
     return T.cast(q - T.int32(fmt.offset), "float32") * scale
 
