@@ -130,9 +130,9 @@ class Rounding:
     """Relative errors beside those of float32 sums."""
 
     score: float = 0.0
-    """Of each term of a score."""
+    """The error of each term of a score."""
     weight: float = 0.0
-    """Of a weight times a value."""
+    """The error of a weight times a value."""
 
 
 FLOAT32 = Rounding()

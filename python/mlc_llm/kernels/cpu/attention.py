@@ -14,10 +14,12 @@ tokens beside it nor on who computes which split.
 A query block of several tokens is one task, which does all its splits. A query block of one token
 is a task a split, so that a long sequence that decodes keeps all threads busy.
 
-Buffers (b query blocks, n page ids, k parts; `attention` has those of the arguments):
+Buffers (k parts; `attention` describes the arguments, `attention_shape.py` the rows of a task):
 
-parts       `Softmax` of k * heads rows: what one split gave to the rows of a one-token block; query
-            block t has the parts from `_first_part` on
+parts     `Softmax` of k * heads rows: what a KV split gave to a query block of one token. The parts
+          of query block t begin at `Task.first_part`.
+state     `Softmax` of the rows of a task: what all splits so far gave
+scores    float32 [rows, 128]: the scores of a split, then the weights
 """
 
 from __future__ import annotations

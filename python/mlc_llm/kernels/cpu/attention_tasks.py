@@ -27,7 +27,7 @@ class Task:
     """What a task computes, each number int32 [1]."""
 
     number: Buffer
-    """Of the task; then of the task among those of its query block."""
+    """The task's number among all tasks; then its number in its query block."""
     block: Buffer
     """The query block."""
     first_part: Buffer

@@ -6,7 +6,8 @@
         MOST times:
             take the best of all columns;  look through its column alone for the next
 
-A column has DEEP entries, every 16th of 512 neighbours. Of equal entries the lower id comes first.
+A column has DEEP entries, every 16th of 512 neighbours. The lower id comes first
+of equal entries.
 
 logits      float32 [s, padded]
 value       float32 [columns]: the best entry of each column that is not taken
