@@ -1,8 +1,8 @@
-"""Which threads are inside an engine: a program must not end there, and a fork must not copy it.
+"""Knows which threads are inside an engine, for two moments: the end of a program, and a fork.
 
-Python ends the daemon threads of a program by unwinding their stacks where they next ask for its
-lock. A frame of C++ or Rust does not let that pass and ends the process with SIGABRT. So, at the
-end of a program, nobody enters an engine any more, and who is inside comes out first.
+At the end of a program Python unwinds the stack of each daemon thread that asks for its lock. If
+that stack has a frame of C++ or Rust, the process ends with SIGABRT. So at the end of a program no
+thread may enter an engine any more, and the program waits until all threads have left.
 """
 
 from __future__ import annotations
@@ -15,28 +15,30 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
 
 from mlc_llm.errors import EngineDead, MLCError
 from mlc_llm.runtime.compute_thread import close_all
 
 CALLBACK_SECONDS = 30.0
-"""How long the end of a program waits for users' callbacks, which may wait for anything."""
+"""How long the end of a program waits for users' callbacks, which may never return."""
 GRACE_SECONDS = 2.0
-"""A thread that comes too late waits so long, in which the program mostly ends; nobody then reads
-about an error that is none."""
+"""A thread that enters too late waits this long before it gets an error. The program has usually
+ended by then, so nobody sees an error that does not matter."""
+
+Function = Callable[..., object]
 
 _log = logging.getLogger(__name__)
 _inside: set[int] = set()
 _in_callback: set[int] = set()
 _ending: list[int] = []
-"""The thread that ends the program, and may enter still; empty before that."""
+"""The thread that ends the program, which may still enter engines; empty before that."""
 _callers: weakref.WeakSet[Callers] = weakref.WeakSet()
 _stops: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 
 
 class Inside:
-    """A context: the calling thread is in an engine. Raises `EngineDead` when the program ends."""
+    """A context in which the calling thread is inside an engine. Raises `EngineDead` if the program
+    is ending."""
 
     __slots__ = ("_is_outermost",)
 
@@ -44,7 +46,8 @@ class Inside:
         me = threading.get_ident()
         self._is_outermost = me not in _inside
         if self._is_outermost:
-            _inside.add(me)  # before it looks whether it may: the end looks in the other order
+            # Add first, then look: `_end_program` does these two in the other order.
+            _inside.add(me)
             if _ending and me not in _ending:
                 _inside.discard(me)
                 _refuse()
@@ -57,7 +60,7 @@ class Inside:
 
 
 class InCallback:
-    """A context: the calling thread is in a user's callback, which may take any time."""
+    """A context in which the calling thread is in a user's callback, which may take any time."""
 
     __slots__ = ("_is_outermost",)
 
@@ -74,25 +77,29 @@ class InCallback:
 
 
 class Stoppable:
-    """Something whose threads come out of the engine after `stop`, which returns at once and may be
-    called again."""
+    """An engine with threads. After `stop`, its threads leave the engine soon. `stop` returns at
+    once and may be called again."""
 
     def stop(self) -> None:
         raise NotImplementedError
 
     def stop_at_the_end(self) -> None:
-        """Have `stop` called when the program ends."""
+        """Call `stop` when the program ends."""
         _stops.add(self)
 
 
 class Callers(Stoppable):
-    """Which threads are in the functions of one engine. The functions hold this, and it none of
-    them but `stop`: an engine that is lost is freed at once, without the garbage collector."""
+    """Which threads are in the functions of one engine.
 
-    def __init__(self, stop: Callable[[], Any] | None) -> None:
+    The functions refer to this object, and it refers to `stop` alone. So there is no circular
+    reference, and an engine that nobody uses is freed at once.
+    """
+
+    def __init__(self, stop: Function | None) -> None:
         self.process = os.getpid()
         self.threads: set[int] = set()
-        self.is_torn = False
+        self.is_broken = False
+        """A fork copied the engine while another thread was inside."""
         self._stop = stop
         _callers.add(self)
         self.stop_at_the_end()
@@ -102,31 +109,32 @@ class Callers(Stoppable):
             self._stop()
 
     def after_fork(self, me: int) -> None:
-        """In the child: only its one thread, `me`, may have been inside when it was copied."""
-        self.is_torn = self.is_torn or not self.threads <= {me}
+        """For the child of a fork, whose only thread is `me`: the engine can be used if no other
+        thread was inside at the fork."""
+        self.is_broken = self.is_broken or not self.threads <= {me}
         self.threads &= {me}
 
 
-def engine_functions(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+def engine_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
     """The functions of one engine, for calls from Python.
 
-    They raise `MLCError` in a forked process if another thread was in one of them at the fork, and
-    `EngineDead` at the end of the program, except to the thread that ends it.
+    In a forked process they raise `MLCError` if another thread was in one of them at the fork. At
+    the end of the program they raise `EngineDead`, except in the thread that ends the program.
     """
     callers = Callers(functions.get("exit_background_loop"))
     return {name: _counted(function, callers) for name, function in functions.items()}
 
 
-def _counted(function: Callable[..., Any], callers: Callers) -> Callable[..., Any]:
+def _counted(function: Function, callers: Callers) -> Function:
     threads = callers.threads
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         me = threading.get_ident()
         if me in threads:
             return function(*args)
         threads.add(me)
         try:
-            if callers.is_torn:
+            if callers.is_broken:
                 raise forked(callers.process)
             with Inside():
                 return function(*args)
@@ -137,7 +145,7 @@ def _counted(function: Callable[..., Any], callers: Callers) -> Callable[..., An
 
 
 def forked(process: int) -> MLCError:
-    """Why an engine of another process cannot be used."""
+    """The error for an engine of another process, whose id is `process`."""
     return MLCError(
         f"this engine belongs to process {process} and cannot be used in a forked one; make the "
         "engine after the fork"
@@ -169,7 +177,7 @@ def _end_program() -> None:
         if others <= _in_callback and time.monotonic() > latest:
             _log.error("a stream callback did not return within %g s", CALLBACK_SECONDS)
             break
-        for one in list(_stops):  # engines may still be made by who is inside
+        for one in list(_stops):  # a copy: threads inside may still make engines
             one.stop()
         time.sleep(0.001)
     close_all()

@@ -1,4 +1,4 @@
-"""Small pure helpers that all front ends share."""
+"""Small pure functions that all front ends share."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def random_uuid() -> str:
 def openai_api_get_generation_config(
     request: ChatCompletionRequest | CompletionRequest,
 ) -> GenerationConfig:
-    """What a request sets about sampling and stopping, and nothing else."""
+    """The fields of a request that concern sampling and stopping."""
     return request.generation_config()

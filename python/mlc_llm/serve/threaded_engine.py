@@ -1,18 +1,18 @@
-"""`ThreadedEngine`: the engine on a thread of its own; callers never wait for the model.
+"""`ThreadedEngine`: an engine with its own thread, so that callers never wait for the model.
 
-Two loops, each for one thread: `run_background_loop` carries out instructions and steps the core,
-`run_background_stream_back_loop` hands outputs to the callback, so that a slow callback holds up
-nobody. Whatever happens, every request that was taken in ends with exactly one usage output.
+It has two loops, each for one thread. `run_background_loop` carries out instructions and runs
+steps. `run_background_stream_back_loop` gives outputs to the callback, so a slow callback delays
+nothing else. Every request that `add_request` took ends with exactly one usage output, whatever
+fails.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any
 
 import tvm_ffi
 
@@ -21,17 +21,25 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
-from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
+from mlc_llm.serve.open_requests import OpenRequest, OpenRequests
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.threaded_inbox import Inbox, Instruction, InstructionKind
-from mlc_llm.serve.threaded_outbox import Outbox, Roster, Ticket
-from mlc_llm.serve.threaded_worker import Arrival, Worker
+from mlc_llm.serve.threaded_inbox import (
+    Arrival,
+    DebugCall,
+    Inbox,
+    Instruction,
+    InstructionKind,
+    Payload,
+)
+from mlc_llm.serve.threaded_outbox import Outbox
+from mlc_llm.serve.threaded_worker import Worker
 
 __all__ = ["FUNCTIONS", "InstructionKind", "ThreadedEngine"]
 
@@ -60,34 +68,35 @@ _log = logging.getLogger(__name__)
 class ThreadedEngine(Stoppable):
     """All methods may be called from any thread, also from the callback.
 
-    `init_threaded_engine` comes before everything but the loops. `reload`, `unload` and
-    `debug_call_func_on_all_worker` wait for their end and raise what went wrong; while no
-    background loop runs, the calling thread does the work itself. The others return at once. After
-    `exit_background_loop`, or when the loop has died, all that asks for work raises `EngineDead`.
+    Call `init_threaded_engine` before everything else; only the loops may start before it.
+    `reload`, `unload` and `debug_call_func_on_all_worker` wait until they are done and raise what
+    went wrong; while no background loop runs, the calling thread does the work itself. The other
+    methods return at once. After `exit_background_loop`, or after a loop failed, every method that
+    asks for work raises `EngineDead`.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._inbox = Inbox()
         self._outbox = Outbox()
-        self._roster = Roster()
-        self._worker = Worker(self._outbox, self._roster)
+        self._open_requests = OpenRequests()
+        self._worker = Worker(self._outbox, self._open_requests)
         self._callback: StreamCallback | None = None
         self.stop_at_the_end()
 
     @staticmethod
     def Create() -> ThreadedEngine:
-        """A new engine, with nothing loaded and no thread."""
+        """A new engine without a model and without threads."""
         return ThreadedEngine()
 
     def init_threaded_engine(
         self,
-        device: Any,
+        device: object,
         request_stream_callback: StreamCallback | None = None,
         trace_recorder: EventTraceRecorder | None = None,
     ) -> None:
-        """`device`: a name or a TVM device. The callback gets lists of outputs, on the stream-back
-        loop's thread. Raises `MLCError` without a callback, or the second time."""
+        """`device`: a name or a TVM device. The stream-back loop calls the callback with lists of
+        outputs. Raises `MLCError` without a callback, and if it is called a second time."""
         self._check_process()
         if request_stream_callback is None:
             raise MLCError("a threaded engine needs a request stream callback")
@@ -97,31 +106,31 @@ class ThreadedEngine(Stoppable):
         self._callback = request_stream_callback
 
     def reload(self, engine_config_json_str: str) -> None:
-        """Abort everything, drop the model, open the one that the config names.
+        """Abort all requests, unload the model, and open the model that the config names.
 
-        Raises `UserError` for a config that is wrong (then nothing has changed), or whatever
-        opening the model raised (then nothing is loaded, and another `reload` may follow).
+        Raises `UserError` for a wrong config; then nothing has changed. Raises whatever opening the
+        model raised; then nothing is loaded, and `reload` may be called again.
         """
         config = EngineConfig.from_json(engine_config_json_str)
         self._ask(InstructionKind.kReloadEngine, config)
 
     def unload(self) -> None:
-        """Abort everything and give the model's memory back."""
+        """Abort all requests and free the model's memory."""
         self._ask(InstructionKind.kUnloadEngine, None)
 
     def reset(self) -> None:
-        """Abort everything, clear all state and metrics. Nothing happens when nothing is loaded."""
+        """Abort all requests, clear all state and metrics. Does nothing if no model is loaded."""
         self._put(Instruction(InstructionKind.kResetEngine))
 
     def create_request(
         self,
         request_id: str,
-        inputs: Any,
-        generation_config: str | GenerationConfig | Mapping[str, Any],
+        inputs: str | Data | Sequence[str | Data],
+        generation_config: str | GenerationConfig | Mapping[str, object],
     ) -> Request:
-        """`inputs`: one `Data` or several; a string stands for a text. The config (or its JSON, or
-        a dict of its fields) is merged over the model's defaults. Raises `UserError` for what is
-        wrong, `MLCError` when nothing is loaded."""
+        """`inputs`: one `Data` or several; a string is a text. `generation_config`: a config, its
+        JSON, or a dict of its fields; the model's defaults fill the fields that it does not set.
+        Raises `UserError` for a wrong value, `MLCError` if no model is loaded."""
         if isinstance(generation_config, str):
             config = GenerationConfig.from_json(generation_config)
         else:
@@ -131,62 +140,64 @@ class ThreadedEngine(Stoppable):
         return Request(request_id, data_of_inputs(inputs), config, loaded.load_id)
 
     def add_request(self, request: Request) -> None:
-        """Queue a request. What the engine refuses later ends with `error` and a usage; so does a
-        request that was made for a model which is not loaded any more.
+        """Queue a request. If the engine refuses it later, its stream ends with `error` and a
+        usage. The same happens to a request that was made for a model which is no longer loaded.
 
-        What takes time (tokens, tables, a grammar) is done here, on the caller's thread, while
-        streams go on. An abort ends the request meanwhile too. Raises `InvalidField` while a
-        request of the same id runs: the two could not be told apart.
+        The slow work (tokens, tables, a grammar) runs here, on the caller's thread, while streams
+        go on; `abort_request` ends the request during this time too. Raises `InvalidField` while
+        another request with this id runs.
         """
         self.make_and_add(request.request_id, request.n, lambda: request)
 
     def make_and_add(self, request_id: str, n: int, make: Callable[[], Request]) -> None:
-        """As `add_request`, for a request of this id and `n` that takes time to make. Raises what
-        `make` raises, unless the request was aborted before."""
+        """Like `add_request`, for a request with this id and `n` that `make` makes slowly. Raises
+        what `make` raises, unless the request was aborted before."""
         self.check_usable()
-        ticket = self._roster.enter(request_id, n)
+        open_request = self._open_requests.add(request_id, n)
         try:
             with Inside():
-                arrival = self._prepared(make(), ticket)
+                arrival = self._prepared(make(), open_request)
                 self._put(Instruction(InstructionKind.kAddRequest, arrival))
         except BaseException as error:
-            is_open = self._roster.leave(ticket)
+            is_open = self._open_requests.remove(open_request)
             if is_open or not isinstance(error, Exception):
                 raise
 
-    def _prepared(self, request: Request, ticket: Ticket) -> Arrival:
-        """The request with all that can be done before the engine's thread sees it."""
+    def _prepared(self, request: Request, open_request: OpenRequest) -> Arrival:
+        """The request, with all the work done that needs no engine thread."""
         admission, load_id = self._admission()
         if admission is None or request.is_special or request.load_id not in (None, load_id):
-            return Arrival(request, ticket)
+            return Arrival(request, open_request)
         request = replace(request, load_id=load_id)
         try:
-            return Arrival(request, ticket, admission.prepare(request))
-        except Exception:  # a bug of ours: the engine's thread meets it again, and answers with it
-            return Arrival(request, ticket)
+            return Arrival(request, open_request, admission.prepare(request))
+        except Exception:  # a bug of ours: the engine's thread meets it again and reports it
+            return Arrival(request, open_request)
 
     def _admission(self) -> tuple[Admission | None, int]:
-        """Of the loaded model. The rest of it is not held on to: it may be unloaded meanwhile."""
+        """The admission and the `load_id` of the loaded model. Nothing here refers to the rest of
+        the engine, so it can be unloaded meanwhile."""
         loaded = self._worker.loaded
         return (None, 0) if loaded is None else (loaded.core.admission, loaded.load_id)
 
     def abort_request(self, request_id: str) -> None:
         """End a request: its stream ends with `abort` and a usage. Unknown ids are ignored."""
-        ticket = self._roster.find(str(request_id))
+        request = self._open_requests.find(str(request_id))
         try:
-            self._put(Instruction(InstructionKind.kAbortRequest, ticket))
+            self._put(Instruction(InstructionKind.kAbortRequest, request))
         except EngineDead:
             _log.debug("request %s ended with the engine", request_id)
 
     def debug_call_func_on_all_worker(self, func_name: str, func_args: str | None = None) -> None:
         """Call a TVM global function on the engine's thread, between two steps, and wait for it.
 
-        Raises `MLCError` when nothing is loaded, `InvalidField` for an unknown name.
+        Raises `MLCError` if no model is loaded, `InvalidField` for an unknown name.
         """
-        self._ask(InstructionKind.kDebugCallFuncOnAllAllWorker, (func_name, func_args))
+        call = DebugCall(func_name, func_args)
+        self._ask(InstructionKind.kDebugCallFuncOnAllAllWorker, call)
 
     def run_background_loop(self) -> None:
-        """Body of the engine's thread; returns after `exit_background_loop`."""
+        """The engine's thread runs this. It returns after `exit_background_loop`."""
         self._check_process()
         with Inside(), computing_here():
             self._run_background_loop()
@@ -198,7 +209,7 @@ class ThreadedEngine(Stoppable):
                 self._worker.run(batch)
                 self._worker.step()
         except BaseException as error:
-            self._die(error)
+            self._end_with_error(error)
             if isinstance(error, KeyboardInterrupt):
                 raise
         finally:
@@ -206,10 +217,10 @@ class ThreadedEngine(Stoppable):
         self._end_what_is_left()
 
     def run_background_stream_back_loop(self) -> None:
-        """Body of the callback's thread; returns when the last output was handed over.
+        """The callback's thread runs this. It returns after the callback got the last output.
 
-        A callback that raises is logged and called again; the requests whose outputs it had are
-        aborted, since part of their text may be lost.
+        If the callback raises, the error is logged and the callback is called again later. The
+        requests of these outputs are aborted, because a part of their text may be lost.
         """
         self._check_process()
         with Inside():
@@ -217,7 +228,7 @@ class ThreadedEngine(Stoppable):
 
     def _run_stream_back_loop(self) -> None:
         while (outputs := self._outbox.take()) is not None:
-            assert self._callback is not None  # there is no output before there is a request
+            assert self._callback is not None  # requests, and so outputs, need a callback
             try:
                 with InCallback():
                     self._callback(outputs)
@@ -228,8 +239,8 @@ class ThreadedEngine(Stoppable):
                     self.abort_request(request_id)
 
     def exit_background_loop(self) -> None:
-        """End both loops: everything is aborted, every output is handed over, nothing is loaded
-        any more. Returns at once. A second call, or one in a forked process, does nothing."""
+        """End both loops: all requests are aborted, the callback gets every output, and the model
+        is unloaded. Returns at once. A second call, or a call in a forked process, does nothing."""
         if os.getpid() == self._process:
             self._inbox.close(TERMINATED)
             self._end_what_is_left()
@@ -237,11 +248,11 @@ class ThreadedEngine(Stoppable):
     stop = exit_background_loop
 
     def get_default_generation_config(self) -> GenerationConfig:
-        """The loaded model's defaults. Raises `MLCError` when nothing is loaded."""
+        """The loaded model's defaults. Raises `MLCError` if no model is loaded."""
         return self.loaded.bundle.defaults
 
     def get_complete_engine_config(self) -> EngineConfig:
-        """The config with every limit. Raises `MLCError` when nothing is loaded."""
+        """The config with every limit. Raises `MLCError` if no model is loaded."""
         return self.loaded.config
 
     def get_model_bundle(self) -> ModelBundle:
@@ -250,7 +261,8 @@ class ThreadedEngine(Stoppable):
 
     @property
     def loaded(self) -> OpenEngine:
-        """What is loaded now; only the engine's thread may touch its core. Raises `MLCError`."""
+        """The loaded engine. Only the engine's thread may use its core. Raises `MLCError` if no
+        model is loaded."""
         self.check_usable()
         loaded = self._worker.loaded
         if loaded is None:
@@ -280,7 +292,7 @@ class ThreadedEngine(Stoppable):
     DebugCallFuncOnAllAllWorker = debug_call_func_on_all_worker
 
     def _check_process(self) -> None:
-        """A fork copies the locks and none of the threads: nothing would ever answer."""
+        """Raise `MLCError` in a forked process: it has copies of the locks, but no threads."""
         if os.getpid() != self._process:
             raise forked(self._process)
 
@@ -288,8 +300,8 @@ class ThreadedEngine(Stoppable):
         self.check_usable()
         self._inbox.put(instruction)
 
-    def _ask(self, kind: InstructionKind, payload: Any) -> None:
-        """Put an instruction and wait for it."""
+    def _ask(self, kind: InstructionKind, payload: Payload) -> None:
+        """Put an instruction and wait until it is done."""
         self.check_usable()
         if self._inbox.is_mine:
             raise MLCError("the engine's own thread cannot wait for the engine")
@@ -301,7 +313,7 @@ class ThreadedEngine(Stoppable):
             done.result()
 
     def _work_without_loop(self) -> None:
-        """The caller, who is the owner now, carries out what is queued."""
+        """Carry out all instructions on the calling thread, which is the owner."""
         try:
             while batch := self._inbox.take_or_release():
                 self._worker.run(batch)
@@ -312,7 +324,8 @@ class ThreadedEngine(Stoppable):
             self._end_what_is_left()
 
     def _end_what_is_left(self) -> None:
-        """Once closed, the last owner (or the closer, if there is none) answers everybody."""
+        """End everything once the inbox is closed. The last owner does it, or the thread that
+        closed the inbox if there is no owner."""
         if self._inbox.closed is None or not self._inbox.own():
             return
         try:
@@ -320,8 +333,8 @@ class ThreadedEngine(Stoppable):
         finally:
             self._inbox.release()
 
-    def _die(self, error: BaseException) -> None:
-        """The loop itself broke, which nothing in it should: answer everybody with the error."""
+    def _end_with_error(self, error: BaseException) -> None:
+        """Tell everybody the error of the loop itself, which only a bug can cause."""
         _log.critical("the engine's loop died", exc_info=error)
         why = f"the engine died: {str(error) or type(error).__name__}"
         self._inbox.close(why)
@@ -329,12 +342,12 @@ class ThreadedEngine(Stoppable):
 
 
 class _Table:
-    """A threaded engine for other languages: configs cross as JSON."""
+    """A threaded engine for other languages: configs are passed as JSON."""
 
     def __init__(self, engine: ThreadedEngine) -> None:
         self._engine = engine
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
 
     def get_default_generation_config(self) -> str:
@@ -344,8 +357,8 @@ class _Table:
         return self._engine.get_complete_engine_config().asjson()
 
 
-def create_threaded_engine() -> Any:
-    """A new engine's table of functions."""
+def create_threaded_engine() -> tvm_ffi.Map:
+    """The table of functions of a new engine."""
     return function_table(_Table(ThreadedEngine.Create()), FUNCTIONS)
 
 

@@ -1,4 +1,4 @@
-"""The way into the engine's thread: instructions, and who may carry them out."""
+"""The way into the engine's thread: a queue of instructions, and which thread carries them out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import NamedTuple
 
 from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Prepared
+from mlc_llm.serve.open_requests import OpenRequest
+from mlc_llm.serve.request import Request
 
 
 class InstructionKind(IntEnum):
-    """What can be asked of the engine's thread. Names and numbers are an interface."""
+    """What the engine's thread can be asked to do. Names and numbers are a public interface."""
 
     kAddRequest = 0
     kAbortRequest = 1
@@ -24,23 +28,43 @@ class InstructionKind(IntEnum):
 
 
 @dataclass(frozen=True)
+class Arrival:
+    """A request on its way to the engine's thread."""
+
+    request: Request
+    open_request: OpenRequest
+    prepared: Prepared | None = None
+    """Made for the model `request.load_id`. None: the engine's thread prepares the request."""
+
+
+class DebugCall(NamedTuple):
+    """A TVM global function to call, and its argument if it has one."""
+
+    function: str
+    argument: str | None
+
+
+Payload = Arrival | OpenRequest | EngineConfig | DebugCall | None
+
+
+@dataclass(frozen=True)
 class Instruction:
     """One thing to do."""
 
     kind: InstructionKind
-    payload: Any = None
-    """In the order of the kinds: Arrival, Ticket or None, None, EngineConfig, None,
-    (function, argument)."""
+    payload: Payload = None
+    """By kind: `Arrival` to add; `OpenRequest` to abort, or None for an id that is not open;
+    `EngineConfig` to reload; `DebugCall` to call a function; None to unload and to reset."""
     done: Future[None] | None = None
-    """Where somebody waits for this very instruction: gets its end or its error."""
+    """Set when a caller waits for this instruction: it gets the end or the error."""
 
 
 class Inbox:
-    """A queue of instructions and the right to carry them out, under one lock.
+    """A queue of instructions, and the owner: the one thread that may carry them out.
 
-    Exactly one thread at a time is the owner of everything behind the inbox: the background loop,
-    or, while no loop runs, a caller that has to wait for an instruction. The lock can be taken
-    again by its holder, because a finaliser may call in at any place.
+    The owner is the background loop. While no loop runs, it is a caller that waits for an
+    instruction. One lock protects both. The lock is reentrant, because Python may run a finaliser
+    that calls in here at any line.
     """
 
     def __init__(self) -> None:
@@ -53,16 +77,16 @@ class Inbox:
 
     @property
     def closed(self) -> str | None:
-        """Why nothing can be put in any more."""
+        """Why no instruction can be put any more; None while the inbox is open."""
         return self._closed
 
     @property
     def is_mine(self) -> bool:
-        """The calling thread is the owner."""
+        """Whether the calling thread is the owner."""
         return self._owner == threading.get_ident()
 
     def put(self, instruction: Instruction) -> None:
-        """Append, and wake the loop if it sleeps. Raises `EngineDead` once closed."""
+        """Append an instruction, and wake the loop if it sleeps. Raises `EngineDead` if closed."""
         with self._changed:
             if self._closed is not None:
                 raise EngineDead(self._closed)
@@ -71,13 +95,13 @@ class Inbox:
                 self._changed.notify_all()
 
     def close(self, reason: str) -> None:
-        """Let nothing in any more. The first reason counts."""
+        """Refuse all further instructions. The first reason is kept."""
         with self._changed:
             self._closed = self._closed or reason
             self._changed.notify_all()
 
     def own(self) -> bool:
-        """Become the owner if nobody is."""
+        """Become the owner if there is none. Returns whether that happened."""
         with self._changed:
             if self._owner is not None:
                 return False
@@ -85,7 +109,7 @@ class Inbox:
             return True
 
     def own_as_loop(self) -> None:
-        """Become the owner, after whoever is it now. Raises `MLCError` if that is a loop."""
+        """Wait until there is no owner, then become it. Raises `MLCError` if another loop runs."""
         with self._changed:
             if self._has_loop:
                 raise MLCError("the background loop of this engine runs already")
@@ -98,19 +122,20 @@ class Inbox:
                 raise
 
     def release(self) -> None:
-        """Be the owner no more."""
+        """Stop being the owner."""
         with self._changed:
             self._owner = None
             self._changed.notify_all()
 
     def release_as_loop(self) -> None:
-        """End what `own_as_loop` began."""
+        """Undo `own_as_loop`."""
         with self._changed:
             self._has_loop = False
             self.release()
 
     def take_when(self, has_work: Callable[[], bool]) -> list[Instruction] | None:
-        """Sleep until there is an instruction or work; None once closed. For the loop."""
+        """Sleep until there is an instruction, or `has_work` says yes. Returns all instructions;
+        None once closed. For the loop."""
         with self._changed:
             while not self._queue and self._closed is None and not has_work():
                 self._is_waiting = True
@@ -119,7 +144,7 @@ class Inbox:
             return None if self._closed is not None else self.drain()
 
     def take_or_release(self) -> list[Instruction]:
-        """What there is; if that is nothing, the caller is the owner no more."""
+        """All instructions. If there are none, the caller stops being the owner."""
         with self._changed:
             found = self.drain()
             if not found:
@@ -127,7 +152,7 @@ class Inbox:
             return found
 
     def drain(self) -> list[Instruction]:
-        """All instructions, in order; the queue is empty then."""
+        """Empty the queue. Returns its instructions in order."""
         with self._changed:
             found, self._queue = self._queue, []
             return found

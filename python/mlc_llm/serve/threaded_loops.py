@@ -1,4 +1,4 @@
-"""The two threads of a threaded engine, and their end in every way a program can end."""
+"""The two threads of a threaded engine: how they start, and how they end."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 JOIN_SECONDS = 30.0
-"""How long `terminate` waits for a thread, in case a callback or the model never returns."""
+"""How long `terminate` waits for each thread. A callback or the model may never return."""
 
 _log = logging.getLogger(__name__)
 
 
 class LoopThreads:
-    """Starts both loops of an engine, given as a table of its functions.
+    """Starts both loops of an engine, which is given as a table of its functions.
 
-    The threads hold the functions and not this object, so it can be collected while they run: then
-    they are ended as by `terminate`. When the program ends, so does every engine (`engine_calls`).
+    The threads refer to the functions and not to this object. So Python can collect this object
+    while they run; then they end as by `terminate`. At the end of the program, `engine_calls` stops
+    every engine.
     """
 
-    def __init__(self, ffi: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, ffi: Mapping[str, Callable[..., object]]) -> None:
         self._terminated = False
         self._process = os.getpid()
         self._exit = ffi["exit_background_loop"]
@@ -38,9 +38,11 @@ class LoopThreads:
             raise
 
     def terminate(self) -> None:
-        """End the loops and wait for their threads. May be called again, from several threads,
-        from the stream callback (which does not wait for itself) and in a forked process (which
-        has no threads to end)."""
+        """End the loops and wait for their threads.
+
+        It can be called again and from several threads. The stream callback's thread does not wait
+        for itself. In a forked process there are no threads, and nothing happens.
+        """
         if os.getpid() != self._process:
             return
         self._terminated = True
@@ -53,11 +55,11 @@ class LoopThreads:
                 _log.error("%s did not end within %g s; left behind", thread.name, JOIN_SECONDS)
 
     def __del__(self) -> None:
-        # False already when the constructor failed before anything was started.
+        # The attribute is missing if the constructor failed at its first line.
         if not getattr(self, "_terminated", True):
             self.terminate()
 
 
-def _thread(name: str, body: Callable[[], Any]) -> threading.Thread:
-    """A daemon: the interpreter waits for other threads before it ends any engine."""
+def _thread(name: str, body: Callable[[], object]) -> threading.Thread:
+    """A daemon thread: Python would wait for another kind before it stops the engines."""
     return threading.Thread(target=body, name=name, daemon=True)

@@ -1,6 +1,7 @@
-"""What the engine's one thread does: carry out instructions, step the core, answer for all ends.
+"""What the engine's thread does: carry out instructions, run steps, end every request.
 
-There is no lock here. Whatever raises in here ends what it touched and nothing else.
+There is no lock here: one thread at a time uses all of it. An error ends the requests that it
+affects and no others.
 """
 
 from __future__ import annotations
@@ -8,21 +9,17 @@ from __future__ import annotations
 import gc
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import tvm_ffi
 
 from mlc_llm.errors import EngineDead, InvalidField, MLCError, UserError
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.admission import Prepared
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.open_requests import OpenRequest, OpenRequests
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
-from mlc_llm.serve.request import Request
-from mlc_llm.serve.threaded_inbox import Instruction, InstructionKind
-from mlc_llm.serve.threaded_outbox import Outbox, Outputs, Roster, Ticket
+from mlc_llm.serve.threaded_inbox import Arrival, DebugCall, Instruction, InstructionKind
+from mlc_llm.serve.threaded_outbox import Outbox, Outputs
 
 NOTHING_LOADED = "no engine is loaded; call reload first"
 
@@ -31,80 +28,63 @@ OTHER_MODEL = "the model was reloaded after the request was made for the one bef
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A request on its way to the engine's thread."""
-
-    request: Request
-    ticket: Ticket
-    prepared: Prepared | None = None
-    """By the model of `request.load_id`; None where the engine's thread has to do it."""
-
-
 class Worker:
-    """The core and its upkeep. All but `loaded` is for the thread that owns it alone."""
+    """Holds the loaded engine and works on it. Any thread may read `loaded`; only the owner of the
+    inbox may use the rest."""
 
-    def __init__(self, outbox: Outbox, roster: Roster) -> None:
+    def __init__(self, outbox: Outbox, open_requests: OpenRequests) -> None:
         self.device = "auto"
         self.trace: EventTraceRecorder | None = None
         self.loaded: OpenEngine | None = None
-        """Read from any thread; None before `reload`, after `unload` and when a reload failed."""
+        """None before `reload`, after `unload`, and when a reload failed."""
         self.why_not_loaded = NOTHING_LOADED
         self._outbox = outbox
-        self._roster = roster
-        self._batch: deque[Instruction] = deque()
+        self._open_requests = open_requests
+        self._queue: deque[Instruction] = deque()
         self._held: Outputs = []
-        """Of the last step. They are given out when the next one has begun to compute: readers that
-        were woken before would take Python's lock from the preparation of that step."""
-        self._actions: dict[InstructionKind, Callable[[Any], None]] = {
-            InstructionKind.kAddRequest: self._add,
-            InstructionKind.kAbortRequest: self._abort,
-            InstructionKind.kUnloadEngine: self._unload,
-            InstructionKind.kReloadEngine: self._reload,
-            InstructionKind.kResetEngine: self._reset,
-            InstructionKind.kDebugCallFuncOnAllAllWorker: self._debug_call,
-        }
+        """Outputs of the last step. They go out when the model computes the next step. If readers
+        woke earlier, they would take Python's lock while that step is prepared."""
 
     def has_work(self) -> bool:
-        """A step would do something."""
+        """Whether a step has something to compute."""
         return self.loaded is not None and not self.loaded.core.is_idle
 
     def run(self, instructions: list[Instruction]) -> None:
-        """Carry out all of them, in order. An error goes to whoever waits for the instruction."""
-        self._batch.extend(instructions)
-        while self._batch:
+        """Carry out the instructions in order. A caller that waits for one gets its error."""
+        self._queue.extend(instructions)
+        while self._queue:
             self._flush()
-            self._run_one(self._batch.popleft())
+            self._run_one(self._queue.popleft())
 
     def step(self) -> None:
-        """One step of the core, if there is something to do."""
+        """Run one step of the core, if it has something to compute."""
         if self.loaded is None or self.loaded.core.is_idle:
             return
         try:
             outputs = self.loaded.core.step()
         except Exception as error:
-            self._collapse("a step", error)
+            self._restart_core("a step", error)
         else:
-            self._flush()  # a step without the model has left it
-            self._held = self._roster.filter(outputs)
+            self._flush()  # outputs are still held if this step did not run the model
+            self._held = self._open_requests.filter(outputs)
             if self.loaded.core.is_idle or not self.loaded.runners:
-                self._flush()  # no step follows, or none that says when it computes
+                self._flush()  # no step follows, or no runner tells when it computes
 
     def end(self, instructions: list[Instruction], reason: FinishReason, why: str) -> None:
-        """Nothing runs after this: every request and everybody who waits is answered now."""
+        """End everything: every open request, and every caller that waits. Nothing runs after."""
         error = why if reason == "error" else None
         if error is not None:
-            self._give(self._roster.end_accepted(reason, error))
-            self._forget()  # a core that broke is not asked for anything
+            self._give(self._open_requests.end_accepted(reason, error))
+            self._forget()  # a core that failed is not used any more
         try:
             self._drop()
         except BaseException:
             _log.critical("the engine could not be unloaded at its end", exc_info=True)
-        self._batch.extend(instructions)
-        while self._batch:
-            left = self._batch.popleft()
-            if left.kind is InstructionKind.kAddRequest:
-                self._give(self._roster.end(left.payload.ticket, reason, error))
+        self._queue.extend(instructions)
+        while self._queue:
+            left = self._queue.popleft()
+            if isinstance(left.payload, Arrival):
+                self._give(self._open_requests.end(left.payload.open_request, reason, error))
             if left.done is not None and not left.done.done():
                 left.done.set_exception(EngineDead(why))
         self._flush()
@@ -113,21 +93,38 @@ class Worker:
     def _run_one(self, instruction: Instruction) -> None:
         done = instruction.done
         try:
-            self._actions[instruction.kind](instruction.payload)
+            self._carry_out(instruction)
         except BaseException as error:
             if done is None:
                 raise
             if not isinstance(error, Exception):
-                done.set_exception(EngineDead(f"the engine died: {_words(error)}"))
+                done.set_exception(EngineDead(f"the engine died: {_message(error)}"))
                 raise
             done.set_exception(error)
         else:
             if done is not None:
                 done.set_result(None)
 
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction.payload:
+            case Arrival() as arrival:
+                self._add(arrival)
+            case OpenRequest() as request:
+                self._abort(request)
+            case EngineConfig() as config:
+                self._reload(config)
+            case DebugCall() as call:
+                self._debug_call(call)
+            case None if instruction.kind is InstructionKind.kUnloadEngine:
+                self._unload()
+            case None if instruction.kind is InstructionKind.kResetEngine:
+                self._reset()
+            case None:
+                pass  # it aborts a request that is not open
+
     def _add(self, arrival: Arrival) -> None:
-        if not self._roster.accept(arrival.ticket):
-            return  # aborted while it was prepared
+        if not self._open_requests.accept(arrival.open_request):
+            return  # it was aborted while a caller's thread prepared it
         request = arrival.request
         if self.loaded is None:
             self._refuse(arrival, self.why_not_loaded)
@@ -141,17 +138,17 @@ class Worker:
             self._refuse(arrival, str(error))
         except Exception as error:
             _log.exception("request %s could not be added", request.request_id)
-            self._refuse(arrival, _words(error))
-            self._abort_in_core(request.request_id)  # which may have it, in part
+            self._refuse(arrival, _message(error))
+            self._abort_in_core(request.request_id)  # the core may have a part of it
 
-    def _abort(self, ticket: Ticket | None) -> None:
-        """End the request that had the id when it was said; by now it may have ended itself."""
-        if ticket is None or self._roster.find(ticket.request_id) is not ticket:
+    def _abort(self, request: OpenRequest) -> None:
+        """End a request, unless it has ended since the abort was put into the inbox."""
+        if self._open_requests.find(request.request_id) is not request:
             return
-        if ticket.is_accepted:
-            self._abort_in_core(ticket.request_id)
-        else:  # it is being prepared, or comes behind in the queue
-            self._give(self._roster.end(ticket, "abort"))
+        if request.is_accepted:
+            self._abort_in_core(request.request_id)
+        else:  # a caller's thread prepares it, or it comes later in the queue
+            self._give(self._open_requests.end(request, "abort"))
 
     def _abort_in_core(self, request_id: str) -> None:
         if self.loaded is None:
@@ -159,17 +156,17 @@ class Worker:
         try:
             self._emit(self.loaded.core.abort_request(request_id))
         except Exception as error:
-            self._collapse(f"aborting request {request_id}", error)
+            self._restart_core(f"aborting request {request_id}", error)
 
-    def _reset(self, _: object) -> None:
+    def _reset(self) -> None:
         if self.loaded is None:
             return
         try:
             self._emit(self.loaded.core.reset())
         except Exception as error:
-            self._collapse("a reset", error)
+            self._restart_core("a reset", error)
 
-    def _unload(self, _: object) -> None:
+    def _unload(self) -> None:
         self._drop()
         self.why_not_loaded = NOTHING_LOADED
 
@@ -180,35 +177,36 @@ class Worker:
             for runner in self.loaded.runners:
                 runner.before_compute = self._flush
         except BaseException as error:
-            self.why_not_loaded = f"no engine is loaded, the last reload failed: {_words(error)}"
+            self.why_not_loaded = f"no engine is loaded, the last reload failed: {_message(error)}"
             raise
 
-    def _debug_call(self, call: tuple[str, str | None]) -> None:
-        name, args = call
+    def _debug_call(self, call: DebugCall) -> None:
         if self.loaded is None:
             raise MLCError(self.why_not_loaded)
-        function = tvm_ffi.get_global_func(name, allow_missing=True)
+        function = tvm_ffi.get_global_func(call.function, allow_missing=True)
         if function is None:
-            raise InvalidField("func_name", name, "there is no TVM global function of this name")
-        function(*([] if args is None else [args]))
+            allowed = "there is no TVM global function of this name"
+            raise InvalidField("func_name", call.function, allowed)
+        function(*([] if call.argument is None else [call.argument]))
 
     def _refuse(self, arrival: Arrival, why: str) -> None:
-        self._give(self._roster.end(arrival.ticket, "error", why))
+        self._give(self._open_requests.end(arrival.open_request, "error", why))
 
-    def _collapse(self, what: str, error: Exception) -> None:
-        """The core failed in a way it could not mend itself: end its requests, start it afresh."""
+    def _restart_core(self, what: str, error: Exception) -> None:
+        """After an error that the core could not handle: end its requests, then reset it. If the
+        reset fails too, unload the engine."""
         _log.error("%s failed; the running requests end with an error", what, exc_info=error)
-        self._give(self._roster.end_accepted("error", _words(error)))
+        self._give(self._open_requests.end_accepted("error", _message(error)))
         assert self.loaded is not None
         try:
             self.loaded.core.reset()
         except Exception as again:
             _log.exception("the engine cannot be reset; it is unloaded")
-            self.why_not_loaded = f"the engine failed and was unloaded: {_words(again)}"
+            self.why_not_loaded = f"the engine failed and was unloaded: {_message(again)}"
             self._forget()
 
     def _drop(self) -> None:
-        """Abort everything the core has, and give its memory back."""
+        """Abort every request of the core, and free its memory."""
         if self.loaded is None:
             return
         try:
@@ -216,17 +214,17 @@ class Worker:
         except Exception:
             _log.exception("the engine could not be reset before it was unloaded")
         finally:
-            self._give(self._roster.end_accepted("abort"))
+            self._give(self._open_requests.end_accepted("abort"))
             self._forget()
 
     def _forget(self) -> None:
-        """Let go of the core, and make sure that it goes: its pages may be most of the memory."""
+        """Free the core now: its pages may be most of the memory."""
         self.loaded = None
-        gc.collect()  # there are circles of references in it
+        gc.collect()  # the core has circular references
 
     def _emit(self, outputs: Outputs) -> None:
-        """Give out what the core says."""
-        self._give(self._roster.filter(outputs))
+        """Send outputs of the core."""
+        self._give(self._open_requests.filter(outputs))
 
     def _give(self, outputs: Outputs) -> None:
         self._held += outputs
@@ -237,5 +235,5 @@ class Worker:
         self._outbox.put(held)
 
 
-def _words(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return str(error) or type(error).__name__
