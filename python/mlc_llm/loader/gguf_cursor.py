@@ -1,7 +1,7 @@
-"""Bounded reading of little-endian GGUF fields out of a memory-mapped file.
+"""Reads little-endian GGUF fields from a memory-mapped file.
 
-Every read first checks that its bytes are inside the file, so a hostile length can neither
-allocate memory nor start a long loop. Limits stand here, once; all are far above real files.
+Every read first checks that its bytes are inside the file. So a hostile length can neither allocate
+memory nor start a long loop. All limits are defined here; real files stay far below them.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _U64 = struct.Struct("<Q")
 
 
 def printable(raw: bytes | str) -> str:
-    """A name out of a file, cut and quoted so that it is safe in a one-line message."""
+    """A name from a file, shortened and quoted, so that a one-line message can show it."""
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "backslashreplace")
     return ascii(text if len(text) <= 80 else text[:77] + "...")
 
 
 class Cursor:
-    """A position in one mapped file. `fail` is the only way reading ends badly.
+    """A position in one mapped file. Errors of the format are raised by `fail` alone.
 
-    The mapping stays open as long as anything refers to it; the file must not be shortened
-    meanwhile (the system answers reads behind a moved end with a signal, not an error).
+    The mapping stays open as long as anything refers to it. Nobody may shorten the file meanwhile:
+    the system answers a read after its new end with a signal, not with an error.
     """
 
     def __init__(self, path: Path, buffer: mmap.mmap, stat: os.stat_result | None = None) -> None:
         self.path = path
         self.stat = stat
-        """Of the file that is mapped, which another may have replaced at `path`."""
-        self.passed: dict[int, int] = {}
-        """Where strings one after the other start, and where they end: of those that
-        `skip_strings` has checked, now or when this very file was opened before."""
+        """The state of the mapped file. Another file may have taken its path since."""
+        self.list_ends: dict[int, int] = {}
+        """Byte where a list of strings starts -> byte where it ends. `skip_strings` has checked
+        these lists, now or in an earlier opening of this file."""
         self.buffer = buffer
         self.pos = 0
         self.size = len(buffer)
@@ -57,13 +57,13 @@ class Cursor:
     def open(cls, path: Path) -> Cursor:
         """Map `path` read-only.
 
-        ModelNotFound: no such file; ModelFileError: cannot be read; MemoryError: no room for it.
+        Raises ModelNotFound (no such file), ModelFileError (cannot be read), MemoryError (no room).
         """
         if not path.is_file():
             raise ModelNotFound(f"{path}: no such file")
         try:
             with path.open("rb") as file:
-                # the check saves mmap from the empty file, which it cannot map
+                # mmap cannot map an empty file
                 if not file.read(1):
                     raise ModelFileError(f"{path}: the file is empty")
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -88,7 +88,7 @@ class Cursor:
         self.fail(f"{what} lies beyond the end of the file ({self.size} bytes): truncated?")
 
     def take(self, count: int, what: str) -> int:
-        """Step over `count` bytes and return where they start."""
+        """Skip `count` bytes and return where they start."""
         start = self.pos
         if count > self.end - start:
             self._fail_short(what)
@@ -104,7 +104,7 @@ class Cursor:
         return value
 
     def count(self, what: str, limit: int, item_bytes: int) -> int:
-        """A u64 count of things that follow, each at least `item_bytes` long."""
+        """Read a u64: the number of items that follow, each at least `item_bytes` long."""
         value = self.u64(what)
         if value > limit:
             self.fail(f"{what} is {value}; at most {limit} are allowed")
@@ -113,8 +113,8 @@ class Cursor:
         return value
 
     def array_items(self, what: str, item_bytes: int, cost: int = 1) -> int:
-        """The length of an array, taken `cost` times from the budget that all arrays of the
-        file share."""
+        """Read the length of an array. All arrays of the file share one budget of items; this
+        array takes `cost` times its length from it."""
         value = self.count(what, self._items_left // cost, item_bytes)
         self._items_left -= value * cost
         return value
@@ -124,15 +124,16 @@ class Cursor:
         return self.buffer[start:end]
 
     def skip_string(self, what: str, limit: int = MAX_STRING_BYTES) -> tuple[int, int]:
-        """Step over a string and return where its bytes start and end."""
+        """Skip a string and return where its bytes start and end."""
         length = self.count(f"length of {what}", limit, 1)
         return self.take(length, what), self.pos
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Step over `count` strings. A plain loop: a vocabulary has a quarter of a million."""
+        """Skip `count` strings and check that they are inside the file. A vocabulary has 250,000
+        of them, so the loop calls as little as possible."""
         start = self.pos
-        if start in self.passed:
-            self.take(self.passed[start] - start, what)
+        if start in self.list_ends:
+            self.take(self.list_ends[start] - start, what)
             return
         pos, end, buffer, read = self.pos, self.end, self.buffer, _U64.unpack_from
         for index in range(count):
@@ -141,12 +142,12 @@ class Cursor:
             pos += 8 + read(buffer, pos)[0]
             if pos > end:
                 self._fail_short(f"{what}[{index}]")
-        self.pos = self.passed[start] = pos
+        self.pos = self.list_ends[start] = pos
 
     def strings(self, count: int) -> list[str]:
-        """Decode strings that `skip_strings` has passed.
+        """Decode strings that `skip_strings` has checked.
 
-        Bytes that are not UTF-8 become lone surrogates ("surrogateescape"), so nothing is lost.
+        Bytes that are not UTF-8 become lone surrogates ("surrogateescape"), so no byte is lost.
         """
         pos, buffer, read = self.pos, self.buffer, _U64.unpack_from
         out = []

@@ -1,4 +1,4 @@
-"""Key-value metadata of a GGUF file: checked when opened, decoded when asked for.
+"""The key-value metadata of a GGUF file: checked when it is opened, decoded at first use.
 
 Format: the "Metadata" part of the GGUF specification, versions 2 and 3.
 """
@@ -6,16 +6,16 @@ Format: the "Metadata" part of the GGUF specification, versions 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from mlc_llm.loader.gguf_cursor import MAX_KEY_BYTES, Cursor, printable
 
-# value types by number; lists may hold any of them
-Value = int | float | bool | str | list[Any]
+Value: TypeAlias = "int | float | bool | str | list[str] | list[Value]"
+"""A value of the metadata. All items of a list have one type."""
 
-_NUMBERS: dict[int, np.dtype[Any]] = {
+_NUMBERS: dict[int, np.dtype[np.generic]] = {
     0: np.dtype("u1"),
     1: np.dtype("i1"),
     2: np.dtype("<u2"),
@@ -32,20 +32,20 @@ _MIN_BYTES = {_BOOL: 1, _STRING: 8, _ARRAY: 12} | {
     number: dtype.itemsize for number, dtype in _NUMBERS.items()
 }
 _MAX_NESTING = 4
-_NESTED_COST = 64  # an array in an array takes as long to check as so many strings
+_NESTED_COST = 64  # checking an array inside an array takes as long as this many strings
 MIN_ENTRY_BYTES = 8 + 1 + 4 + 1  # key length, key, type, value
 
 
 class Entry(NamedTuple):
-    """Where a checked value stands."""
+    """A checked value: its type number, and the byte where it starts."""
 
     type: int
     pos: int
 
 
 class Metadata(Mapping[str, Value]):
-    """Read-only mapping. A value is decoded at its first use and kept; strings that are not
-    UTF-8 come with their odd bytes as lone surrogates ("surrogateescape")."""
+    """A read-only mapping. A value is decoded at its first use and then kept. Bytes of strings that
+    are not UTF-8 become lone surrogates ("surrogateescape")."""
 
     def __init__(self, cursor: Cursor, entries: dict[str, Entry]) -> None:
         self._cursor = cursor
@@ -68,23 +68,23 @@ class Metadata(Mapping[str, Value]):
         return len(self._entries)
 
     @property
-    def passed(self) -> dict[int, int]:
-        """Where the file's lists of strings start and end, which takes long to find out."""
-        return self._cursor.passed
+    def list_ends(self) -> dict[int, int]:
+        """For each list of strings: the byte where it starts -> the byte where it ends."""
+        return self._cursor.list_ends
 
     def type_of(self, key: str) -> int | None:
-        """The file's type number of `key`; None when there is no such key."""
+        """The type number of `key` in the file; None if there is no such key."""
         entry = self._entries.get(key)
         return None if entry is None else entry.type
 
 
 def read_metadata(cursor: Cursor, count: int) -> Metadata:
-    """Check and index `count` entries; leaves the cursor behind the last one."""
+    """Check `count` entries and note where each starts. The cursor ends after the last one."""
     entries: dict[str, Entry] = {}
     for index in range(count):
         key = _read_key(cursor, f"metadata key {index}")
         if key in entries:
-            cursor.fail(f"metadata key {printable(key)} stands twice")
+            cursor.fail(f"metadata key {printable(key)} occurs twice")
         what = f"metadata value {printable(key)}"
         entry = Entry(cursor.u32(f"type of {what}"), cursor.pos)
         _skip(cursor, entry.type, what, depth=0)
@@ -103,7 +103,7 @@ def _read_key(cursor: Cursor, what: str) -> str:
 
 
 def _skip(cursor: Cursor, kind: int, what: str, depth: int) -> None:
-    """Check one value and step over it, allocating nothing."""
+    """Check one value and skip it, without allocating memory."""
     if kind in _NUMBERS:
         cursor.take(_NUMBERS[kind].itemsize, what)
     elif kind == _BOOL:
@@ -147,22 +147,22 @@ def _decode(cursor: Cursor, kind: int) -> Value:
         return cursor.strings(1)[0]
     if kind == _ARRAY:
         return _decode_array(cursor)
-    value: Value = _numbers(cursor, kind, 1)[0]
-    return value
+    return _numbers(cursor, kind, 1)[0]
 
 
-def _decode_array(cursor: Cursor) -> list[Any]:
+def _decode_array(cursor: Cursor) -> list[str] | list[Value]:
     kind = cursor.u32("item type")
     count = cursor.u64("number of items")
     if kind == _STRING:
         return cursor.strings(count)
     if kind == _ARRAY:
-        return [_decode_array(cursor) for _ in range(count)]
+        inner: list[Value] = [_decode_array(cursor) for _ in range(count)]
+        return inner
     return _numbers(cursor, kind, count)
 
 
-def _numbers(cursor: Cursor, kind: int, count: int) -> list[Any]:
-    dtype: np.dtype[Any] = np.dtype("?") if kind == _BOOL else _NUMBERS[kind]
+def _numbers(cursor: Cursor, kind: int, count: int) -> list[Value]:
+    dtype: np.dtype[np.generic] = np.dtype("?") if kind == _BOOL else _NUMBERS[kind]
     start = cursor.take(count * dtype.itemsize, "numbers")
-    values: list[Any] = np.frombuffer(cursor.buffer, dtype, count, start).tolist()
+    values: list[Value] = np.frombuffer(cursor.buffer, dtype, count, start).tolist()
     return values

@@ -1,7 +1,7 @@
-"""One GGUF file, or the parts `NAME-00001-of-0000N.gguf` of a split one, joined.
+"""Opens one GGUF file, or joins the parts `NAME-00001-of-0000N.gguf` of a split one.
 
-The first part carries the metadata, every part some of the tensors; `split.no`,
-`split.count` and `split.tensors.count` say what must be there.
+The first part has the metadata, and every part has some of the tensors. The keys `split.no`,
+`split.count` and `split.tensors.count` say which parts and how many tensors there must be.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ class Part:
     metadata: Metadata
     tensors: dict[str, GGUFTensor]
     buffer: mmap.mmap
-    """The first file."""
+    """The mapping of the first file."""
     header_bytes: int
-    """Of metadata and tensor table, in the first file."""
+    """Size of metadata and tensor table in the first file."""
     opened: tuple[tuple[Path, os.stat_result], ...]
-    """The files that are mapped, as they were when they were opened."""
+    """The mapped files, each with its state when it was opened."""
 
     def split_number(self, key: str) -> int:
-        """A whole number among the `split.` keys; ModelFileError when missing or not one."""
+        """The whole number under a `split.` key. Raises ModelFileError if it is missing or of
+        another type."""
         value = self.metadata.get(key)
         if type(value) is not int:
             raise ModelFileError(f"{self.path}: {key} is missing or not a whole number")
         return value
 
 
-def open_part(path: Path, passed: Mapping[int, int] = {}) -> Part:
-    """Read and check the header of one file, whichever part of a model it is.
+def open_part(path: Path, list_ends: Mapping[int, int] = {}) -> Part:
+    """Read and check the header of one file: a whole model, or any part of one.
 
-    passed: of this very file, as `Metadata.passed` was then.
+    list_ends: `Metadata.list_ends` from an earlier opening of this file.
     """
     cursor = Cursor.open(path)
-    cursor.passed.update(passed)
+    cursor.list_ends.update(list_ends)
     _check_magic(cursor)
     tensors = cursor.count("number of tensors", MAX_TENSORS, MIN_TENSOR_BYTES)
     keys = cursor.count("number of metadata keys", MAX_KEYS, MIN_ENTRY_BYTES)
@@ -70,16 +71,17 @@ def _check_magic(cursor: Cursor) -> None:
         cursor.fail(f"GGUF version {version} is not supported; versions 2 and 3 are")
 
 
-def open_parts(path: Path, passed: Mapping[int, int] = {}) -> Part:
-    """Open a model by its only or its first file and join what belongs to it."""
-    first = open_part(path, passed)
+def open_parts(path: Path, list_ends: Mapping[int, int] = {}) -> Part:
+    """Open a model by its only or its first file, and join its other parts."""
+    first = open_part(path, list_ends)
     if "split.count" not in first.metadata or first.split_number("split.count") == 1:
         return first
     return _join(first, [open_part(p) for p in _other_parts(first)])
 
 
 def _other_parts(first: Part) -> list[Path]:
-    """Where the other parts are; ModelFileError when one is missing or `first` is not first."""
+    """Paths of the other parts. Raises ModelFileError if one is missing, or if `first` is not the
+    first part."""
     count = first.split_number("split.count")
     if not 1 <= count <= _MAX_PARTS:
         raise ModelFileError(f"{first.path}: split.count is {count}; 1 to {_MAX_PARTS} are allowed")

@@ -1,6 +1,6 @@
-"""Tensor table of a GGUF file, checked against the file before any byte of data is used.
+"""The tensor table of a GGUF file, checked against the file before any data is used.
 
-Format: "Tensor info" and "Tensor data" of the GGUF specification; block sizes as in ggml.
+Format: "Tensor info" and "Tensor data" of the GGUF specification. Block sizes are those of ggml.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS = {
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
 }
-# types that ggml knows or once knew and that are not read here
+# types of ggml, some of them removed there, that are not supported here
 OTHER_KINDS = {
     4: "Q4_2",
     5: "Q4_3",
@@ -73,8 +73,8 @@ MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, dims, one size, t
 
 @dataclass(frozen=True)
 class GGUFTensor:
-    """One tensor: `shape` in NumPy order (rows first, the contiguous axis last), `data` the
-    file's own bytes as a read-only memory-mapped uint8 vector, `path` that file."""
+    """One tensor. `shape` is in NumPy order: rows first, the contiguous axis last. `data` is a
+    read-only uint8 vector: the memory-mapped bytes of the file `path`."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,16 +83,16 @@ class GGUFTensor:
     path: Path
 
     def give_back(self) -> None:
-        """What was read of the file stays in this process' memory no longer. `data` is as good as
-        before: reading brings it back."""
-        mapping = getattr(self.data.base, "obj", None)  # of NumPy's view of it
+        """Let the system take back the memory of all pages of this file that were read. `data`
+        stays usable: the next access reads the file again."""
+        mapping = getattr(self.data.base, "obj", None)  # NumPy's array is a view of the mapping
         if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)
 class _Info:
-    """A row of the tensor table; `offset` counts from the start of the data part."""
+    """A row of the tensor table. `offset` is in bytes from the start of the data part."""
 
     name: str
     shape: tuple[int, ...]
@@ -104,18 +104,18 @@ class _Info:
 def read_tensors(cursor: Cursor, count: int, metadata: Metadata) -> dict[str, GGUFTensor]:
     """Check `count` rows at the cursor and map their data.
 
-    Raises ModelFileError for a table that does not fit the file, UnsupportedModel for a
-    tensor of a known type that is not supported.
+    Raises ModelFileError if the table does not fit the file, UnsupportedModel for a tensor type of
+    ggml that is not supported.
     """
     alignment = _alignment(cursor, metadata)
     infos: dict[str, _Info] = {}
     for index in range(count):
         info = _read_info(cursor, index, alignment)
         if info.name in infos:
-            cursor.fail(f"tensor {printable(info.name)} stands twice")
+            cursor.fail(f"tensor {printable(info.name)} occurs twice")
         infos[info.name] = info
     start = -(-cursor.pos // alignment) * alignment
-    _check_places(cursor, sorted(infos.values(), key=lambda i: i.offset), start)
+    _check_ranges(cursor, sorted(infos.values(), key=lambda i: i.offset), start)
     return {name: _map_data(cursor, info, start) for name, info in infos.items()}
 
 
@@ -159,7 +159,7 @@ def _read_shape(cursor: Cursor, what: str) -> tuple[int, ...]:
     if not 1 <= dims <= _MAX_DIMS:
         cursor.fail(f"{what} has {dims} dimensions; 1 to {_MAX_DIMS} are allowed")
     shape = tuple(cursor.u64(f"shape of {what}") for _ in range(dims))[::-1]
-    # a value takes more than half a byte in every kind, so this bounds the product early
+    # every kind takes more than half a byte for a value, so a larger product cannot fit
     if 0 in shape or math.prod(shape) > 2 * cursor.size:
         cursor.fail(f"{what}: shape {list(shape)} is empty or does not fit the file")
     return shape
@@ -177,8 +177,8 @@ def _read_kind(cursor: Cursor, what: str) -> tuple[str, int, int]:
     return KINDS[number]
 
 
-def _check_places(cursor: Cursor, infos: list[_Info], start: int) -> None:
-    """Every tensor inside the file, none over another; `infos` sorted by offset."""
+def _check_ranges(cursor: Cursor, infos: list[_Info], start: int) -> None:
+    """Check that every tensor is inside the file and overlaps no other. infos: sorted by offset."""
     free_from, before = 0, ""
     for info in infos:
         what = f"tensor {printable(info.name)}"

@@ -75,7 +75,7 @@ def keep_head(gguf: GGUFFile) -> None:
     """Put the header of a sound file into the cache, for `kept_head`."""
     flat = flat_form(gguf.metadata) if "tokenizer.ggml.model" in gguf.metadata else None
     header = sha256(gguf.beginning(gguf.header_bytes)).hexdigest()
-    said = {"bytes": gguf.header_bytes, "sha256": header, "passed": dict(gguf.passed)}
+    said = {"bytes": gguf.header_bytes, "sha256": header, "passed": dict(gguf.list_ends)}
     text = json.dumps(said).encode()
     name = _name(gguf.opened[0][1].st_size, gguf.beginning(_LEAD_BYTES))
     data = struct.pack("<I", len(text)) + text + (flat or b"")
