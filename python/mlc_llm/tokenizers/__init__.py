@@ -1,8 +1,8 @@
-"""Text to token ids and back; the text of an answer while it grows; stop strings.
+"""Text to token ids and back, streamed text, and stop strings.
 
-`tokenizer` is the face; `vocabulary` checks what a GGUF file says; `byte_level` (with the rules of
-`word_rules`), `sentencepiece`, `wordpiece` and `unigram` each build one kind of tokenizer from it;
-`folder` reads tokenizer.json.
+`tokenizer` has the public class. `vocabulary` reads and checks the vocabulary of a GGUF file;
+`byte_level` (with the rules of `word_rules`), `sentencepiece`, `wordpiece` and `unigram` each build
+one kind of tokenizer from it. `folder` reads tokenizer.json.
 """
 
 from __future__ import annotations

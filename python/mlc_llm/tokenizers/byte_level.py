@@ -1,4 +1,4 @@
-"""Byte-level BPE (GPT-2's kind): each byte is spelled as one printable character."""
+"""Byte-level BPE (as in GPT-2): one printable character stands for each byte."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlc_llm.tokenizers.word_rules import word_rule
 
 
 def _byte_characters() -> list[str]:
-    """GPT-2's table: printable Latin-1 bytes stand for themselves, the rest move past 255."""
+    """GPT-2's table: a printable Latin-1 byte is its own character, the others start at 256."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     moved = iter(range(256, 512))
     return [chr(byte if byte in shown else next(moved)) for byte in range(256)]
@@ -25,34 +25,40 @@ BYTES = {character: byte for byte, character in enumerate(CHARACTERS)}
 
 
 def spelled(text: str) -> str:
-    """UTF-8 bytes of a text in the table's characters."""
+    """The UTF-8 bytes of a text, written as characters of the table."""
     return "".join(CHARACTERS[byte] for byte in text.encode())
 
 
-class Spelled(Protocol):
-    """What is read of a vocabulary, flat or not."""
+class TextList(Protocol):
+    """Texts by index: a list, or the texts of a flat vocabulary."""
+
+    def __getitem__(self, index: int, /) -> str: ...
+
+
+class TokenList(Protocol):
+    """The part of a vocabulary, flat or not, that `token_bytes` needs."""
 
     @property
-    def tokens(self) -> Sequence[str]: ...
+    def tokens(self) -> TextList: ...
 
     @property
     def kinds(self) -> Sequence[int]: ...
 
 
-def token_bytes(vocabulary: Spelled, token_id: int) -> bytes:
-    """The bytes that a token stands for; added tokens stand for their own text."""
+def token_bytes(vocabulary: TokenList, token_id: int) -> bytes:
+    """The bytes that a token stands for. An added token stands for its own text."""
     token = vocabulary.tokens[token_id]
     if vocabulary.kinds[token_id] not in (TokenKind.CONTROL, TokenKind.USER_DEFINED):
         try:
             return bytes([BYTES[character] for character in token])
-        except KeyError:  # not spelled in the table: the token means its own text
+        except KeyError:  # not written in the table: the token is its own text
             pass
     return token.encode()
 
 
 def tables(vocabulary: Vocabulary) -> Tables:
-    """The merge table. Raises `ModelFileError` for a merge of tokens that are not there,
-    `UnsupportedModel` for an unknown rule of words."""
+    """The merge table. Raises `ModelFileError` if a merge needs a token that does not exist,
+    `UnsupportedModel` for an unknown word rule."""
     ids = _ids(vocabulary)
     names = _names_taken_whole(vocabulary)
     whole = _bpe(vocabulary, ids, vocabulary.usable_merges)
@@ -71,7 +77,7 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, st
 
 
 def _names_taken_whole(vocabulary: Vocabulary) -> set[str]:
-    """Names of control tokens that an ordinary text has as a word, where such words are tokens."""
+    """Names of control tokens that are one word in ordinary text, if the rule takes whole words."""
     rule = word_rule(vocabulary.pre, vocabulary.architecture)
     if not rule.takes_whole_words:
         return set()
@@ -79,7 +85,7 @@ def _names_taken_whole(vocabulary: Vocabulary) -> set[str]:
 
 
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-    """Each token, spelled in the table, to its id."""
+    """Each token, written in the table, -> its id."""
     tokens = vocabulary.tokens
     strange = set("".join(tokens)) - BYTES.keys()
     if strange:
@@ -96,12 +102,12 @@ def _respelled(token: str) -> str:
 
 
 def is_spelled(vocabulary: Vocabulary) -> bool:
-    """Whether every token stands in the file as the merges spell it."""
+    """Whether the file writes every token in the table, as its merges do."""
     return _ids(vocabulary).keys() == set(vocabulary.tokens)
 
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
-    """Set how text is cut up before the merges; a continued text is cut like any other."""
+    """Set how text is cut into words. A text after other text is cut like any other."""
     rule = word_rule(vocabulary.pre, vocabulary.architecture)
     backend.pre_tokenizer = rule.cutter
     if rule.normalizer is not None:
@@ -109,5 +115,5 @@ def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) ->
 
 
 def prefix(vocabulary: Vocabulary) -> Prefix:
-    """A text gets no space in front."""
+    """No text gets a space in front."""
     return Prefix.NONE

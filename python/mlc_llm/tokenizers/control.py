@@ -1,4 +1,4 @@
-"""Finding the names of control tokens in a text."""
+"""Finds the names of control tokens in a text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import cached_property
 
 
 class ControlFinder:
-    """Finds names leftmost first, and of several at one place the longest.
+    """Finds the leftmost name first; of several names at one position, the longest.
 
-    A vocabulary may have thousands of control tokens, so a name is looked up in a table by its
-    length rather than tried one after the other: time is linear in the text.
+    A vocabulary may have thousands of control tokens. For each length of a name there is one look
+    into a table, so the time is linear in the text.
     """
 
     def __init__(self, control: Mapping[str, int]) -> None:
@@ -29,32 +29,33 @@ class ControlFinder:
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of each name, in order, without overlaps."""
-        place = 0
+        position = 0
         while self._first is not None:
-            candidate = self._first.search(text, place)
+            candidate = self._first.search(text, position)
             if candidate is None:
                 return
             start = candidate.start()
             end = self._end(text, start)
             if end:
                 yield start, end, self._control[text[start:end]]
-            place = end or start + 1
+            position = end or start + 1
 
     def split(self, text: str) -> list[str | int]:
-        """The text cut at the names; an id stands for each, empty strings are left out."""
+        """The text cut at the names, each replaced by its id. Empty strings are left out."""
         pieces: list[str | int] = []
-        place = 0
+        position = 0
         for start, end, token_id in self.find(text):
-            if start > place:
-                pieces.append(text[place:start])
+            if start > position:
+                pieces.append(text[position:start])
             pieces.append(token_id)
-            place = end
-        if place < len(text):
-            pieces.append(text[place:])
+            position = end
+        if position < len(text):
+            pieces.append(text[position:])
         return pieces
 
     def begins_inside(self, text: str) -> bool:
-        """Whether the text begins with the end of a name, so that text before it may make one."""
+        """Whether the text begins with the end of a name, so that other text before it may complete
+        the name."""
         tails = self._ends[1]
         return any(text[:n] in tails for n in range(1, min(len(text), self._longest) + 1))
 
@@ -71,7 +72,7 @@ class ControlFinder:
         return heads, tails
 
     def _end(self, text: str, start: int) -> int:
-        """Where the name at `start` ends; 0 when there is none."""
+        """Where the name at `start` ends; 0 if there is none."""
         for length in self._lengths[text[start]]:
             if text[start : start + length] in self._control:
                 return start + length

@@ -1,12 +1,15 @@
-"""A byte-level vocabulary in one piece of memory, to be kept beside a model.
+"""A byte-level vocabulary in one piece of memory, which the cache keeps for a model.
 
-A text is found in it without reading all of them, so that an answer can begin before the merge
-table is built, which takes longer than all else that opening a model takes.
+A text can be looked up in it without reading all texts. So an answer can begin before the merge
+table is built, which takes longer than the rest of opening a model.
 
-Layout, little-endian: the length of the facts (uint32), the facts (JSON), and from the next
-multiple of 4 on, for the tokens and then for the merges ("left right", in their order), the ends of
-the texts (uint32), places by hash (uint32, 0: empty, else 1 + the text's number; the next place is
-tried where another text has it), and the texts; last the kinds of the tokens (uint8).
+Layout, little-endian, each part at a multiple of 4 bytes:
+
+* the length of the facts (uint32) and the facts (JSON)
+* for the tokens, then for the merges ("left right", in order): the end of each text in bytes
+  (uint32); a hash table of slots (uint32; 0: empty, else 1 + the text's index; if a slot is taken,
+  the next one is tried); the texts
+* the kinds of the tokens (uint8)
 """
 
 from __future__ import annotations
@@ -16,49 +19,48 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 from zlib import crc32
 
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 
 MAX_TRIES = 64
-"""Places tried for one text. A vocabulary that needs more was made to be slow, and has no flat
-form."""
+"""Slots tried for one text. If a vocabulary needs more, somebody made it to be slow; it gets no
+flat form."""
 
 
-class Texts(Sequence[str]):
-    """A list of texts. Of several that are equal, the last is found."""
+class Texts:
+    """A list of texts. `find` finds the last of equal texts."""
 
-    def __init__(self, ends: memoryview, places: memoryview, text: memoryview) -> None:
-        """`ends` and `places` are of type uint32; the number of places is a power of two."""
-        self._ends, self._places, self._text = ends, places, text
+    def __init__(self, ends: memoryview, slots: memoryview, text: memoryview) -> None:
+        """`ends` and `slots` are uint32; the number of slots is a power of two."""
+        self._ends, self._slots, self._text = ends, slots, text
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, at: Any) -> str:
-        return bytes(self._bytes(at)).decode()
+    def __getitem__(self, index: int) -> str:
+        return bytes(self._bytes(index)).decode()
 
     def find(self, text: str) -> int | None:
-        """The number of a text; None: it is not there."""
+        """The index of a text; None if it is not in the list."""
         key = text.encode()
-        last = len(self._places) - 1
-        place = crc32(key) & last
-        while number := self._places[place]:
-            if self._bytes(number - 1) == key:
-                return number - 1
-            place = (place + 1) & last
+        last = len(self._slots) - 1
+        slot = crc32(key) & last
+        while entry := self._slots[slot]:
+            if self._bytes(entry - 1) == key:
+                return entry - 1
+            slot = (slot + 1) & last
         return None
 
-    def _bytes(self, at: int) -> memoryview:
-        return self._text[self._ends[at - 1] if at else 0 : self._ends[at]]
+    def _bytes(self, index: int) -> memoryview:
+        return self._text[self._ends[index - 1] if index else 0 : self._ends[index]]
 
 
 class FlatVocabulary:
-    """What `flattened` made, read in place; the fields that mean the same as in `Vocabulary`."""
+    """Reads what `flattened` made, without copying. Its fields mean the same as in `Vocabulary`."""
 
     def __init__(self, data: memoryview) -> None:
-        """Raises ValueError, KeyError, TypeError or struct.error where it is of another form."""
+        """Raises ValueError, KeyError, TypeError or struct.error if the data has another form."""
         (length,) = struct.unpack_from("<I", data)
         facts = json.loads(bytes(data[4 : 4 + length]))
         self.pre: str = facts["pre"]
@@ -68,12 +70,12 @@ class FlatVocabulary:
         self.control: dict[str, int] = facts["control"]
         self.user_defined: dict[str, int] = facts["user_defined"]
         self.end_ids = frozenset(facts["end_ids"])
-        place, parts = _after(4 + length), []
+        offset, parts = _aligned(4 + length), []
         for size in facts["sizes"]:
-            parts.append(data[place : place + size])
-            place = _after(place + size)
-        if place != _after(len(data)) or len(parts) != 7:
-            raise ValueError("a flat vocabulary of another length")
+            parts.append(data[offset : offset + size])
+            offset = _aligned(offset + size)
+        if offset != _aligned(len(data)) or len(parts) != 7:
+            raise ValueError("the flat vocabulary has another length")
         numbers = [part.cast("I") for part in (*parts[:2], *parts[3:5])]
         self.tokens = Texts(numbers[0], numbers[1], parts[2])
         self.merges = Texts(numbers[2], numbers[3], parts[5])
@@ -81,7 +83,8 @@ class FlatVocabulary:
 
 
 def flattened(vocabulary: Vocabulary) -> bytes | None:
-    """The flat form of a byte-level vocabulary; None for another one, and for odd ones."""
+    """The flat form of a byte-level vocabulary; None for another kind of vocabulary, for kinds of
+    tokens above 255, and if a text needs too many slots."""
     if vocabulary.model != "gpt2" or not {*vocabulary.kinds} <= {*range(256)}:
         return None
     merges = [f"{left} {right}" for left, right in vocabulary.usable_merges]
@@ -105,25 +108,25 @@ def flattened(vocabulary: Vocabulary) -> bytes | None:
 
 
 def _list(texts: Sequence[str]) -> tuple[bytes, bytes, bytes] | None:
-    """Ends, places and texts; None where a text would take too many tries."""
+    """Ends, slots and texts; None if a text needs more than MAX_TRIES slots."""
     keys = [text.encode() for text in texts]
     last = (1 << (2 * len(keys)).bit_length()) - 1
-    places = array("I", bytes(4 * (last + 1)))
-    for number, key in enumerate(keys):
-        place, tries = crc32(key) & last, 0
-        while places[place] and keys[places[place] - 1] != key:
-            place, tries = (place + 1) & last, tries + 1
+    slots = array("I", bytes(4 * (last + 1)))
+    for index, key in enumerate(keys):
+        slot, tries = crc32(key) & last, 0
+        while slots[slot] and keys[slots[slot] - 1] != key:
+            slot, tries = (slot + 1) & last, tries + 1
             if tries == MAX_TRIES:
                 return None
-        places[place] = number + 1
+        slots[slot] = index + 1
     ends = array("I", accumulate(map(len, keys)))
-    return ends.tobytes(), places.tobytes(), b"".join(keys)
+    return ends.tobytes(), slots.tobytes(), b"".join(keys)
 
 
 def _padded(part: bytes) -> bytes:
-    return part + bytes(_after(len(part)) - len(part))
+    return part + bytes(_aligned(len(part)) - len(part))
 
 
-def _after(place: int) -> int:
+def _aligned(offset: int) -> int:
     """The next multiple of 4."""
-    return place + -place % 4
+    return offset + -offset % 4

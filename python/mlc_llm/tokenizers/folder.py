@@ -1,12 +1,13 @@
-"""A tokenizer out of a folder with tokenizer.json (the format of the `tokenizers` library)."""
+"""Builds a tokenizer from a folder with tokenizer.json, the format of the `tokenizers` library."""
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import tokenizers as hf
 
@@ -19,17 +20,30 @@ from mlc_llm.tokenizers.vocabulary import END_TEXTS
 MAX_BYTES = 256 * 2**20
 _OTHER_KINDS = ("tokenizer.model", "vocab.json", "tokenizer_model")
 
+JsonObject = dict[str, object]
+"""An object of a JSON file."""
+
+
+class _AddedToken(NamedTuple):
+    """An entry of `added_tokens`."""
+
+    id: int
+    text: str
+    is_special: bool
+    strip: Strip
+
 
 def parts_of_folder(folder: Path) -> Parts:
-    """Read tokenizer.json, and tokenizer_config.json and generation_config.json where they exist.
+    """Read tokenizer.json, and tokenizer_config.json and generation_config.json if they exist.
 
-    Raises `ModelNotFound`, `ModelFileError` naming the file, `UnsupportedModel`.
+    Raises `ModelNotFound`, `UnsupportedModel`, or `ModelFileError`, which names the file.
     """
     if not (folder / "tokenizer.json").is_file():
         raise _missing(folder)
     spec = _json(folder / "tokenizer.json")
     plain = _backend(folder, spec, encode_special=True)
-    special = {t["content"]: t["id"] for t in spec.get("added_tokens", []) if t.get("special")}
+    added = _added_tokens(folder, spec)
+    special = {token.text: token.id for token in added if token.is_special}
     config = _json(folder / "tokenizer_config.json")
     bos = special.get(_named(config, "bos_token"))
     continued = _continued(folder, spec, plain)
@@ -41,18 +55,14 @@ def parts_of_folder(folder: Path) -> Parts:
     )
     return Parts(
         backends=lambda: backends,
-        token_bytes=_token_bytes(folder, spec, plain),
+        token_bytes=_token_bytes(folder, spec, plain, added),
         vocab_size=plain.get_vocab_size(),
         special_tokens=special,
         bos_token_id=bos,
         eos_token_ids=_end_ids(folder, special, config),
         add_bos=bos is not None and _adds(config, plain, bos),
         strips_leading_space=_strips_leading_space(spec),
-        strips={
-            token["id"]: Strip(bool(token.get("lstrip")), bool(token.get("rstrip")))
-            for token in spec.get("added_tokens", [])
-            if token.get("special") and (token.get("lstrip") or token.get("rstrip"))
-        },
+        strips={one.id: one.strip for one in added if one.is_special and any(one.strip)},
     )
 
 
@@ -65,8 +75,8 @@ def _missing(folder: Path) -> ModelNotFound | UnsupportedModel:
     return ModelNotFound(f"{folder}: cannot find any tokenizer (tokenizer.json)")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
+def _json(path: Path) -> JsonObject:
+    """The object in a file; an empty one if there is no file."""
     try:
         if not path.is_file():
             return {}
@@ -80,7 +90,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _backend(folder: Path, spec: dict[str, Any], *, encode_special: bool) -> hf.Tokenizer:
+def _backend(folder: Path, spec: JsonObject, *, encode_special: bool) -> hf.Tokenizer:
     try:
         made = hf.Tokenizer.from_str(json.dumps(spec))
     except Exception as error:  # the library raises bare exceptions
@@ -91,41 +101,58 @@ def _backend(folder: Path, spec: dict[str, Any], *, encode_special: bool) -> hf.
     return made
 
 
-def _continued(folder: Path, spec: dict[str, Any], plain: hf.Tokenizer) -> hf.Tokenizer:
-    """One without the space that goes before a text's first word."""
-    first = [node for node in _nodes(spec.get("pre_tokenizer")) if _puts_first_space(node)]
+def _added_tokens(folder: Path, spec: JsonObject) -> list[_AddedToken]:
+    found = []
+    for entry in _items(spec.get("added_tokens")):
+        one = entry if isinstance(entry, dict) else {}
+        token_id, text = one.get("id"), one.get("content")
+        if not isinstance(token_id, int) or not isinstance(text, str):
+            wanted = "each of added_tokens should have an id and a content"
+            raise ModelFileError(f"{folder / 'tokenizer.json'}: {wanted}")
+        strip = Strip(bool(one.get("lstrip")), bool(one.get("rstrip")))
+        found.append(_AddedToken(token_id, text, bool(one.get("special")), strip))
+    return found
+
+
+def _continued(folder: Path, spec: JsonObject, plain: hf.Tokenizer) -> hf.Tokenizer:
+    """A tokenizer that adds no space before the first word of a text."""
+    cutter = copy.deepcopy(spec.get("pre_tokenizer"))
+    first = [node for node in _nodes(cutter) if _adds_first_space(node)]
     if not first:
         return plain
-    saved = [(node, dict(node)) for node in first]
     for node in first:
         node["prepend_scheme"] = "never"
         node.pop("add_prefix_space", None)
-    made = _backend(folder, spec, encode_special=True)
-    for node, before in saved:
-        node.update(before)
-    return made
+    return _backend(folder, {**spec, "pre_tokenizer": cutter}, encode_special=True)
 
 
-def _puts_first_space(node: dict[str, Any]) -> bool:
+def _adds_first_space(node: JsonObject) -> bool:
     return node.get("type") == "Metaspace" and node.get("prepend_scheme") == "first"
 
 
-def _nodes(node: Any) -> Iterator[dict[str, Any]]:
-    """A step of the tokenizer, or the steps of a sequence."""
+def _nodes(node: object) -> Iterator[JsonObject]:
+    """A step of the tokenizer, and all steps inside it if it is a sequence."""
     if isinstance(node, dict):
         yield node
         for key in ("pretokenizers", "decoders", "normalizers"):
-            for inner in node.get(key) or ():
+            for inner in _items(node.get(key)):
                 yield from _nodes(inner)
 
 
-def _token_bytes(folder: Path, spec: dict[str, Any], backend: hf.Tokenizer) -> Any:
-    added = {token["id"]: token["content"].encode() for token in spec.get("added_tokens", [])}
+def _items(value: object) -> list[object]:
+    """The items of a list; none if it is no list."""
+    return value if isinstance(value, list) else []
+
+
+def _token_bytes(
+    folder: Path, spec: JsonObject, backend: hf.Tokenizer, added: list[_AddedToken]
+) -> Callable[[int], bytes]:
+    texts = {token.id: token.text.encode() for token in added}
     kinds = {node.get("type") for node in _nodes(spec.get("decoder"))}
     if "ByteLevel" in kinds:
-        return partial(_byte_level_bytes, backend, added)
+        return partial(_byte_level_bytes, backend, texts)
     if "ByteFallback" in kinds or "Metaspace" in kinds:
-        return partial(_fallback_bytes, backend, added)
+        return partial(_fallback_bytes, backend, texts)
     raise UnsupportedModel(
         f"{folder / 'tokenizer.json'}: decoder {sorted(map(str, kinds))} is not supported; "
         "supported: ByteLevel, ByteFallback, Metaspace"
@@ -138,7 +165,7 @@ def _byte_level_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: 
     token = backend.id_to_token(token_id) or ""
     try:
         return bytes([BYTES[character] for character in token])
-    except KeyError:  # not spelled in the table: the token means its own text
+    except KeyError:  # not written in the table: the token is its own text
         return token.encode()
 
 
@@ -149,26 +176,26 @@ def _fallback_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: in
     return byte_of(token) or token.replace(SPACE, " ").encode()
 
 
-def _named(config: dict[str, Any], name: str) -> str:
+def _named(config: JsonObject, name: str) -> str:
     value = config.get(name)
     return str(value.get("content")) if isinstance(value, dict) else str(value)
 
 
-def _end_ids(folder: Path, special: dict[str, int], config: dict[str, Any]) -> frozenset[int]:
+def _end_ids(folder: Path, special: dict[str, int], config: JsonObject) -> frozenset[int]:
     stated = _json(folder / "generation_config.json").get("eos_token_id", [])
     ids = {one for one in (stated if isinstance(stated, list) else [stated]) if type(one) is int}
     texts = {_named(config, "eos_token"), *END_TEXTS}
     return frozenset(ids | {special[text] for text in texts if text in special})
 
 
-def _adds(config: dict[str, Any], backend: hf.Tokenizer, bos: int) -> bool:
+def _adds(config: JsonObject, backend: hf.Tokenizer, bos: int) -> bool:
     stated = config.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
     return backend.encode("", add_special_tokens=True).ids[:1] == [bos]
 
 
-def _strips_leading_space(spec: dict[str, Any]) -> bool:
+def _strips_leading_space(spec: JsonObject) -> bool:
     for node in _nodes(spec.get("decoder")):
         if node.get("type") == "Strip" and node.get("content") == " " and node.get("start", 0):
             return True

@@ -1,10 +1,10 @@
-"""A tokenizer out of the metadata of a GGUF file, in memory."""
+"""Builds a tokenizer from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import tokenizers as hf
 from tokenizers import AddedToken, models
@@ -17,7 +17,7 @@ from mlc_llm.tokenizers.words import Words
 
 
 class Kind(Protocol):
-    """What a module has for one kind of tokenizer."""
+    """The functions of the module for one kind of tokenizer."""
 
     def tables(self, vocabulary: Vocabulary) -> Tables: ...
 
@@ -35,10 +35,10 @@ _KINDS: dict[str, Kind] = {
     "bert": wordpiece,
     "t5": unigram,
 }
-"""By `tokenizer.ggml.model`."""
+"""The module for each value of `tokenizer.ggml.model`."""
 
 
-def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
+def parts_of_metadata(metadata: Mapping[str, object]) -> Parts:
     """Raises `ModelFileError` for a broken vocabulary, `UnsupportedModel` for an unknown kind."""
     vocabulary = Vocabulary.from_metadata(metadata)
     made = _backends(vocabulary)
@@ -55,17 +55,19 @@ def parts_of_metadata(metadata: Mapping[str, Any]) -> Parts:
     )
 
 
-def flat_form(metadata: Mapping[str, Any]) -> bytes | None:
-    """What `parts_of_flat` reads, of metadata that were found sound; None: they have none."""
+def flat_form(metadata: Mapping[str, object]) -> bytes | None:
+    """The data that `parts_of_flat` reads, made from valid metadata; None if the vocabulary has no
+    flat form."""
     vocabulary = Vocabulary.from_metadata(metadata)
     if vocabulary.model != "gpt2" or not byte_level.is_spelled(vocabulary):
         return None
     return flattened(vocabulary)
 
 
-def parts_of_flat(data: memoryview, metadata: Mapping[str, Any]) -> Parts:
-    """The same as `parts_of_metadata` of these metadata, of which `data` is the flat form; they are
-    read when the library's tokenizers are wanted. Raises ValueError for another form."""
+def parts_of_flat(data: memoryview, metadata: Mapping[str, object]) -> Parts:
+    """The same as `parts_of_metadata(metadata)`, from the flat form `data` of this metadata. The
+    metadata is read later, when somebody needs the library's tokenizers. Raises what
+    `FlatVocabulary` raises."""
     flat = FlatVocabulary(data)
     return Parts(
         backends=cache(lambda: _backends(Vocabulary.from_metadata(metadata))),
@@ -108,8 +110,8 @@ def _backends(vocabulary: Vocabulary) -> Backends:
 def _added(backend: hf.Tokenizer, tokens: Mapping[str, int], *, special: bool) -> list[AddedToken]:
     """Tokens that are matched before the merges.
 
-    Left out are those that the model hides or spells in another way (it makes these by merges; as
-    added tokens they would get new ids), and an empty name, which would match between characters.
+    Left out are tokens that the model hides or writes in another way: merges make them, and as
+    added tokens they would get new ids. An empty name is left out too: it would match everywhere.
     """
     known = [text for text in tokens if text and backend.token_to_id(text) is not None]
     return [AddedToken(text, normalized=False, special=special) for text in known]

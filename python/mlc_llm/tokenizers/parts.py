@@ -1,4 +1,4 @@
-"""What a tokenizer is made of, whatever file it came from."""
+"""The parts of a tokenizer. They are the same for every kind of file."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from mlc_llm.tokenizers.words import Words
 
 
 class Strip(NamedTuple):
-    """Whether a control token swallows the white space on a side of it."""
+    """Whether a control token removes the white space on its left or on its right."""
 
     left: bool
     right: bool
 
 
 class Backends(NamedTuple):
-    """The library's tokenizers, each with the whole vocabulary."""
+    """Tokenizers of the `tokenizers` library, each with the whole vocabulary."""
 
     recognising: hf.Tokenizer
-    """Takes the names of control tokens for control tokens."""
+    """The names of control tokens are control tokens."""
     plain: hf.Tokenizer
-    """Takes them for ordinary text."""
+    """The names of control tokens are ordinary text."""
     continued: hf.Tokenizer
-    """Like `plain`, for text that goes on behind other text."""
+    """Like `plain`, for text after other text."""
     after_control: hf.Tokenizer
-    """Like `plain`, for text behind a control token."""
+    """Like `plain`, for text after a control token."""
 
 
 class Prefix(Enum):
-    """What gets a space in front that the text does not have."""
+    """Where the tokenizer adds a space that the text does not have."""
 
     NONE = "nothing"
     FIRST = "the start of a text"
@@ -43,17 +43,17 @@ class Prefix(Enum):
 
 
 class Tables(NamedTuple):
-    """The library's models that the tokenizers are made of."""
+    """Models of the `tokenizers` library, from which the tokenizers are made."""
 
     recognising: models.Model
     plain: models.Model
-    """Finds no name of a control token in ordinary text. Often the same object."""
+    """Finds no control token in ordinary text. Often the same object as `recognising`."""
 
 
 def broken_merges(
     error: Exception, ids: Mapping[str, int], merges: Iterable[tuple[str, str]]
 ) -> ModelFileError:
-    """What to say of merges that the library refuses with `error`."""
+    """The error for merges that the library refused with `error`."""
     for left, right in merges:
         for token in (left, right, left + right):
             if token not in ids:
@@ -66,10 +66,10 @@ def broken_merges(
 
 
 def hidden(ids: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
-    """A vocabulary in which some tokens are found in no text.
+    """A vocabulary in which no text contains the tokens `names`.
 
-    They get a space in front, which no text has by the time it reaches the model: it is written in
-    another way, or cut at.
+    They get a space in front. Text that reaches the model has no spaces: each was replaced by
+    another character, or the text was cut there.
     """
     return {f" {token}" if token in names else token: i for token, i in ids.items()}
 
@@ -79,7 +79,7 @@ class Parts:
     """The pieces of a `Tokenizer`."""
 
     backends: Callable[[], Backends]
-    """Made at the first call at the latest."""
+    """Makes the backends at its first call, or returns them if they exist."""
     token_bytes: Callable[[int], bytes]
     vocab_size: int
     special_tokens: dict[str, int]
@@ -88,6 +88,6 @@ class Parts:
     add_bos: bool
     strips_leading_space: bool
     strips: dict[int, Strip] = field(default_factory=dict)
-    """Of the control tokens that swallow white space."""
+    """By id: the control tokens that remove white space."""
     words: Words | None = None
-    """What encodes short texts before the backends are made."""
+    """Encodes short texts before the backends are made."""

@@ -1,4 +1,4 @@
-"""SentencePiece's BPE: spaces are "▁", text outside the vocabulary falls back to byte tokens."""
+"""BPE of SentencePiece: a space is "▁", and text outside the vocabulary becomes byte tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SPACE = "▁"
 _BLANK = SPACE + "\t\n"
 _GEMMA = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma-embedding")
 _PREFIX_FIRST = "[INST]"
-"""A control token of Mistral's vocabularies since the third. They put a space before the start of
-a text only; the vocabularies before them, like Llama's, before each stretch of text."""
+"""A control token of Mistral's vocabularies, version 3 and later. These add a space only at the
+start of a text. Older ones, like Llama's, add one before each piece of text."""
 
 
 def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
@@ -38,9 +38,9 @@ def byte_of(token: str) -> bytes | None:
 
 
 def tables(vocabulary: Vocabulary) -> Tables:
-    """The merge table, from the file or recovered from its scores.
+    """The merge table, from the file or computed from its scores.
 
-    Raises `ModelFileError` for a merge of tokens that are not there.
+    Raises `ModelFileError` if a merge needs a token that does not exist.
     """
     tokens = _respelled(vocabulary)
     ids = {token: i for i, token in enumerate(tokens)}
@@ -56,14 +56,14 @@ def tables(vocabulary: Vocabulary) -> Tables:
 
 
 def prefix(vocabulary: Vocabulary) -> Prefix:
-    """What gets a space in front."""
+    """Where a space is added."""
     if not vocabulary.add_space_prefix or _is_gemma(vocabulary):
         return Prefix.NONE
     return Prefix.FIRST if _PREFIX_FIRST in vocabulary.control else Prefix.EVERY
 
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
-    """Set how text is prepared. A continued text (behind other text) never gets the space."""
+    """Set how text is prepared. continued: for text after other text, which gets no space."""
     kind = Prefix.NONE if continued else prefix(vocabulary)
     if kind is Prefix.FIRST:
         backend.pre_tokenizer = pre_tokenizers.Metaspace(
@@ -80,11 +80,10 @@ def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) ->
 def recovered_merges(
     ids: Mapping[str, int], priorities: Mapping[str, float], control: Mapping[str, int]
 ) -> list[tuple[str, str]]:
-    """All ways to make a token of two others, best token first.
+    """All pairs of tokens that make a third one; the token with the highest priority first.
 
-    Among tokens of equal priority the longer left part comes first, then the longer right part,
-    which is the order Transformers uses. No merge makes a control token: its name in ordinary
-    text must stay text.
+    For tokens of equal priority, the longer left part comes first, then the longer right part, as
+    in Transformers. No merge makes a control token: its name in ordinary text must stay text.
     """
     merges: list[tuple[str, str]] = []
     ranked = sorted(priorities, key=priorities.__getitem__, reverse=True)
@@ -102,7 +101,7 @@ def recovered_merges(
 
 
 def _respelled(vocabulary: Vocabulary) -> list[str]:
-    """Gemma's files write tokens of several spaces as spaces, all others with "▁"."""
+    """Tokens with "▁" for spaces. Gemma's files write tokens of several spaces with spaces."""
     if not _is_gemma(vocabulary):
         return vocabulary.tokens
     return [
@@ -112,8 +111,8 @@ def _respelled(vocabulary: Vocabulary) -> list[str]:
 
 
 def _priorities(vocabulary: Vocabulary, tokens: list[str]) -> dict[str, float]:
-    """Gemma's scores do not follow the order of its merges; the order of the tokens does, after
-    the runs of white space, which are user-defined and equal among each other."""
+    """Gemma's scores do not give the order of its merges. There the runs of white space come first,
+    with equal priority (they are user-defined), then all other tokens in the order of the file."""
     if not _is_gemma(vocabulary):
         return dict(zip(tokens, vocabulary.scores or (), strict=True))
     runs = {tokens[i] for i in vocabulary.user_defined.values() if not tokens[i].strip(_BLANK)}

@@ -1,4 +1,4 @@
-"""Stop strings, found in the bytes of the tokens."""
+"""Finds stop strings in the bytes of tokens."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from mlc_llm.errors import InvalidField
 
 
 class TokenBytes(Protocol):
-    """What is needed of a tokenizer to look inside tokens."""
+    """The part of a tokenizer that gives the bytes of a token."""
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
 class StopStrings:
-    """The stop strings of a request and their tables. Nothing in it changes: branches share it.
+    """The stop strings of a request and their tables. It never changes, so sequences share it.
 
-    It takes 5 bytes for each byte of the strings, so the limits of `GenerationConfig.stop_strs` (64
-    of 1,024 characters) bound it: 0.3 MB of ASCII, 1.3 MB at most.
+    It takes 5 bytes for each byte of the strings. With the limits of `GenerationConfig.stop_strs`
+    (64 strings of 1,024 characters) that is 0.3 MB for ASCII and at most 1.3 MB.
     """
 
     def __init__(self, stop_strs: Sequence[str]) -> None:
         """Raises `InvalidField` for a stop string that is empty or not Unicode."""
         patterns = [_Pattern(_utf8(text)) for text in dict.fromkeys(stop_strs)]
         self.num_bytes = sum(pattern.num_bytes for pattern in patterns)
-        """Of the texts and tables."""
+        """Size of all texts and tables."""
         self.starting: dict[int, list[_Pattern]] = {}
-        """By first byte."""
+        """The stop strings by their first byte."""
         for pattern in patterns:
             self.starting.setdefault(pattern.text[0], []).append(pattern)
 
 
 class StopStrHandler:
-    """Holds tokens back while they may belong to a stop string (Knuth, Morris, Pratt; by bytes).
+    """Holds tokens back while they may be a part of a stop string.
 
-    The stop string that is complete first counts; of several complete at once, the longest.
+    The method is that of Knuth, Morris and Pratt, on bytes. The stop string that is complete first
+    counts; if several are complete at once, the longest.
     """
 
     def __init__(self, stop_strs: Sequence[str] | StopStrings, tokenizer: TokenBytes) -> None:
@@ -45,22 +46,23 @@ class StopStrHandler:
         stops = stop_strs if isinstance(stop_strs, StopStrings) else StopStrings(stop_strs)
         self._starting = stops.starting
         self._matched: dict[_Pattern, int] = {}
-        """How many bytes of a stop string the text ends with, where that is not 0."""
+        """Stop string -> how many of its first bytes the text ends with, if not 0."""
         self._token_bytes = tokenizer.token_bytes
         self._held: deque[tuple[int, bytes]] = deque()
-        self._start = 0  # place of the first held byte
-        self._end = 0  # place after the last byte
+        self._start = 0  # position of the first held byte
+        self._end = 0  # position after the last byte
         self.stop_triggered = False
         self.cut_bytes = 0
-        """Bytes of UTF-8 to leave off the end of the text of the released tokens, because the
-        stop string begins inside the last of them. Counted in the text as decoded, where bytes
-        that are no character are U+FFFD."""
+        """Bytes of UTF-8 to cut from the end of the text of the released tokens, because the stop
+        string begins inside the last token. Counted in the decoded text, in which bytes that are
+        no character are U+FFFD."""
 
     def put(self, token_id: int) -> list[int]:
-        """The tokens that are certain to be shown now.
+        """Add a token. Returns the tokens that can be shown now.
 
-        When a stop string is complete these are the tokens before it; one in which it begins is
-        the last of them, with `cut_bytes`. Nothing may be put after that.
+        If a stop string is complete, these are the tokens before it. If it begins inside a token,
+        that token is the last one returned, and `cut_bytes` says how much of it to cut. No token
+        may be put after that.
         """
         if self.stop_triggered:
             raise RuntimeError("StopStrHandler.put was called after a stop string was found")
@@ -73,14 +75,14 @@ class StopStrHandler:
         return self._stop(stop)
 
     def finish(self) -> list[int]:
-        """The tokens still held back: no stop string can follow any more."""
+        """End the text. Returns the tokens that were still held back."""
         rest = [token_id for token_id, _ in self._held]
         self._held.clear()
         self._start = self._end
         return rest
 
     def _scan(self, data: bytes) -> int | None:
-        """Feed bytes; the place where a complete stop string begins."""
+        """Add bytes. Returns the position where a complete stop string begins; None if none is."""
         for byte in data:
             self._end += 1
             if self._matched or byte in self._starting:
@@ -90,7 +92,7 @@ class StopStrHandler:
         return None
 
     def _feed(self, byte: int) -> int:
-        """Bytes of the longest stop string that this byte completes; 0 where there is none."""
+        """Add a byte. Returns the length of the longest stop string that is complete, or 0."""
         before, longest = self._matched, 0
         after = {pattern: pattern.step(matched, byte) for pattern, matched in before.items()}
         for pattern in self._starting.get(byte, ()):
@@ -101,21 +103,21 @@ class StopStrHandler:
                 longest = max(longest, matched)
         return longest
 
-    def _release(self, place: int) -> list[int]:
-        """The held tokens that end at `place` or before it."""
+    def _release(self, position: int) -> list[int]:
+        """Take the held tokens that end at `position` or before it."""
         released = []
-        while self._held and self._start + len(self._held[0][1]) <= place:
+        while self._held and self._start + len(self._held[0][1]) <= position:
             token_id, data = self._held.popleft()
             self._start += len(data)
             released.append(token_id)
         return released
 
-    def _stop(self, place: int) -> list[int]:
+    def _stop(self, position: int) -> list[int]:
         self.stop_triggered = True
-        released = self._release(place)
-        if self._held and self._start < place:
+        released = self._release(position)
+        if self._held and self._start < position:
             token_id, data = self._held[0]
-            rest = data[place - self._start :]
+            rest = data[position - self._start :]
             self.cut_bytes = len(rest.decode(errors="replace").encode())
             released.append(token_id)
         self._held.clear()
@@ -131,11 +133,11 @@ class _Pattern:
 
     @property
     def num_bytes(self) -> int:
-        """Of text and table."""
+        """Size of text and table."""
         return len(self.text) + len(self._failure) * self._failure.itemsize
 
     def step(self, matched: int, byte: int) -> int:
-        """How much of it a text ends with behind one more byte, if it was so much before."""
+        """How many of its first bytes a text ends with after `byte`; before it, `matched`."""
         while matched and self.text[matched] != byte:
             matched = self._failure[matched - 1]
         return matched + (self.text[matched] == byte)

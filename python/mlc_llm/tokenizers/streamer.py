@@ -1,4 +1,4 @@
-"""The text of an answer while it grows."""
+"""Makes the text of an answer while its tokens arrive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class TokenTable(Protocol):
-    """What is needed of a tokenizer to make text of tokens."""
+    """The part of a tokenizer that makes text from tokens."""
 
     @property
     def strips_leading_space(self) -> bool: ...
@@ -17,10 +17,10 @@ class TokenTable(Protocol):
 
 
 class TextStreamer:
-    """Token ids in, text out. All texts in a row equal `tokenizer.decode(all ids)`.
+    """Takes token ids and gives text. All texts joined equal `tokenizer.decode(all ids)`.
 
-    A character whose last bytes have not come is held back; only bytes that can no longer become
-    a character turn into U+FFFD.
+    A character is held back until its last byte has come. Bytes that can no longer become a
+    character turn into U+FFFD.
     """
 
     def __init__(self, tokenizer: TokenTable) -> None:
@@ -30,13 +30,14 @@ class TextStreamer:
         self._finished = False
 
     def put(self, token_ids: Iterable[int]) -> str:
-        """The text that is certain by now and was not returned before."""
+        """Add tokens. Returns the text that is complete now and was not returned before."""
         if self._finished:
             raise RuntimeError("TextStreamer.put was called after finish")
         return self._text(b"".join(map(self._token_bytes, token_ids)), final=False)
 
     def finish(self) -> str:
-        """What was held back. Nothing can be put afterwards; finishing again gives nothing."""
+        """End the text. Returns what was held back; a second call returns "". `put` raises after
+        it."""
         if self._finished:
             return ""
         self._finished = True

@@ -1,11 +1,10 @@
-"""`Tokenizer`: the face of the folder."""
+"""`Tokenizer`, the class that other folders use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
 import tokenizers as hf
 
@@ -17,13 +16,13 @@ from mlc_llm.tokenizers.parts import Parts
 
 
 class Tokenizer:
-    """Text to token ids and back. Immutable, and safe to use from several threads.
+    """Text to token ids and back. It never changes; several threads may use it at once.
 
-    No begin-of-text token is ever added: `add_bos` says whether the model wants one.
+    It never adds a begin-of-text token: `add_bos` says whether the model needs one.
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Open a folder with tokenizer.json (for a `.gguf` file: `from_gguf_metadata`).
+        """Open a folder with tokenizer.json. (For a `.gguf` file use `from_gguf_metadata`.)
 
         Raises `ModelNotFound`, `ModelFileError`, `UnsupportedModel`.
         """
@@ -33,25 +32,26 @@ class Tokenizer:
         self._set_up(parts_of_folder(path.parent if path.name == "tokenizer.json" else path))
 
     @classmethod
-    def from_gguf_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+    def from_gguf_metadata(cls, metadata: Mapping[str, object]) -> Tokenizer:
         """Build the tokenizer that the keys `tokenizer.ggml.*` describe.
 
-        Raises `ModelFileError` naming the key that is broken, `UnsupportedModel`.
+        Raises `ModelFileError`, which names the broken key, or `UnsupportedModel`.
         """
         made = cls.__new__(cls)
         made._set_up(parts_of_metadata(metadata))
         return made
 
     @classmethod
-    def from_flat(cls, data: memoryview, metadata: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer of metadata that `from_gguf.flat_form` made `data` of. It opens faster and
-        does the rest of the work when that is needed. Raises ValueError for another form."""
+    def from_flat(cls, data: memoryview, metadata: Mapping[str, object]) -> Tokenizer:
+        """The tokenizer of `metadata`, from its flat form `data` (see `from_gguf.flat_form`). It
+        opens faster and does the rest of the work when it is needed. Raises ValueError, KeyError,
+        TypeError or struct.error if the data has another form."""
         made = cls.__new__(cls)
         made._set_up(parts_of_flat(data, metadata))
         return made
 
     def complete(self) -> None:
-        """Do now what the encoding of some later text would wait for."""
+        """Build everything now that the encoding of a later text would build first."""
         self._parts.backends()
 
     def _set_up(self, parts: Parts) -> None:
@@ -61,22 +61,22 @@ class Tokenizer:
         self._control = ControlFinder(parts.special_tokens)
         self.vocab_size = parts.vocab_size
         self.special_tokens = parts.special_tokens
-        """Text of each control token to its id."""
+        """Text of each control token -> its id."""
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
         """Every token that ends an answer."""
         self.add_bos = parts.add_bos
         self.strips_leading_space = parts.strips_leading_space
-        """Whether the first space of a decoded text is an artefact of the encoding."""
+        """Whether the encoding adds a first space, which decoding removes."""
 
     def encode(
         self, text: str, *, special: bool = False, max_tokens: int | None = None
     ) -> list[int]:
         """Token ids of a text; see `encode_batch`.
 
-        With `max_tokens`, a text too long to fit whatever it says is refused before any work
-        (`ContextLengthExceeded`, with the fewest tokens it could have). Encoding takes about a
-        second for two million characters.
+        max_tokens: raise `ContextLengthExceeded` before encoding if so long a text cannot fit. The
+        error has the fewest tokens it could have. Encoding takes about a second for two million
+        characters.
         """
         if max_tokens is not None:
             self.check_size([text], max_tokens)
@@ -85,8 +85,8 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
         """Token ids of several texts.
 
-        The name of a control token in a text is ordinary text, unless `special`. Other threads
-        run meanwhile. Raises `InvalidField` for a text that is not Unicode (a lone surrogate).
+        special: names of control tokens in the texts are control tokens, otherwise ordinary text.
+        Other threads run meanwhile. Raises `InvalidField` for a text with a lone surrogate.
         """
         words = self._parts.words
         known = None if words is None else words.encode(texts, special=special)
@@ -96,9 +96,9 @@ class Tokenizer:
         return _ids(backends.recognising if special else backends.plain, texts)
 
     def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
-        """Token ids of one text given in pieces: strings are ordinary text, integers the control
-        tokens between them. Equals `encode(whole text, special=True)` when no string holds the
-        name of a control token and no two strings are neighbours."""
+        """Token ids of one text that is given in pieces. Strings are ordinary text, integers are
+        the control tokens between them. The result equals `encode(whole text, special=True)` if no
+        string contains the name of a control token and no two strings follow each other."""
         pieces = [
             self._stripped(segments, i) if isinstance(segment, str) else ""
             for i, segment in enumerate(segments)
@@ -113,20 +113,20 @@ class Tokenizer:
         return ids
 
     def _encoded(self, segments: Sequence[str | int], pieces: Sequence[str]) -> list[list[int]]:
-        """Token ids of each piece, by what stands in front of it."""
+        """Token ids of each piece. Which backend encodes it depends on what is before it."""
         backends = self._parts.backends()
-        behind = [i > 0 and isinstance(segments[i - 1], int) for i in range(len(pieces))]
-        after_control = iter(_ids(backends.after_control, list(compress(pieces, behind))))
-        others = [piece for piece, one in zip(pieces, behind, strict=True) if not one]
+        follows_control = [i > 0 and isinstance(segments[i - 1], int) for i in range(len(pieces))]
+        after_control = iter(_ids(backends.after_control, list(compress(pieces, follows_control))))
+        others = [piece for piece, one in zip(pieces, follows_control, strict=True) if not one]
         rest = iter(_ids(backends.plain, others[:1]) + _ids(backends.continued, others[1:]))
-        return [next(after_control if one else rest) for one in behind]
+        return [next(after_control if one else rest) for one in follows_control]
 
     def split_control(self, text: str) -> list[str | int]:
-        """Cut a text at the names of control tokens, into pieces for `encode_segments`."""
+        """Cut a text at the names of control tokens. Returns pieces for `encode_segments`."""
         return self._control.split(text)
 
     def control_spans(self, text: str) -> list[tuple[int, int]]:
-        """Where names of control tokens stand in a text: (start, end), in order."""
+        """(start, end) of each name of a control token in a text, in order."""
         return [(start, end) for start, end, _ in self._control.find(text)]
 
     def begins_inside_control(self, text: str) -> bool:
@@ -138,7 +138,8 @@ class Tokenizer:
         return self._control.ends_inside(text)
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of tokens, control tokens by their names; bytes that are no UTF-8 are U+FFFD."""
+        """The text of tokens. A control token gives its name; bytes that are not UTF-8 give
+        U+FFFD."""
         text = b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
@@ -152,9 +153,8 @@ class Tokenizer:
         return found
 
     def check_size(self, texts: Iterable[str], max_tokens: int) -> None:
-        """Raise `ContextLengthExceeded` when texts cannot fit into so many tokens.
-
-        No token is longer than the longest of the vocabulary, so this needs no encoding.
+        """Raise `ContextLengthExceeded` if the texts need more than `max_tokens` tokens, even if
+        every token were as long as the longest one. Nothing is encoded.
         """
         characters = sum(map(len, texts))
         if characters <= max_tokens:
@@ -164,13 +164,13 @@ class Tokenizer:
             raise ContextLengthExceeded(fewest, max_tokens, at_least=True)
 
     def _longest_token(self) -> int:
-        """Characters in the longest token (at least its bytes, when counted in bytes)."""
+        """Bytes of the longest token. It has at most so many characters."""
         if self._longest is None:
             self._longest = max(1, *(len(self.token_bytes(i)) for i in range(self.vocab_size)))
         return self._longest
 
     def _stripped(self, segments: Sequence[str | int], i: int) -> str:
-        """A string without the white space that control tokens beside it swallow."""
+        """A string without the white space that the control tokens beside it remove."""
         text = segments[i]
         assert isinstance(text, str)
         strips = self._parts.strips
@@ -181,13 +181,13 @@ class Tokenizer:
 
 
 def _control_id(segments: Sequence[str | int], i: int) -> int:
-    """The control token at a place; -1 where there is none."""
+    """The control token at an index; -1 if there is none."""
     segment = segments[i] if 0 <= i < len(segments) else -1
     return segment if isinstance(segment, int) else -1
 
 
 def _ids(backend: hf.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    # A batch lets other threads run; encode() would keep them waiting, a second a megabyte.
+    # encode_batch_fast() lets other threads run. encode() blocks them for a second per megabyte.
     try:
         found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Unigram (SentencePiece's other kind): of all ways to cut a text, the most likely one."""
+"""Unigram, the second kind of SentencePiece: it cuts a text in the most likely way."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ __all__ = ["finish", "prefix", "tables", "token_bytes"]
 
 
 def tables(vocabulary: Vocabulary) -> Tables:
-    """Raises `ModelFileError` where the file names no unknown token."""
+    """Raises `ModelFileError` if the file names no unknown token."""
     if "unknown_token_id" not in vocabulary.ids:
         raise ModelFileError("tokenizer.ggml.unknown_token_id is missing: the tokenizer needs it")
     return Tables(_table(vocabulary, find_names=True), _table(vocabulary, find_names=False))
 
 
 def _table(vocabulary: Vocabulary, *, find_names: bool) -> models.Unigram:
-    """Tokens that are not for ordinary text get the lowest score of those that are: the library
-    takes the score of unknown text from the lowest of all. A space in front hides them from it."""
+    """The model. Tokens that ordinary text must not contain are hidden by a space in front. They
+    get the lowest score of the other tokens, because the library computes the score of unknown text
+    from the lowest score of all."""
     scores, names = vocabulary.scores, vocabulary.control
     assert scores is not None
     usual = {int(TokenKind.NORMAL), int(TokenKind.BYTE)}
@@ -40,13 +41,13 @@ def _table(vocabulary: Vocabulary, *, find_names: bool) -> models.Unigram:
 
 
 def prefix(vocabulary: Vocabulary) -> Prefix:
-    """What gets a space in front. Where spaces in a row are one, each word has one in front."""
+    """Where a space is added. If several spaces count as one, each word gets one in front."""
     every = vocabulary.add_space_prefix or vocabulary.merges_spaces
     return Prefix.EVERY if every else Prefix.NONE
 
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
-    """Set how text is prepared. Raises `ModelFileError` for a broken table of characters."""
+    """Set how text is prepared. Raises `ModelFileError` for a broken character table."""
     if vocabulary.characters:
         try:
             backend.normalizer = normalizers.Precompiled(vocabulary.characters)

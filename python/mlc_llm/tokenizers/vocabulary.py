@@ -1,4 +1,4 @@
-"""What a GGUF file says about its tokenizer, checked (keys `tokenizer.ggml.*` of the GGUF page)."""
+"""Reads and checks the vocabulary of a GGUF file: keys `tokenizer.ggml.*` of the specification."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import TypeVar, cast
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 
@@ -15,6 +15,9 @@ MAX_TOKENS = 4 * 2**20
 MAX_MERGES = 4 * MAX_TOKENS
 _PREFIX = "tokenizer.ggml."
 
+Metadata = Mapping[str, object]
+"""The metadata of a GGUF file: key -> value."""
+_Number = TypeVar("_Number", int, float)
 
 _NEEDS = {"gpt2": "merges", "llama": "scores", "gemma4": "merges", "bert": "", "t5": "scores"}
 """Values of `tokenizer.ggml.model`, and the list that each needs besides its tokens."""
@@ -56,41 +59,41 @@ END_TEXTS = frozenset(
         "<｜end▁of▁sentence｜>",
     }
 )
-"""Control tokens that end an answer whatever the file calls its end: most files name only one."""
+"""Control tokens that always end an answer. Most files name only one of their end tokens."""
 
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokenizer of a model file. Every id is inside the vocabulary, the lists fit together."""
+    """The vocabulary of a model file. Every id is inside it, and the lists have fitting lengths."""
 
     model: str
     """`gpt2` (byte-level BPE), `llama` or `gemma4` (SentencePiece BPE), `bert` (WordPiece), `t5`
     (Unigram)."""
     pre: str
-    """Name of the rule that cuts text into words (byte-level only)."""
+    """Name of the word rule, which cuts text into words (byte-level only)."""
     architecture: str
     tokens: list[str]
     kinds: list[int]
     scores: list[float] | None
     merges: list[tuple[str, str]] | None
     ids: dict[str, int]
-    """`bos_token_id`, `eos_token_id`, ... as far as the file names them."""
+    """`bos_token_id`, `eos_token_id` and others that the file has."""
     add_bos: bool
     add_space_prefix: bool
     merges_spaces: bool = False
-    """Several spaces are one (Unigram only)."""
+    """Several spaces count as one (Unigram only)."""
     characters: bytes = b""
-    """SentencePiece's table of characters that are written in another way (Unigram only)."""
+    """SentencePiece's table that replaces characters (Unigram only)."""
     lowercase: bool = False
-    """Text is written in lower case first (WordPiece only)."""
+    """Text is changed to lower case first (WordPiece only)."""
     strip_accents: bool = False
-    """Accents are taken off first (WordPiece only)."""
+    """Accents are removed first (WordPiece only)."""
 
     @cached_property
     def control(self) -> dict[str, int]:
-        """Text of each control token, and of the named ones, to its id."""
+        """Text of each control token, and of each token that a key names, -> its id."""
         found = self._of_kind(TokenKind.CONTROL)
         for name in ("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id"):
             i = self.ids.get(name)
@@ -100,7 +103,8 @@ class Vocabulary:
 
     @cached_property
     def user_defined(self) -> dict[str, int]:
-        """Text of each token that is matched whole wherever it stands, to its id."""
+        """Text of each user-defined token -> its id. Such a token is matched as a whole anywhere in
+        a text."""
         return self._of_kind(TokenKind.USER_DEFINED)
 
     @cached_property
@@ -111,7 +115,7 @@ class Vocabulary:
 
     @cached_property
     def usable_merges(self) -> list[tuple[str, str]]:
-        """The merges without those that make a control token: its name in ordinary text must stay
+        """The merges, except those that make a control token: its name in ordinary text must stay
         text."""
         merges = self.merges or []
         pairs = {(name[:i], name[i:]) for name in self.control for i in range(1, len(name))}
@@ -120,12 +124,13 @@ class Vocabulary:
         return [pair for pair in merges if pair not in pairs]
 
     def _of_kind(self, kind: int) -> dict[str, int]:
-        kind = int(kind)  # comparing with an IntEnum takes three times as long
+        kind = int(kind)  # a comparison with an IntEnum takes three times as long
         return {self.tokens[i]: i for i, one in enumerate(self.kinds) if one == kind}
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
-        """Raises `ModelFileError` naming the broken key, `UnsupportedModel` for another kind."""
+    def from_metadata(cls, metadata: Metadata) -> Vocabulary:
+        """Raises `ModelFileError`, which names the broken key, or `UnsupportedModel` for an unknown
+        kind of tokenizer."""
         model = _string(metadata, "model", None)
         if model not in _NEEDS:
             known = ", ".join(_NEEDS)
@@ -160,7 +165,7 @@ class Vocabulary:
         )
 
 
-def _string(metadata: Mapping[str, Any], name: str, default: str | None) -> str:
+def _string(metadata: Metadata, name: str, default: str | None) -> str:
     value = metadata.get(_PREFIX + name, default)
     if not isinstance(value, str):
         what = "is missing" if value is None else f"should be text, not {type(value).__name__}"
@@ -168,61 +173,63 @@ def _string(metadata: Mapping[str, Any], name: str, default: str | None) -> str:
     return value
 
 
-def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+def _flag(metadata: Metadata, name: str, default: bool) -> bool:
     value = metadata.get(_PREFIX + name, default)
     if not isinstance(value, bool):
         raise ModelFileError(f"{_PREFIX}{name} = {str(value)[:40]!r} should be true or false")
     return value
 
 
-def _strings(metadata: Mapping[str, Any], name: str, most: int) -> list[str] | None:
+def _strings(metadata: Metadata, name: str, most: int) -> list[str] | None:
     value = metadata.get(_PREFIX + name)
     if value is None:
         return None
     if not isinstance(value, list) or len(value) > most:
         raise ModelFileError(f"{_PREFIX}{name} should be a list of at most {most} texts")
+    texts = cast("list[str]", value)
     try:
-        "\n".join(value).encode()  # all texts, and all of them Unicode
+        "\n".join(texts).encode()  # fails unless all items are texts and all texts are Unicode
     except (TypeError, UnicodeEncodeError) as error:
         raise ModelFileError(f"{_PREFIX}{name}: {str(error)[:120]}") from None
-    return value
+    return texts
 
 
-def _characters(metadata: Mapping[str, Any]) -> bytes:
-    value = metadata.get(_PREFIX + "precompiled_charsmap")
-    try:
-        return b"" if value is None else bytes(int(one) & 255 for one in value)
-    except (TypeError, ValueError):
-        raise ModelFileError(f"{_PREFIX}precompiled_charsmap should be a list of bytes") from None
+def _characters(metadata: Metadata) -> bytes:
+    value = metadata.get(_PREFIX + "precompiled_charsmap", [])
+    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+        raise ModelFileError(f"{_PREFIX}precompiled_charsmap should be a list of bytes")
+    return bytes(one & 255 for one in value)
 
 
-def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+def _tokens(metadata: Metadata) -> list[str]:
     tokens = _strings(metadata, "tokens", MAX_TOKENS)
     if not tokens:
         raise ModelFileError(f"{_PREFIX}tokens is missing or empty: the file has no vocabulary")
     return tokens
 
 
-def _numbers(metadata: Mapping[str, Any], name: str, count: int, kind: type) -> list[Any] | None:
+def _numbers(
+    metadata: Metadata, name: str, count: int, kind: type[_Number]
+) -> list[_Number] | None:
     value = metadata.get(_PREFIX + name)
     if value is None:
         return None
-    numbers = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else []
+    numbers = value if isinstance(value, list) else []
     kinds = set(map(type, numbers))
     if len(numbers) != count or not all(issubclass(one, kind) for one in kinds):
         raise ModelFileError(f"{_PREFIX}{name} should hold {count} values of type {kind.__name__}")
-    return numbers
+    return cast("list[_Number]", numbers)
 
 
-def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]] | None:
+def _merges(metadata: Metadata) -> list[tuple[str, str]] | None:
     lines = _strings(metadata, "merges", MAX_MERGES)
     if lines is None:
         return None
-    pairs: list[Any] = [tuple(line.split(" ")) for line in lines]
+    pairs = [tuple(line.split(" ")) for line in lines]
     if set(map(len, pairs)) - {2} or "" in chain.from_iterable(pairs):
         i, line = next((i, line) for i, line in enumerate(lines) if not _is_pair(line))
         raise ModelFileError(f"{_PREFIX}merges[{i}] = {line[:40]!r} should be two tokens")
-    return pairs
+    return cast("list[tuple[str, str]]", pairs)
 
 
 def _is_pair(line: str) -> bool:
@@ -230,7 +237,7 @@ def _is_pair(line: str) -> bool:
     return len(words) == 2 and all(words)
 
 
-def _named_ids(metadata: Mapping[str, Any], count: int) -> dict[str, int]:
+def _named_ids(metadata: Metadata, count: int) -> dict[str, int]:
     ids = {}
     for name in (*_END_IDS, "bos_token_id", "unknown_token_id", "padding_token_id"):
         value = metadata.get(_PREFIX + name)

@@ -1,7 +1,7 @@
-"""How byte-level tokenizers cut a text into words, by the name that a GGUF file gives the rule.
+"""Word rules: how byte-level tokenizers cut a text into words. A GGUF file names its rule.
 
 The source of each rule is the tokenizer.json of the models that have it. Steps are applied in
-order, each to the pieces that the one before left.
+order, each to the pieces that the step before it made.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Step = Callable[[], pre_tokenizers.PreTokenizer]
 
 
 def _split(expression: str) -> Step:
-    """Each match is a piece, and so is each stretch between matches."""
+    """Each match is a piece, and so is the text between two matches."""
     return lambda: pre_tokenizers.Split(hf.Regex(expression), behavior="isolated")
 
 
 _SPELL: Step = partial(pre_tokenizers.ByteLevel, add_prefix_space=False, use_regex=False)
-"""Writes bytes in GPT-2's table."""
+"""Writes bytes as characters of GPT-2's table."""
 _GPT2: Step = partial(pre_tokenizers.ByteLevel, add_prefix_space=False, use_regex=True)
-"""Cuts with GPT-2's expression, then writes bytes in its table."""
+"""Cuts with GPT-2's expression, then writes bytes as characters of its table."""
 _EACH_DIGIT: Step = partial(pre_tokenizers.Digits, individual_digits=True)
 _DIGIT_RUNS: Step = partial(pre_tokenizers.Digits, individual_digits=False)
 _MARK_RUNS: Step = partial(pre_tokenizers.Punctuation, behavior="contiguous")
@@ -62,7 +62,7 @@ _CASED = (
     "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
 )
-"""The letters with upper and lower case of an older Unicode version, without the brackets."""
+"""The letters that have upper and lower case in an older Unicode version."""
 _EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]"
 _DEEPSEEK_V3 = (
@@ -73,27 +73,27 @@ _DEEPSEEK_V3 = (
 
 @dataclass(frozen=True)
 class WordRule:
-    """What happens to a text before the merges."""
+    """How a text is prepared for the merges."""
 
     steps: tuple[Step, ...]
     composes: bool = False
-    """The text is brought into Unicode's composed form (NFC) first."""
+    """The text is changed to Unicode's composed form (NFC) first."""
     takes_whole_words: bool = False
-    """A word that is a token is that token, even if the merges do not make it."""
+    """If a word is a token, it becomes that token, even if no merges make it."""
 
     @cached_property
     def cutter(self) -> pre_tokenizers.PreTokenizer:
-        """Cuts a text into words and writes them in GPT-2's table."""
+        """Cuts a text into words and writes them as characters of GPT-2's table."""
         made = [step() for step in self.steps]
         return made[0] if len(made) == 1 else pre_tokenizers.Sequence(made)
 
     @cached_property
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What comes before the cutter."""
+        """Changes the text before the cutter; None if nothing is changed."""
         return normalizers.NFC() if self.composes else None
 
     def words(self, text: str) -> list[str]:
-        """The words of a text, in GPT-2's table."""
+        """The words of a text, in characters of GPT-2's table."""
         if self.normalizer is not None and not text.isascii():
             text = self.normalizer.normalize_str(text)
         return [word for word, _ in self.cutter.pre_tokenize_str(text)]
@@ -119,7 +119,7 @@ RULES: dict[str, WordRule] = {
     "qwen35": WordRule((_split(_QWEN35), _SPELL)),
     "tekken": WordRule((_split(_TEKKEN), _SPELL), takes_whole_words=True),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O_WORDS),
-    # The last two steps see bytes as characters of the table, some of which are digits ("¼").
+    # The last two steps see characters of the table. Some of them are digits ("¼").
     "falcon": WordRule((_MARK_RUNS, _GPT2, _DIGIT_RUNS, _split("[0-9][0-9][0-9]"))),
     "deepseek-llm": WordRule(
         (
@@ -151,11 +151,11 @@ RULES: dict[str, WordRule] = {
         )
     ),
 }
-"""By `tokenizer.ggml.pre`."""
+"""The rule for each value of `tokenizer.ggml.pre`."""
 
 
 _COMPOSING = frozenset({"gptneox", "qwen35", "qwen35moe"})
-"""Architectures whose text is composed whatever rule cuts it."""
+"""Architectures whose text is always composed (NFC), whatever the rule says."""
 
 
 @cache

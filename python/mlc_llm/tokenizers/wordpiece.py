@@ -1,7 +1,7 @@
-"""WordPiece (BERT's kind): words are cut into the longest tokens, from the left.
+"""WordPiece (as in BERT): a word is cut into the longest tokens, from left to right.
 
-A GGUF file writes a token that begins a word with "▁" in front, and one that continues a word as
-it is; the library wants the first as it is, and the second with "##" in front.
+In a GGUF file, a token that begins a word has "▁" in front, and a token inside a word has nothing
+in front. In the `tokenizers` library, the first has nothing in front and the second has "##".
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["finish", "prefix", "tables", "token_bytes"]
 
 _CONTINUES = "##"
 _LONGEST_WORD = 100
-"""A longer one is unknown, as in BERT's own tokenizer."""
+"""Characters. A longer word is unknown, as in BERT's own tokenizer."""
 
 
 def tables(vocabulary: Vocabulary) -> Tables:
-    """Raises `ModelFileError` where the file names no unknown token."""
+    """Raises `ModelFileError` if the file names no unknown token."""
     if "unknown_token_id" not in vocabulary.ids:
         raise ModelFileError("tokenizer.ggml.unknown_token_id is missing: the tokenizer needs it")
     names = vocabulary.control
@@ -47,12 +47,12 @@ def _table(ids: dict[str, int], unknown: str) -> models.WordPiece:
 
 
 def prefix(vocabulary: Vocabulary) -> Prefix:
-    """Spaces are no part of tokens."""
+    """No space is added: no token contains a space."""
     return Prefix.NONE
 
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
-    """Set how text is prepared: as in BERT's own tokenizer."""
+    """Set how text is prepared, as in BERT's own tokenizer."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=True,

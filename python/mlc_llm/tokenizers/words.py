@@ -1,4 +1,4 @@
-"""Byte-level BPE of a short text with the few merges that it needs, out of a flat vocabulary."""
+"""Byte-level BPE of short texts: looks up only the merges they need, in a flat vocabulary."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from mlc_llm.tokenizers.flat import FlatVocabulary
 from mlc_llm.tokenizers.word_rules import WordRule, word_rule
 
 MOST_CHARACTERS = 4096
-"""Of the texts of one call. The merge table pays for itself with longer ones."""
+"""In the texts of one call. For more, building the merge table is faster."""
 MOST_IN_ALL = 1 << 16
-"""Characters after which somebody encodes so much that the table pays."""
+"""Characters of all calls together. After that, building the merge table is faster."""
 LONGEST_WORD = 64
+"""Characters."""
 
 
 class Words:
-    """Ids of texts, word by word, the same as those of the library that has the whole table."""
+    """Encodes texts word by word, with the same ids as the library with the whole merge table."""
 
     def __init__(self, vocabulary: FlatVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -26,9 +27,9 @@ class Words:
         self._left = MOST_IN_ALL
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]] | None:
-        """Ids of each text; None where the whole table is needed or worth it.
+        """Ids of each text; None if the whole merge table is needed or would be faster.
 
-        special: names of control tokens in a text are these tokens.
+        special: names of control tokens in a text are control tokens.
         """
         count = sum(map(len, texts))
         self._left -= count
@@ -36,7 +37,7 @@ class Words:
             return None
         try:
             coded = [self._encode(text, special) for text in texts]
-        except (UnicodeEncodeError, TypeError):  # a lone surrogate: the library says so
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate: the library reports it
             return None
         return [ids for ids in coded if ids is not None] if None not in coded else None
 
@@ -64,7 +65,7 @@ class Words:
         return ids
 
     def _ids(self, word: str) -> list[int] | None:
-        """Of two neighbours, those merge first whose merge stands first in the list."""
+        """Ids of one word. In each turn, the pair whose merge is first in the list is merged."""
         parts = list(word)
         if len(parts) > LONGEST_WORD:
             return None
