@@ -1,34 +1,34 @@
 """The one tree of errors.
 
     MLCError
-    ├── UserError (also ValueError)     the caller can mend it; one clear line is all they need
+    ├── UserError (also ValueError)     the caller can correct it; the message is one clear line
     │   ├── InvalidField                names the field, the value and what is allowed
     │   │   └── MissingKey              a required key is absent
     │   ├── ContextLengthExceeded       the prompt cannot fit the model's context window
-    │   ├── ModelNotFound               nothing at that path, or a download that failed
+    │   ├── ModelNotFound               no file at this path, or a download failed
     │   ├── ModelFileError              a broken, truncated or hostile model file
-    │   ├── UnsupportedModel            well formed, but not something this version can run
+    │   ├── UnsupportedModel            a valid file that this version cannot run
     │   └── CacheError                  the cache folder cannot be written or is full
-    ├── CompileError                    TVM refused to build the model library
-    ├── RequestError                    this one request failed; the engine goes on
-    └── EngineDead                      the engine stopped; each waiting or later request gets this
+    ├── CompileError                    TVM could not build the model library
+    ├── RequestError                    one request failed; the engine goes on
+    └── EngineDead                      the engine stopped; all waiting and later requests get this
 
-`assert` is for our own bugs only.
+`assert` is only for bugs of this package.
 """
 
 from __future__ import annotations
 
 
 class MLCError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class UserError(MLCError, ValueError):
-    """Something the caller gave us is wrong; the message says what and what to do."""
+    """A value from the caller is wrong. The message says which one and what to do."""
 
 
 class InvalidField(UserError):
-    """A field has a value outside what is allowed."""
+    """A field has a value that is not allowed."""
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         shown = repr(value)
@@ -51,11 +51,12 @@ class MissingKey(InvalidField):
 class ContextLengthExceeded(UserError):
     """The prompt leaves no room for an answer in the context window.
 
-    `prompt_tokens` is exact, or with `at_least` a lower bound (of a text that was not tokenised).
+    `prompt_tokens` is exact. With `at_least` it is a lower bound, because the text was not
+    tokenised.
     """
 
     def __init__(self, prompt_tokens: int, limit: int, *, at_least: bool = False) -> None:
-        # Clients look for these very sentences. One token at least is left for the answer.
+        # Clients search for exactly these sentences. At least one token is left for the answer.
         size = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {limit} tokens. "
@@ -68,28 +69,28 @@ class ContextLengthExceeded(UserError):
 
 
 class ModelNotFound(UserError):
-    """There is no model at the place that was named."""
+    """There is no model at the path or address that the caller named."""
 
 
 class ModelFileError(UserError):
-    """A model file breaks its format; the message names the file and the broken part."""
+    """A model file is broken. The message names the file and the broken part."""
 
 
 class UnsupportedModel(UserError):
-    """The file is well formed but its architecture or a tensor type is not supported."""
+    """The file is valid, but its architecture or a tensor type is not supported."""
 
 
 class CacheError(UserError):
-    """The cache folder is read-only, full, or otherwise unusable."""
+    """The cache folder is read-only, full, or unusable for another reason."""
 
 
 class CompileError(MLCError):
-    """The model library could not be built; carries the end of the compiler's own message."""
+    """The model library could not be built. The message has the end of the compiler's message."""
 
 
 class RequestError(MLCError):
-    """One request failed; the engine and the other requests are unharmed."""
+    """One request failed. The engine and the other requests go on."""
 
 
 class EngineDead(MLCError):
-    """The engine cannot go on; all waiting and later requests are answered with this."""
+    """The engine cannot go on. All waiting and later requests get this error."""

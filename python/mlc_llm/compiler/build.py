@@ -1,10 +1,9 @@
-"""From a model's spec to a model library, through stock TVM and a backend."""
+"""Compiles a model library from a model's spec, with stock TVM and a backend."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import tvm
 from tvm.relax.frontend import nn
@@ -27,9 +26,9 @@ from mlc_llm.models.spec import ModelSpec
 def build_library(
     spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None
 ) -> None:
-    """Compiles into `folder`, which exists; for this system, or for that of an LLVM triple.
+    """Compile into `folder`, which must exist. triple: an LLVM triple of another system.
 
-    Raises UnsupportedModel for what the backend cannot compute, CompileError with TVM's own words.
+    Raises UnsupportedModel for what the backend cannot compute, CompileError with TVM's message.
     """
     backend.check(spec)
     ops = backend.ops()
@@ -59,7 +58,7 @@ def build_library(
 
 
 def file_sha256(path: Path) -> str:
-    """Hash of a file's bytes."""
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
@@ -68,7 +67,7 @@ def file_sha256(path: Path) -> str:
 
 
 def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
-    """What the KV pages of a model look like."""
+    """Sizes and types of the model's KV pages."""
     groups = []
     for group in spec.kv_groups:
         blocks = ops.attention_blocks(spec.layers[group.layers[0]].attention)
@@ -85,9 +84,9 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     return KVInfo(backend.page_size, backend.kv_dtype, tuple(groups))
 
 
-def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, Any]:
-    """The argument shapes of `Decoder`'s methods, as `export_tvm` takes them."""
-    found: dict[str, Any] = signatures(
+def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
+    """The argument shapes of `Decoder`'s methods, in the form of `export_tvm`."""
+    found: dict[str, dict[str, object]] = signatures(
         lambda dtype, *shape: nn.spec.Tensor(list(shape), dtype),
         vocab=spec.tokens,
         padded_vocab=ops.padded_rows(spec.vocab),

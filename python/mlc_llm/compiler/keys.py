@@ -1,6 +1,6 @@
-"""What folders of the cache are named by, and what those for the same model have in common.
+"""Names of folders in the cache, and their purposes (see `support/superseded.py`).
 
-Loads no NumPy: a command looks for its weights before anything heavy is imported.
+This file does not import NumPy: a command looks for its weights before it imports large packages.
 """
 
 from __future__ import annotations
@@ -11,52 +11,51 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from mlc_llm.backends.base import Backend
 from mlc_llm.support.content import known_content
 from mlc_llm.support.files import cache_root
 
 SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization", "backends", "library")
-"""Source folders whose every change makes libraries and packed weights anew."""
+"""Source folders. After any change in them, libraries and packed weights are made again."""
 _FIRST_PART = re.compile(r"(.+)-00001-of-(0[01]\d{3})\.gguf", re.IGNORECASE | re.DOTALL)
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def digest(value: Any) -> str:
-    """A name for a value of plain data."""
+def digest(value: object) -> str:
+    """A name from plain data. What JSON cannot write counts by its `str`."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def weights_purposes(content: str, model: Path, backend: Backend) -> tuple[str, str]:
-    """What packed weights of which the newer replace the older have in common: either they are of
-    the same model, or the newer one took the older one's place as a file."""
+    """The purposes of packed weights. Newer weights replace older ones that share one of the two:
+    the same content of the model, or the same path of its file."""
     layout = backend.weights_identity()
     same_file = digest({"file": str(model.resolve()), **layout})
     return digest({"content": content, **layout}), same_file
 
 
 def packed_folder() -> Path:
-    """The folder of all packed weights, whether or not it exists yet. Raises CacheError."""
+    """The folder of all packed weights. It may not exist yet. Raises CacheError."""
     return cache_root() / "model_weights" / "packed"
 
 
 def weights_key(content: str, backend: Backend) -> str:
-    """Name of the packed weights' folder: a hash over what decides what is in it, which is the
-    model (`model_content`), what the kernels want, and this code."""
+    """Name of the folder of packed weights. It is a hash of all that decides their bytes: the model
+    (`content`, from `model_content`), the layout of the kernels, and this source code."""
     layout = {**backend.weights_identity(), "source": source_hash()}
     return digest({"content": content, **layout})
 
 
 def model_content(hashes: Iterable[str]) -> str:
-    """Names a model by the hashes of its files, in order: wherever they are, and however called."""
+    """Name of a model from the hashes of its files, in order. Paths do not matter."""
     return digest(list(hashes))
 
 
 def known_weights(model: Path, backend: Backend) -> Path | None:
-    """Where the packed weights of a model would be, of which nothing but the name of its first
-    file is known; None if finding that out takes more than milliseconds. Raises OSError,
+    """The folder of a model's packed weights, which may not exist. model: its first file. None if
+    the cache does not know the hashes of its files. Takes milliseconds. Raises OSError,
     CacheError."""
     found = [known_content(path) for path in _files(model)]
     hashes = [one.hash for one in found if one is not None]
@@ -66,7 +65,7 @@ def known_weights(model: Path, backend: Backend) -> Path | None:
 
 
 def _files(model: Path) -> list[Path]:
-    """The parts of a split model beside its first one; of any other, the file."""
+    """All files of a model: the parts of a split one, by the name of the first; else the file."""
     part = _FIRST_PART.fullmatch(model.name)
     if part is None:
         return [model]
@@ -76,7 +75,7 @@ def _files(model: Path) -> list[Path]:
 
 @cache
 def source_hash() -> str:
-    """Hash of the source files that decide what is compiled and how weights are laid out."""
+    """Hash of the source files that decide what is compiled and how weights are packed."""
     found = hashlib.sha256()
     for folder in SHAPING_FOLDERS:
         for file in sorted((_PACKAGE / folder).rglob("*.py")):

@@ -1,8 +1,8 @@
-"""From a GGUF file to the packed parameters of a model library, kept in one file that is mapped.
+"""Packs the weights of a GGUF file into the parameters of a model library.
 
-The folder holds `params.bin`, tensors one after the other at multiples of PARAMS_ALIGNMENT, and
-`params.json`: {size, crc32, tensors: [{name, shape, dtype, offset}]} in the same order, where size
-and checksum are those of `params.bin`.
+The folder holds two files. `params.bin` has the tensors, each at a multiple of PARAMS_ALIGNMENT
+bytes. `params.json` is {size, crc32, tensors: [{name, shape, dtype, offset}]}, with the tensors in
+the same order, and with size and checksum of `params.bin`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,23 +19,30 @@ import numpy.typing as npt
 from mlc_llm.backends.base import Backend, WeightLayout
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, rope_param
+from mlc_llm.loader.gguf_tensors import GGUFTensor
 from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.block_format import Grouped
 from mlc_llm.quantization.ggml_blocks import dequantize, unpack
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
 
 
 def pack_weights(
     plan: WeightPlan,
     backend: Backend,
-    tensors: Mapping[str, Any],
+    tensors: Mapping[str, GGUFTensor],
     folder: Path,
     advance: Callable[[int], None],
 ) -> None:
-    """Writes the parameters into `folder`, a matrix at a time. `advance(1)` after each tensor."""
-    entries, offset, checksum = [], 0, 0
+    """Pack and write the parameters into `folder`, one at a time. Calls `advance(1)` after each.
+
+    Raises ModelFileError if a tensor has values that are not finite.
+    """
+    entries: list[dict[str, object]] = []
+    offset = checksum = 0
     with (folder / PARAMS_FILE).open("wb") as file:
         for name, array in _parameters(plan, backend, tensors):
             padding = b"\0" * (-offset % PARAMS_ALIGNMENT)
@@ -54,29 +60,28 @@ def pack_weights(
 
 
 def count_parameters(plan: WeightPlan) -> int:
-    """Calls to `advance`."""
+    """How often `pack_weights` calls `advance`."""
     return len(plan.matrices) + len(plan.vectors) + len(plan.spec.ropes)
 
 
-def inverse_frequencies(rope: RopeSpec, factors: Array | None) -> Array:
-    """float32 [dim/2], computed as Transformers does: theta^(-2i/dim) in float32, then scaled."""
+def inverse_frequencies(rope: RopeSpec, factors: Floats | None) -> Floats:
+    """float32 [dim/2], computed as in Transformers: theta^(-2i/dim) in float32, then scaled."""
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
-    inverse = np.float32(1.0) / np.power(np.float32(rope.theta), exponents, dtype=np.float32)
-    inverse = inverse / np.float32(rope.linear)
+    powers = np.power(np.float32(rope.theta), exponents, dtype=np.float32)
+    inverse: Floats = np.float32(1.0) / powers / np.float32(rope.linear)
     if factors is not None:
-        inverse = inverse / factors.astype(np.float32)
-    result: Array = inverse
-    return result
+        inverse = inverse / factors
+    return inverse
 
 
 def _parameters(
-    plan: WeightPlan, backend: Backend, tensors: Mapping[str, Any]
+    plan: WeightPlan, backend: Backend, tensors: Mapping[str, GGUFTensor]
 ) -> Iterator[tuple[str, Array]]:
     for name, source in plan.vectors.items():
         yield name, _floats(tensors[source.tensor])
     for prefix, sources in plan.matrices.items():
         packed = _matrix(backend.layout(plan.spec.kinds[prefix]), sources, tensors)
-        for source in sources:  # or the whole file would be in memory beside the packed weights
+        for source in sources:  # else the whole file stays in memory beside the packed weights
             tensors[source.tensor].give_back()
         yield f"{prefix}.packed", packed
     for i, rope in enumerate(plan.spec.ropes):
@@ -84,15 +89,18 @@ def _parameters(
         yield rope_param(i), inverse_frequencies(rope, factors)
 
 
-def _matrix(layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[str, Any]) -> Array:
+def _matrix(
+    layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[str, GGUFTensor]
+) -> Array:
     orders = [_row_order(s, tensors[s.tensor].shape[0]) for s in sources]
     if layout.is_float:
-        rows = [_floats(tensors[s.tensor])[o] for s, o in zip(sources, orders, strict=True)]
-        return layout.pack(np.concatenate(rows))
+        floats = [_floats(tensors[s.tensor])[o] for s, o in zip(sources, orders, strict=True)]
+        return layout.pack(np.concatenate(floats))
     parts = []
     for source, order in zip(sources, orders, strict=True):
         tensor = tensors[source.tensor]
-        grouped = unpack(tensor.kind, tensor.data, tensor.shape)
+        rows, columns = tensor.shape
+        grouped = unpack(tensor.kind, tensor.data, (rows, columns))
         _check_finite(source.tensor, grouped.scale)
         if grouped.minimum is not None:
             _check_finite(source.tensor, grouped.minimum)
@@ -100,15 +108,16 @@ def _matrix(layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[
     return layout.pack(parts[0] if len(parts) == 1 else _joined(parts))
 
 
-def _row_order(source: Source, rows: int) -> Array:
-    """Rows in the order the kernels want: pairs (2i, 2i+1) of a head become two halves."""
+def _row_order(source: Source, rows: int) -> Indices:
+    """The order of rows for the kernels. In heads with rotary embedding, the rows 2i come first,
+    then the rows 2i + 1."""
     order = np.arange(rows)
     if source.rope_heads:
         order = order.reshape(source.rope_heads, -1, 2).transpose(0, 2, 1).reshape(-1)
     return order
 
 
-def _reordered(grouped: Grouped, order: Array) -> Grouped:
+def _reordered(grouped: Grouped, order: Indices) -> Grouped:
     minimum = None if grouped.minimum is None else grouped.minimum[order]
     return replace(grouped, q=grouped.q[order], scale=grouped.scale[order], minimum=minimum)
 
@@ -124,13 +133,13 @@ def _joined(parts: list[Grouped]) -> Grouped:
     )
 
 
-def _floats(tensor: Any) -> Array:
+def _floats(tensor: GGUFTensor) -> Floats:
     values = np.ascontiguousarray(dequantize(tensor.kind, tensor.data, tensor.shape))
     _check_finite(tensor.name, values)
     return values
 
 
-def _check_finite(name: str, values: Array) -> None:
-    """A damaged file must not become a model that answers nonsense."""
+def _check_finite(name: str, values: Floats) -> None:
+    """Raise ModelFileError for NaN and infinity: a damaged file must not become a model."""
     if not np.isfinite(values).all():
         raise ModelFileError(f"tensor {name} holds NaN or infinite values: the file is damaged")

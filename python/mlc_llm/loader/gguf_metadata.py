@@ -12,7 +12,9 @@ import numpy as np
 
 from mlc_llm.loader.gguf_cursor import MAX_KEY_BYTES, Cursor, printable
 
-Value: TypeAlias = "int | float | bool | str | list[str] | list[Value]"
+Value: TypeAlias = (
+    "int | float | bool | str | list[int] | list[float] | list[bool] | list[str] | list[Value]"
+)
 """A value of the metadata. All items of a list have one type."""
 
 _NUMBERS: dict[int, np.dtype[np.generic]] = {

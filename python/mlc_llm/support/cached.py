@@ -1,6 +1,6 @@
-"""What is in the cache, for people: of which model each thing is, how large, when last used.
+"""Lists what is in the cache: for each thing its model, its size, and when it was last used.
 
-A build says in `about.txt` what it is, "KIND of MODEL"; kept files say it in themselves.
+A build has a file `about.txt` with the text "KIND of MODEL". Kept files contain this text.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from mlc_llm.support.superseded import PURPOSE_FILE, lock_of
 
 ABOUT_FILE = "about.txt"
 NO_NAME = "(not known)"
-"""Of builds of older versions, which do not say of which model they are."""
+"""The model of a build of an older version, which does not say its model."""
 
 Kind = Literal["packed weights", "library", "vocabulary", "checksum", "download", "other"]
 MADE_HERE: tuple[Kind, ...] = ("packed weights", "library", "vocabulary", "checksum")
-"""Kinds that cost time to make again, but no network."""
+"""Kinds that can be made again without the network; that only takes time."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing in the cache. `other`: none that a model needs, such as the history of chats."""
+    """One thing in the cache. Kind `other`: no model needs it, for example the history of chats."""
 
     kind: Kind
     model: str
-    """The name of the model's file or repository; of `other`, the path inside the cache."""
+    """The name of the model's file or repository. For kind `other`: the path inside the cache."""
     path: Path
     size: int
     """Bytes."""
@@ -41,21 +41,22 @@ class Entry:
 
 
 def record_about(folder: Path, kind: Kind, model: str) -> None:
-    """Say what a folder under construction is."""
+    """Write `about.txt` into a folder that is being filled."""
     text = f"{kind} of {model}".encode("utf-8", "surrogateescape")
     (folder / ABOUT_FILE).write_bytes(text)
 
 
 def entries(root: Path) -> list[Entry]:
-    """Everything in the cache folder `root`, by model and kind; locks are left out."""
+    """Everything in the cache folder `root` except locks, sorted by model and kind."""
     found = [entry for path in _things(root) if (entry := _entry(root, path)) is not None]
     return sorted(found, key=lambda one: (one.kind == "other", one.model, one.kind, one.path))
 
 
 def remove(entry: Entry) -> None:
-    """Take one thing out of the cache. Who has it open keeps it; who is about to makes it again.
+    """Remove one thing from the cache.
 
-    Waits for whoever makes it now. Raises CacheError.
+    A process that has it open keeps it; a process that opens it later makes it again. If another
+    process is making it, this call waits. Raises CacheError.
     """
     with cache_errors(entry.path):
         if entry.kind == "download":
@@ -69,7 +70,7 @@ def remove(entry: Entry) -> None:
 
 
 def bytes_in(path: Path) -> int:
-    """Of a file, or of all files in a folder; what vanishes meanwhile counts nothing."""
+    """Size of a file, or of all files in a folder. A file that vanishes meanwhile counts 0."""
     total = 0
     for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
         try:
@@ -80,7 +81,7 @@ def bytes_in(path: Path) -> int:
 
 
 def _things(root: Path) -> Iterator[Path]:
-    """Every folder or file that is one thing. Of folders with several, those inside them."""
+    """The path of every thing. A folder that holds several things is replaced by them."""
     several = {root / "model_weights", root / "model_weights" / "packed"}
     several |= {root / "model_weights" / "hf", *(root / "model_weights" / "hf").glob("*")}
     for top in sorted(root.iterdir()):
@@ -94,7 +95,7 @@ def _things(root: Path) -> Iterator[Path]:
 
 
 def _entry(root: Path, path: Path) -> Entry | None:
-    """None for what vanishes meanwhile, and for a folder of which nothing but locks is left."""
+    """None if the thing vanishes meanwhile, and for a download folder that has only locks left."""
     try:
         kind, model = _kind_and_model(root, path)
         size = bytes_in(path)
@@ -142,7 +143,7 @@ def _last_use(path: Path) -> float:
 
 
 def _remove_download(folder: Path) -> None:
-    """All but the locks, on which others may wait."""
+    """Remove all files but the locks, because other processes may wait for these."""
     with ExitStack() as held:
         locks = list(folder.glob("*.lock"))
         for lock in locks:

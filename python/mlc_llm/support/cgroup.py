@@ -1,8 +1,8 @@
-"""What Linux control groups (containers, services) leave this process: memory and processor time.
+"""The limits of Linux control groups (containers, services) on memory and processor time.
 
-Source: the kernel's documentation, admin-guide/cgroup-v2.rst and cgroup-v1/. A limit of a group
-holds for all groups inside it, so each group from this process's own up to the root is asked. A
-container often sees its own group as the root, whatever path the process is said to have.
+Source: the kernel's documentation, admin-guide/cgroup-v2.rst and cgroup-v1/. The limit of a group
+holds for all groups inside it, so every group from this process's own up to the root is read. A
+container often sees its own group as the root, even if the process has another path.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _ROOT = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """Of one group, in bytes."""
+    """The memory of one group, in bytes."""
 
     limit: int
     free: int
-    """Below the limit, counting files in memory that can be dropped."""
+    """What can still be used. Cached files count as free, since the system can drop them."""
 
 
 def memory_limits() -> list[MemoryLimit]:
-    """Those of all groups around this process that have one."""
+    """The limits of this process's group and of all groups around it."""
     found = [_memory_limit(group, "memory.max", "memory.current", "") for group in _groups("")]
     found += [
         _memory_limit(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -35,7 +35,7 @@ def memory_limits() -> list[MemoryLimit]:
 
 
 def cpu_quota() -> float | None:
-    """Cores' worth of time that this process may use; None: all there are."""
+    """How many cores' time this process may use; None if there is no limit."""
     found = [_quota(*_words(group / "cpu.max")[:2]) for group in _groups("")]
     for group in _groups("cpu"):
         quota, period = _words(group / "cpu.cfs_quota_us"), _words(group / "cpu.cfs_period_us")
@@ -55,14 +55,15 @@ def _memory_limit(group: Path, limit: str, used: str, prefix: str) -> MemoryLimi
 
 def _quota(quota: str = "", period: str = "") -> float | None:
     if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:
-        return None  # "max", "-1", or nothing that we know
+        return None  # "max", "-1", or an unknown form
     return int(quota) / int(period)
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """This process's group and all around it; a controller belongs to version 1, "" is version 2.
+    """Folders of this process's group and of all groups around it.
 
-    Where both versions are used, version 2 has a folder of its own.
+    controller: the name of a controller in version 1; "" means version 2. If a system uses both
+    versions, version 2 has its own folder.
     """
     roots = [_ROOT / controller] if controller else [_ROOT, _ROOT / "unified"]
     path = PurePosixPath(_own_group(controller))

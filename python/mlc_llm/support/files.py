@@ -1,4 +1,4 @@
-"""The cache folder, and writing into it so that nobody ever sees half a file."""
+"""The cache folder, and functions that write into it so that no reader sees half a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_S = 0.05
 _TEMPORARY = ".new-"
 _LEFT_BEHIND_S = 24 * 3600
 _LOADED_FROM = ("model_lib", "model_weights", "model_weights/packed", "kept")
-"""Folders of the cache whose content is trusted."""
+"""Folders of the cache whose content is trusted, so nobody else may write into them."""
 _REASONS = {
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
@@ -36,17 +36,19 @@ _REASONS = {
 
 
 def cache_root() -> Path:
-    """Where the cache is, whether or not it exists yet.
+    """The path of the cache folder. It may not exist yet.
 
-    $MLC_LLM_HOME; on Windows %LOCALAPPDATA%\\mlc_llm; $XDG_CACHE_HOME/mlc_llm;
-    ~/.cache/mlc_llm. Where other users own it or can write into it, a private folder for temporary
-    files is it instead, and a warning says so once. Raises CacheError where there is neither.
+    It is the first of these that is set: $MLC_LLM_HOME; on Windows %LOCALAPPDATA%\\mlc_llm;
+    $XDG_CACHE_HOME/mlc_llm; ~/.cache/mlc_llm. If other users own this folder or can write into it,
+    a private temporary folder is used instead, and a warning says so once. Raises CacheError if
+    there is no usable folder.
     """
     return settle(_chosen_root(), _LOADED_FROM)[0]
 
 
 def refusal() -> str | None:
-    """Why the cache is not where it should be; None: it is. Raises CacheError."""
+    """Why a temporary folder is used as the cache; None if the usual folder is used. Raises
+    CacheError."""
     return settle(_chosen_root(), _LOADED_FROM)[1]
 
 
@@ -65,14 +67,14 @@ def _system_cache() -> Path:
     if sys.platform == "win32" and local:
         return Path(local)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # its standard says that relative paths there are to be ignored
+    # The XDG standard says that relative paths are ignored.
     return shared if shared.is_absolute() else Path.home() / ".cache"
 
 
 def cache_dir(*parts: str) -> Path:
-    """The cache folder, or the folder `parts` inside it, made where missing, for the user alone.
+    """The cache folder, or the folder `parts` in it. It is made if missing, for this user only.
 
-    Raises CacheError: read-only, full, or a file is in the way.
+    Raises CacheError if the cache is read-only or full, or if a file has this name.
     """
     folder = cache_root().joinpath(*parts)
     with cache_errors(folder):
@@ -82,11 +84,11 @@ def cache_dir(*parts: str) -> Path:
 
 @contextlib.contextmanager
 def cache_errors(path: Path) -> Iterator[None]:
-    """Turn the system's errors about `path` into a CacheError that says what to do."""
+    """Change the system's errors about `path` to a CacheError that says what to do."""
     try:
         yield
     except OSError as error:
-        if error.errno in (None, errno.ENOMEM):  # of a library that cannot be loaded: no file's
+        if error.errno in (None, errno.ENOMEM):  # a library that cannot be loaded, not this file
             raise
         reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
         raise CacheError(
@@ -96,7 +98,7 @@ def cache_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A temporary file to fill that becomes `path`, all at once, when the block ends well.
+    """A temporary file to fill. If the block ends without an error, it becomes `path` at once.
 
     Readers see the old file or the new one, also after a crash. Raises CacheError.
     """
@@ -115,16 +117,16 @@ def new_file(path: Path) -> Iterator[Path]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `path` whole or not at all. Raises CacheError."""
+    """Write the whole file `path`, or nothing. Raises CacheError."""
     with new_file(path) as temporary:
         temporary.write_bytes(data)
 
 
 @contextlib.contextmanager
 def new_folder(parent: Path) -> Iterator[Path]:
-    """A temporary folder inside `parent`, to be filled and then put in its place by `publish`.
+    """A temporary folder in `parent`. Fill it, then give it its final name with `publish`.
 
-    Whatever is left of it at the end of the block is removed. Raises CacheError.
+    If it still exists at the end of the block, it is removed. Raises CacheError.
     """
     with cache_errors(parent):
         temporary = _temporary(parent)
@@ -138,19 +140,20 @@ def new_folder(parent: Path) -> Iterator[Path]:
 
 
 def _temporary(parent: Path) -> Path:
-    """A free name in `parent`."""
+    """A new path in `parent`, which is made if missing."""
     make_folder(parent)
     _sweep(parent)
     return parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether `path` is what `new_file` or `new_folder` fill."""
+    """Whether `path` was made by `new_file` or `new_folder`."""
     return path.name.startswith(_TEMPORARY)
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed processes have left in `parent` a day ago or earlier."""
+    """Remove temporary files and folders in `parent` that are older than a day: killed processes
+    left them."""
     for path in parent.glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError):  # another process sweeps too
             if time.time() - path.stat().st_mtime > _LEFT_BEHIND_S:
@@ -158,9 +161,10 @@ def _sweep(parent: Path) -> None:
 
 
 def publish(temporary: Path, folder: Path) -> None:
-    """Make a filled folder be `folder`, in place of an older one; its files are on the disk first.
+    """Rename a filled folder to `folder`, after its files were written to the disk. An older
+    `folder` is removed first.
 
-    Call it under a lock: between the removal and the renaming there is no folder.
+    Call it under a lock: for a moment there is no folder. Raises CacheError.
     """
     with cache_errors(folder):
         for path in temporary.rglob("*"):
@@ -173,7 +177,7 @@ def publish(temporary: Path, folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; for readers it is gone all at once. Call it under a lock.
+    """Remove a folder. Readers see the whole folder or nothing. Call it under a lock.
 
     Raises CacheError.
     """
@@ -189,7 +193,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a renaming last through a crash. Windows does so by itself."""
+    """Write a renaming to the disk, so that it survives a crash. Windows needs no call."""
     if sys.platform == "win32":
         return
     number = os.open(folder, os.O_RDONLY)
@@ -201,11 +205,10 @@ def _sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold `path` as a lock against other processes and threads; wait while another holds it.
+    """Lock the file `path` against other processes and threads. Wait while another one holds it.
 
-    The system lets go when the process dies, however it dies, so a lock cannot be left behind;
-    the empty file stays, unless its holder removes it. `waiting` is called once if there is a
-    wait. Raises CacheError.
+    The system releases the lock when the process ends, in whatever way. The empty file stays,
+    unless the holder removes it. waiting: called once if this call has to wait. Raises CacheError.
     """
     number = _locked(path, waiting or (lambda: None))
     try:
@@ -215,7 +218,7 @@ def file_lock(path: Path, *, waiting: Callable[[], None] | None = None) -> Itera
 
 
 def _locked(path: Path, waiting: Callable[[], None]) -> int:
-    """The descriptor that holds the lock."""
+    """The file descriptor that holds the lock."""
     while True:
         with cache_errors(path):
             make_folder(path.parent)
@@ -240,7 +243,7 @@ def _nothing() -> None:
 
 
 def _is_still(path: Path, number: int) -> bool:
-    """Whether `path` is the opened file: who held the lock before may have removed it."""
+    """Whether `path` is still the opened file. The last holder of the lock may have removed it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(number))
     except FileNotFoundError:
@@ -248,9 +251,8 @@ def _is_still(path: Path, number: int) -> bool:
 
 
 def forget_empty(lock: Path) -> None:
-    """Remove a lock, and its folder with those above it that are empty then, inside the cache.
-
-    For work that failed, by the holder of the lock. Where that cannot be done they stay.
+    """After work that failed: remove its lock file, then all folders of the cache above it that are
+    empty. The holder of the lock calls it. What cannot be removed stays.
     """
     with contextlib.suppress(OSError):
         lock.unlink()
@@ -262,9 +264,8 @@ def forget_empty(lock: Path) -> None:
 
 @contextlib.contextmanager
 def lock_if_free(path: Path) -> Iterator[bool]:
-    """Hold `path` as a lock if nobody else does; whether that is so. One that is missing is free.
-
-    Raises OSError.
+    """Lock the file `path` if nobody holds it. Gives True if it was free; a missing file counts as
+    free. Raises OSError.
     """
     try:
         number = os.open(path, os.O_RDWR)
@@ -300,7 +301,7 @@ else:
 
     def _try_lock(number: int) -> bool:
         try:
-            # of the opened file, not of the process: it holds between threads as well
+            # flock locks the opened file, not the process, so it works between threads too
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False

@@ -1,4 +1,4 @@
-"""Repositories on Hugging Face, through the package huggingface_hub (an extra of this one)."""
+"""Downloads from repositories on Hugging Face, with the extra package huggingface_hub."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import glob
 from collections.abc import Iterable
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from types import ModuleType
 
 from mlc_llm.errors import UserError
 from mlc_llm.support.progress import is_quiet
 
 LISTING_S = 7.0
-"""Seconds to wait for the list of files: with all imports, a user waits less than ten."""
+"""Seconds to wait for the list of files. With all imports, a user waits less than ten."""
 
 _PLAIN_WORDS = {
     "RepositoryNotFoundError": "there is no such repository, or it is private",
     "GatedRepoError": "its makers ask you to accept their licence on huggingface.co first",
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set",
 }
-"""By the name of huggingface_hub's exception, whose own text begins with a number."""
+"""Name of an exception of huggingface_hub -> words. Its own text begins with a number."""
 
 
-def require_hub() -> Any:
-    """The package itself. Raises UserError where it is not installed."""
+def require_hub() -> ModuleType:
+    """The package huggingface_hub. Raises UserError if it is not installed."""
     try:
-        import huggingface_hub
+        import huggingface_hub as package
     except ImportError:
         raise UserError('HF:// models need an extra package: pip install "mlc-llm[hub]"') from None
     if is_quiet():
@@ -33,13 +33,14 @@ def require_hub() -> Any:
 
         disable_progress_bars()
         logging.set_verbosity_error()
-    return huggingface_hub
+    module: ModuleType = package
+    return module
 
 
 def list_files(repository: str) -> list[str]:
-    """The names of all files of `repository` (user/name), asked for once, without retries.
+    """The names of all files of `repository` (user/name). One request, no retries.
 
-    Raises TimeoutError after LISTING_S, and whatever the library and its HTTP client raise.
+    Raises TimeoutError after LISTING_S, and all errors of the library and its HTTP client.
     """
     api = require_hub().HfApi()
     names: list[str] = []
@@ -52,7 +53,7 @@ def list_files(repository: str) -> list[str]:
         except BaseException as error:
             errors.append(error)
 
-    # The look-up of a host's name knows no time limit, so it gets a thread that can be left alone.
+    # Looking up the name of a host has no time limit, so it runs on a thread that may be left.
     thread = Thread(target=ask, name="hub-listing", daemon=True)
     thread.start()
     thread.join(LISTING_S)
@@ -64,15 +65,15 @@ def list_files(repository: str) -> list[str]:
 
 
 def fetch_files(repository: str, names: Iterable[str], folder: Path) -> None:
-    """Download the named files of `repository` into `folder`; an earlier part is continued.
+    """Download the named files of `repository` into `folder`. An earlier part is continued.
 
-    Raises whatever the library and its HTTP client raise.
+    Raises all errors of the library and its HTTP client.
     """
     patterns = [glob.escape(name) for name in names]
     require_hub().snapshot_download(repository, allow_patterns=patterns, local_dir=folder)
 
 
 def plain_reason(error: Exception) -> str:
-    """One line for a person about an error of the library, of its HTTP client or the system."""
+    """One line for users about an error of the library, of its HTTP client or of the system."""
     known = _PLAIN_WORDS.get(type(error).__name__)
     return known or (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,6 +1,6 @@
-"""Memory in huge pages, where the system has them.
+"""Memory in huge pages, if the system has them.
 
-No NumPy here: a command begins to read weights before anything heavy is imported.
+This file does not import NumPy: a command reads weights before it imports large packages.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from contextlib import suppress
 
 
 def huge_memory(size: int) -> mmap.mmap:
-    """At least `size` bytes, zero, at the start of a page. The system gives memory when it is
-    written.
+    """At least `size` zero bytes, aligned to a page. A page takes memory at its first write.
 
-    Two threads read a third faster from huge pages, because there are fewer addresses to translate.
-    No child process shares the memory. Raises MemoryError.
+    Two threads read a third faster from huge pages, because fewer addresses are translated. Child
+    processes do not share the memory. Raises MemoryError.
     """
     flags = {}
     if hasattr(mmap, "MAP_ANONYMOUS"):
         flags["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         memory = mmap.mmap(-1, max(size, 1), **flags)
-    except OSError as error:  # as that of a file it would tell of a broken one
+    except OSError as error:  # callers would take an OSError for a broken file
         raise MemoryError(f"{size >> 20} MiB of memory are not free") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them

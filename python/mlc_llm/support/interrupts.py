@@ -1,4 +1,4 @@
-"""Ctrl-C held back while something is done that must not be left half done."""
+"""Delays Ctrl-C while work runs that must not stop in the middle."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import signal as _signal
 else:
-    import _signal  # what is behind `signal`, which takes ten times as long to set a handler
+    import _signal  # the C part of `signal`: it sets a handler ten times faster
 
 PATIENCE_S = 5.0
-"""An interrupt that comes so long after one that still waits goes through: the work is stuck."""
+"""A second interrupt goes through if the first has waited longer than this: the work hangs."""
 
 
 class HeldInterrupts:
-    """Within, the handler of SIGINT is not called; at the end it is, if it was wanted.
+    """A context that delays the handler of SIGINT. At its end the handler is called, if there was
+    an interrupt.
 
-    Costs about two microseconds. Does nothing outside the main thread, where no handler is ever
-    called; where SIGINT is ignored or ends the process; and within another one, which goes on
-    holding. A handler that is set within stays. Each object is used once.
+    It takes about two microseconds. It does nothing outside the main thread (where Python calls no
+    handler), if SIGINT is ignored or ends the process, and inside another `HeldInterrupts`, which
+    goes on holding. A handler that is set inside the context stays. Each object is used once.
     """
 
     __slots__ = ("_before", "_frame", "_since", "_waits")
@@ -53,7 +54,7 @@ class HeldInterrupts:
             self.let_through()
 
     def let_through(self) -> None:
-        """Call the handler if an interrupt waits: nothing is half done here."""
+        """Call the handler now if an interrupt waits. Call this where the work is consistent."""
         if self._waits and self._before is not None:
             self._waits, frame, self._frame = False, self._frame, None
             self._before(_signal.SIGINT, frame)
@@ -67,5 +68,5 @@ class HeldInterrupts:
 
 
 def _owner(handler: object) -> object:
-    """The object whose method a handler is."""
+    """The object of a handler that is a method; None for another handler."""
     return getattr(handler, "__self__", None)

@@ -1,8 +1,8 @@
-"""Small files of the cache that save work the next time, each for one state of what it is about.
+"""Small files of the cache that save work later. Each holds for one state of a model file.
 
-A file is its key (32 letters), the CRC-32 of the rest (uint32, little-endian), and the rest: the
-length (uint16) of what it is about, that in words, and the data. One that has another key, or is
-damaged, is as good as none; a new one replaces it all at once.
+A file consists of a key (32 letters), the CRC-32 of the rest (uint32, little-endian), and the rest:
+the length (uint16) of a description, the description, and the data. A file that has another key or
+is damaged is ignored. A new file replaces an old one at once.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MOST_WORDS = 1000
 
 
 def key_of(*parts: object) -> str:
-    """A key for what is told apart by these plain values."""
+    """A key from plain values. Other values give another key."""
     return sha256(repr(parts).encode()).hexdigest()[:_KEY_BYTES]
 
 
 def kept(name: str, key: str) -> memoryview | None:
-    """What was kept under this name and key, mapped; None if there is nothing sound."""
+    """The data kept under this name and key, memory-mapped; None if there is no valid file."""
     try:
         with _path(name).open("rb") as file:
             note = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -43,23 +43,23 @@ def kept(name: str, key: str) -> memoryview | None:
 
 
 def keep(name: str, key: str, data: bytes, about: str) -> None:
-    """Keep it, if the cache can be written; what was not read for two months goes.
+    """Keep data, if the cache can be written. Files that were not read for two months are removed.
 
-    about: what is kept of what, for people.
+    about: a description for users, "KIND of MODEL".
     """
     words = about.encode("utf-8", "replace")[:_MOST_WORDS]
     rest = len(words).to_bytes(2, "little") + words + data
     with suppress(CacheError):
         path = _path(name)
         write_file(path, key.encode() + crc32(rest).to_bytes(4, "little") + rest)
-        with suppress(OSError):  # another process may be at the same
+        with suppress(OSError):  # another process may remove the same files
             for other in path.parent.iterdir():
                 if time.time() - last_use(other) > UNUSED_S:
                     other.unlink()
 
 
 def about(note: Path) -> str | None:
-    """What a kept file is about; None for one that does not say."""
+    """The description of a kept file; None if it has none."""
     try:
         with note.open("rb") as file:
             start = file.read(_HEAD_BYTES + 2 + _MOST_WORDS)[_HEAD_BYTES:]
@@ -69,7 +69,7 @@ def about(note: Path) -> str | None:
 
 
 def last_use(note: Path) -> float:
-    """When a kept file was read or made last, in seconds since 1970. Raises OSError."""
+    """When a kept file was last read or written, in seconds since 1970. Raises OSError."""
     stat = note.stat()
     return max(stat.st_atime, stat.st_mtime)
 

@@ -1,11 +1,11 @@
-"""Ending the whole program in the middle of anything, without an exception.
+"""Ends the program at once on Ctrl-C, without an exception.
 
-An exception that a signal raises at a random place of an import leaves modules half made, and is
-lost where nobody can raise. So a program that owes nobody anything yet ends at once instead, and
-only what lies outside the process is put in order.
+An exception that a signal raises inside an import leaves modules half made, and in some places of
+Python it is lost. So while a program has given no answer yet, it ends at once. Before that it only
+undoes what it changed outside the process.
 
-This is the first thing that a command imports, and Ctrl-C is not in hand before it is there. So it
-needs nothing that Python has not loaded by then: no `signal`, `typing` or `contextlib`.
+A command imports this file first, because before that Ctrl-C raises an exception. So it imports
+only what Python has loaded anyway: no `signal`, `typing` or `contextlib`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _undo: dict[object, Callable[[], None]] = {}
 
 
 class undone:
-    """If the program leaves within the block, `undo` is called. It must not wait for any lock."""
+    """A context: if the program ends inside it, `undo` is called. It must not wait for a lock."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self._undo = undo
@@ -44,25 +44,26 @@ class undone:
 def leave_on_interrupt() -> None:
     """From now on Ctrl-C ends the program at once: one line on standard error, exit code 130.
 
-    Where SIGINT is ignored (`nohup`, background jobs of a shell) it stays so. Main thread only.
+    If SIGINT is ignored (`nohup`, background jobs of a shell), it stays ignored. Call it on the
+    main thread.
     """
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _leave)
 
 
 def ignore_interrupts() -> None:
-    """All is done and said; a late Ctrl-C changes nothing any more."""
+    """Ignore Ctrl-C from now on: the program has finished its work."""
     if _signal.getsignal(_signal.SIGINT) is _leave:
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
 
 
 def say_interrupted() -> None:
-    """The line on standard error."""
+    """Write the line on standard error."""
     try:
-        # A terminal has written "^C" where the cursor was.
+        # The terminal has written "^C" at the cursor, so the line begins on a new one.
         os.write(2, b"\n" + _LINE if os.isatty(2) else _LINE)
     except OSError:
-        return  # nobody reads it
+        return  # standard error is closed
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -70,7 +71,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     for undo in reversed(list(_undo.values())):
         try:
             undo()
-        except Exception:  # what cannot be undone stays
+        except Exception:  # the other functions must be called too
             continue
     say_interrupted()
     os._exit(INTERRUPTED)

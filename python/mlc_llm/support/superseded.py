@@ -1,8 +1,9 @@
-"""Folders of the cache that a newer build of the same thing has replaced.
+"""Removes folders of the cache that a newer build of the same thing has replaced.
 
-A folder says in `purpose.txt` what it was made for, a purpose a line; of several with one purpose,
-the one that is used is the newest build, and the others are of no more use to it. They may be to
-another version of this package, so they are removed only when nobody has used them for a while.
+Each folder has a file `purpose.txt` with the purposes it was made for, one a line. If several
+folders share a purpose, the one in use is the newest build, and this version does not need the
+others. Another version of this package may need them, so they are removed only after nobody has
+used them for a day.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from mlc_llm.support.trust import why_unsafe_inside
 _log = logging.getLogger(__name__)
 
 PURPOSE_FILE = "purpose.txt"
-"""Its time is that of the last use."""
+"""The time of this file is the time of the last use."""
 UNUSED_S = 24 * 3600
 
 
 def record_purposes(folder: Path, purposes: Iterable[str]) -> None:
-    """Say what a folder under construction is for."""
+    """Write the purposes into a folder that is being filled."""
     (folder / PURPOSE_FILE).write_text("\n".join(purposes), encoding="utf-8")
 
 
 def lock_of(folder: Path) -> Path:
-    """What to hold while a folder of the cache is made or removed."""
+    """The lock to hold while a folder of the cache is made or removed."""
     return folder.with_suffix(".lock")
 
 
 def is_sound(folder: Path, last_file: str) -> bool:
-    """Whether a folder was made to the end, and nobody but the user can have changed it."""
+    """Whether a folder is complete, and no other user can have changed it. last_file: the file that
+    is written last."""
     with suppress(OSError):
         if not (folder / last_file).exists():
             return False
@@ -48,10 +50,10 @@ def is_sound(folder: Path, last_file: str) -> bool:
 
 
 def use(folder: Path) -> None:
-    """Note that a folder is used, and remove its neighbours that it has replaced.
+    """Note that a folder is used now, and remove the folders beside it that it has replaced.
 
-    A cache that cannot be written stays as it is. Who has opened a file that is removed keeps it;
-    who was about to makes the folder again.
+    If the cache cannot be written, nothing happens. A process that has opened a removed file can
+    still read it; a process that opens it later makes the folder again.
     """
     with suppress(OSError, CacheError):
         mark = folder / PURPOSE_FILE
@@ -68,7 +70,7 @@ def _purposes(mark: Path) -> set[bytes]:
 
 def _remove(mark: Path) -> None:
     with file_lock(lock_of(mark.parent)):
-        if _is_unused(mark):  # nobody made it anew meanwhile
+        if _is_unused(mark):  # it may have been made again before we had the lock
             discard(mark.parent)
 
 

@@ -1,8 +1,9 @@
-"""Folders that nobody but the user can write: machine code is loaded from the cache.
+"""Checks that only the user can write a folder, because machine code is loaded from the cache.
 
-A path is safe if the folder and all above it belong to the user or to root, and nobody else can
-write into them; above the folder, the sticky bit (of /tmp) is as good, since others can then
-neither remove nor rename it. Windows has other rules, which keep a user's folders to the user.
+A folder is safe if it and all folders above it belong to the user or to root, and no other user can
+write into them. For a folder above, the sticky bit (as of /tmp) is enough: then other users can
+neither remove nor rename what is in it. On Windows nothing is checked: there only the user can
+write the user's folders.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _HAS_OWNERS = sys.platform != "win32"
 
 
 def why_unsafe(path: Path) -> str | None:
-    """Why others could change what is in a folder, which need not exist yet; None: they cannot."""
+    """Why other users could change files in a folder; None: they cannot. The folder may be missing
+    yet."""
     if not _HAS_OWNERS:
         return None
     real = Path(os.path.realpath(path))
@@ -33,7 +35,7 @@ def why_unsafe(path: Path) -> str | None:
 
 
 def why_unsafe_inside(folder: Path) -> str | None:
-    """The same of a folder inside a safe one, and of the files in it. Raises OSError."""
+    """The same for a folder that is inside a safe one, and for the files in it. Raises OSError."""
     if not _HAS_OWNERS:
         return None
     return next(filter(None, map(_why, (folder, *folder.iterdir()))), None)
@@ -41,8 +43,9 @@ def why_unsafe_inside(folder: Path) -> str | None:
 
 @cache
 def settle(root: Path, inside: tuple[str, ...]) -> tuple[Path, str | None]:
-    """The folder to use: `root` if it and its folders `inside` are safe, and else a private one,
-    with a warning; and why it is not `root`. Raises CacheError if there is no private folder."""
+    """The cache folder to use, and why it is not `root`. It is `root` if `root` and its folders
+    `inside` are safe; otherwise it is a private folder, and a warning is logged. Raises CacheError
+    if no private folder can be made."""
     real = Path(os.path.realpath(root)) if _HAS_OWNERS else root
     why = _first_unsafe(real / name for name in ("", *inside))
     if why is None:
@@ -53,7 +56,7 @@ def settle(root: Path, inside: tuple[str, ...]) -> tuple[Path, str | None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, where missing, for the user alone. Raises OSError."""
+    """Make a folder, and missing folders above it, for this user only. Raises OSError."""
     missing = [folder]
     for above in folder.parents:
         if above.exists():
@@ -68,7 +71,8 @@ def _first_unsafe(folders: Iterable[Path]) -> str | None:
 
 
 def _own_folder(why: str) -> Path:
-    """A folder for temporary files: the same one each time, unless another user has taken it."""
+    """A folder among the temporary files. It is the same one each time, unless another user has
+    made a folder with this name."""
     folder = Path(tempfile.gettempdir()) / f"mlc_llm-{_user()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -84,10 +88,10 @@ def _own_folder(why: str) -> Path:
 
 
 def _why(path: Path, *, above: bool = False) -> str | None:
-    """Of this one file or folder; `above`: it matters only who can rename what is in it."""
+    """Why one file or folder is unsafe. above: it matters only who can rename what is in it."""
     try:
         found = path.lstat()
-    except OSError:  # missing: then it will be the user's; closed: then nothing is read from it
+    except OSError:  # if it is missing, the user makes it; if it cannot be read, nothing is loaded
         return None
     if found.st_uid not in (0, _user()):
         return f"{path} belongs to another user ({_name_of(found.st_uid)})"
@@ -124,7 +128,8 @@ else:
             return str(uid)
 
     def _is_own_group(gid: int) -> bool:
-        """The user is alone in it: systems that give each user such a group let it write."""
+        """Whether the user is the only member. Some systems give each user such a group, which can
+        write the user's files."""
         try:
             user, group = pwd.getpwuid(_user()), grp.getgrgid(gid)
         except KeyError:

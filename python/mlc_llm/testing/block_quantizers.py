@@ -1,23 +1,22 @@
-"""Rounds float matrices to GGUF tensor types, simply: made for test models, not for quality.
+"""Rounds float matrices to GGUF tensor types in a simple way, for test models. The quality is low.
 
-Block layouts: ggml, `block_q4_0`, `block_q4_1` and `block_q8_0` (32 values each).
+Block layouts: `block_q4_0`, `block_q4_1` and `block_q8_0` of ggml (32 values each).
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
 BLOCK = 32
 
 
 def quantize_blocks(values: Floats, kind: str) -> bytes:
-    """Bytes of `values` (the last axis contiguous) in `kind`: one of QUANTIZERS.
+    """The bytes of `values` in the tensor type `kind`, one of QUANTIZERS.
 
-    The last axis is a multiple of 32 for block types. Raises KeyError for another kind.
+    For block types the last axis must be a multiple of 32. Raises KeyError for another kind.
     """
     return QUANTIZERS[kind](np.ascontiguousarray(values, np.float32))
 
@@ -31,7 +30,7 @@ def _float16(values: Floats) -> bytes:
 
 
 def _bfloat16(values: Floats) -> bytes:
-    """Cut, not rounded."""
+    """The low bits are cut, not rounded."""
     return (values.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
@@ -59,20 +58,20 @@ def _q8_0(values: Floats) -> bytes:
     return _joined(scale, np.clip(_divided(blocks, scale), -127, 127).astype(np.int8))
 
 
-def _divided(blocks: Floats, scale: npt.NDArray[Any]) -> Floats:
-    """Rounded quotients; zero where the scale is zero."""
+def _divided(blocks: Floats, scale: Halves) -> Floats:
+    """blocks / scale, rounded; 0 if the scale is 0."""
     wide = scale.astype(np.float32)
     quotient: Floats = np.rint(np.divide(blocks, wide, out=np.zeros_like(blocks), where=wide != 0))
     return quotient
 
 
 def _nibbles(q: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The first half of a block in the low nibbles, the second in the high ones."""
+    """The first half of each block in the low 4 bits, the second half in the high 4 bits."""
     packed: npt.NDArray[np.uint8] = q[:, : BLOCK // 2] | (q[:, BLOCK // 2 :] << np.uint8(4))
     return packed
 
 
-def _joined(*columns: npt.NDArray[Any]) -> bytes:
+def _joined(*columns: npt.NDArray[np.generic]) -> bytes:
     return np.concatenate([column.view(np.uint8) for column in columns], axis=1).tobytes()
 
 
@@ -84,4 +83,4 @@ QUANTIZERS = {
     "Q4_1": _q4_1,
     "Q8_0": _q8_0,
 }
-"""Kind -> function from a contiguous float32 array to bytes."""
+"""Tensor type -> function from a contiguous float32 array to bytes."""

@@ -1,23 +1,23 @@
-"""A tokenizer of 300 tokens as GGUF metadata: any text is bytes, a few frequent pairs are merged.
+"""A tokenizer of 300 tokens as GGUF metadata: text becomes bytes, and a few pairs are merged.
 
-Token ids 0 to 255 are the bytes themselves, then come the merges, then the control tokens.
+Token ids 0 to 255 are the bytes. After them come the merges, then the control tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from mlc_llm.loader.gguf_metadata import Value
 
 _MERGES = (
     "t h", "Ġ t", "h e", "i n", "e r", "a n", "r e", "o n", "Ġ a", "Ġt h", "Ġth e", "a t", "e n",
     "o r", "e s", "Ġ s", "Ġ w", "n d", "i t", "o u", "i s", "Ġ o", "e d", "a r", "n g", "a l",
     "Ġ c", "Ġ b", "l l", "Ġ f", "Ġ p", "Ġ m", "Ġ i", "an d", "Ġ d", "c h", "s t", "Ġ h", "i c",
 )  # fmt: skip
-"""In order of rank; the space is written Ġ, as GPT-2 does."""
+"""In order of rank. A space is written as Ġ, as in GPT-2."""
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim|>", "<|tool|>")
 _FIRST_CONTROL = 256 + len(_MERGES)
 END_OF_TEXT, IM_START, IM_END = range(_FIRST_CONTROL, _FIRST_CONTROL + 3)
-"""Token ids. A chat turn, and with it an answer, ends in IM_END."""
+"""Token ids. Each chat message, and so each answer, ends with IM_END."""
 VOCABULARY_SIZE = _FIRST_CONTROL + len(CONTROL_TOKENS)
 
 CHAT_TEMPLATE = (
@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 _NORMAL, _CONTROL = 1, 3
 
 
-def byte_tokenizer_metadata() -> dict[str, Any]:
+def byte_tokenizer_metadata() -> dict[str, Value]:
     """The `tokenizer.*` keys of a GGUF file, for `Tokenizer.from_gguf_metadata` and model files."""
     tokens = [*byte_letters(), *(m.replace(" ", "") for m in _MERGES), *CONTROL_TOKENS]
     kinds = [_NORMAL] * _FIRST_CONTROL + [_CONTROL] * len(CONTROL_TOKENS)
@@ -52,7 +52,7 @@ def byte_tokenizer_metadata() -> dict[str, Any]:
 
 
 def byte_letters() -> list[str]:
-    """The printable letter that GPT-2 writes for each byte 0 to 255."""
+    """The printable character of GPT-2's table for each byte 0 to 255."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

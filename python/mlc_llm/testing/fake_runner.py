@@ -1,7 +1,8 @@
-"""A `Runner` without a model: honest page accounting and tokens that depend on the pages alone.
+"""A `Runner` without a model. It counts pages like a real one, and its tokens depend on the pages.
 
-The next token is a function of the tokens found in a sequence's pages and of the row's sampling, so
-whatever disturbs a page (a wrong fork, a lost chunk, a preemption) changes the text and is seen.
+The next token is a function of the tokens in a sequence's pages and of the row's sampling. So any
+error in a page (a wrong fork, a lost chunk, a wrong preemption) changes the text, and a test sees
+it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import (
@@ -24,11 +26,11 @@ from mlc_llm.runtime.batch import (
 )
 
 Fault = Callable[[Batch], None]
-"""Called before a batch is run; raises to make the run fail."""
+"""Called before a batch runs. If it raises, the run fails."""
 
 
 class FakePages:
-    """Pages with reference counts; a page holds the tokens where a model holds keys and values."""
+    """Pages with reference counts. A page holds tokens instead of keys and values."""
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -54,12 +56,12 @@ class FakePages:
 
 @dataclass
 class FakeSequence:
-    """The pages of one sequence, all full but the last."""
+    """The pages of one sequence. All are full, except the last."""
 
     pages: list[int] = field(default_factory=list)
     length: int = 0
     gone: set[int] = field(default_factory=set)
-    """Places in `pages` that were given back."""
+    """Indices in `pages` of the pages that were given back."""
 
     @property
     def owned(self) -> list[int]:
@@ -67,7 +69,7 @@ class FakeSequence:
 
 
 class FakeRunner:
-    """Implements `mlc_llm.runtime.batch.Runner`; keeps every batch it ran in `batches`."""
+    """Implements `mlc_llm.runtime.batch.Runner`. Keeps every batch that it ran in `batches`."""
 
     def __init__(
         self,
@@ -92,9 +94,9 @@ class FakeRunner:
         self.sequences: dict[int, FakeSequence] = {}
         self.batches: list[Batch] = []
         self.faults: list[Fault] = []
-        """Run in order before each batch."""
+        """Called in order before each batch."""
         self.bad_rows: Callable[[Sequence[int]], bool] = lambda tokens: False
-        """Given a sequence's tokens, whether its logits come out as NaN."""
+        """Takes a sequence's tokens; says whether its logits are NaN."""
         self._pages = FakePages(num_pages, page_size)
 
     @property
@@ -127,7 +129,7 @@ class FakeRunner:
         assert 0 <= num_tokens <= sequence.length
         sequence.length -= num_tokens
         kept = self._pages_for(sequence.length)
-        assert not sequence.gone or kept > max(sequence.gone), "pages are gone that are kept"
+        assert not sequence.gone or kept > max(sequence.gone), "pages are needed that are gone"
         for page in sequence.pages[kept:]:
             self._pages.drop(page)
         del sequence.pages[kept:]
@@ -158,7 +160,7 @@ class FakeRunner:
         assert sorted(self._pages.free) == [i for i, count in enumerate(counts) if count == 0]
 
     def tokens_of(self, seq_id: int) -> list[int]:
-        """The sequence's tokens, read back from its pages; -1 for those that are gone."""
+        """The sequence's tokens, from its pages; -1 for tokens of pages that were given back."""
         sequence, size = self.sequences[seq_id], self.limits.page_size
         found: list[int] = []
         for i, page in enumerate(sequence.pages):
@@ -167,14 +169,15 @@ class FakeRunner:
         return found
 
     def _check(self, batch: Batch) -> None:
-        """A batch that breaks the contract is a bug of the core."""
+        """Assert that the batch keeps the contract: breaking it is a bug of the core. Raises
+        RequestError if there are too few pages."""
         ids = [row.seq_id for row in batch.rows]
         assert ids and len(set(ids)) == len(ids), "a sequence may have one row"
         assert all(row.token_ids for row in batch.rows), "a row needs a token"
         assert all(len(row.samplings) <= len(row.token_ids) for row in batch.rows)
         assert sum(len(row.token_ids) for row in batch.rows) <= self.limits.max_batch_tokens
         if sum(self._new_pages(row) for row in batch.rows) > self.free_pages:
-            raise RequestError("pages lack")
+            raise RequestError("too few pages are free")
 
     def _run_row(self, row: BatchRow) -> list[Sampled]:
         sequence = self.sequences[row.seq_id]
@@ -193,13 +196,13 @@ class FakeRunner:
         return [self._sample(*pair) for pair in zip(seen, row.samplings, strict=True)]
 
     def _seen(self, tokens: list[int]) -> list[int]:
-        """What the last of these tokens sees."""
+        """The tokens that the last of these tokens sees."""
         window = self.limits.window
         if window is None:
             return tokens
         start = max(len(tokens) - window.size, window.sinks)
         seen = tokens[: window.sinks] + tokens[start:]
-        assert min(seen) >= 0, "a token is gone that is seen"
+        assert min(seen) >= 0, "a token is seen whose page was given back"
         return [len(tokens), *seen]
 
     def _trim(self, sequence: FakeSequence) -> None:
@@ -216,7 +219,7 @@ class FakeRunner:
         return sample(fake_logits(tokens, self.limits.vocab_size), sampling)
 
     def _own_last_page(self, sequence: FakeSequence) -> None:
-        """Cut a partly kept page to size, as a copy when another sequence reads it too."""
+        """Shorten the last page after a rollback. If another sequence shares it, copy it first."""
         rest = sequence.length % self.limits.page_size
         if not rest:
             return
@@ -235,14 +238,14 @@ class FakeRunner:
         return -(-tokens // self.limits.page_size)
 
 
-def fake_logits(tokens: Sequence[int], vocab_size: int) -> np.ndarray:
+def fake_logits(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
     """Pseudo-random logits float64 [vocab_size] that depend on the tokens alone."""
     seed = zlib.crc32(np.asarray(tokens, dtype=np.int32).tobytes())
     return np.random.default_rng(seed).standard_normal(vocab_size)
 
 
-def sample(logits: np.ndarray, sampling: Sampling) -> Sampled:
-    """Bias, mask, temperature and draw; the other steps belong to the real sampler's own tests."""
+def sample(logits: npt.NDArray[np.float64], sampling: Sampling) -> Sampled:
+    """Apply bias, mask and temperature, and draw a token. Other settings are ignored here."""
     scores = logits.copy()
     for token, bias in sampling.logit_bias.items():
         scores[token] += bias
@@ -263,7 +266,7 @@ def sample(logits: np.ndarray, sampling: Sampling) -> Sampled:
     return Sampled(token_id, float(logprobs[token_id]), top)
 
 
-def _allowed(mask: bytes, vocab_size: int) -> np.ndarray:
-    assert len(mask) == 4 * -(-vocab_size // 32), "a mask covers the whole vocabulary"
+def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    assert len(mask) == 4 * -(-vocab_size // 32), "a mask needs a bit for each token"
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
     return bits[:vocab_size].astype(bool)

@@ -1,4 +1,4 @@
-"""Writes small GGUF version 3 files: what tests need, and nothing a converter would want.
+"""Writes small GGUF version 3 files for tests.
 
 Format: the GGUF specification (ggml, docs/gguf.md), sections "File structure" and "Tensor data".
 """
@@ -9,11 +9,11 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..loader.gguf_metadata import Value
 from ..loader.gguf_tensors import KINDS
 from .block_quantizers import quantize_blocks
 
@@ -27,7 +27,7 @@ _PACKING = {
 
 @dataclass(frozen=True)
 class TensorData:
-    """A tensor as the file holds it: NumPy shape (the contiguous axis last) and raw bytes."""
+    """A tensor of a file: its NumPy shape (the contiguous axis last) and its bytes."""
 
     shape: tuple[int, ...]
     kind: str
@@ -35,16 +35,18 @@ class TensorData:
 
     @staticmethod
     def quantized(values: npt.NDArray[np.float32], kind: str) -> TensorData:
-        """`values` in the kind's blocks (see `block_quantizers.py`)."""
+        """`values` in the blocks of `kind` (see `block_quantizers.py`)."""
         return TensorData(values.shape, kind, quantize_blocks(values, kind))
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, TensorData]) -> None:
-    """Writes a whole file.
+def write_gguf(
+    path: Path, metadata: Mapping[str, Value], tensors: Mapping[str, TensorData]
+) -> None:
+    """Write a file.
 
-    Metadata values are str, bool, int, float, or lists of one of these; a Python int becomes the
-    first of uint32, int32, uint64, int64 that holds it, a float becomes float32. All items of a
-    list get the same type, int32 before uint32.
+    Metadata values are str, bool, int, float, or lists of one of these. An int becomes the first of
+    uint32, int32, uint64, int64 that can hold it; a float becomes float32. All items of a list get
+    one type; for ints, int32 is tried before uint32.
     """
     head = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
@@ -69,29 +71,30 @@ def _tensor_info(name: str, tensor: TensorData, offset: int) -> bytes:
     )
 
 
-def _value(value: Any) -> bytes:
+def _value(value: Value) -> bytes:
     if isinstance(value, (list, tuple)):
         kind = _common_type(value)
-        if kind == _UINT32 and max(value) < 2**31:
-            kind = _INT32  # as ggml writes lists; llama.cpp takes no other for token types
+        if kind == _UINT32 and all(isinstance(one, int) and one < 2**31 for one in value):
+            kind = _INT32  # ggml writes lists like this, and llama.cpp reads no other token types
         return struct.pack("<IIQ", _ARRAY, kind, len(value)) + _items(kind, value)
     kind = _common_type([value])
     return struct.pack("<I", kind) + _items(kind, [value])
 
 
-def _items(kind: int, values: Sequence[Any]) -> bytes:
+def _items(kind: int, values: Sequence[Value]) -> bytes:
     if kind == _STRING:
-        return b"".join(map(_string, values))
+        return b"".join(_string(str(value)) for value in values)
     return b"".join(struct.pack(_PACKING[kind], value) for value in values)
 
 
-def _common_type(values: Sequence[Any]) -> int:
+def _common_type(values: Sequence[Value]) -> int:
     kinds = {type(value) for value in values}
     if len(kinds) != 1:
         raise TypeError(f"a list of one type and at least one item was expected, not {kinds}")
     (kind,) = kinds
     if kind is int:
-        return _integer_type(min(values), max(values))
+        integers = [value for value in values if isinstance(value, int)]
+        return _integer_type(min(integers), max(integers))
     return {str: _STRING, bool: _BOOL, float: _FLOAT32}[kind]
 
 

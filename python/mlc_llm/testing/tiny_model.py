@@ -1,33 +1,33 @@
-"""A decoder with random weights, small enough to compile in a second: for tests, ours and yours."""
+"""A decoder with random weights for tests. It is so small that it compiles in about a second."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..loader.gguf_metadata import Value
 from .byte_tokenizer import VOCABULARY_SIZE, byte_tokenizer_metadata
 from .gguf_writer import TensorData, write_gguf
 
 Floats = npt.NDArray[np.float32]
 
 DEFAULT_KINDS: Mapping[str, str] = {"token_embd": "Q8_0", "": "Q4_0"}
-"""Tensor types by the last part of a tensor's name; "" stands for all other matrices."""
+"""Last part of a tensor's name -> tensor type; "" stands for all other matrices."""
 
 
 @dataclass(frozen=True)
 class TinyShape:
-    """Sizes of the model: hidden and intermediate are multiples of 32, head_dim of 16.
+    """Sizes of the model. hidden and intermediate must be multiples of 32, head_dim of 16.
 
-    The vocabulary is the byte tokenizer's, with `padding` more rows.
+    The vocabulary is that of the byte tokenizer, plus `padding` rows.
     """
 
     architecture: str = "llama"
-    """As in `models/registry.py`; the fields below say what it has beyond a Llama."""
+    """A name in `models/registry.py`. The fields below say what differs from a Llama."""
     layers: int = 2
     hidden: int = 64
     heads: int = 4
@@ -36,21 +36,21 @@ class TinyShape:
     intermediate: int = 96
     context: int = 512
     padding: int = 0
-    """Rows of the embedding and the head that are no tokens. All else is as without them, and they
-    are far the likeliest."""
+    """Rows of the embedding and the head that are no tokens. Their logits are far greater than all
+    others. All other weights are the same as without them."""
     tied_head: bool = True
-    """Without a head of its own the model uses the embedding table."""
+    """The model has no own head and uses the embedding table."""
     rope_theta: float = 10000.0
     rope_linear: float = 1.0
     """Positions are divided by this."""
     rope_factors: tuple[float, ...] = ()
-    """Divisors of the frequencies, head_dim / 2 of them (Llama 3 scaling), or none."""
+    """head_dim / 2 divisors of the frequencies (Llama 3 scaling), or none."""
     head_norms: bool = False
     """Queries and keys are normalised head by head."""
     post_norms: bool = False
-    """There are norms behind attention and feed-forward network too."""
+    """There are norms after attention and after the feed-forward network too."""
     window: int = 0
-    """Tokens that the layers with a window see; 0: none has one."""
+    """Tokens that layers with a window see; 0: no layer has one."""
 
 
 def write_tiny_model(
@@ -60,10 +60,10 @@ def write_tiny_model(
     kinds: Mapping[str, str] = DEFAULT_KINDS,
     shape: TinyShape = TinyShape(),
 ) -> Path:
-    """Writes a GGUF file with a byte tokenizer and a ChatML template; returns `path`.
+    """Write a GGUF file with a byte tokenizer and a ChatML template. Returns `path`.
 
-    The same arguments give the same bytes. kinds: tensor types by the last part of a tensor's
-    name ("attn_q", "output", ...), with "" for all others; what `block_quantizers` can make.
+    The same arguments give the same bytes. kinds: last part of a tensor's name ("attn_q", "output",
+    ...) -> tensor type, with "" for all others; the types of `block_quantizers`.
     """
     rng = np.random.default_rng(seed)
     tensors = {
@@ -80,7 +80,7 @@ def write_tiny_model(
 
 
 def tensor_sizes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
-    """Every weight's name and NumPy shape, in the order of the file."""
+    """Name -> NumPy shape of every weight, in the order of the file."""
     hidden, wide = shape.hidden, shape.intermediate
     query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     block = {
@@ -103,10 +103,8 @@ def tensor_sizes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
 
 
 def _weights(rng: np.random.Generator, name: str, sizes: tuple[int, ...]) -> Floats:
-    """Scaled so that logits spread over a few units and layers outweigh the embedding.
-
-    Otherwise a tied head would have the model repeat its last token for ever.
-    """
+    """Random weights, scaled so that logits differ by a few units and layers matter more than the
+    embedding. Otherwise a model with a tied head would repeat its last token forever."""
     values = rng.standard_normal(sizes)
     if len(sizes) == 1:
         values = 1 + 0.1 * values
@@ -118,7 +116,7 @@ def _weights(rng: np.random.Generator, name: str, sizes: tuple[int, ...]) -> Flo
 
 
 def _padded(values: Floats, name: str, shape: TinyShape) -> Floats:
-    """With rows behind those of the tokens: each a token's, much longer, or its opposite."""
+    """Values with `padding` rows at the end: rows of tokens, times 20 or -20."""
     if name not in ("token_embd.weight", "output.weight") or not shape.padding:
         return values
     rows = values[np.arange(shape.padding) // 2 % len(values)]
@@ -132,8 +130,8 @@ def _kind(kinds: Mapping[str, str], name: str) -> str:
     return "F32" if part.endswith("norm") else kinds.get(part, kinds[""])
 
 
-def _metadata(shape: TinyShape, seed: int) -> dict[str, Any]:
-    own: dict[str, Any] = {
+def _metadata(shape: TinyShape, seed: int) -> dict[str, Value]:
+    own: dict[str, Value] = {
         "block_count": shape.layers,
         "context_length": shape.context,
         "embedding_length": shape.hidden,
