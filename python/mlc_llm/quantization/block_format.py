@@ -1,26 +1,29 @@
-"""What a block format of ggml is: the bytes of a block, and how they come apart."""
+"""The type of ggml's block formats: the bytes of a block, and how they are split."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.float16]
+Blocks = npt.NDArray[np.void]
+"""[B] structures with the fields of a format's layout."""
 
 
 @dataclass(frozen=True)
 class Grouped:
-    """A weight [N, K] taken apart into whole numbers and the scales of their groups.
+    """A weight [N, K], split into whole numbers and the scales of their groups.
 
-    q: uint8 [N, K]; each fits in `bits` bits.
+    q: uint8 [N, K]; each number fits in `bits` bits.
     scale, minimum: float32 [N, K // group]; minimum is None for symmetric formats.
-    offset: what to take from q first; 0 where there is a minimum.
-    half: every scale and minimum is exactly a float16.
+    offset: subtracted from q first; 0 if there is a minimum.
+    half: every scale and every minimum is exactly a float16.
     """
 
     q: Bytes
@@ -33,7 +36,7 @@ class Grouped:
 
 
 class Parts(NamedTuple):
-    """Some blocks taken apart: q [B, block], scale and minimum [B, groups in a block]."""
+    """B blocks, split: q [B, block], scale and minimum [B, groups in a block]."""
 
     q: Bytes
     scale: Floats
@@ -42,13 +45,13 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A block format; `bits`, `group` and `offset` are as in `Grouped`."""
+    """A block format. `bits`, `group` and `offset` mean the same as in `Grouped`."""
 
     block: int
     """Values of a block."""
-    layout: np.dtype[Any]
+    layout: np.dtype[np.void]
     """The bytes of a block."""
-    split: Callable[[Any], Parts]
+    split: Callable[[Blocks], Parts]
     bits: Literal[4, 8]
     group: Literal[16, 32] = 32
     offset: int = 0
@@ -58,17 +61,16 @@ class BlockFormat:
         return self.offset == 0
 
 
-def layout(*fields: tuple[str, str] | tuple[str, str, int]) -> np.dtype[Any]:
+def layout(*fields: tuple[str, str] | tuple[str, str, int]) -> np.dtype[np.void]:
     return np.dtype(list(fields))
 
 
 def nibbles(packed: Bytes, out: Bytes) -> None:
-    """packed [..., n] to out [..., 2, n]: the low halves of the bytes, then the high ones."""
+    """Unpack bytes [..., n] into out [..., 2, n]: all low halves, then all high halves."""
     np.bitwise_and(packed, 15, out=out[..., 0, :])
     np.right_shift(packed, 4, out=out[..., 1, :])
 
 
-def widened(column: Any) -> Floats:
-    """float16 [B] to float32 [B, 1]."""
-    wide: Floats = column.astype(np.float32)[:, None]
-    return wide
+def widened(column: Halves) -> Floats:
+    """Widen float16 [B] to float32 [B, 1]."""
+    return column.astype(np.float32)[:, None]

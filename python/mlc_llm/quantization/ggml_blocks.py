@@ -1,50 +1,56 @@
-"""The block formats of ggml: what the bytes mean.
+"""The block formats of ggml: how bytes become values.
 
-A row of K values is stored as K / block blocks; a block holds small whole numbers q and one
-or more scales (and minima) for groups of them. Every format here is, in float32,
+A row of K values is stored as K / block blocks. A block holds small whole numbers q, and a scale
+(in some formats also a minimum) for each group of them. In float32,
 
     value = scale * (q - offset)         symmetric formats
-    value = scale * q + minimum          the others
+    value = scale * q + minimum          the other formats
 
-and evaluated in this order it gives ggml's own values to the last bit. Layouts: the
-`block_*` structures of ggml's common header.
+These formulas, computed in this order, give the same bits as ggml. The layouts are those of the
+`block_*` structures in ggml-common.h.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.quantization.block_format import BlockFormat, Bytes, Floats, Grouped, Parts
+from mlc_llm.quantization.block_format import (
+    BlockFormat,
+    Blocks,
+    Bytes,
+    Floats,
+    Grouped,
+    Parts,
+)
 from mlc_llm.quantization.i_blocks import CODEBOOKS
 from mlc_llm.quantization.k_blocks import PLAIN_AND_K
 
-_CHUNK_VALUES = 1 << 18  # values worked on at once: their float32 stay in the processor's cache
+_CHUNK_VALUES = 1 << 18  # values computed at once: 1 MiB of float32 stays in the processor's cache
 
 FORMATS = {**PLAIN_AND_K, **CODEBOOKS}
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a value in the kinds that have no blocks."""
 
 BLOCK_KINDS = tuple(FORMATS)
-"""Kinds that `unpack` takes apart; `dequantize` also knows F32, F16 and BF16."""
+"""Kinds for `unpack`. `dequantize` also supports F32, F16 and BF16."""
 
 
 def dequantize(kind: str, data: Bytes, shape: tuple[int, ...]) -> Floats:
-    """The float32 values of a tensor; `data` its uint8 bytes, `shape` with K last.
+    """The float32 values of a tensor. data: its uint8 bytes. shape: with K last.
 
-    For F32 the result is a view of `data`. Raises InvalidField for an unknown kind or for
-    data that does not fit the shape.
+    For F32 the result is a view of `data`. Raises InvalidField for an unknown kind, or if the data
+    does not fit the shape.
     """
     if kind in FLOAT_BYTES:
         _check_size(data, math.prod(shape) * FLOAT_BYTES[kind], shape)
         return _plain_floats(kind, data).reshape(shape)
     out = np.empty(math.prod(shape), np.float32)
     form = _format(kind)
-    # a damaged file may hold infinite scales: they give inf and nan, as ggml has it
+    # A damaged file may hold infinite scales. They give inf and nan, as in ggml.
     with np.errstate(invalid="ignore", over="ignore"):
         for start, blocks in _chunks(form, data, shape):
             values = out[start : start + len(blocks) * form.block]
@@ -53,7 +59,7 @@ def dequantize(kind: str, data: Bytes, shape: tuple[int, ...]) -> Floats:
 
 
 def unpack(kind: str, data: Bytes, shape: tuple[int, int]) -> Grouped:
-    """Take a weight of one of BLOCK_KINDS apart without loss; arguments as of `dequantize`."""
+    """Split a weight of one of BLOCK_KINDS without loss. Arguments as for `dequantize`."""
     form = _format(kind)
     size = math.prod(shape)
     q = np.empty(size, np.uint8)
@@ -90,8 +96,8 @@ def _check_size(data: Bytes, expected: int, shape: tuple[int, ...]) -> None:
         raise InvalidField("data", f"{data.dtype} [{data.size}]", f"{expected} bytes for {shape}")
 
 
-def _chunks(form: BlockFormat, data: Bytes, shape: tuple[int, ...]) -> Iterator[tuple[int, Any]]:
-    """Pieces of the blocks in order, each with the number of its first value."""
+def _chunks(form: BlockFormat, data: Bytes, shape: tuple[int, ...]) -> Iterator[tuple[int, Blocks]]:
+    """All blocks in order, in pieces; with each piece the index of its first value."""
     if shape[-1] % form.block:
         raise InvalidField("shape", shape, f"rows of whole blocks of {form.block} values")
     _check_size(data, math.prod(shape) // form.block * form.layout.itemsize, shape)
@@ -102,7 +108,7 @@ def _chunks(form: BlockFormat, data: Bytes, shape: tuple[int, ...]) -> Iterator[
 
 
 def _values(form: BlockFormat, parts: Parts, out: Floats) -> None:
-    """The formula at the top of this file, into `out` [groups, group]."""
+    """Compute the formula at the top of this file into `out` [groups, group]."""
     np.copyto(out, parts.q.reshape(out.shape))
     if form.offset:
         out -= np.float32(form.offset)  # exact: both are small whole numbers

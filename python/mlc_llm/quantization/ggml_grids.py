@@ -1,7 +1,7 @@
-"""The code books of ggml's IQ formats: short vectors of which a block stores the numbers.
+"""The code books of ggml's IQ formats: short vectors. A block stores the indices of its vectors.
 
-Facts of the format (ggml, `iq2xxs_grid` and the others of its common header). Each text is base 85
-of the vectors' entries, 2 or 3 bits each, the lowest bits first; an entry is an index of `levels`.
+The vectors are a part of the format (`iq2xxs_grid` and others in ggml-common.h). Each text is the
+base 85 of the vectors' entries. An entry is an index in `levels` of 2 or 3 bits, the lowest first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CodeBook:
 
     @cached_property
     def vectors(self) -> npt.NDArray[np.int16]:
-        """[number of vectors, width]; unpacked when a file first needs them."""
+        """[number of vectors, width], unpacked at the first use."""
         packed = np.frombuffer(base64.b85decode(self.text), np.uint8)
         bits = (len(self.levels) - 1).bit_length()
         entries = np.unpackbits(packed, bitorder="little").reshape(-1, bits)

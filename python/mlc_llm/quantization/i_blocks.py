@@ -1,13 +1,11 @@
-"""The formats of ggml whose values do not lie at equal distances, and the ternary ones.
+"""The formats of ggml whose values have unequal distances, and the ternary formats.
 
-A block stores indices: of a value in a table (IQ4, MXFP4, NVFP4), or of a whole vector in a code
-book (IQ1 to IQ3). Here each becomes the value itself, a small integer q - offset, so that all that
-follows sees a format like the others. No bit is lost, but more bits are needed: 8 for most.
+A block stores indices: of a value in a table (IQ4, MXFP4, NVFP4), or of a vector in a code book
+(IQ1 to IQ3). Each index is replaced by its value, a small integer q - offset, so the result is like
+that of the other formats. Nothing is lost, but q takes more bits than an index: 8 in most formats.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +13,7 @@ import numpy.typing as npt
 from mlc_llm.quantization import ggml_grids
 from mlc_llm.quantization.block_format import (
     BlockFormat,
+    Blocks,
     Bytes,
     Floats,
     Parts,
@@ -25,7 +24,7 @@ from mlc_llm.quantization.block_format import (
 from mlc_llm.quantization.ggml_grids import CodeBook
 
 OFFSET = 128
-"""Of formats with a code book: q - 128 is a signed byte."""
+"""The offset of formats with a code book: q - 128 is a signed byte."""
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _IQ4 = (np.array(_IQ4_VALUES) + OFFSET).astype(np.uint8)
@@ -35,21 +34,22 @@ _FP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _FP4 = (np.array(_FP4_VALUES) + _FP4_OFFSET).astype(np.uint8)
 
 Indices = npt.NDArray[np.uint16]
+Integers = npt.NDArray[np.integer]
 Signs = npt.NDArray[np.bool_]
 
 
 def _two_halves(packed: Bytes) -> Bytes:
-    """packed [B, G, n] to [B, G * 2n]: of each group the low nibbles, then the high ones."""
+    """Unpack bytes [B, G, n] into [B, G * 2n]: in each group all low halves, then all high ones."""
     out = np.empty((*packed.shape[:2], 2, packed.shape[2]), np.uint8)
     nibbles(packed, out)
     return out.reshape(len(packed), -1)
 
 
-def _split_iq4_nl(blocks: Any) -> Parts:
+def _split_iq4_nl(blocks: Blocks) -> Parts:
     return Parts(_IQ4[_two_halves(blocks["qs"][:, None])], widened(blocks["d"]))
 
 
-def _split_iq4_xs(blocks: Any) -> Parts:
+def _split_iq4_xs(blocks: Blocks) -> Parts:
     low = _in_turn(blocks["scales_l"], 4)
     high = (blocks["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)
     factor = (low | (high << np.uint16(4))).astype(np.float32) - np.float32(32)
@@ -57,8 +57,8 @@ def _split_iq4_xs(blocks: Any) -> Parts:
     return Parts(q, widened(blocks["d"]) * factor)
 
 
-def _split_mxfp4(blocks: Any) -> Parts:
-    """The scale is 2 ** (e - 128), as the values are doubled; e below 2 gives subnormals."""
+def _split_mxfp4(blocks: Blocks) -> Parts:
+    """The scale is 2 ** (e - 128), as _FP4 has the doubled values. e below 2 gives subnormals."""
     exponent = blocks["e"].astype(np.uint32)
     low = np.uint32(0x0020_0000) << np.minimum(exponent, 1)
     bits = np.where(exponent < 2, low, (exponent - np.uint32(1)) << np.uint32(23))
@@ -66,12 +66,12 @@ def _split_mxfp4(blocks: Any) -> Parts:
     return Parts(_FP4[_two_halves(blocks["qs"][:, None])], scale)
 
 
-def _split_nvfp4(blocks: Any) -> Parts:
+def _split_nvfp4(blocks: Blocks) -> Parts:
     return Parts(_FP4[_two_halves(blocks["qs"].reshape(-1, 4, 8))], _ue4m3(blocks["d"]))
 
 
 def _ue4m3(codes: Bytes) -> Floats:
-    """Half the value of an FP8 number (E4M3) without sign; 0x7F, its NaN, counts as zero."""
+    """Half the value of an FP8 number (E4M3) without sign. Its NaN, 0x7F, gives 0."""
     exponent = ((codes >> 3) & 15).astype(np.int32)
     mantissa = (codes & 7).astype(np.float32)
     normal = np.ldexp(np.float32(1) + mantissa / np.float32(8), exponent - 8)
@@ -80,64 +80,64 @@ def _ue4m3(codes: Bytes) -> Floats:
     return scale
 
 
-def _split_tq1_0(blocks: Any) -> Parts:
-    """A byte holds five digits of base 3 (the last four bytes four), as a fraction of 256."""
+def _split_tq1_0(blocks: Blocks) -> Parts:
+    """A byte holds 5 digits of base 3 as a fraction of 256. The last 4 bytes hold 4 digits."""
     parts = (_digits(blocks["qs"][:, :32], 5), _digits(blocks["qs"][:, 32:], 5))
     return _ternary(blocks, np.concatenate([*parts, _digits(blocks["qh"], 4)], axis=1))
 
 
 def _digits(packed: Bytes, count: int) -> Bytes:
-    """packed [B, n] to [B, count * n]: the first digits of all bytes, then the second, ..."""
+    """Unpack bytes [B, n] into [B, count * n]: the first digits of all bytes first, and so on."""
     power = (3 ** np.arange(count)).astype(np.uint8)[:, None]
     fractions = (packed[:, None] * power).astype(np.uint16)
     digits: Bytes = ((fractions * np.uint16(3)) >> np.uint16(8)).astype(np.uint8)
     return digits.reshape(len(packed), -1)
 
 
-def _split_tq2_0(blocks: Any) -> Parts:
+def _split_tq2_0(blocks: Blocks) -> Parts:
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     q = (blocks["qs"].reshape(-1, 2, 1, 32) >> shifts) & np.uint8(3)
     return _ternary(blocks, q.reshape(-1, 256))
 
 
-def _ternary(blocks: Any, q: Bytes) -> Parts:
+def _ternary(blocks: Blocks, q: Bytes) -> Parts:
     return Parts(q, np.repeat(widened(blocks["d"]), 8, axis=1))
 
 
-def _split_iq2_xxs(blocks: Any) -> Parts:
+def _split_iq2_xxs(blocks: Blocks) -> Parts:
     words = blocks["qs"].reshape(-1, 8, 2)
     index = np.ascontiguousarray(words[..., 0]).view(np.uint8).reshape(-1, 32)
     scale = _scales(blocks, words[..., 1] >> 28, 0.25)
     return Parts(_signed(ggml_grids.IQ2_XXS, index, _seven_signs(words[..., 1])), scale)
 
 
-def _split_iq2_xs(blocks: Any) -> Parts:
+def _split_iq2_xs(blocks: Blocks) -> Parts:
     index = blocks["qs"] & np.uint16(511)
     signs = _eighth_sign((blocks["qs"] >> np.uint16(9)).astype(np.uint8))
     q = _signed(ggml_grids.IQ2_XS, index, signs)
     return Parts(q, _scales(blocks, _in_turn(blocks["scales"], 4), 0.25))
 
 
-def _split_iq2_s(blocks: Any) -> Parts:
+def _split_iq2_s(blocks: Blocks) -> Parts:
     index = _wider(blocks["qs"], _in_turn(blocks["qh"], 2))
     q = _signed(ggml_grids.IQ2_S, index, _bits(blocks["signs"]))
     return Parts(q, _scales(blocks, _in_turn(blocks["scales"], 4), 0.25))
 
 
-def _split_iq3_xxs(blocks: Any) -> Parts:
+def _split_iq3_xxs(blocks: Blocks) -> Parts:
     words = blocks["scales"]
     q = _signed(ggml_grids.IQ3_XXS, blocks["qs"], _seven_signs(words))
     return Parts(q, _scales(blocks, words >> 28, 0.5))
 
 
-def _split_iq3_s(blocks: Any) -> Parts:
+def _split_iq3_s(blocks: Blocks) -> Parts:
     index = _wider(blocks["qs"], _bits(blocks["qh"]).astype(np.uint8))
     q = _signed(ggml_grids.IQ3_S, index, _bits(blocks["signs"]))
     return Parts(q, widened(blocks["d"]) * _odd(_in_turn(blocks["scales"], 4)))
 
 
-def _split_iq1_s(blocks: Any) -> Parts:
-    """q - offset is eight times the value, which is -1, 0 or 1, plus or minus an eighth."""
+def _split_iq1_s(blocks: Blocks) -> Parts:
+    """q - offset is 8 times the value. The value is -1, 0 or 1, plus or minus an eighth."""
     heads = blocks["qh"]
     high = (heads[..., None] >> np.arange(0, 12, 3, dtype=np.uint16)) & np.uint16(7)
     index = _wider(blocks["qs"], high.reshape(-1, 32))
@@ -146,8 +146,8 @@ def _split_iq1_s(blocks: Any) -> Parts:
     return Parts(_shifted(index, lower), scale * np.float32(0.125))
 
 
-def _split_iq1_m(blocks: Any) -> Parts:
-    """As IQ1_S; the float16 scale lies in the highest four bits of four words."""
+def _split_iq1_m(blocks: Blocks) -> Parts:
+    """Like IQ1_S, but the top 4 bits of four words hold the float16 scale."""
     words, heads = blocks["scales"], _in_turn(blocks["qh"], 4)
     d = ((words & np.uint16(0xF000)) >> np.array([12, 8, 4, 0], np.uint16)).sum(1, dtype=np.uint16)
     factors = (words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16)) & np.uint16(7)
@@ -157,25 +157,26 @@ def _split_iq1_m(blocks: Any) -> Parts:
 
 
 def _in_turn(packed: Bytes, bits: int) -> Bytes:
-    """packed [B, n] to [B, n * 8 / bits]: all fields of a byte in a row, the lowest first."""
+    """Unpack bytes [B, n] into [B, n * 8 / bits]: the fields of each byte, the lowest first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     fields: Bytes = (packed[..., None] >> shifts) & np.uint8(2**bits - 1)
     return fields.reshape(len(packed), -1)
 
 
-def _wider(low: Bytes, high: npt.NDArray[Any]) -> Indices:
-    """Indices of more than eight bits."""
+def _wider(low: Bytes, high: Integers) -> Indices:
+    """Indices from their low 8 bits and the bits above them."""
     wide: Indices = low.astype(np.uint16) | (high.astype(np.uint16) << np.uint16(8))
     return wide
 
 
 def _bits(packed: Bytes) -> Signs:
-    """packed [B, n] to [B, 8n], the lowest bit of a byte first."""
+    """Unpack bytes [B, n] into [B, 8n], the lowest bit of each byte first."""
     return np.unpackbits(packed, axis=-1, bitorder="little").astype(np.bool_)
 
 
 def _eighth_sign(seven: Bytes) -> Signs:
-    """Seven signs each in [B, n]; the eighth makes their number even. Returns [B, 8n]."""
+    """Signs [B, 8n] from bytes [B, n] with 7 signs each. The eighth makes the number of minus signs
+    even."""
     parity = seven ^ (seven >> 4)
     parity ^= parity >> 2
     parity ^= parity >> 1
@@ -183,34 +184,35 @@ def _eighth_sign(seven: Bytes) -> Signs:
 
 
 def _seven_signs(words: npt.NDArray[np.uint32]) -> Signs:
-    """Four times seven signs in the lowest bits of each word [B, n]; returns [B, 32n]."""
+    """Signs [B, 32n] from words [B, n] with 4 times 7 signs in their lowest bits."""
     fields = (words[..., None] >> np.arange(0, 28, 7, dtype=np.uint32)) & np.uint32(127)
     return _eighth_sign(fields.astype(np.uint8).reshape(len(words), -1))
 
 
-def _signed(book: CodeBook, index: npt.NDArray[Any], negative: Signs) -> Bytes:
-    """q [B, 256] of the vectors [B, 256 / width] with these signs."""
+def _signed(book: CodeBook, index: Integers, negative: Signs) -> Bytes:
+    """q [B, 256] of the vectors with these indices [B, 256 / width] and signs."""
     values = book.vectors[index].reshape(len(index), -1)
     q: Bytes = (np.where(negative, -values, values) + OFFSET).astype(np.uint8)
     return q
 
 
 def _shifted(index: Indices, lower: Signs) -> Bytes:
-    """q [B, 256]: eight times the vectors [B, 32], plus 1, or minus 1 where `lower`."""
+    """q [B, 256]: 8 times the vectors with these indices [B, 32], minus 1 if `lower`, else plus
+    1."""
     values = ggml_grids.IQ1_S.vectors[index] * 8
     values += np.where(lower, -1, 1)[..., None]
     q: Bytes = (values + OFFSET).astype(np.uint8).reshape(len(index), -1)
     return q
 
 
-def _scales(blocks: Any, factors: npt.NDArray[Any], step: float) -> Floats:
+def _scales(blocks: Blocks, factors: Integers, step: float) -> Floats:
     """d * (1/2 + factor) * step for each group."""
     halves = np.float32(0.5) + factors.astype(np.float32)
     scale: Floats = widened(blocks["d"]) * halves * np.float32(step)
     return scale
 
 
-def _odd(factors: npt.NDArray[Any]) -> Floats:
+def _odd(factors: Integers) -> Floats:
     """2 * factor + 1."""
     odd: Floats = 2 * factors.astype(np.float32) + 1
     return odd
@@ -219,7 +221,7 @@ def _odd(factors: npt.NDArray[Any]) -> Floats:
 _D = ("d", "<f2")
 
 
-def _book(*fields: tuple[str, str] | tuple[str, str, int]) -> Any:
+def _book(*fields: tuple[str, str] | tuple[str, str, int]) -> np.dtype[np.void]:
     return layout(_D, *fields)
 
 

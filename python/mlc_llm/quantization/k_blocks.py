@@ -1,13 +1,12 @@
-"""The formats of ggml whose values lie at equal distances: Q4_0 to Q8_0, and Q2_K to Q6_K."""
+"""The formats of ggml whose values have equal distances: Q4_0 to Q8_0, and Q2_K to Q6_K."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from mlc_llm.quantization.block_format import (
     BlockFormat,
+    Blocks,
     Bytes,
     Floats,
     Parts,
@@ -17,44 +16,45 @@ from mlc_llm.quantization.block_format import (
 )
 
 
-def _q4(blocks: Any) -> Bytes:
+def _q4(blocks: Blocks) -> Bytes:
     q = np.empty((len(blocks), 32), np.uint8)
     nibbles(blocks["qs"], q.reshape(-1, 2, 16))
     return q
 
 
-def _q5(blocks: Any) -> Bytes:
+def _q5(blocks: Blocks) -> Bytes:
     fifth = np.unpackbits(blocks["qh"], axis=-1, bitorder="little")
     q: Bytes = _q4(blocks) | (fifth << np.uint8(4))
     return q
 
 
-def _split_q4_0(blocks: Any) -> Parts:
+def _split_q4_0(blocks: Blocks) -> Parts:
     return Parts(_q4(blocks), widened(blocks["d"]))
 
 
-def _split_q4_1(blocks: Any) -> Parts:
+def _split_q4_1(blocks: Blocks) -> Parts:
     return Parts(_q4(blocks), widened(blocks["d"]), widened(blocks["m"]))
 
 
-def _split_q5_0(blocks: Any) -> Parts:
+def _split_q5_0(blocks: Blocks) -> Parts:
     return Parts(_q5(blocks), widened(blocks["d"]))
 
 
-def _split_q5_1(blocks: Any) -> Parts:
+def _split_q5_1(blocks: Blocks) -> Parts:
     return Parts(_q5(blocks), widened(blocks["d"]), widened(blocks["m"]))
 
 
-def _split_q8_0(blocks: Any) -> Parts:
-    # flipping the sign bit of an int8 adds 128
+def _split_q8_0(blocks: Blocks) -> Parts:
+    # Flipping the sign bit of an int8 adds 128.
     return Parts(blocks["qs"] ^ np.uint8(0x80), widened(blocks["d"]))
 
 
-def _k_scales(blocks: Any) -> tuple[Floats, Floats]:
+def _k_scales(blocks: Blocks) -> tuple[Floats, Floats]:
     """Scales and minima [B, 8] of Q4_K and Q5_K, from their 6-bit factors.
 
-    Bytes 0-3 and 4-7 hold the factors 0-3 of scale and minimum; their two top bits, and a
-    nibble each of bytes 8-11, hold the factors 4-7.
+    The low 6 bits of bytes 0-3 are the factors 0-3 of the scales, those of bytes 4-7 the factors
+    0-3 of the minima. For the factors 4-7, the top 2 bits are the top bits of the same bytes, and
+    the low 4 bits are the halves of bytes 8-11: low halves for scales, high halves for minima.
     """
     low_scale, low_min, both = np.moveaxis(blocks["scales"].reshape(-1, 3, 4), 1, 0)
     factors = np.empty((2, len(blocks), 8), np.uint8)
@@ -65,17 +65,17 @@ def _k_scales(blocks: Any) -> tuple[Floats, Floats]:
     scale, minimum = factors.astype(np.float32)
     scale *= widened(blocks["d"])
     minimum *= widened(blocks["dmin"])
-    # x - m and x + (-m) are the same float32 for every x and m
+    # For all float32 x and m, x - m and x + (-m) are equal.
     return scale, np.negative(minimum, out=minimum)
 
 
-def _split_q4_k(blocks: Any) -> Parts:
+def _split_q4_k(blocks: Blocks) -> Parts:
     q = np.empty((len(blocks), 256), np.uint8)
     nibbles(blocks["qs"].reshape(-1, 4, 32), q.reshape(-1, 4, 2, 32))
     return Parts(q, *_k_scales(blocks))
 
 
-def _split_q5_k(blocks: Any) -> Parts:
+def _split_q5_k(blocks: Blocks) -> Parts:
     parts = _split_q4_k(blocks)
     groups = parts.q.reshape(-1, 8, 32)
     for index in range(8):
@@ -84,20 +84,20 @@ def _split_q5_k(blocks: Any) -> Parts:
 
 
 def _pairs_of_bits(packed: Bytes) -> Bytes:
-    """packed [..., n] to [..., 4, n]: the lowest two bits of the bytes first."""
+    """Unpack bytes [..., n] into [..., 4, n]: the lowest two bits of all bytes first."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     pairs: Bytes = (packed[..., None, :] >> shifts) & np.uint8(3)
     return pairs
 
 
-def _split_q2_k(blocks: Any) -> Parts:
+def _split_q2_k(blocks: Blocks) -> Parts:
     q = _pairs_of_bits(blocks["qs"].reshape(-1, 2, 32)).reshape(-1, 256)
     scale = (blocks["scales"] & 15).astype(np.float32) * widened(blocks["d"])
     minimum = (blocks["scales"] >> 4).astype(np.float32) * widened(blocks["dmin"])
     return Parts(q, scale, np.negative(minimum, out=minimum))
 
 
-def _split_q3_k(blocks: Any) -> Parts:
+def _split_q3_k(blocks: Blocks) -> Parts:
     q = _pairs_of_bits(blocks["qs"].reshape(-1, 2, 32)).reshape(-1, 8, 32)
     third = (blocks["hmask"][:, None] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     q |= third << np.uint8(2)
@@ -105,7 +105,8 @@ def _split_q3_k(blocks: Any) -> Parts:
 
 
 def _q3_factors(packed: Bytes) -> Floats:
-    """float32 [B, 16] from 12 bytes: eight with the low nibbles, four with the two high bits."""
+    """Factors float32 [B, 16] from 12 bytes. 8 bytes hold the low 4 bits of the factors, the other
+    4 bytes hold the top 2 bits."""
     low = np.empty((len(packed), 2, 8), np.uint8)
     nibbles(packed[:, :8], low)
     high = _pairs_of_bits(packed[:, 8:]).reshape(-1, 16)
@@ -114,7 +115,7 @@ def _q3_factors(packed: Bytes) -> Floats:
     return factors
 
 
-def _split_q6_k(blocks: Any) -> Parts:
+def _split_q6_k(blocks: Blocks) -> Parts:
     q = np.empty((len(blocks), 256), np.uint8)
     nibbles(blocks["ql"].reshape(-1, 2, 64), q.reshape(-1, 2, 2, 64))
     groups, high = q.reshape(-1, 2, 4, 32), blocks["qh"].reshape(-1, 2, 32)
