@@ -1,12 +1,12 @@
-"""How near our logits are to the float32 oracle's, on the same weights.
+"""Compares our logits with those of the float32 oracle, on the same weights.
 
     python benchmarks/accuracy.py [--model FILE.gguf] [--kernels vnni|avx2|portable] [--chunk N]
 
-Run `oracle.py` once before (it needs torch; this does not). Prints, over 20 prompts with 64 forced
-positions each: top-1 agreement, KL(oracle || ours), the greatest difference of a logit; whether
-the greedy answers of `greedy.json` come out to the last id; and the perplexity of a public-domain
-text against float32's. `--chunk 1` sends every position through the decode path. The exit code is
-1 if a figure to reach is missed.
+Run `oracle.py` once before (it needs torch; this script does not). For 20 prompts with 64 forced
+positions each, it prints top-1 agreement, KL(oracle || ours) and the greatest logit difference.
+Then it prints whether the greedy answers of `greedy.json` are equal to the last id, and the
+perplexity of a public-domain text compared with float32's. `--chunk 1` computes every position on
+the decode path. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from agreement import Agreement, OracleAnswers, common_prefix, compare_forced, perplexity_ratio
+from agreement import (
+    Agreement,
+    Logits,
+    OracleAnswers,
+    common_prefix,
+    compare_forced,
+    perplexity_ratio,
+)
 from common import FORCED, digest, model_path, oracle_folder, print_configuration, read_json
 from ours import (
     ONE_SEQUENCE,
@@ -29,11 +35,13 @@ from ours import (
     versions,
 )
 
+from mlc_llm.runtime.model_runner import ModelRunner
+
 
 class AllPrompt:
-    """A runner to which every text is a prompt, to its end."""
+    """A runner that takes a whole text as a prompt."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
@@ -41,9 +49,9 @@ class AllPrompt:
 
 
 class Continued:
-    """A runner to which a text is a prompt up to its last 64 tokens."""
+    """A runner that takes all but the last 64 tokens of a text as a prompt."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
@@ -51,8 +59,8 @@ class Continued:
         return self._runner.logits(token_ids, chunk=chunk, prompt_tokens=prompt)
 
 
-def report_forced(runner: Any, oracle: OracleAnswers, chunk: int | None) -> Agreement:
-    """Print the agreement of each prompt, of each kind and of all; the last is returned."""
+def report_forced(runner: Logits, oracle: OracleAnswers, chunk: int | None) -> Agreement:
+    """Print the agreement of each prompt, of each kind and of all. Returns the last."""
     parts = compare_forced(runner, oracle, chunk)
     for case, part in zip(oracle.cases, parts, strict=True):
         print(f"  {case['kind']} {case['name'][:24]:24s} {part}")
@@ -64,8 +72,9 @@ def report_forced(runner: Any, oracle: OracleAnswers, chunk: int | None) -> Agre
     return total
 
 
-def report_greedy(runner: Any, model: Path) -> bool:
-    """Print how far each known greedy answer comes out; whether all do (or none is known)."""
+def report_greedy(runner: ModelRunner, model: Path) -> bool:
+    """Print how many ids of each known greedy answer are equal. Returns whether all are equal, or
+    none is known for this model."""
     known = read_json("greedy.json")
     if digest(model) != known["model_sha256"]:
         print("greedy text: no known answers for this file")
@@ -79,8 +88,8 @@ def report_greedy(runner: Any, model: Path) -> bool:
     return all(equal)
 
 
-def report_perplexity(runner: Any, oracle: OracleAnswers, chunk: int | None) -> float:
-    """Print the perplexity against the oracle's; the ratio is returned."""
+def report_perplexity(runner: Logits, oracle: OracleAnswers, chunk: int | None) -> float:
+    """Print our perplexity divided by the oracle's. Returns this ratio."""
     ratio = perplexity_ratio(runner, oracle, chunk)
     mean = oracle.text_logprobs.mean()
     print(f"perplexity: ours / float32's = {ratio:.6f}", end=" ")
@@ -89,7 +98,7 @@ def report_perplexity(runner: Any, oracle: OracleAnswers, chunk: int | None) -> 
 
 
 def missed(total: Agreement, greedy_equal: bool, ratio: float, kernels: str | None) -> list[str]:
-    """The figures to reach that were not. Portable kernels compute in float32 and owe more."""
+    """The targets that were missed. Portable kernels compute in float32 and have one more."""
     reached = {
         "top-1 of at least 99 %": total.same_top.mean() >= 0.99,
         "mean KL of at most 5e-4": total.kl.mean() <= 5e-4,

@@ -1,4 +1,4 @@
-"""Distances between the oracle's logits and somebody else's, and what `oracle.py` wrote."""
+"""Distances between the oracle's logits and others, and the file that `oracle.py` wrote."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 from common import FORCED, kl_divergence, token_logprobs, windows
 
 
 class Logits(Protocol):
-    """What is compared: the part of a model runner that gives raw logits."""
+    """The part of a model runner that gives raw logits."""
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
         """Raw float32 logits [len, V] of one fresh sequence."""
 
 
+class Case(TypedDict):
+    """A sequence whose last 64 ids are forced."""
+
+    name: str
+    kind: str
+    ids: list[int]
+    start: int
+    """Index of the first forced id."""
+
+
 @dataclass(frozen=True)
 class Agreement:
-    """Two sets of logits for the same positions, one entry a position."""
+    """Two sets of logits for the same positions. Each array has one entry a position."""
 
     same_top: np.ndarray
     kl: np.ndarray
@@ -50,9 +60,9 @@ class Agreement:
 
 @dataclass(frozen=True)
 class OracleAnswers:
-    """What `oracle.py` wrote for one file."""
+    """The answers that `oracle.py` wrote for one file."""
 
-    cases: list[dict[str, Any]]
+    cases: list[Case]
     logits: np.ndarray
     """[cases * 64, V], mapped from the file."""
     text_ids: list[int]
@@ -60,7 +70,7 @@ class OracleAnswers:
 
     @classmethod
     def read(cls, folder: Path) -> OracleAnswers:
-        """Raise SystemExit that says what to run if they are not there."""
+        """Raises SystemExit, which says what to run, if there are none."""
         try:
             answers = json.loads((folder / "oracle.json").read_text(encoding="utf-8"))
             logits = np.load(folder / "logits.npy", mmap_mode="r")

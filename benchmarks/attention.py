@@ -1,10 +1,10 @@
-"""How near attention of one decoding sequence comes to the memory's read bandwidth.
+"""Compares attention of one decoding sequence with the memory's read bandwidth.
 
     python benchmarks/attention.py
 
-A step reads every key and value of its sequence once, so this is the bound that matters. Each
-context runs over the pages of enough layers to leave every cache, in the kind of memory that a
-model's pages have; the bandwidth is that of a plain sum over as many bytes, measured in turns.
+A step reads every key and value of its sequence once, so the bandwidth is its limit. For each
+context, the pages of so many layers are read that no cache holds them; they are in the same kind of
+memory as a model's pages. The bandwidth is measured in turns, by a plain sum over as many bytes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from common import print_configuration
 from machine import built, written
 from matvec import beside, reader
 
+from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu.attention import attention
-from mlc_llm.kernels.cpu.kv_pages import PAGE
 
 SHAPES = {"default model": (9, 3, 64), "1B": (32, 8, 64)}
 """(heads, kv heads, head size)."""
 SEEN = (2**31 - 1, 0)
-"""Every token sees all before it."""
+"""Every token sees all tokens before it."""
 
 
 def decoder(isa: Isa, shape: tuple[int, int, int], context: int, size: int) -> Callable[[], float]:
-    """GB/s of keys and values through one pass over layers of together `size` bytes or more."""
+    """A function that measures GB/s of keys and values in one pass over `size` bytes or more."""
     heads, kv_heads, dim = shape
     run = built(attention(heads, kv_heads, dim, isa, isa.kv_dtype), isa)
     pages = -(-context // PAGE)

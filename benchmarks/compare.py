@@ -1,14 +1,13 @@
-"""Ours against its peers and against the machine: one run, all sides in turn, one table.
+"""Compares our engine with its peers and with the machine's limits: one run, one table.
 
     python benchmarks/compare.py --peer-dir FOLDER [--minutes M] [--plots FOLDER] [--docs FILE]
 
-measures everything there is a row for. Peers are installed and built inside FOLDER where they are
-not there yet (llama.cpp and its fork need a C++ compiler; the first time takes half an hour or
-more). Models that are made lie there too. Machines are shared and drift, so in each round every
-test runs on one side after the other, and what counts is the ratio of the medians, given with the
-least and the greatest ratio of a round. What a side cannot do is reported and left out; a run that
-is ended early, by `--minutes` or an interrupt, reports what there is. `--report FILE` prints the
-table of an earlier run.
+measures every row of the table. Missing peers are installed and built in FOLDER (llama.cpp and its
+fork need a C++ compiler; the first time takes half an hour or more). Models that the script makes
+are there too. The speed of a shared machine changes, so in each round every test runs on all sides
+in turn. The result is the ratio of the medians, with the least and the greatest ratio of a round.
+What a side cannot do is reported and left out. If `--minutes` or an interrupt ends a run early, it
+reports what it has measured. `--report FILE` prints the table of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from datetime import datetime, timezone
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from common import configuration
 from compared_models import MODELS, OTHER_SIZES, model_file, sizes_of, write_random
@@ -177,14 +175,14 @@ class Comparison:
                 attempt(self.results, "ours, first start", self._first_start)
 
     def _speeds(self, name: str, file: Path) -> None:
-        sides: list[Any] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
+        sides: list[Side] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
         tests = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
         if self.wants("speed", name):
             peers = {side.name for side in self.peers}
             sided = [(side, file) for side in sides]
             speed_round(self.results, name, sided, tests, self.clock, peers=peers)
         if self.wants("avx2", name) and self.avx2_peers:
-            pair: list[Any] = [self.avx2, *self.avx2_peers]
+            pair: list[Side] = [self.avx2, *self.avx2_peers]
             speed_round(
                 self.results, name, [(side, file) for side in pair], SPEED_TESTS[:2], self.clock
             )

@@ -1,7 +1,7 @@
 """The models that are compared: the default one, it requantised to Q4_0, and a 1B shape.
 
-The two that are made lie in one folder and are made once. The 1B model has random weights: what
-they are does not matter for speed, only that numbers stay finite and sizes are those of a real one.
+The two that are made are kept in one folder. The 1B model has random weights. Their values do not
+matter for speed; only the sizes must be real, and the numbers must stay finite.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from peers.base import Missing
 
-from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.loader.gguf import GGUFFile, GGUFTensor, Value
 from mlc_llm.support.model_source import default_model_path
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
+from mlc_llm.tokenizers.vocabulary import Vocabulary
 
 MODELS = ("default", "default-q4_0", "1b-q4_0")
 
@@ -36,25 +36,25 @@ class Shape:
     vocabulary: int
     context: int = 8192
     kind: str = "Q4_0"
-    """Of every matrix but the table."""
+    """The tensor type of every matrix except the table."""
     table_kind: str = "Q4_0"
 
 
 ONE_BILLION = Shape("random 1B", 2048, 16, 32, 8, 64, 8192, 32_000)
 OTHER_SIZES = Shape("other sizes", 384, 12, 6, 2, 64, 1024, 32_000, kind="Q4_1", table_kind="Q8_0")
-"""The default model's tensor types in another shape: does it have to be compiled anew?"""
+"""The default model's tensor types in another shape, to see whether it is compiled again."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What limits a model's speed, read from its file's header."""
+    """Sizes that limit a model's speed, from the header of its file."""
 
     file: int
     """Bytes of the file."""
     weights: int
-    """Bytes of tensors that a decode step reads: all of them, once."""
+    """Bytes of all tensors. A decode step reads each once."""
     operations: int
-    """Multiplications and additions of one prompt token: two for each weight of the layers."""
+    """Multiplications and additions for one prompt token: two for each weight of the layers."""
     kv_per_token: int
     """Bytes of keys and values of one token, in 16 bits."""
 
@@ -72,14 +72,14 @@ def sizes_of(path: Path) -> Sizes:
     )
 
 
-def _matrix(tensor: Any) -> bool:
+def _matrix(tensor: GGUFTensor) -> bool:
     return len(tensor.shape) == 2
 
 
 def model_file(name: str, folder: Path, quantize: Path | None) -> Path:
-    """A model of MODELS, made in `folder` if need be. quantize: llama.cpp's llama-quantize.
+    """A model of MODELS, made in `folder` if it is missing. quantize: llama.cpp's llama-quantize.
 
-    Raises Missing where the program that makes it is missing.
+    Raises Missing if this program is needed and missing.
     """
     if name == "default":
         return default_model_path()
@@ -103,7 +103,8 @@ def _make(name: str, path: Path, quantize: Path | None) -> None:
 
 
 def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:
-    """A model of random weights with the default model's tokenizer, cut to the vocabulary."""
+    """Write a model with random weights, and with as much of the default model's tokenizer as the
+    vocabulary holds."""
     rng = np.random.default_rng(seed)
     source = GGUFFile.open(default_model_path())
     tensors = {name: _random(rng, name, size, shape) for name, size in _tensor_sizes(shape)}
@@ -129,7 +130,7 @@ def _tensor_sizes(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _random(
     rng: np.random.Generator, name: str, sizes: tuple[int, ...], shape: Shape
 ) -> TensorData:
-    """Scaled so that every product keeps about the size of its input."""
+    """Random values, scaled so that a product has about the size of its input."""
     values = rng.standard_normal(sizes, dtype=np.float32)
     if len(sizes) == 1:
         return TensorData.quantized(1 + np.float32(0.1) * values, "F32")
@@ -138,8 +139,8 @@ def _random(
     return TensorData.quantized(values, kind)
 
 
-def _metadata(shape: Shape, source: Mapping[str, Any]) -> dict[str, Any]:
-    return {
+def _metadata(shape: Shape, source: Mapping[str, Value]) -> dict[str, Value]:
+    sizes: dict[str, Value] = {
         "general.architecture": "llama",
         "general.name": shape.name,
         "llama.block_count": shape.layers,
@@ -153,22 +154,21 @@ def _metadata(shape: Shape, source: Mapping[str, Any]) -> dict[str, Any]:
         "llama.rope.freq_base": 10000.0,
         "llama.vocab_size": shape.vocabulary,
         "general.file_type": 2,
-    } | _cut_tokenizer(source, shape.vocabulary)
+    }
+    return sizes | _cut_tokenizer(source, shape.vocabulary)
 
 
-def _cut_tokenizer(source: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The first `count` tokens, and the merges that make them out of each other."""
-    kept = {key: value for key, value in source.items() if key.startswith("tokenizer.")}
-    tokens = list(kept["tokenizer.ggml.tokens"])[:count]
+def _cut_tokenizer(source: Mapping[str, Value], count: int) -> dict[str, Value]:
+    """The first `count` tokens, and the merges whose three tokens are among them."""
+    vocabulary = Vocabulary.from_metadata(source)
+    tokens = vocabulary.tokens[:count]
     known = set(tokens)
-    merges = [
-        merge for merge in kept["tokenizer.ggml.merges"] if known.issuperset(_parts_of(merge))
-    ]
-    kinds = list(kept["tokenizer.ggml.token_type"])[:count]
+    lines = [f"{left} {right}" for left, right in vocabulary.merges or ()]
+    kept = {key: value for key, value in source.items() if key.startswith("tokenizer.")}
     return kept | {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": kinds,
-        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.token_type": vocabulary.kinds[:count],
+        "tokenizer.ggml.merges": [line for line in lines if known.issuperset(_parts_of(line))],
     }
 
 

@@ -2,11 +2,11 @@
 
     python benchmarks/divergence.py MODEL [NAME=VALUE ...] -- [NAME=VALUE ...] --
 
-The settings are environment variables (MLC_PROMPT_PRECISION=fast, MLC_LLM_KERNELS=avx2); each side
-runs in a process of its own. The text is cut into prompts, each continued by the text itself. The
-last line is JSON: mean KL(first || second) in nats a position, over the 64 positions `behind` each
-prompt, which an answer is drawn from, and `inside` the prompts. (How far the default is from
-float32 is measured by `accuracy.py`: some 5e-7 nats, so it can stand for it here.)
+The settings are environment variables (MLC_PROMPT_PRECISION=fast, MLC_LLM_KERNELS=avx2). Each side
+runs in its own process. The text is cut into prompts, and the text itself continues each prompt.
+The last line is JSON: the mean KL(first || second) in nats a position, for 64 positions `behind`
+each prompt, where answers begin, and for those `inside` the prompts. `accuracy.py` measures the
+distance of the default from float32: about 5e-7 nats, so the default can replace float32 here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from common import FORCED, HERE, kl_divergence
@@ -28,12 +27,12 @@ from ours import ONE_SEQUENCE, open_runner, precision_asked
 from mlc_llm.serve.opening.bundle import open_model
 
 PROMPT = 256
-"""Tokens of each prompt; the last of them is the first position behind it."""
+"""Tokens of each prompt. The logits of its last token count as behind it."""
 PIECE = PROMPT + FORCED - 1
 
 
 def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
-    """Whole pieces of a text, each a prompt and what follows. ValueError for a text too short."""
+    """The whole pieces of a text: a prompt and what follows. Raises ValueError if there is none."""
     found = [ids[start : start + PIECE] for start in range(0, len(ids) - PIECE + 1, PIECE)]
     if not found:
         raise ValueError(f"a text of {len(ids)} tokens is shorter than one piece of {PIECE}")
@@ -49,8 +48,8 @@ def write_logits(model: Path, target: Path) -> None:
     np.save(target, [runner.logits(piece, prompt_tokens=PROMPT) for piece in pieces(ids)])
 
 
-def mean_divergences(first: Any, second: Any) -> dict[str, float]:
-    """Mean KL(first || second) of logits [pieces, PIECE, V], by where the positions are."""
+def mean_divergences(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
+    """Mean KL(first || second) of logits [pieces, PIECE, V], `behind` and `inside` the prompts."""
     each = np.array([kl_divergence(a, b) for a, b in zip(first, second, strict=True)])
     return {
         "behind": float(each[:, PROMPT - 1 :].mean()),

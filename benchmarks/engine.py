@@ -1,18 +1,18 @@
-"""What the engine core adds to the model, and what it gains by batching and by remembering.
+"""What the engine core costs, and what batching and the prefix cache gain.
 
     python benchmarks/engine.py [--rounds N] [--only NAME ...]
 
-* `scheduling`: of a step with 32 running streams, the share that is not spent in the compiled
-  functions (and, beside it, the share that is not spent in the runner); the same with one stream
-* `waiting`: what the core spends on such a step while 10 to 10,000 requests wait
-* `batching`: tokens a second of 32 streams against those of one, a step of each in turn
-* `prefix`: time to the first token of a prompt whose first 1,000 tokens another one had, against
-  that other one's
+* `scheduling`: the share of a step with 32 running streams that is outside compiled functions, and
+  the share outside the runner; the same with one stream
+* `waiting`: the core's part of such a step while 10 to 10,000 requests wait
+* `batching`: tokens a second of 32 streams compared with one stream; steps of both in turns
+* `prefix`: time to the first token of a prompt whose first 1,000 tokens are known from an earlier
+  prompt, compared with the earlier one
 * `budget`: the longest time between two tokens of 8 running streams while a prompt of 2,000 tokens
-  arrives, against the budget of a step
+  arrives, compared with the budget of a step
 * `streamer`: tokens a second through TextStreamer, English, one token at a time
 
-Medians, with the least and the greatest, beside the figure that is aimed at.
+It prints medians with the least and the greatest value, and the target.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clocks import Clock, ClockedLibrary
 from common import HERE, Spread, model_path, print_configuration
 from ours import add_engine_options, open_runner, versions
 
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.batch import Batch, BatchOutput, Runner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
@@ -55,24 +57,17 @@ CONFIG = EngineConfig(
 )
 
 
-class Timed:
-    """A function or a runner that adds up the time it takes."""
+class TimedRunner:
+    """A runner that adds up the time of its steps."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Runner) -> None:
         self._inner = inner
         self.seconds = 0.0
-
-    def __call__(self, *args: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return self._inner(*args)
-        finally:
-            self.seconds += time.perf_counter() - start
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def run(self, batch: Any) -> Any:
+    def run(self, batch: Batch) -> BatchOutput:
         start = time.perf_counter()
         try:
             return self._inner.run(batch)
@@ -82,7 +77,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of one step: all of it, its part in the runner, and in compiled functions."""
+    """Seconds of one step: the whole, its part in the runner, its part in compiled functions."""
 
     whole: float
     runner: float
@@ -90,20 +85,18 @@ class Step:
 
     @property
     def core(self) -> float:
-        """Outside the runner."""
+        """The part outside the runner."""
         return self.whole - self.runner
 
 
 class Bench:
-    """A core over the real model, with clocks around the runner and its compiled functions."""
+    """A core with the real model, with clocks for the runner and for its compiled functions."""
 
     def __init__(self, arguments: argparse.Namespace, model: Path) -> None:
-        runner = open_runner(model, arguments.kernels, arguments.threads, CONFIG)
-        sampler = runner._sampler
-        runner._forward = self._forward = Timed(runner._forward)
-        sampler._sample = self._sample = Timed(sampler._sample)
+        kernels, threads = arguments.kernels, arguments.threads
+        runner = open_runner(model, kernels, threads, CONFIG, library=ClockedLibrary)
         self.kernels = runner.metadata.backend
-        self._runner = Timed(runner)
+        self._runner = TimedRunner(runner)
         self._vocab = runner.limits.vocab_size
         self.core = EngineCore(self._runner, open_model(str(model)).tokenizer, CONFIG)
         self._names = itertools.count()
@@ -133,13 +126,11 @@ class Bench:
 
     def step(self) -> Step:
         """One step and where its time went."""
-        clocks = (self._runner, self._forward, self._sample)
-        before = [clock.seconds for clock in clocks]
+        runner, compiled = self._runner.seconds, Clock.seconds
         start = time.perf_counter()
         self.core.step()
         whole = time.perf_counter() - start
-        runner, *compiled = (c.seconds - b for c, b in zip(clocks, before, strict=True))
-        return Step(whole, runner, sum(compiled))
+        return Step(whole, self._runner.seconds - runner, Clock.seconds - compiled)
 
     def steps(self, count: int) -> list[Step]:
         """So many steps in a row."""

@@ -1,11 +1,10 @@
-"""The figures that are aimed at, and whether a run reached them."""
+"""The targets of the comparison, and whether a run reached them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from common import Spread
 from rounds import OURS, Results
@@ -20,13 +19,13 @@ DECODE_DEPTH = 128 + 64
 """Tokens of context in the middle of the decode test."""
 CLIFF = 0.7
 PEAKS = {"vnni": "VNNI", "amx": "AMX"}
-"""What the machine's products of 8-bit numbers reach, by names among a test's limits: each that was
-measured gets a row of its own."""
+"""Limit of the machine -> its title. Each one that was measured gets its own row: the operations a
+second with 8-bit numbers."""
 READING = "bandwidth"
 EXACT_WORK = {"amx": 4, "vnni": 2}
 FAST_WORK = {"amx": 2, "vnni": 1}
-"""Products of bytes that one of weights and activations takes, or that take as long as it does as
-bfloat16; the few that stay exact in the faster setting are left out."""
+"""Limit -> how many products of bytes take the time of one product of weights and activations. The
+few products that stay exact in the faster setting are not counted."""
 TITLES = {DEFAULT: "default model", DEFAULT_Q4: "default model, Q4_0", ONE_B: "1B Q4_0"}
 
 
@@ -62,7 +61,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 STREAMS, CONTEXT = "step of streams ", "step at context "
-"""How the names of points of a curve begin; a number follows."""
+"""The names of the points of a curve begin like this. A number follows."""
 
 
 # --- ratios ---------------------------------------------------------------------------------
@@ -70,7 +69,7 @@ STREAMS, CONTEXT = "step of streams ", "step at context "
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of medians, with the least and the greatest of the rounds."""
+    """The ratio of two medians, with the least and the greatest ratio of the rounds."""
 
     value: float
     low: float
@@ -108,7 +107,7 @@ def versus(
     note: str = "",
     beside: str = "",
 ) -> Iterator[Row]:
-    """`ours` has to be `least` times `theirs`. beside: stands behind the tokens a second."""
+    """A row: `ours` should be at least `least` times `theirs`. beside: text after the speeds."""
     left, right = values(results, ours), values(results, theirs)
     if not left:
         return
@@ -141,18 +140,18 @@ def files_of(model: str) -> tuple[str, ...]:
 
 
 def allowed(limits: Sequence[float], work: float) -> str:
-    """What the machine would allow if it did nothing else; work: of a token, in a limit's units."""
+    """The tokens a second that a limit allows. work: of one token, in the limit's unit."""
     return f"; the machine allows {Spread.of(limits).median / work:.4g}"
 
 
 def gigabytes(results: Results, model: str) -> float:
-    """What a token reads in the decode test."""
+    """Gigabytes that one token reads in the decode test."""
     sizes = results.facts[f"sizes {model}"]
     return float(sizes["weights"] + DECODE_DEPTH * sizes["kv_per_token"]) / 1e9
 
 
 def products_allowed(results: Results, model: str, work: dict[str, int]) -> str:
-    """How many tokens of a prompt: by tiles where there are some, else by vectors."""
+    """Prompt tokens a second that the machine allows: by tiles if it has them, else by vectors."""
     for name, times in work.items():
         if limits := values(results, (model, "prefill 512, limits", name)):
             return allowed(limits, times * results.facts[f"sizes {model}"]["operations"] / 1e9)
@@ -194,7 +193,7 @@ def prefill_rows(results: Results) -> Iterator[Row]:
 
 
 def fast_rows(results: Results) -> Iterator[Row]:
-    """The setting that trades accuracy for speed, with its KL; without one the default's share."""
+    """Rows of the faster setting, with its KL. If it was not measured: the default's share."""
     what = "prefill 512"
     for model in (ONE_B, DEFAULT):
         fast, exact = (model, what, FAST), (model, what, OURS)
@@ -215,8 +214,8 @@ def fast_rows(results: Results) -> Iterator[Row]:
             yield from _peak_shares(results, f"{figure}, default precision", exact)
 
 
-def kl_text(kl: Any) -> str:
-    """What the faster setting costs, to stand behind a figure; a file of old has one number."""
+def kl_text(kl: Mapping[str, float] | float | None) -> str:
+    """The KL of the faster setting, for the end of a cell. Files of old runs have one number."""
     if kl is None:
         return ""
     if isinstance(kl, float):
@@ -256,7 +255,7 @@ def batch_rows(results: Results) -> Iterator[Row]:
 
 
 def attention_rows(results: Results) -> Iterator[Row]:
-    """From the times of whole steps: what a deeper context adds is reading its keys and values."""
+    """From the times of whole steps: a longer context adds only the reading of keys and values."""
     for model in (ONE_B, DEFAULT):
         steps = curve(results, model, CONTEXT)
         limits = values(results, (model, "contexts, limits", "bandwidth"))
@@ -343,7 +342,7 @@ def avx2_rows(results: Results) -> Iterator[Row]:
 
 
 def curve(results: Results, model: str, prefix: str) -> dict[int, list[float]]:
-    """Samples of ours by the number that ends their name, in order."""
+    """Our samples by the number at the end of their names, in order."""
     found = {
         int(what.removeprefix(prefix)): list(sides[OURS])
         for what, sides in results.samples.get(model, {}).items()
@@ -353,16 +352,14 @@ def curve(results: Results, model: str, prefix: str) -> dict[int, list[float]]:
 
 
 def rates(results: Results, model: str, prefix: str) -> dict[int, float]:
-    """Tokens a second of all streams at each point of a curve; no point is 0."""
+    """Tokens a second of all streams at each point of a curve. Points of 0 seconds are left out."""
     medians = {n: Spread.of(each).median for n, each in curve(results, model, prefix).items()}
     return {n: (n if prefix == STREAMS else 1) / s for n, s in medians.items() if s > 0}
 
 
 def worst_point(points: dict[int, float]) -> tuple[float, int]:
-    """The least share of what a straight line between its neighbours would give, and where.
-
-    The line is drawn through logarithms of both, so that constant growth is straight.
-    """
+    """The point that is lowest below the line between its neighbours: its share of the line's
+    value, and its number. The line is straight in logarithms of both axes."""
     places = sorted(points)
     shares = []
     for before, here, after in zip(places, places[1:], places[2:], strict=False):

@@ -1,11 +1,11 @@
-"""Page tables of our own or TVM's PagedKVCache? The cost of attention a layer, one token a step.
+"""Compares our page tables with TVM's PagedKVCache: attention of one layer, one token a step.
 
     python benchmarks/kv_pages.py
 
-Both sides run 30 layers of rotary embedding, storing and attention in one call of the Relax VM, at
-the default model's sizes (9 query heads over 3, head size 64). The stock side is measured as it
-comes (its kernels run on any CPU), and its kernels are timed alone beside it: what is left of the
-call is the object's own cost, which kernels of ours could not take away.
+Both sides run 30 layers of rotary embedding, storing and attention in one call of the Relax VM. The
+sizes are the default model's (9 query heads, 3 KV heads, head size 64). TVM's kernels run on any
+CPU. They are also measured alone: the rest of the call is the cost of TVM's object itself, which
+other kernels could not reduce.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tvm
@@ -48,7 +47,7 @@ SPEC = AttentionSpec(heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, scale=DIM**-0
 ISA = choose().isa
 
 
-class Stock(nn.Module):
+class Stock(nn.Module):  # type: ignore[misc]
     """Attention through TVM's object."""
 
     def create(
@@ -71,8 +70,8 @@ class Stock(nn.Module):
         return y
 
 
-class Ours(nn.Module):
-    """Attention over page tables that come as tensors."""
+class Ours(nn.Module):  # type: ignore[misc]
+    """Attention with page tables that are inputs."""
 
     def step(  # noqa: PLR0917
         self, x: Tensor, rope: Tensor, slot: Tensor, position: Tensor, blocks: Tensor,
@@ -83,21 +82,22 @@ class Ours(nn.Module):
         for layer in range(LAYERS):
             ops.begin_layer()
             inputs = LayerInputs(
-                position, rope, slot, position, blocks, page_ids, window, pages[layer]
-            )
+                position=position, sink_position=position, rope=rope, slot=slot, place=position,
+                query_blocks=blocks, page_ids=page_ids, window=window, pages=pages[layer],
+            )  # fmt: skip
             y = ops.attention(SPEC, parts, None, inputs)
         return y
 
 
-def floats(*shape: Any) -> Any:
+def floats(*shape: int | str) -> nn.spec.Tensor:
     return nn.spec.Tensor(list(shape), "float32")
 
 
-def ints(*shape: Any) -> Any:
+def ints(*shape: int | str) -> nn.spec.Tensor:
     return nn.spec.Tensor(list(shape), "int32")
 
 
-def machine(module: nn.Module, spec: dict[str, Any]) -> Any:
+def machine(module: nn.Module, spec: dict[str, dict[str, object]]) -> relax.VirtualMachine:
     for method in spec.values():
         method["$"] = {"param_mode": "none", "effect_mode": "none"}
     compiled, _ = module.export_tvm(spec)
@@ -106,9 +106,11 @@ def machine(module: nn.Module, spec: dict[str, Any]) -> Any:
 
 def stock_step() -> Callable[[], float]:
     """Seconds of one token through the object; each call lengthens the sequence."""
-    create = dict.fromkeys(("batch", "total", "chunk", "page", "window"), int)
     cache_type = nn.spec.Object(object_type=PagedKVCache)
-    spec = {"create": create, "step": {"x": floats(1, 1, WIDTH // DIM, DIM), "cache": cache_type}}
+    spec: dict[str, dict[str, object]] = {
+        "create": dict.fromkeys(("batch", "total", "chunk", "page", "window"), int),
+        "step": {"x": floats(1, 1, WIDTH // DIM, DIM), "cache": cache_type},
+    }
     vm = machine(Stock(), spec)
     sizes = [tvm_ffi.Shape([n]) for n in (1, 4096, 512, 16, 0)]
     cache = vm["create"](*sizes)
@@ -131,7 +133,7 @@ def stock_step() -> Callable[[], float]:
 def our_step() -> Callable[[], float]:
     """Seconds of one token over our tables, bookkeeping included."""
     page = nn.spec.Tensor(["p", KV_HEADS, 2, PAGE * DIM], ISA.kv_dtype)
-    arguments = {
+    arguments: dict[str, object] = {
         "x": floats("m", WIDTH), "rope": floats("r", 2, DIM // 2), "slot": ints("m"),
         "position": ints("m"), "blocks": ints("t", 3), "page_ids": ints("n"), "window": ints(2),
         "pages": [page] * LAYERS,
@@ -145,7 +147,8 @@ def our_step() -> Callable[[], float]:
     pages = allocate_pages(info, (256,), device)
     cache = KVCache(info, (256,), 1, lambda group, source, target: None, (None,))
     cache.add(0)
-    table = RopeTable(1e5 ** -(np.arange(0, DIM, 2, dtype=np.float32) / DIM), device)
+    inverse = (1e5 ** -(np.arange(0, DIM, 2) / DIM)).astype(np.float32)
+    table = RopeTable(inverse, device)
     x = tvm.runtime.tensor(np.ones((1, WIDTH), np.float32))
     window = tvm.runtime.tensor(np.array([2**31 - 1, 0], np.int32))
     staging = device.staging()
@@ -172,10 +175,10 @@ def stock_kernels(length: int, repeat: int) -> float:
     ]
     count = -(-length // PAGE)
 
-    def zeros(*shape: int, dtype: str = "float32") -> Any:
+    def zeros(*shape: int, dtype: str = "float32") -> tvm.runtime.Tensor:
         return tvm.runtime.tensor(np.zeros(shape, dtype))
 
-    def ints_of(*values: int) -> Any:
+    def ints_of(*values: int) -> tvm.runtime.Tensor:
         return tvm.runtime.tensor(np.array(values, np.int32))
 
     q, k, v = zeros(1, HEADS, DIM), zeros(1, KV_HEADS, DIM), zeros(1, KV_HEADS, DIM)
@@ -189,7 +192,7 @@ def stock_kernels(length: int, repeat: int) -> float:
     return sum(min(timed(call) for _ in range(repeat)) for call in calls)
 
 
-def timed(call: Callable[[], Any]) -> float:
+def timed(call: Callable[[], object]) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

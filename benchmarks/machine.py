@@ -1,20 +1,22 @@
-"""What this machine could give: the context in which speeds stand.
+"""The limits of this machine: memory bandwidth and products, to compare speeds with.
 
     python benchmarks/machine.py
 
-Decode reads every weight once a token, so the read bandwidth divided by the weights' size bounds
-it; prompts are bound by how many products of 8-bit numbers the processor can add up. All are
-measured by kernels that do nothing else, compiled by TVM and run by the very threads that run a
-model: a sum over 512 MiB, far more than any cache holds, in huge pages where the system has
-them; `vpdpbusd` on registers (a product and an addition are two operations); and `tdpbssd`, with a
-load of a tile from the first cache for each, since eight registers allow no fewer.
+Decode reads every weight once a token, so it cannot be faster than the read bandwidth divided by
+the size of the weights. Prompts cannot be faster than the processor's products of 8-bit numbers.
+Each limit is measured by a kernel that does nothing else. TVM compiles it, and the threads that run
+a model run it:
+
+* a sum over 512 MiB, much more than any cache holds, in huge pages if the system has them
+* `vpdpbusd` on registers (a product and an addition are two operations)
+* `tdpbssd` with one load of a tile from the first cache each: eight registers allow no fewer loads
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +36,15 @@ from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 SIZE = 512 << 20
 LANES, PIECES = 16, 64
 CHAINS = 12
-"""Sums that do not wait for each other: enough to keep every unit busy."""
+"""Sums that do not wait for each other. So many keep every unit of the processor busy."""
 TURNS = 1_000_000
 TILE_TURNS = 20_000
-"""Of four products each."""
+"""A turn has four products."""
 TILE_OPERATIONS = 2 * amx.ROWS * amx.ROWS * amx.ROW_BYTES
 
 
 def summing(size: int) -> tvm.tirx.PrimFunc:
-    """Adds up float32 [size] in PIECES parallel pieces: reads and does next to nothing else."""
+    """Adds up float32 [size] in PIECES parallel pieces. Reading takes nearly all the time."""
     piece = size // PIECES
 
     @T.prim_func(private=True, s_tir=True)
@@ -125,7 +127,9 @@ def multiplying_tiles(threads: int) -> tvm.tirx.PrimFunc:
     return products
 
 
-def _added(acc: Any, left: Any, right: Any) -> Any:
+def _added(
+    acc: tvm.tirx.PrimExpr, left: tvm.tirx.PrimExpr, right: tvm.tirx.PrimExpr
+) -> tvm.tirx.PrimExpr:
     return T.call_llvm_pure_intrin(
         codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
         acc,
@@ -135,14 +139,14 @@ def _added(acc: Any, left: Any, right: Any) -> Any:
     )
 
 
-def built(kernel: tvm.tirx.PrimFunc, isa: Isa) -> Any:
+def built(kernel: tvm.tirx.PrimFunc, isa: Isa) -> tvm_ffi.Function:
     """The kernel as a function of tensors."""
     named = kernel.with_attr("global_symbol", "kernel")
     return tvm.tirx.build(named, target=target_for(isa))["kernel"]
 
 
 class Limits:
-    """The limits, ready to be measured again and again in a process that runs a model."""
+    """Measures the limits, as often as wanted, in a process that also runs a model."""
 
     def __init__(self, size: int = SIZE) -> None:
         self.threads = configure_threads()
@@ -161,18 +165,18 @@ class Limits:
         self._tile_sums = tvm.runtime.tensor(np.zeros((self.threads, *tiles), np.int32))
 
     def bandwidth(self) -> float:
-        """GB/s of the better of three readings: what others take away is no limit of ours."""
+        """GB/s of the fastest of three readings: other processes may slow down the others."""
         return self._size / min(_seconds(self._sum, self._data, self._sums) for _ in range(3)) / 1e9
 
     def vnni(self) -> float | None:
-        """GOPS of the better of three; None for a processor without VNNI."""
+        """GOPS of the fastest of three runs; None for a processor without VNNI."""
         if self._multiply is None:
             return None
         least = min(_seconds(self._multiply, self._operands, self._products) for _ in range(3))
         return self.threads * CHAINS * TURNS * 2 * 4 * LANES / least / 1e9
 
     def amx(self) -> float | None:
-        """GOPS likewise, on tiles that are loaded; None for a processor without them."""
+        """GOPS of the fastest of three runs on loaded tiles; None for a processor without AMX."""
         if self._multiply_tiles is None:
             return None
         least = min(_seconds(self._multiply_tiles, self._tiles, self._tile_sums) for _ in range(3))
@@ -183,14 +187,14 @@ class Limits:
         return {"bandwidth": self.bandwidth(), "vnni": self.vnni(), "amx": self.amx()}
 
 
-def written(size: int) -> npt.NDArray[Any]:
-    """uint8 zeros that have been written, in the kind of memory that packed weights have."""
+def written(size: int) -> npt.NDArray[np.uint8]:
+    """`size` zero bytes that have been written, in the same kind of memory as packed weights."""
     array = zeroed(size)
     array[:] = 0
     return array
 
 
-def _seconds(function: Any, *arguments: Any) -> float:
+def _seconds(function: Callable[..., object], *arguments: object) -> float:
     start = time.perf_counter()
     function(*arguments)
     return time.perf_counter() - start

@@ -1,11 +1,10 @@
-"""How near one packed matrix-vector product comes to the memory's read bandwidth.
+"""Compares a packed matrix-vector product with the memory's read bandwidth.
 
     python benchmarks/matvec.py
 
-Decode reads every weight once a token, so this is the bound that matters. Each shape runs over
-enough copies of its matrix to leave every cache, in the kind of memory that a model's weights
-have; the bandwidth is that of a plain sum over as many bytes, cut in two the same way, measured in
-turns.
+Decode reads every weight once a token, so the bandwidth is its limit. For each shape, the script
+reads so many copies of the matrix that no cache holds them, in the same kind of memory as a model's
+weights. The bandwidth is measured in turns, by a plain sum over as many bytes on as many threads.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SHAPES = {
 
 
 def reader(isa: Isa, megabytes: int) -> Callable[[], float]:
-    """GB/s of one plain pass."""
+    """A function that measures GB/s of a plain sum."""
     size = megabytes * 2**20 // 4
     run = built(summing(size), isa)
     x = tvm_ffi.from_dlpack(written(size * 4).view(np.float32))
@@ -49,14 +48,14 @@ def reader(isa: Isa, megabytes: int) -> Callable[[], float]:
 
 
 def beside(run: Callable[[], float], read: Callable[[], float], rounds: int) -> str:
-    """GB/s of a kernel and of plain reading, in turns behind one round that does not count."""
+    """A line with GB/s of a kernel and of a plain read, in turns. The first turn is not counted."""
     pairs = [(run(), read()) for _ in range(rounds + 1)][1:]
     ours, plain = (Spread.of(side) for side in zip(*pairs, strict=True))
     return f"{ours}, {ours.median / plain.median:.0%} of a plain read's {plain}"
 
 
 def product(isa: Isa, fmt: WeightFormat, n: int, k: int, megabytes: int) -> Callable[[], float]:
-    """GB/s of weights through one pass over enough copies of a matrix."""
+    """A function that measures GB/s of weights in one pass over `megabytes` of copies."""
     run = built(matmul(n, k, fmt, isa, accumulate=False), isa)
     shape, dtype = tensor_shape(fmt, n, k)
     size = int(np.prod(shape)) * 4

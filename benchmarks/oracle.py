@@ -19,10 +19,11 @@ import argparse
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
+from agreement import Case
 from common import (
     FORCED,
     HERE,
@@ -48,7 +49,7 @@ class Oracle:
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """Raw float32 logits [len(ids), V] of one fresh sequence."""
-        return self.model(torch.tensor([ids])).logits[0].numpy()
+        return np.asarray(self.model(torch.tensor([ids])).logits[0].numpy())
 
     def encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -59,7 +60,7 @@ class Oracle:
         return self.encode(template(messages, add_generation_prompt=True, tokenize=False))
 
     def greedy(self, ids: list[int], count: int) -> list[int]:
-        """`count` most likely ids one after the other, end tokens being no end."""
+        """`count` most likely ids, one after the other. End tokens do not end the answer."""
         step = self.model(torch.tensor([ids]), use_cache=True)
         answer = [int(step.logits[0, -1].argmax())]
         while len(answer) < count:
@@ -70,7 +71,7 @@ class Oracle:
 
 
 def check_greedy(oracle: Oracle, path: Path) -> None:
-    """Raise SystemExit unless the oracle gives the known answers (to the default model's file)."""
+    """Raise SystemExit if the oracle does not give the known answers of the default model."""
     known = read_json("greedy.json")
     for case in known["cases"] if digest(path) == known["model_sha256"] else ():
         answer = oracle.greedy(case["prompt_ids"], len(case["answer_ids"]))
@@ -78,10 +79,10 @@ def check_greedy(oracle: Oracle, path: Path) -> None:
             raise SystemExit(f"the greedy answer to {case['prompt']!r} is not the known one")
 
 
-def forced_sequences(oracle: Oracle) -> list[dict[str, Any]]:
-    """20 prompts, each with 64 forced ids at its end; `start` is the first forced id's place."""
+def forced_sequences(oracle: Oracle) -> list[Case]:
+    """20 sequences, each with 64 forced ids at its end."""
     prompts = read_json("prompts.json")
-    cases = []
+    cases: list[Case] = []
     for question in prompts["chat"]:
         prompt = oracle.chat(question)
         ids = prompt + oracle.greedy(prompt, FORCED)
@@ -92,14 +93,21 @@ def forced_sequences(oracle: Oracle) -> list[dict[str, Any]]:
     return cases
 
 
-def forced_logits(oracle: Oracle, cases: list[dict[str, Any]]) -> np.ndarray:
-    """Logits that predict the forced ids: those of the position before each."""
+def forced_logits(oracle: Oracle, cases: list[Case]) -> np.ndarray:
+    """Logits that predict the forced ids: the logits of the position before each."""
     rows = [oracle.logits(case["ids"])[case["start"] - 1 : -1] for case in cases]
     return np.concatenate(rows)
 
 
-def perplexity_text(oracle: Oracle) -> dict[str, Any]:
-    """The public-domain text's ids and the log-probability of each predicted one."""
+class TextLogprobs(TypedDict):
+    """A text, and the log-probability of each of its ids that is predicted."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+
+def perplexity_text(oracle: Oracle) -> TextLogprobs:
+    """The public-domain text with its log-probabilities."""
     ids = oracle.encode((HERE / "public_domain.txt").read_text(encoding="utf-8"))
     pieces = windows(ids)
     logprobs = [token_logprobs(oracle.logits(piece)[:-1], piece[1:]) for piece in pieces]
@@ -124,9 +132,10 @@ def main() -> None:
     cases = forced_sequences(oracle)
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / "logits.npy", forced_logits(oracle, cases))
-    answers = {"versions": versions, "cases": cases, "perplexity": perplexity_text(oracle)}
+    text = perplexity_text(oracle)
+    answers = {"versions": versions, "cases": cases, "perplexity": text}
     (folder / "oracle.json").write_text(json.dumps(answers), encoding="utf-8")
-    mean = float(np.mean(answers["perplexity"]["logprobs"]))
+    mean = float(np.mean(text["logprobs"]))
     print(f"{len(cases)} prompts x {FORCED} positions; perplexity {np.exp(-mean):.4f}")
 
 

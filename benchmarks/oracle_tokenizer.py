@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path[:0] = [str(TESTS / "tokenizers"), str(TESTS / "conversation_template")]
@@ -37,9 +36,9 @@ from mlc_llm.tokenizers import Tokenizer  # noqa: E402
 
 
 def oracle_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Transformers' reading of a GGUF file, with what this reading loses of the model's own
-    tokenizer.json put back: it knows no `tokenizer.ggml.pre` but as the default rule, and takes the
-    prefix of a newer kind of SentencePiece tokenizer for that of Llama's."""
+    """The tokenizer that Transformers reads from a GGUF file, corrected to the model's own
+    tokenizer.json. Transformers ignores `tokenizer.ggml.pre`, and it confuses the prefix of a newer
+    SentencePiece tokenizer with Llama's."""
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     metadata = GGUFFile.open(path).metadata
     backend, pre = tokenizer.backend_tokenizer, metadata.get("tokenizer.ggml.pre")
@@ -53,27 +52,27 @@ def oracle_tokenizer(path: Path) -> PreTrainedTokenizerBase:
             backend.model.ignore_merges = True
     elif metadata["general.architecture"] == "llama":
         backend.pre_tokenizer = None
-        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        backend.normalizer = normalizers.Sequence(steps)
+        prefix, space = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
+        backend.normalizer = normalizers.Sequence([prefix, space])
     return tokenizer
 
 
 def oracle_ids(path: Path, texts: Sequence[str], *, plain: bool) -> list[list[int]]:
-    """Token ids by the reading above, without begin-of-text."""
+    """Token ids of `oracle_tokenizer`, without begin-of-text."""
     tokenizer = oracle_tokenizer(path)
     options = {"add_special_tokens": False, "split_special_tokens": plain}
     return [list(tokenizer.encode(text, **options)) for text in texts]
 
 
-def oracle_answers(case: Case, default_model: Mapping[str, Any]) -> list[list[int]]:
-    """The same for a tokenizer that exists as metadata only."""
+def oracle_answers(case: Case, default_model: Mapping[str, object]) -> list[list[int]]:
+    """The same for a tokenizer that exists only as metadata."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.gguf"
         write_gguf(path, case.metadata(default_model))
         return oracle_ids(path, case.texts, plain=case.plain)
 
 
-def write_gguf(path: Path, metadata: Mapping[str, Any]) -> None:
+def write_gguf(path: Path, metadata: Mapping[str, object]) -> None:
     """A GGUF file without tensors."""
     writer = gguf.GGUFWriter(path, metadata["general.architecture"])
     for key, value in metadata.items():
@@ -106,7 +105,7 @@ def oracle_renderings() -> dict[str, list[str | None]]:
     """Each template with each conversation; None where Transformers raises."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    def one(source: str, conversation: Mapping[str, Any]) -> str | None:
+    def one(source: str, conversation: Mapping[str, object]) -> str | None:
         try:
             texts, _ = render_jinja_template(
                 [conversation["messages"]],
@@ -138,7 +137,7 @@ def write_answers() -> None:
 
 
 def compare(path: Path) -> int:
-    """Our ids against Transformers' for one file; prints the counts, returns the differences."""
+    """Compare our ids with Transformers' for one file. Prints counts, returns the differences."""
     ours = Tokenizer.from_gguf_metadata(GGUFFile.open(path).metadata)
     texts = corpus()
     wrong = 0

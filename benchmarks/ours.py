@@ -1,15 +1,18 @@
-"""Our own engine as the benchmarks see it: one runner over one model file."""
+"""Our own engine for the benchmarks: a runner with one model."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Literal
+from unittest import mock
 
+from mlc_llm.runtime import model_runner
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
+from mlc_llm.runtime.library import Library
 from mlc_llm.serve.config import PROMPT_PRECISIONS, EngineConfig
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 from mlc_llm.serve.opening.bundle import open_model
@@ -20,7 +23,7 @@ SEQUENCE = 0
 CONTEXT = 2048
 """Tokens of KV pages: more than any measurement here needs."""
 PRECISION_VARIABLE = "MLC_PROMPT_PRECISION"
-"""Environment variable by which `compare.py` sets `prompt_precision` in processes of ours."""
+"""The environment variable with which `compare.py` sets `prompt_precision` in our processes."""
 ONE_SEQUENCE = EngineConfig(
     max_num_sequence=1,
     max_total_sequence_length=CONTEXT,
@@ -30,42 +33,51 @@ ONE_SEQUENCE = EngineConfig(
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """Options that every script about our engine has."""
+    """Add the options that every script about our engine has."""
     parser.add_argument("--model", help="GGUF file (the default model if not given)")
     parser.add_argument("--kernels", choices=("vnni", "avx2", "portable"), help="forced kernels")
     parser.add_argument("--threads", type=int, default=2)
 
 
 def add_precision_option(parser: argparse.ArgumentParser) -> None:
-    """For scripts that measure prompts; those that do not must not take it and ignore it."""
+    """Add the option of scripts that measure prompts. Other scripts must not accept it."""
     parser.add_argument("--prompt-precision", choices=PROMPT_PRECISIONS, default="exact")
 
 
-def precision_asked() -> Any:
-    """The `prompt_precision` of this process. SystemExit for a word that is none."""
+def precision_asked() -> Literal["exact", "fast"]:
+    """The `prompt_precision` of this process. Raises SystemExit for an unknown word."""
     given = os.environ.get(PRECISION_VARIABLE, "exact")
     if given not in PROMPT_PRECISIONS:
         raise SystemExit(f"{PRECISION_VARIABLE}={given}: one of {', '.join(PROMPT_PRECISIONS)}")
-    return given
+    return "fast" if given == "fast" else "exact"
 
 
 def versions() -> dict[str, str]:
-    """Versions of ours and of what compiles for us."""
+    """Versions of this package and of its compiler."""
     return {name: version(name) for name in ("mlc-llm", "apache-tvm")}
 
 
 def open_runner(
-    model: Path, kernels: str | None, threads: int, config: EngineConfig = ONE_SEQUENCE
-) -> Any:
-    """Compile (or load) the model and make a runner. Every limit of `config` is set."""
+    model: Path,
+    kernels: str | None,
+    threads: int,
+    config: EngineConfig = ONE_SEQUENCE,
+    *,
+    library: Callable[[Path], Library] = Library,
+) -> model_runner.ModelRunner:
+    """Compile (or load) the model and make a runner.
+
+    config: every limit is set. library: opens the model library, so that it can be measured.
+    """
     os.environ["MLC_NUM_THREADS"] = str(threads)
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
-    return create_runner(open_model(str(model)), config, "cpu")
+    with mock.patch.object(model_runner, "Library", library):
+        return create_runner(open_model(str(model)), config, "cpu")
 
 
 def advance(runner: Runner, ids: Sequence[int], *, is_prompt: bool = False) -> int:
-    """Append ids to the sequence, in steps as long as the runner allows; the next greedy id."""
+    """Append ids to the sequence, in the longest steps possible. Returns the next greedy id."""
     most = runner.limits.max_batch_tokens
     steps = [ids[start : start + most] for start in range(0, len(ids), most)]
     for step in steps[:-1]:
@@ -77,7 +89,7 @@ def advance(runner: Runner, ids: Sequence[int], *, is_prompt: bool = False) -> i
 
 
 def greedy(runner: Runner, prompt: Sequence[int], count: int) -> list[int]:
-    """`count` most likely ids after a prompt, end tokens being no end."""
+    """`count` most likely ids after a prompt. End tokens do not end the answer."""
     runner.add_sequence(SEQUENCE)
     try:
         answer = [advance(runner, prompt, is_prompt=True)]

@@ -1,35 +1,39 @@
-"""Holds one model with our engine and answers measurements: `ours_worker.py MODEL`.
+"""Loads one model with our engine and measures on request: `ours_worker.py MODEL`.
 
-Each line of JSON on standard input gets one on standard output (see `peers/base.py`). Greedy
-sampling is part of every speed. MLC_PROMPT_PRECISION sets the engine's `prompt_precision`.
+Each line of JSON on standard input gets a line on standard output (see `peers/base.py`). Every
+speed includes greedy sampling. MLC_PROMPT_PRECISION sets the engine's `prompt_precision`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
+from clocks import Clock, ClockedLibrary
 from ours import GREEDY, open_runner, precision_asked
 
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime import model_runner
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner
-from mlc_llm.runtime.library import Library
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.request import Request
+
+if TYPE_CHECKING:
+    from machine import Limits
 
 CONTEXT = 8192
 CONFIG = EngineConfig(
@@ -40,31 +44,8 @@ CONFIG = EngineConfig(
 )
 
 
-class Clock:
-    """A compiled function; all of them together add up the time they take."""
-
-    seconds = 0.0
-
-    def __init__(self, inner: Callable[..., Any]) -> None:
-        self._inner = inner
-
-    def __call__(self, *args: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return self._inner(*args)
-        finally:
-            Clock.seconds += time.perf_counter() - start
-
-
-class ClockedLibrary(Library):
-    """Costs less than a microsecond a call."""
-
-    def __getitem__(self, name: str) -> Any:
-        return Clock(super().__getitem__(name))
-
-
 class Streams:
-    """Sequences of a runner that decode together, each from the token it sampled last."""
+    """Sequences of a runner that decode together. Each begins with the token it sampled last."""
 
     def __init__(self, runner: Runner, count: int, depth: int) -> None:
         """`count` fresh sequences, each with its own prompt of `depth` tokens."""
@@ -84,7 +65,7 @@ class Streams:
             self._runner.run(Batch([BatchRow(seq_id, piece, (), len(piece))]))
         last = BatchRow(seq_id, pieces[-1], (GREEDY,), len(pieces[-1]))
         ((sampled,),) = self._runner.run(Batch([last])).samples
-        return int(sampled.token_id)
+        return sampled.token_id
 
     def decode(self, steps: int, count: int | None = None) -> list[float]:
         """Seconds of each step of the first `count` sequences (of all, if None)."""
@@ -103,34 +84,34 @@ class Streams:
         self._last.append(self._last[0])
 
     def each(self) -> list[float]:
-        """Seconds of a step of each sequence by itself."""
+        """Seconds of a step of each sequence alone."""
         return [self._step([i]) for i in range(len(self._last))]
 
     def forget(self, tokens: int, count: int = 1) -> None:
-        """Roll the first `count` sequences back."""
+        """Roll back the first `count` sequences by `tokens` tokens."""
         for i in range(count):
             self._runner.rollback_sequence(i, tokens)
 
 
 class Worker:
-    """What can be asked; each method takes the request's other entries."""
+    """Each public method answers one kind of request and takes the request's other entries."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
         self._threads = int(os.environ["MLC_NUM_THREADS"])
-        model_runner.Library = ClockedLibrary
         self._config = replace(CONFIG, prompt_precision=precision_asked())
-        self.runner = open_runner(model, None, self._threads, self._config)
-        self._limits: Any = None
+        self.runner = open_runner(model, None, self._threads, self._config, library=ClockedLibrary)
+        self._limits: Limits | None = None
         self._warm: set[tuple[int, bool, int]] = set()
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, str | int]:
         """Kernels, and bytes of the packed weights."""
-        sizes = [p.numel() * p.dtype.itemsize for p in self.runner._params]
+        params = self.runner.metadata.params
+        sizes = [math.prod(one.shape) * np.dtype(one.dtype).itemsize for one in params]
         return {"kernels": self.runner.metadata.backend, "packed": sum(sizes)}
 
     def measure(self, name: str, depth: int, tokens: int, streams: int) -> float:
-        """Tokens a second (see `peers.base.Trial`); the first time after a shorter one."""
+        """Tokens a second (see `peers.base.Trial`). The first run comes after a shorter warm-up."""
         if (depth, tokens > 0, streams) not in self._warm:
             self._warm.add((depth, tokens > 0, streams))
             Streams(self.runner, streams, min(depth, 512)).decode(min(tokens, 4))
@@ -143,17 +124,17 @@ class Worker:
     def limits(self) -> dict[str, float | None]:
         """What the machine gives at this moment, by the names in `figures.py`."""
         if self._limits is None:
-            # Only here: it brings the compiler along, which is no part of a served model's memory.
+            # Imported here: it loads the compiler, which a served model does not have in memory.
             from machine import Limits
 
             self._limits = Limits()
-        found: dict[str, float | None] = self._limits.all()
-        return found
+        return self._limits.all()
 
     def contexts(self, depths: Sequence[int], steps: int) -> list[float]:
-        """Median seconds of a step of one stream at each depth, in turns; the first is deepest.
+        """Median seconds of a step of one stream at each depth. The first depth is the greatest.
 
-        What depths differ in is small beside what a machine's minutes differ in.
+        The depths are measured in turns, because the machine's speed changes more from minute to
+        minute than the times of the depths differ.
         """
         running = Streams(self.runner, 1, depths[0])
         for depth in depths[1:]:
@@ -162,7 +143,7 @@ class Worker:
         return [statistics.median(found) for found in zip(*turns, strict=True)]
 
     def batches(self, streams: Sequence[int], depth: int, steps: int) -> list[float]:
-        """Median seconds of a step of so many streams, each with `depth` tokens behind it."""
+        """Median seconds of a step with each number of streams, after `depth` tokens."""
         running = Streams(self.runner, max(streams), depth)
         found = []
         for count in streams:
@@ -171,7 +152,7 @@ class Worker:
         return found
 
     def python_share(self, steps: int) -> list[float]:
-        """Of each step of the engine core with one stream, the share outside compiled code."""
+        """For each step of the engine core with one stream: the share outside compiled code."""
         core = self._core(1, 128, steps + 8)
         while not core.step():
             pass
@@ -184,16 +165,17 @@ class Worker:
         return shares[4:]
 
     def serve(self, streams: int, depth: int, tokens: int) -> dict[str, int]:
-        """Serve so many requests at once to their end: peak memory, and bytes of KV written."""
+        """Serve so many requests at once to their end. Returns peak memory and bytes of KV."""
         core = self._core(streams, depth, tokens)
         while any(core.has_request(str(i)) for i in range(streams)):
             core.step()
         info = self.runner.metadata.kv
-        kv = streams * (depth + tokens) * info.bytes_per_page // info.page_size
+        page = sum(info.bytes_per_page(group) for group in info.groups)
+        kv = streams * (depth + tokens) * page // info.page_size
         return {"peak": _peak_memory(), "kv": kv}
 
     def _core(self, streams: int, depth: int, tokens: int) -> EngineCore:
-        """A core with requests that wait, each ended by nothing but its length."""
+        """A core with waiting requests. Each ends only by its length."""
         self.runner.reset()
         core = EngineCore(self.runner, open_model(str(self._model)).tokenizer, self._config)
         debug = DebugConfig(ignore_eos=True)
@@ -205,7 +187,7 @@ class Worker:
 
 
 def _peak_memory() -> int:
-    """Bytes of this process that were in memory at once, mapped files included."""
+    """The most bytes that this process had in memory at once, mapped files included."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     (line,) = [one for one in status.splitlines() if one.startswith("VmHWM")]
     return int(line.split()[1]) * 1024

@@ -2,9 +2,10 @@
 
     python benchmarks/parts.py [--model FILE.gguf] [--prompt-precision fast] [--repeat N]
 
-TVM's virtual machine tells before and after each call. Products are named by the shape of their
-weights; in decode of one stream they have what they read a second. The telling itself takes time,
-so a step before any is told is given first; what works for microseconds looks longer than it is.
+TVM's virtual machine calls an instrument before and after each function. Products are named by the
+shape of their weights; for decode with one stream, the bytes that they read a second are printed
+too. The instrument itself takes time, so the time of a step without it is printed first. Functions
+of a few microseconds look longer than they are.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
 
 import tvm_ffi
 from common import model_path, print_configuration
 from ours import add_engine_options, add_precision_option, open_runner, versions
 from ours_worker import Streams
 
-from mlc_llm.runtime.batch import Batch, BatchRow
+from mlc_llm.runtime.batch import Batch, BatchRow, Runner
+from mlc_llm.runtime.library import Library
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 
@@ -36,19 +39,21 @@ CONFIG = EngineConfig(
 PROMPT, OTHER = 512, 99
 """Tokens of the prompt that is measured, and its sequence."""
 LEAST = 0.01
-"""Share of a step from which a function has a line of its own."""
+"""A function gets its own line if it takes at least this share of a step."""
 
 
 @dataclass
-class Telling:
-    """What the virtual machine told of one step."""
+class Record:
+    """The functions of one step: an instrument of the virtual machine."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
     _started: list[tuple[str, float]] = field(default_factory=list)
 
-    def __call__(self, _function: Any, name: str, before: bool, _result: Any, *given: Any) -> int:
+    def __call__(
+        self, _function: object, name: str, before: bool, _result: object, *given: object
+    ) -> int:
         if before:
             name = self._named(name, given)
             self._started.append((name, time.perf_counter()))
@@ -59,9 +64,9 @@ class Telling:
             self.calls[name] += 1
         return 0
 
-    def _named(self, name: str, given: tuple[Any, ...]) -> str:
-        """The function, all of the machine's own being one. A product's largest operand in decode
-        is its matrix of 32-bit words."""
+    def _named(self, name: str, given: tuple[object, ...]) -> str:
+        """The name of the function; one name for all functions of the machine itself. In decode,
+        the largest operand of a product is its matrix of 32-bit words."""
         if name.startswith("vm.builtin"):
             return "the machine's own (shapes, memory)"
         if name.startswith("matmul"):
@@ -70,27 +75,29 @@ class Telling:
         return name
 
 
-def told(runner: Any, step: Callable[[], None], repeat: int) -> tuple[float, list[Telling]]:
-    """Median seconds of a step that tells nothing, and what `repeat` others told."""
-    machine = runner._executable._vm
-    plain, tellings = [], [Telling() for _ in range(repeat)]
-    machine["set_instrument"](None)
+def recorded(
+    library: Library, step: Callable[[], object], repeat: int
+) -> tuple[float, list[Record]]:
+    """Median seconds of a step without an instrument, and the records of `repeat` other steps."""
+    set_instrument = library["set_instrument"]
+    plain, records = [], [Record() for _ in range(repeat)]
+    set_instrument(None)
     for _ in range(repeat + 1):
         start = time.perf_counter()
         step()
         plain.append(time.perf_counter() - start)
-    for telling in tellings:
-        machine["set_instrument"](tvm_ffi.convert(telling))
+    for record in records:
+        set_instrument(tvm_ffi.convert(record))
         step()
-    return statistics.median(plain[1:]), tellings
+    return statistics.median(plain[1:]), records
 
 
-def report(title: str, plain: float, tellings: list[Telling], *, reads: bool = False) -> None:
-    """Functions by their time, medians over the steps; reads: what products read as well."""
-    last = tellings[-1]
-    times = {name: statistics.median(t.seconds[name] for t in tellings) for name in last.seconds}
+def report(title: str, plain: float, records: list[Record], *, reads: bool = False) -> None:
+    """Print functions by their time, medians over the steps. reads: print what products read."""
+    last = records[-1]
+    times = {name: statistics.median(one.seconds[name] for one in records) for name in last.seconds}
     whole = sum(times.values())
-    print(f"\n{title}: {plain * 1e3:.2f} ms a step; {whole * 1e3:.2f} ms in what is told of one")
+    print(f"\n{title}: {plain * 1e3:.2f} ms a step; {whole * 1e3:.2f} ms in recorded functions")
     for name, seconds in sorted(times.items(), key=lambda each: -each[1]):
         if seconds >= LEAST * whole:
             speed = (
@@ -102,8 +109,8 @@ def report(title: str, plain: float, tellings: list[Telling], *, reads: bool = F
             print(f"  {seconds * 1e3:8.3f} ms {seconds / whole:6.1%} {calls:4d} x {name}{speed}")
 
 
-def prompt_step(runner: Any, *, fast: bool) -> Callable[[], None]:
-    """A prompt from its first token to the end of its last chunk."""
+def prompt_step(runner: Runner, *, fast: bool) -> Callable[[], object]:
+    """A function that runs a prompt from its first to its last token."""
     ids = [(7919 * i + 1000) % runner.limits.vocab_size for i in range(PROMPT)]
 
     def step() -> None:
@@ -122,7 +129,14 @@ def main() -> None:
     arguments = parser.parse_args()
     model, precision = model_path(arguments.model), arguments.prompt_precision
     config = replace(CONFIG, prompt_precision=precision)
-    runner = open_runner(model, arguments.kernels, arguments.threads, config)
+    libraries: list[Library] = []
+
+    def open_library(folder: Path) -> Library:
+        libraries.append(Library(folder))
+        return libraries[-1]
+
+    runner = open_runner(model, arguments.kernels, arguments.threads, config, library=open_library)
+    library = libraries[-1]
     options = {
         "kernels": runner.metadata.backend,
         "threads": arguments.threads,
@@ -130,12 +144,11 @@ def main() -> None:
     }
     print_configuration("parts of a step", model=model.name, **options, **versions())
     for count in (1, 32):
-        streams = Streams(runner, count, 128)
-        step = lambda streams=streams: streams.decode(1)  # noqa: E731
-        found = told(runner, step, arguments.repeat)
+        decode = partial(Streams(runner, count, 128).decode, 1)
+        found = recorded(library, decode, arguments.repeat)
         report(f"decode, streams: {count}", *found, reads=count == 1)
-    step = prompt_step(runner, fast=precision == "fast")
-    report(f"prompt of {PROMPT}", *told(runner, step, arguments.repeat))
+    prompt = prompt_step(runner, fast=precision == "fast")
+    report(f"prompt of {PROMPT}", *recorded(library, prompt, arguments.repeat))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -11,8 +10,10 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from common import Spread
-from figures import CONTEXT, FAST, OURS, STREAMS, TITLES, rates
-from rounds import Results
+from figures import CONTEXT, FAST, STREAMS, TITLES, rates
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rounds import OURS, Results
 
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prompt, tok/s", ("prefill 512", "prefill 2048")),
@@ -32,7 +33,7 @@ PANEL, HEIGHT = 3.25, 3.2
 
 
 def draw_all(results: Results, folder: Path) -> list[Path]:
-    """Every plot that there are figures for, as PNG files in `folder`; the others are named."""
+    """Draw every plot that has data, as PNG files in `folder`. Prints the names of the others."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {f"speed-{model}.png": _speeds(results, model) for model in results.samples}
     wanted["growth.png"] = _growth(results)
@@ -47,9 +48,9 @@ def draw_all(results: Results, folder: Path) -> list[Path]:
     return made
 
 
-def _speeds(results: Results, model: str) -> Any:
-    """Bars of medians with the least and the greatest; None without any."""
-    panels = {}
+def _speeds(results: Results, model: str) -> Figure | None:
+    """Bars of medians, with the least and the greatest value. None without data."""
+    panels: dict[str, list[str]] = {}
     for title, tests in PANELS:
         if found := [test for test in tests if _drawn(results, model, test)]:
             panels[title] = found
@@ -57,8 +58,8 @@ def _speeds(results: Results, model: str) -> Any:
         return None
     size = (PANEL * max(len(panels), 2), HEIGHT)
     figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False)
-    for axis, (title, tests) in zip(axes[0], panels.items(), strict=True):
-        _bars(axis, results, model, tests)
+    for axis, (title, drawn) in zip(axes[0], panels.items(), strict=True):
+        _bars(axis, results, model, drawn)
         axis.set_title(title, fontsize=9)
     handles = {bar.get_label(): bar for axis in axes[0] for bar in axis.containers}
     named = {label: handles[label] for label in COLOURS if label in handles}
@@ -70,13 +71,13 @@ def _speeds(results: Results, model: str) -> Any:
 
 
 def _drawn(results: Results, model: str, test: str) -> dict[str, list[float]]:
-    """Samples by side, of the sides that have a colour."""
+    """Samples of the sides that have a colour."""
     found = results.sides(model, test)
     return {side: found[side] for side in COLOURS if found.get(side)}
 
 
-def _bars(axis: Any, results: Results, model: str, tests: list[str]) -> None:
-    """Side by side for each test, without a gap for a side that has none of them."""
+def _bars(axis: Axes, results: Results, model: str, tests: list[str]) -> None:
+    """Bars side by side for each test. A side without any of the tests gets no space."""
     sides = [side for side in COLOURS if any(side in _drawn(results, model, t) for t in tests)]
     for number, side in enumerate(sides):
         places, spreads = [], []
@@ -93,8 +94,8 @@ def _bars(axis: Any, results: Results, model: str, tests: list[str]) -> None:
     axis.tick_params(axis="y", labelsize=8)
 
 
-def _growth(results: Results) -> Any:
-    """Tokens a second of ours against streams and against context; None without any point."""
+def _growth(results: Results) -> Figure | None:
+    """Our tokens a second against streams and against context. None without data."""
     panels = []
     for label, prefix in CURVES:
         found = {model: rates(results, model, prefix) for model in results.samples}

@@ -1,4 +1,4 @@
-"""Taking measurements: every side in turn, round after round, and what came out of it."""
+"""Takes measurements on all sides in turn, in rounds, and holds the results."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from common import Spread
 from peers.base import LineWorker, Missing, Session, Side, Trial
 
 OURS = "ours"
-"""The side whose process measures the limits of the machine as well."""
+"""The side whose process also measures the limits of the machine."""
 SETTLE = 3.0
-"""Seconds of rest once all models are open: OpenVINO's threads go on spinning for one."""
+"""Seconds of rest after all models are open. OpenVINO's threads are busy for one more second."""
+
+_T = TypeVar("_T")
 
 Samples = dict[str, dict[str, dict[str, list[float]]]]
-"""Model -> what was measured -> side -> values, one a round from the first on. `..., limits` holds
-GB/s and GOPS as sides."""
+"""Model -> what was measured -> side -> values, one a round. Under `..., limits` the sides are the
+names of limits, with GB/s or GOPS."""
 
 
 @dataclass
 class Results:
-    """Everything a run found; written to one JSON file."""
+    """All results of a run. They are written to one JSON file."""
 
     configuration: dict[str, str] = field(default_factory=dict)
     samples: Samples = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    """Sizes of models, bytes, KL: what is no time."""
+    """Results that are no times: sizes of models, bytes, KL."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Side, or side and what was asked of it -> why there is no figure."""
+    """Side, or side and test -> why there is no result."""
     loads: list[float] = field(default_factory=list)
-    """Load averages behind each part of a round."""
+    """Load averages after each part of a round."""
 
     def add(self, model: str, what: str, side: str, value: float) -> None:
         self.samples.setdefault(model, {}).setdefault(what, {}).setdefault(side, []).append(value)
@@ -69,10 +71,10 @@ def speed_round(
     *,
     peers: Collection[str] = (),
 ) -> None:
-    """Each test on each side in turn, the limits right after ours; peers: names of those sides
-    that tests may leave out.
+    """Run each test on each side in turn, and measure the limits right after our side. peers: names
+    of the sides that a test may leave out.
 
-    No test is begun when the clock is over. A side that could not do something is not asked again.
+    No test begins after the end of the clock. A side that failed a test does not get it again.
     """
     with ExitStack() as stack:
         sessions: list[tuple[str, Session]] = []
@@ -92,7 +94,7 @@ def speed_round(
                 key = f"{name}, {test.name}, {model}"
                 if key in results.missing or (name in peers and not test.peers):
                     continue
-                value = attempt(results, key, lambda s=session, t=test: _speed(s, t))
+                value = attempt(results, key, partial(_speed, session, test))
                 if value is not None:
                     results.add(model, test.name, name, value)
                     found.append(f"{name} {value:.4g}")
@@ -105,7 +107,7 @@ def speed_round(
 
 
 def _opened(side: Side, path: Path, stack: ExitStack) -> Session:
-    """Loaded: what loads while another is measured takes time from it."""
+    """A session with its model loaded: loading would slow down measurements of other sides."""
     session = side.open(path)
     stack.callback(session.close)
     session.wait()
@@ -119,18 +121,17 @@ def _speed(session: Session, test: Trial) -> float:
     return value
 
 
-def add_limits(results: Results, model: str, what: str, session: Any) -> None:
-    """What the machine gives at this moment, beside the figures of this test. Raises Missing."""
+def add_limits(results: Results, model: str, what: str, session: Session) -> None:
+    """Measure the machine's limits now, for this test. Raises Missing."""
     assert isinstance(session, LineWorker)
     for name, value in session.ask({"do": "limits"}).items():
         if value is not None:
             results.add(model, f"{what}, limits", name, value)
 
 
-def attempt(results: Results, key: str, work: Callable[[], Any]) -> Any:
-    """What `work` returns, or None with the reason noted: a missing peer is no failure.
-
-    Nor may anything unforeseen on one side end hours of measuring; it is shown where it happens.
+def attempt(results: Results, key: str, work: Callable[[], _T]) -> _T | None:
+    """What `work` returns. If it raises: None, and `results.missing` gets the reason, because one
+    side must not end a run of hours. Unexpected errors are also printed.
     """
     try:
         return work()

@@ -1,15 +1,15 @@
-"""What guessing tokens gains: the same requests with speculative decoding and without, in turns.
+"""Compares speculative decoding with plain decoding: the same requests, in turns.
 
     python benchmarks/speculation.py [--rounds N] [--streams N] [--length N] [--draft FILE.gguf]
 
-* `loop`: a text goes on that repeats itself (guesses are mostly right)
-* `repeat`: a chat in which the user asks for a text word for word
-* `code`: a function is written again with one name changed
-* `prose`: a text goes on freely (guesses are mostly wrong; here it is about losing nothing)
+* `loop`: the model continues a text that repeats itself (draft tokens are mostly right)
+* `repeat`: in a chat, the user asks for a text word for word
+* `code`: the model writes a function again with one name changed
+* `prose`: the model continues a free text (draft tokens are mostly wrong; it should lose nothing)
 
-Each greedily and at temperature 0.8. The ratio is that of the tokens a second of a round's pair.
-Both cores share one runner, and their answers are compared token by token. With `--draft`, that
-model drafts instead of the text so far (the model's own file, say: always right and never faster).
+Each runs greedily and at temperature 0.8. The ratio is that of the tokens a second in one round.
+Both cores share one runner, and their answers are compared token by token. With `--draft`, a second
+model drafts. (The model's own file as a draft model is always right and never faster.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common import HERE, Spread, model_path, print_configuration
 from ours import add_engine_options, open_runner, versions
@@ -90,7 +89,7 @@ class Run:
 
 
 def run(core: EngineCore, case: Case, streams: int, length: int) -> Run:
-    """The time is that from the first step on which every stream decodes."""
+    """Run all streams. The time begins when every stream has a token."""
     tokens: dict[str, list[int]] = {}
     for i in range(streams):
         tokens[str(i)] = []
@@ -109,16 +108,18 @@ def run(core: EngineCore, case: Case, streams: int, length: int) -> Run:
 
 
 def acceptance(core: EngineCore) -> str:
-    """Of the guesses since the last call."""
-    spec: dict[str, Any] = core.metrics().metrics.get("spec_decode", {"draft_count": []})
+    """How many draft tokens were right since the last reset."""
+    spec = core.metrics().metrics.get("spec_decode", {"draft_count": []})
     guesses = sum(spec["draft_count"])
     if not guesses:
         return "no guesses"
     return f"{guesses} guesses, {100 * sum(spec['accept_count']) / guesses:.0f} % right"
 
 
-def measure(cores: tuple[EngineCore, EngineCore], case: Case, options: Any) -> Iterator[str]:
-    """A pair a round, either first in turns; the first round warms up."""
+def measure(
+    cores: tuple[EngineCore, EngineCore], case: Case, options: argparse.Namespace
+) -> Iterator[str]:
+    """Run both cores in each round, each first in turn. The first round warms up."""
     plain, guessing = cores
     guessing.reset()
     speeds, ratios = [], []

@@ -1,11 +1,11 @@
-"""How well a text far longer than the model's context goes on in a sliding window, and how fast.
+"""Perplexity and speed of a text that is much longer than the model's context, in a sliding window.
 
     python benchmarks/streaming.py [--window N] [--sinks N] [--laps N] [--chunk N]
 
-The public-domain text is read again and again as one sequence. Prints for each lap where it ends,
-its perplexity, and the milliseconds a token. A window that is shorter than the text shows the same
-in each lap but the first, so the perplexity must not rise. `--chunk 1` sends every token through
-the decode path.
+The public-domain text is read again and again as one sequence. For each lap the script prints where
+it ends, its perplexity, and the milliseconds a token. If the window is shorter than the text, the
+model sees the same tokens in each lap after the first, so the perplexity must not rise. `--chunk 1`
+computes every token on the decode path.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from common import model_path, print_configuration, token_logprobs
 from ours import ONE_SEQUENCE, add_engine_options, open_runner, versions
 
+from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.limits import STREAM_LENGTH
 from mlc_llm.serve.opening.bundle import open_model
 
 HERE = Path(__file__).resolve().parent
 
 
-def laps(runner: Any, text: Sequence[int], count: int, chunk: int) -> Iterator[tuple[float, float]]:
-    """Perplexity of each lap, and milliseconds a token that its steps took."""
+def laps(
+    runner: ModelRunner, text: Sequence[int], count: int, chunk: int
+) -> Iterator[tuple[float, float]]:
+    """Perplexity of each lap, and milliseconds a token of its steps."""
     ids = [*list(text) * count, text[0]]
     steps, start, known, seconds = runner.logits_by_step(ids, chunk), 0, [], 0.0
     while start + 1 < len(ids):
@@ -61,7 +63,7 @@ def main() -> None:
         max_total_sequence_length=2 * (arguments.window + arguments.sinks) + 1024,
     )
     runner = open_runner(model, arguments.kernels, arguments.threads, config)
-    options = {"kernels": runner.metadata.isa, "window": arguments.window}
+    options = {"kernels": runner.metadata.backend, "window": arguments.window}
     options |= {"sinks": arguments.sinks, "chunk": arguments.chunk}
     print_configuration("a text without end", model=model.name, **options, **versions())
     bundle = open_model(str(model))

@@ -1,7 +1,7 @@
-"""Writes the parts of docs/api.md and docs/guide.md that the code knows anew, and nothing else.
+"""Updates the parts of docs/api.md and docs/guide.md that come from the code, and nothing else.
 
-They stand between `<!-- from the code: NAME -->` and `<!-- end -->`. NAME is one of `BLOCKS`, or an
-example's file. A test compares the pages with the code.
+These parts are between `<!-- from the code: NAME -->` and `<!-- end -->`. NAME is a key of `BLOCKS`
+or the file of an example. A test compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
 from pydantic import BaseModel
 
@@ -35,24 +35,25 @@ WIDTH = 100
 BLOCK = re.compile(r"(<!-- from the code: (.+?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 Rows = Iterable[tuple[str, ...]]
+Mode = Literal["local", "interactive", "server"]
 
 
 def renewed(page: str) -> str:
-    """The page with every block written anew. Raises KeyError for a name that is in no table."""
+    """The page with every block updated. Raises KeyError for an unknown name."""
     return BLOCK.sub(lambda found: f"{found[1]}\n{block(found[2])}\n\n{found[3]}", page)
 
 
 def block(name: str) -> str:
-    """What the code knows under a name."""
+    """The text of a block."""
     if name.startswith("examples/"):
         return code((ROOT / name).read_text(encoding="utf-8").strip(), "python")
     return BLOCKS[name]()
 
 
 def with_methods(cls: type, *, also: tuple[str, ...] = (), inner: tuple[str, ...] = ()) -> str:
-    """A class: how it is made, what it is, and its methods. `inner`: not for callers; `also`: only
-    these methods."""
-    made: Any = vars(cls)["__init__"]
+    """A class: its constructor, its docstring and its methods. inner: methods that are left out.
+    also: if given, the only methods."""
+    made = vars(cls)["__init__"]
     parts = [code(signature(made, cls.__name__)), words(cls), words(made)]
     for name, value in vars(cls).items():
         is_public = name == name.lower() and not name.startswith("_")
@@ -61,16 +62,16 @@ def with_methods(cls: type, *, also: tuple[str, ...] = (), inner: tuple[str, ...
     return "\n\n".join(part for part in parts if part)
 
 
-def method(name: str, value: Any) -> list[str]:
-    """A heading, the call and its docstring; nothing for a value that is no method."""
+def method(name: str, value: object) -> list[str]:
+    """A heading, the signature and the docstring; nothing for a value that is no method."""
     function = getattr(value, "__func__", value)
     if not inspect.isfunction(function):
         return []
     return [f"**`{name}`**", code(signature(function, name)), words(function)]
 
 
-def signature(function: Callable[..., Any], name: str) -> str:
-    """As in the source, without `self`; on several lines where one is too short."""
+def signature(function: Callable[..., object], name: str) -> str:
+    """As in the source, without `self`. On several lines if it is too long for one."""
     found = inspect.signature(function)
     returned = "" if name[0].isupper() else f" -> {found.return_annotation}"
     given = list(_parameters(found))
@@ -93,15 +94,15 @@ def _parameters(found: inspect.Signature) -> Iterable[str]:
         yield f"{stars}{one.name}: {one.annotation}{default}"
 
 
-def words(thing: Any) -> str:
-    """Its own docstring, without the fields that `help` shows behind it; empty if it has none."""
+def words(thing: object) -> str:
+    """The own docstring, without the fields that `help` adds to it; empty if there is none."""
     own = thing.__dict__.get("__doc__") if isinstance(thing, type) else thing.__doc__
     text = own if isinstance(own, str) else getattr(own, "_own", "")
     return inspect.cleandoc(text)
 
 
 def code(text: str, language: str = "py") -> str:
-    """Not `python`, which is for what the tests run."""
+    """A code block. Its language is not `python`: the tests run these blocks."""
     return f"```{language}\n{text}\n```"
 
 
@@ -115,14 +116,14 @@ def cell(text: str) -> str:
 
 
 def fields(cls: type) -> str:
-    """A config: every field with its type, its default and what it means."""
+    """A config: every field with its type, its default and its meaning."""
     docs = field_docs(cls)
     rows = [(f"`{d.name}`", f"`{d.kind}`", f"`{default(cls, d)}`", d.text) for d in docs]
     return f"{words(cls)}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
 
 
 def default(cls: type, doc: FieldDoc) -> str:
-    """As `help` has it; pydantic's classes keep theirs elsewhere."""
+    """The default of a field, as `help` shows it. Classes of pydantic keep it elsewhere."""
     return repr(getattr(cls(), doc.name)) if issubclass(cls, BaseModel) else doc.default
 
 
@@ -134,7 +135,7 @@ def parameters() -> str:
 
 
 def attributes(cls: type) -> str:
-    """A value: what it is, and its fields and properties that have words of their own."""
+    """A value: its docstring, and its fields and properties with their docstrings."""
     rows = [(f"`{d.name}`", f"`{d.kind}`", d.text) for d in field_docs(cls)]
     for name, value in vars(cls).items():
         if isinstance(value, property) and not name.startswith("_"):
@@ -144,14 +145,14 @@ def attributes(cls: type) -> str:
 
 
 def numbers(cls: type, names: Iterable[str]) -> str:
-    """Metrics: each with its unit and meaning."""
+    """Metrics, each with its unit and its meaning."""
     texts = {doc.name: doc.text for doc in field_docs(cls)}
     rows = [(f"`{n}`", unit(n), texts.get(n) or words(getattr(cls, n))) for n in names]
     return table(("name", "unit", "meaning"), rows)
 
 
 def unit(name: str) -> str:
-    """Raises StopIteration for a name that does not tell."""
+    """The unit of a metric by its name. Raises StopIteration for an unknown ending."""
     return next(words for ending, words in UNITS if name.endswith(ending))
 
 
@@ -164,22 +165,26 @@ UNITS = (
     ("_sum", "requests"),
     ("last_divergence", "object"),
 )
-"""The first ending that fits tells."""
+"""Ending of a name -> unit. The first ending that fits counts."""
 
 
 def modes() -> str:
-    """What the modes infer, by the function that infers it."""
+    """What each mode infers, by the function that infers it."""
     windows = (2048, 8192, 32768)
     head = ("`mode`", "answers at a time", *(f"context of {one}" for one in windows))
     rows = [
-        (f"`{mode}`", str(limits.sequences_of(mode)), *(_pages(mode, one) for one in windows))
+        (
+            f"`{mode}`",
+            str(limits.sequences_of(mode)),
+            *(_pages(cast(Mode, mode), one) for one in windows),
+        )
         for mode in MODES
     ]
     return table(head, rows)
 
 
-def _pages(mode: Any, context_window: int) -> str:
-    """Tokens that the pages hold where memory is no limit."""
+def _pages(mode: Mode, context_window: int) -> str:
+    """Tokens that the pages hold if memory is no limit."""
     group = KVSize(layers=30, elements=2 * 30 * 3 * 64, element_bytes=2)
     size = ModelSize(
         (group,), query_width=9 * 64, kv_width=3 * 64, head_dim=64, hidden_size=576,
@@ -197,7 +202,7 @@ def error_tree() -> str:
 
 
 INNER = ("make_and_add", "check_usable", "stop")
-"""Methods of `ThreadedEngine` for the engines around it."""
+"""Methods of `ThreadedEngine` that only other engines call."""
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "SyncMLCEngine": lambda: with_methods(SyncMLCEngine),

@@ -1,4 +1,4 @@
-"""What every side of the comparison can do, and how their processes are run."""
+"""The interface of all sides of the comparison, and how their processes are run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,7 +71,7 @@ class Side(Protocol):
 
 
 def run(
-    command: Sequence[str | Path],
+    command: Sequence[object],
     *,
     path: str | None = None,
     limit: float | None = None,
@@ -147,7 +147,7 @@ def cmake_build(
 class LineWorker:
     """A process that answers each line of JSON with one: {"value": ...} or {"error": text}."""
 
-    def __init__(self, command: Sequence[str | Path], environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[object], environment: Mapping[str, str]) -> None:
         self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(part) for part in command],
@@ -155,10 +155,10 @@ class LineWorker:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
-            env=os.environ | environment,
+            env={**os.environ, **environment},
         )
 
-    def ask(self, request: dict[str, Any]) -> Any:
+    def ask(self, request: Mapping[str, object]) -> Any:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")

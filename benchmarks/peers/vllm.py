@@ -6,9 +6,9 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.quantization.ggml_blocks import dequantize
@@ -44,6 +44,9 @@ W8A8 = {
         }
     },
 }  # fmt: skip
+
+
+Array = npt.NDArray[np.generic]
 
 
 class VLLM:
@@ -92,7 +95,7 @@ def write_w8a8(model: GGUFFile, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(_config(model), indent=1))
 
 
-def _config(model: GGUFFile) -> dict[str, Any]:
+def _config(model: GGUFFile) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -113,8 +116,8 @@ def _config(model: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _w8a8_tensors(model: GGUFFile) -> Iterator[tuple[str, tuple[str, Any]]]:
-    """Names as Transformers has them, with (type, array) in safetensors' words."""
+def _w8a8_tensors(model: GGUFFile) -> Iterator[tuple[str, tuple[str, Array]]]:
+    """Names of Transformers, with (type, array); types have their names in safetensors."""
     for name, tensor in model.tensors.items():
         values = np.asarray(dequantize(tensor.kind, tensor.data, tensor.shape), np.float32)
         parts = name.removesuffix(".weight").split(".")
@@ -131,11 +134,11 @@ def _w8a8_tensors(model: GGUFFile) -> Iterator[tuple[str, tuple[str, Any]]]:
         yield f"{target}_scale", ("BF16", _bfloat16(scale))
 
 
-def _bfloat16(values: Any) -> Any:
+def _bfloat16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:
     return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
 
 
-def write_safetensors(path: Path, tensors: dict[str, tuple[str, Any]]) -> None:
+def write_safetensors(path: Path, tensors: dict[str, tuple[str, Array]]) -> None:
     header, offset = {}, 0
     for name, (kind, array) in tensors.items():
         end = offset + array.nbytes

@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import openvino
@@ -15,7 +14,7 @@ from answering import prompt, work
 
 
 class Pipeline:
-    """Requests of token ids, stepped here so that prompts and decoding can be timed apart."""
+    """Requests of token ids. The steps run here, so that prompts and decoding are timed apart."""
 
     def __init__(self, model: str, threads: int) -> None:
         scheduler = openvino_genai.SchedulerConfig()
@@ -27,7 +26,7 @@ class Pipeline:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", options)
         self._requests = 0
 
-    def add(self, depth: int, tokens: int) -> Any:
+    def add(self, depth: int, tokens: int) -> openvino_genai.GenerationHandle:
         self._requests += 1
         config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True)
         config.do_sample = False
@@ -40,7 +39,7 @@ class Pipeline:
             self._pipeline.step()
         return time.perf_counter() - start
 
-    def decode(self, requests: Sequence[Any], tokens: int) -> float:
+    def decode(self, requests: Sequence[openvino_genai.GenerationHandle], tokens: int) -> float:
         while not all(request.can_read() for request in requests):
             self._pipeline.step()
         made = sum(len(o.generated_ids) for r in requests for o in r.read().values())

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from answering import prompt, work
 from vllm import LLM, SamplingParams
 
 
 class Engine:
-    """Requests of token ids, stepped here so that prompts and decoding can be timed apart."""
+    """Requests of token ids. The steps run here, so that prompts and decoding are timed apart."""
 
     def __init__(self, folder: str) -> None:
-        self._engine: Any = LLM(
+        self._engine = LLM(
             folder,
             skip_tokenizer_init=True,
             dtype="bfloat16",

