@@ -1,6 +1,6 @@
-"""What the benchmarks share: files, statistics, distances between distributions, the machine.
+"""Shared by the benchmarks: files, statistics, distances of distributions, facts of the machine.
 
-No torch and no tvm: the oracle and our own engine both use this.
+It imports neither torch nor TVM, because the oracle and our engine both use it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ HERE = Path(__file__).resolve().parent
 FORCED = 64
 """Positions compared for each prompt."""
 WINDOW = 1024
-"""Tokens of the perplexity text that one fresh sequence sees."""
+"""Tokens of the perplexity text in one fresh sequence."""
 
 
 def read_json(name: str) -> Any:
-    """A data file that lies beside the scripts."""
+    """A JSON file in the folder of the scripts."""
     return json.loads((HERE / name).read_text(encoding="utf-8"))
 
 
 def model_path(given: str | None) -> Path:
-    """The GGUF file to measure: the one named, or the default model (downloaded once)."""
+    """The GGUF file to measure: the given one, or the default model (downloaded once)."""
     return Path(given) if given is not None else default_model_path()
 
 
@@ -48,7 +48,7 @@ def digest(path: Path) -> str:
 
 
 def oracle_folder(model: Path, given: str | None = None) -> Path:
-    """Where the oracle's answers for this very file lie: named by the file's content."""
+    """The folder of the oracle's answers for this file. The file's content gives its name."""
     return Path(given) if given is not None else cache_root() / "oracle" / digest(model)[:16]
 
 
@@ -57,7 +57,7 @@ def oracle_folder(model: Path, given: str | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median with the least and the greatest of several measurements."""
+    """The median, the least and the greatest of several measurements."""
 
     median: float
     low: float
@@ -72,7 +72,7 @@ class Spread:
         return f"{self.median:.{digits}f} ({self.low:.{digits}f} to {self.high:.{digits}f})"
 
 
-# --- distributions: rows of logits, any real constant added to a row changes nothing ----------
+# --- distributions: rows of logits; a constant added to a row changes nothing -----------------
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -90,13 +90,13 @@ def kl_divergence(oracle: np.ndarray, ours: np.ndarray) -> np.ndarray:
 
 
 def token_logprobs(logits: np.ndarray, ids: Sequence[int]) -> np.ndarray:
-    """Log-probability [N] that each row of logits [N, V] gives to its id; a row at a time."""
+    """The log-probability [N] that each row of logits [N, V] gives to its id."""
     pairs = zip(logits, ids, strict=True)
     return np.array([log_softmax(row)[token] for row, token in pairs])
 
 
 def windows(ids: Sequence[int], size: int = WINDOW) -> list[list[int]]:
-    """Cut a text into fresh sequences. The first id of each is given, not predicted."""
+    """Cut a text into sequences of `size` ids. The first id of each is not predicted."""
     pieces = [list(ids[start : start + size]) for start in range(0, len(ids), size)]
     return [piece for piece in pieces if len(piece) > 1]
 
@@ -105,7 +105,7 @@ def windows(ids: Sequence[int], size: int = WINDOW) -> list[list[int]]:
 
 
 def configuration() -> dict[str, str]:
-    """The machine a result was measured on; every report begins with it."""
+    """Facts of this machine. Every report begins with them."""
     machine = describe()
     return {
         "cpu": f"{machine.cpu}, {machine.cores} cores",
@@ -118,7 +118,7 @@ def configuration() -> dict[str, str]:
 
 
 def print_configuration(title: str, **more: object) -> None:
-    """The head of a report: the machine, then what the script adds."""
+    """Print the head of a report: the machine, then what the script adds."""
     print(title)
     for name, value in (configuration() | more).items():
         print(f"  {name:14s} {value}")

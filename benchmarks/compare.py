@@ -50,13 +50,13 @@ QUICK_TESTS = SPEED_TESTS[:3]
 DEPTHS = (8160, 4096, 2048, 1024, 512, 128)
 QUICK_DEPTHS = (2048, 512, 128)
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-"""Of streams."""
+"""Numbers of streams."""
 COLD_STARTS = 2
 """Cold starts of each side in a round."""
 SLOW_START = 5.0
-"""Seconds. A side that takes longer to start is started once in a run."""
+"""Seconds. A side that takes longer to start starts only once in a run."""
 ROWS_OF = {"speed": MODELS, "cold": (DEFAULT,)}
-"""Models that a figure is measured on, where that is not both of `FIGURE_MODELS`."""
+"""Figure -> the models it is measured on, if these are not `FIGURE_MODELS`."""
 FIGURE_MODELS = (DEFAULT, ONE_B)
 
 
@@ -96,7 +96,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Comparison:
-    """One run: the sides, the models' files, and what was found so far."""
+    """One run: the sides, the files of the models, and the results so far."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -116,7 +116,7 @@ class Comparison:
         self.clock = Clock(arguments.minutes)
 
     def wants(self, figure: str, model: str | None = None) -> bool:
-        """Whether it is measured, on this model if one is given."""
+        """Whether a figure is measured; on this model, if one is given."""
         named = model is None or model in ROWS_OF.get(figure, FIGURE_MODELS)
         return named and figure in self.arguments.figures
 
@@ -145,7 +145,7 @@ class Comparison:
         return model_file(name, self.arguments.peer_dir / "models", tool)
 
     def prepare(self) -> None:
-        """Whatever ours compiles and packs, and what KL the faster setting has."""
+        """Compile and pack for our sides, and measure the KL of the faster setting."""
         self.results.configuration["ours"] = self.ours.install()
         for name, file in self.files.items():
             print(f"preparing {name}", flush=True)
@@ -163,7 +163,7 @@ class Comparison:
         return sides + ([self.avx2] if self.wants("avx2", model) and self.avx2_peers else [])
 
     def round(self, number: int) -> None:
-        """Everything once, model by model; what the clock cuts off is left out."""
+        """Measure everything once, model by model. After the end of the clock, nothing begins."""
         parts = (self._speeds, self._curves, self._starts)
         for part, (name, file) in itertools.product(parts, self.files.items()):
             if not self.clock.over:
@@ -188,7 +188,7 @@ class Comparison:
             )
 
     def _curves(self, name: str, file: Path) -> None:
-        """What only ours is asked, in one process but for the peak memory."""
+        """What only our side measures, in one process; the peak memory has its own process."""
         wanted = {"python": self._shares, "growth": self._growth, "context": self._contexts}
         asked = [(figure, ask) for figure, ask in wanted.items() if self.wants(figure, name)]
         if asked and self._can(self.ours, name):
@@ -215,7 +215,7 @@ class Comparison:
         add_limits(self.results, name, "contexts", session)
 
     def _memory(self, name: str, file: Path) -> None:
-        """In a fresh process that does nothing else."""
+        """Peak memory, in a fresh process that does nothing else."""
         with closing(self.ours.open(file)) as session:
             served = session.ask({"do": "serve", "streams": 32, "depth": 128, "tokens": 64})
         self.results.facts["kv served"] = served["kv"]
@@ -235,13 +235,13 @@ class Comparison:
                     self.results.add(name, "cold start", side.name, seconds)
 
     def _first_starts_wanted(self, number: int) -> int:
-        """In the first round only."""
+        """How many first starts this round measures: only the first round has some."""
         if number > 0 or not self.wants("compile"):
             return 0
         return 1 if self.arguments.quick else 3
 
     def _first_start(self) -> None:
-        """With an empty cache: the default model, then one of other sizes behind it."""
+        """Start with an empty cache: first the default model, then one of other sizes."""
         other = self.arguments.peer_dir / "models" / "other-sizes.gguf"
         if not other.exists():
             write_random(other, OTHER_SIZES)
@@ -259,7 +259,7 @@ class Comparison:
         self.arguments.out.write_text(json.dumps(asdict(self.results), indent=1))
 
     def run(self) -> None:
-        """All rounds, or those that there is time for; an interrupt ends them early."""
+        """Run all rounds, or those that there is time for. An interrupt ends them early."""
         try:
             self.prepare()
             for number in range(self.arguments.rounds):
@@ -282,7 +282,7 @@ class Comparison:
 
 
 def measured(arguments: argparse.Namespace) -> Results:
-    """A whole run."""
+    """The results of a whole run."""
     comparison = Comparison(arguments)
     described = comparison.results.configuration
     described["threads"] = str(arguments.threads)
@@ -297,7 +297,7 @@ def main() -> None:
     if arguments.report is not None:
         results = Results(**json.loads(arguments.report.read_text(encoding="utf-8")))
     else:
-        # What ends a program politely is no reason to lose what it found.
+        # SIGTERM ends the run like an interrupt, so that its results are reported.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         results = measured(arguments)
     print(text(results))

@@ -183,7 +183,7 @@ class Limits:
         return self.threads * TILE_TURNS * 4 * TILE_OPERATIONS / least / 1e9
 
     def all(self) -> dict[str, float | None]:
-        """By the names in `figures.py`."""
+        """All limits, by their names in `figures.py`."""
         return {"bandwidth": self.bandwidth(), "vnni": self.vnni(), "amx": self.amx()}
 
 

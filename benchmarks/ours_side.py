@@ -1,4 +1,4 @@
-"""Ours as a side of the comparison: a process of `ours_worker.py` that holds one model."""
+"""Our engine as a side of the comparison: a process of `ours_worker.py` with one model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from startup import first_byte
 from mlc_llm.support.files import cache_root
 
 PROMPT = "The sun rises in the east and sets in the west. In the evening one can"
-"""16 tokens of the default model's tokenizer, as the peers' cold starts have."""
+"""16 tokens of the default model's tokenizer: the peers' cold starts have 16 too."""
 
 
 class Ours:
-    """Kernels and further settings are environment variables of its processes."""
+    """Our engine. settings: environment variables of its processes, for example the kernels."""
 
     def __init__(self, threads: int, name: str = "ours", settings: Mapping[str, str] = {}) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class Ours:
         return " ".join(f"{package} {version}" for package, version in versions().items())
 
     def prepare(self, model: Path) -> None:
-        """Compile and pack what is not in the cache, so that no round has to."""
+        """Compile and pack what is not in the cache, before the rounds."""
         with closing(self.open(model)) as session:
             session.wait()
 
@@ -39,7 +39,7 @@ class Ours:
         return LineWorker(command, self.environment)
 
     def cold_start(self, model: Path, home: Path | None = None) -> float:
-        """`mlc_llm generate` to the first byte of its answer; home: another cache."""
+        """Seconds of `mlc_llm generate` to the first byte of its answer. home: another cache."""
         home = home or cache_root()
         try:
             seconds, _ = first_byte(

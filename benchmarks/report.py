@@ -1,4 +1,4 @@
-"""What a run of `compare.py` found, as text for a terminal and as a part of the documentation."""
+"""The results of `compare.py`, as text for a terminal and as a part of the documentation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SPEEDS = ("decode", "prefill 512", "prefill 2048", "32 streams")
 STARTS = ("cold start", "first start", "first start, other sizes")
 BEGIN, END = "<!-- compare: begin", "<!-- compare: end -->"
 BUSY = 1.0
-"""Load above the number of threads that is not ours any more."""
+"""If the load is more than this above the number of threads, other programs were computing."""
 
 
 def disturbance(results: Results) -> list[str]:
-    """A warning if others computed during the rounds."""
+    """A warning if other programs computed during the rounds."""
     most = max(results.loads, default=0.0)
     if most <= int(results.configuration.get("threads", "2")) + BUSY:
         return []
@@ -25,14 +25,14 @@ def disturbance(results: Results) -> list[str]:
 
 
 def text(results: Results) -> str:
-    """The configuration, what is missing, the table of figures, and every speed."""
+    """The configuration, what is missing, the table of figures, and all speeds."""
     lines = [f"  {name:14s} {value}" for name, value in results.configuration.items()]
     lines += [f"  not measured   {key}: {reason}" for key, reason in results.missing.items()]
     return "\n".join([*lines, "", *disturbance(results), *_tables(results)])
 
 
 def block(results: Results, plots: Sequence[str]) -> str:
-    """The same in Markdown; plots: addresses of pictures, seen from the document."""
+    """The same in Markdown. plots: paths of pictures, relative to the document."""
     lines = ["Configuration:", ""]
     lines += [f"* {name}: {value}" for name, value in results.configuration.items()]
     lines += [f"* not measured: {key}: {reason}" for key, reason in results.missing.items()]
@@ -53,7 +53,7 @@ def _tables(results: Results) -> list[str]:
 
 
 def speeds(results: Results, model: str) -> str:
-    """All speeds of a model, sides side by side, as a table in Markdown."""
+    """All speeds of a model as a table in Markdown, with a column for each side."""
     return _by_side(results, model, "tok/s", lambda what: what in SPEEDS)
 
 
@@ -63,7 +63,7 @@ def starts(results: Results, model: str) -> str:
 
 
 def curves(results: Results, model: str) -> str:
-    """Ours against streams and context, as lines of text."""
+    """Our speeds against streams and against context, as lines of text."""
     lines = []
     for name, prefix in (("streams", STREAMS), ("tokens of context", CONTEXT)):
         if points := rates(results, model, prefix):
@@ -73,7 +73,7 @@ def curves(results: Results, model: str) -> str:
 
 
 def _by_side(results: Results, model: str, unit: str, belongs: Callable[[str], bool]) -> str:
-    """Empty if there is nothing."""
+    """A table in Markdown; empty if there is no such test."""
     tests = [what for what in results.samples.get(model, {}) if belongs(what)]
     if not tests:
         return ""
@@ -87,7 +87,7 @@ def _by_side(results: Results, model: str, unit: str, belongs: Callable[[str], b
 
 
 def marked_text(document: Path) -> str:
-    """The whole text. ValueError unless both marks are there once each, OSError."""
+    """The text of the document. Raises ValueError if a mark does not occur once; OSError."""
     text = document.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{document}: needs the marks {BEGIN!r} and {END!r} once each")
@@ -95,7 +95,7 @@ def marked_text(document: Path) -> str:
 
 
 def write_block(document: Path, content: str) -> None:
-    """Replace what stands between the two marks. Raises what `marked_text` does."""
+    """Replace the text between the two marks. Raises what `marked_text` raises."""
     old = marked_text(document)
     start = old.index("\n", old.index(BEGIN)) + 1
     new = old[:start] + content + "\n" + old[old.index(END) :]

@@ -1,10 +1,10 @@
-"""What the accuracy measure can tell: the oracle compared with altered copies of itself.
+"""How small a difference the accuracy measure shows: the oracle and altered copies of it.
 
     python benchmarks/sensitivity.py [--model FILE.gguf]
 
-Needs the `oracle` extra and a run of `oracle.py` before. Float64 shows how much the order and the
-width of arithmetic move the oracle; activations rounded to 8 and 12 bits (one scale for 32 values,
-before every matrix product) show what engines with such activations pay.
+It needs the `oracle` extra and a run of `oracle.py` before. Float64 shows how much the order and
+the precision of arithmetic change the oracle. Activations rounded to 8 and 12 bits (one scale for
+32 values, before every matrix product) show the error of engines with such activations.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Altered:
         self.hooks = [m.register_forward_pre_hook(rounding(bits or 0)) for m in linear]
 
     def logits(self, token_ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
-        """`chunk` means nothing here: the whole sequence is one step."""
+        """`chunk` has no effect: the whole sequence is one step."""
         return self.oracle.logits(list(token_ids))
 
     def close(self) -> None:

@@ -2,9 +2,9 @@
 
     python benchmarks/single_stream.py [--repeat N] [--prompt-precision fast] [--json]
 
-`decode` is 128 tokens one after the other behind 128 tokens of context; `prefill N` is a prompt of
-N tokens up to its first sampled token. Tokens a second. Each is run once before it is measured.
-With `--prompt-precision fast` the prompts are run that way too, in turns with the exact ones.
+`decode` is 128 tokens after 128 tokens of context. `prefill N` is a prompt of N tokens, up to its
+first sampled token. The results are tokens a second. Each test runs once before it is measured.
+With `--prompt-precision fast`, prompts are also measured in this setting, in turns with exact ones.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ DECODE = 128
 
 
 def prompt_ids(count: int, vocab_size: int) -> list[int]:
-    """Ids that differ: what they mean does not matter for speed."""
+    """Different ids. Their meaning does not matter for speed."""
     return [(7919 * i + 1000) % vocab_size for i in range(count)]
 
 
 def fresh(runner: Runner) -> None:
-    """One empty sequence."""
+    """Reset the runner and add one empty sequence."""
     runner.reset()
     runner.add_sequence(SEQUENCE)
 
 
 def prefill(runner: Runner, count: int, *, fast: bool = False) -> float:
-    """Tokens a second for a prompt. A fast runner computes exactly what is no prompt to it."""
+    """Tokens a second of a prompt. With fast=False, a fast runner computes it exactly too."""
     fresh(runner)
     ids = prompt_ids(count, runner.limits.vocab_size)
     start = time.perf_counter()
@@ -55,7 +55,7 @@ def prefill(runner: Runner, count: int, *, fast: bool = False) -> float:
 
 
 def decode(runner: Runner) -> float:
-    """Tokens a second, each one being the one sampled before."""
+    """Tokens a second. Each token is the one that was sampled last."""
     fresh(runner)
     token = advance(runner, prompt_ids(DEPTH, runner.limits.vocab_size))
     start = time.perf_counter()
@@ -79,12 +79,12 @@ IN_TURNS = {
 
 
 def measure(runner: Runner, repeat: int) -> dict[str, list[float]]:
-    """All measures, each `repeat` times after one that does not count."""
+    """All measures, each `repeat` times after a run that is not counted."""
     return {name: [one(runner) for _ in range(repeat + 1)][1:] for name, one in MEASURES.items()}
 
 
 def measure_in_turns(runner: Runner, repeat: int) -> dict[str, list[float]]:
-    """Prompts, exact and fast, each `repeat` times after one that does not count."""
+    """Exact and fast prompts, each `repeat` times after a run that is not counted."""
     rounds = [[one(runner) for one in IN_TURNS.values()] for _ in range(repeat + 1)][1:]
     return dict(zip(IN_TURNS, map(list, zip(*rounds, strict=True)), strict=True))
 

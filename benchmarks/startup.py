@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py [--model FILE.gguf] [--prompt TEXT] [--runs N]
 
-The first run has an empty cache of compiled models (the model file itself is there already), the
-later ones find what it compiled. Everything is `mlc_llm generate` in fresh processes.
+The first run has no compiled model in its cache (but the model file itself); the later runs find
+what it compiled. Each run is `mlc_llm generate` in a fresh process.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What the threads and the JSON cost: JSON FFI against the sync engine, idle CPU, wake-up time.
+"""The cost of threads and JSON: JSON FFI compared with the sync engine, idle CPU, wake-up time.
 
     python benchmarks/threaded_overhead.py [--repeat N] [--tokens N] [--streams N] [--model PATH]
 
-Both engines are open in one process and take turns. A run is whole requests, greedy, from the
-messages to the last text; what is shown is tokens a second. Both sides render the chat template,
-tokenise, schedule, compute, and make text of the tokens as they come.
+Both engines are open in one process and take turns. A run is whole greedy requests, from the
+messages to the last text; the results are tokens a second. Both sides render the chat template,
+tokenise, schedule, compute, and make text from the tokens as they come.
 
-* sync: the calling thread does all of it; nobody gets a text before all are whole.
-* JSON FFI: besides, each request goes in as JSON, and each token comes out as a chunk of JSON that
-  crosses two threads and is read and checked as a `ChatCompletionStreamResponse` by a reader of its
-  own; with 32 streams there are 32 reader threads, which take their time from the model's cores.
+* sync: the calling thread does all of it, and returns when all texts are complete.
+* JSON FFI: also, each request is JSON, and each token is a chunk of JSON that crosses two threads.
+  A reader thread for each stream parses and checks it as a `ChatCompletionStreamResponse`. With 32
+  streams there are 32 reader threads, which take time from the model's cores.
 
-The ratio is that of the two runs of one turn. Idle is CPU time over ten seconds without a request.
-The wake-up is from `add_request` on a sleeping engine to its first step, on the echo engine.
+The ratio is that of the two runs of one turn. Idle is the CPU time of ten seconds without requests.
+The wake-up time is from `add_request` on a sleeping echo engine to its first step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOPS = ("run_background_loop", "run_background_stream_back_loop", "exit_backgro
 
 
 def question(i: int) -> list[dict[str, str]]:
-    """Messages that differ from the first words on, so that nothing is shared."""
+    """Messages that differ from the first word, so that the prefix cache finds nothing."""
     return [{"role": "user", "content": f"{i}. Tell a story about a lighthouse."}]
 
 
@@ -67,7 +67,7 @@ def sync_run(engine: SyncMLCEngine, streams: int, tokens: int) -> float:
 
 
 def json_run(engine: JSONFFIEngine, streams: int, tokens: int) -> float:
-    """The same through JSON, each stream read by a thread of its own."""
+    """The same with JSON. Each stream has its own reader thread."""
 
     def read(i: int) -> None:
         chunks = engine.chat.completions.create(
@@ -90,18 +90,18 @@ def json_run(engine: JSONFFIEngine, streams: int, tokens: int) -> float:
 def turns(
     sync: Callable[[], float], other: Callable[[], float], repeat: int
 ) -> tuple[list[float], list[float]]:
-    """One that does not count, then in alternating order."""
+    """Tokens a second of both, in turns, after one run each that is not counted."""
     sync(), other()
     results: dict[Callable[[], float], list[float]] = {sync: [], other: []}
     for i in range(repeat):
         for run in (sync, other) if i % 2 else (other, sync):
-            time.sleep(0.15)  # the other engine's workers look for work that long
+            time.sleep(0.15)  # the other engine's workers look for work for this long
             results[run].append(run())
     return results[sync], results[other]
 
 
 def idle_share() -> float:
-    """CPU time of the process, as a share of one core, while nothing is asked."""
+    """CPU time of the process without requests, as a share of one core."""
     time.sleep(1.0)  # TVM's workers look for work a tenth of a second before they sleep
     before = time.process_time()
     time.sleep(IDLE_SECONDS)

@@ -25,28 +25,28 @@ LIMIT = 600.0
 
 
 class Missing(Exception):
-    """A side that cannot be measured here, or not on this model; the text says why."""
+    """A side cannot be measured here, or not on this model. The text says why."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One speed: of prompts (`tokens` is 0) or of decoding, in tokens a second of all streams."""
+    """One speed of prompts (`tokens` is 0) or of decoding: tokens a second of all streams."""
 
     name: str
     depth: int
     """Tokens of the prompt of each stream."""
     tokens: int = 0
-    """Tokens that each stream decodes behind it; the prompt's time does not count then."""
+    """Tokens that each stream decodes after it. If not 0, the prompt's time is not counted."""
     streams: int = 1
     peers: bool = True
-    """Whether they are asked as well: no figure needs it of them, and it takes them long."""
+    """Whether peers run it too. If no figure needs it of them, it would only take time."""
 
 
 class Session(Protocol):
-    """One model held by one side, for the length of a round."""
+    """One model, loaded by one side for a round."""
 
     def wait(self) -> None:
-        """Until it is loaded and nothing goes on any more. Raises Missing."""
+        """Wait until the model is loaded and the process is idle. Raises Missing."""
 
     def measure(self, test: Trial) -> float:
         """Tokens a second, after a warm-up. Raises Missing."""
@@ -61,10 +61,10 @@ class Side(Protocol):
     name: str
 
     def install(self) -> str:
-        """Make it ready; returns a line that names the version. Raises Missing."""
+        """Install it. Returns a line with its version. Raises Missing."""
 
     def open(self, model: Path) -> Session:
-        """Raises Missing if the model cannot be read."""
+        """Load a model. Raises Missing if it cannot be read."""
 
     def cold_start(self, model: Path) -> float:
         """Seconds of a whole fresh process to its first token. Raises Missing."""
@@ -77,9 +77,9 @@ def run(
     limit: float | None = None,
     both: bool = False,
 ) -> str:
-    """Standard output of a program; Missing with the end of its complaint if it fails.
+    """The standard output of a program. Raises Missing with the end of its errors if it fails.
 
-    limit: seconds after which it has failed. both: what it says on standard error too.
+    limit: seconds after which it counts as failed. both: with its standard error.
     """
     environment = os.environ | ({"PATH": path} if path else {})
     text = [str(part) for part in command]
@@ -103,8 +103,8 @@ def timed(command: Sequence[str | Path]) -> float:
 
 
 def python_environment(folder: Path, *requirements: str) -> Path:
-    """The interpreter of a virtual environment that has these packages; made if it is not there,
-    completed if it was made for others."""
+    """The Python of a virtual environment with these packages. It is made if it is missing, and
+    completed if it was made for other packages."""
     python = folder / "bin" / "python"
     done, wanted = folder / "installed", "\n".join(requirements)
     if not done.exists() or done.read_text() != wanted:
@@ -116,7 +116,7 @@ def python_environment(folder: Path, *requirements: str) -> Path:
 
 
 def source_archive(folder: Path, package: str, release: str) -> Path:
-    """The unpacked source archive of a package of the index, downloaded if it is not there."""
+    """The unpacked source archive of a package. It is downloaded if it is missing."""
     unpacked = folder / f"{package.replace('-', '_')}-{release}"
     if not unpacked.exists():
         python = python_environment(folder / "tools", "cmake", "ninja", "scikit-build-core")
@@ -130,7 +130,8 @@ def source_archive(folder: Path, package: str, release: str) -> Path:
 def cmake_build(
     folder: Path, source: Path, options: Sequence[str], programs: Sequence[str]
 ) -> Path:
-    """The folder of the built programs; built politely with one process if one is missing."""
+    """The folder of the built programs. If one is missing, they are built with one process at low
+    priority."""
     made = folder / "bin"
     if all((made / program).exists() for program in programs):
         return made
@@ -145,7 +146,7 @@ def cmake_build(
 
 
 class LineWorker:
-    """A process that answers each line of JSON with one: {"value": ...} or {"error": text}."""
+    """A process that answers each line of JSON with a line: {"value": ...} or {"error": text}."""
 
     def __init__(self, command: Sequence[object], environment: Mapping[str, str]) -> None:
         self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
@@ -188,7 +189,7 @@ class LineWorker:
 
     def measure(self, test: Trial) -> float:
         asked = asdict(test)
-        del asked["peers"]  # a matter of the comparison, not of who is asked
+        del asked["peers"]  # only the comparison needs it, not the worker
         return float(self.ask({"do": "measure", **asked}))
 
     def close(self) -> None:
@@ -205,7 +206,7 @@ class LineWorker:
 
 
 def _answer(line: str) -> dict[str, Any] | None:
-    """None for whatever else a library prints."""
+    """An answer; None for other lines, which libraries print."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -27,7 +27,7 @@ KEPT = '    asm volatile("" : : "r"(&tc) : "memory");\n'
 
 
 class LlamaCpp:
-    """The archive carries llama.cpp (commit 0c1e570) and can be had from the package index.
+    """The archive contains llama.cpp (commit 0c1e570) and comes from the package index.
 
     llama-bench runs each test once before measuring and draws random tokens: its speeds include
     no sampling, ours do.
@@ -56,8 +56,8 @@ class LlamaCpp:
         return f"{self.package} {self.release}, built here: {self.flags}"
 
     def complete(self, source: Path) -> None:
-        """GCC 12 reads `_tile_loadconfig` as a load of 8 bytes and leaves out the other 56 of the
-        configuration, so that the first tile instruction is an illegal one. Keep them."""
+        """Correct an error of GCC 12: it takes `_tile_loadconfig` for a load of 8 bytes and drops
+        the other 56 bytes, so the first tile instruction is illegal."""
         file = source / TILES
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         if LOADED in text and KEPT not in text:
@@ -80,7 +80,7 @@ class LlamaCpp:
 
 
 class LlamaAvx2(LlamaCpp):
-    """The same without AVX-512, for ours with AVX2 kernels to be compared with."""
+    """The same without AVX-512, to compare it with our AVX2 kernels."""
 
     name = "llama.cpp, AVX2"
     options = CMAKE_OPTIONS + AVX2
@@ -90,7 +90,7 @@ class LlamaAvx2(LlamaCpp):
 
 
 class LlamaSession:
-    """Every test is a fresh process, so there is nothing to hold."""
+    """Every test is a fresh process, so a session has no process."""
 
     def __init__(self, side: LlamaCpp, model: Path) -> None:
         self._side, self._model = side, model

@@ -33,9 +33,6 @@ class OpenRequests:
         self._lock = threading.RLock()
         self._by_id: dict[str, OpenRequest] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def add(self, request_id: str, n: int) -> OpenRequest:
         """A new open request with `n` sequences. Raises `InvalidField` if the id is in use."""
         with self._lock:

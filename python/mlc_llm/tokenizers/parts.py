@@ -88,6 +88,6 @@ class Parts:
     add_bos: bool
     strips_leading_space: bool
     strips: dict[int, Strip] = field(default_factory=dict)
-    """By id: the control tokens that remove white space."""
+    """Id -> what it strips, for control tokens that remove white space."""
     words: Words | None = None
     """Encodes short texts before the backends are made."""
