@@ -25,9 +25,10 @@ from ours import add_engine_options, open_runner, versions
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.draft_model import DraftModel
-from mlc_llm.serve.core.drafting import Drafter, PromptLookup
 from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.core.speculation.draft_model import DraftModel
+from mlc_llm.serve.core.speculation.drafter import Drafter
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.request import Request

@@ -66,7 +66,7 @@ OPENS_A_BUNDLE = {
     "models",
     "models.spec",
 }
-OPENING = {*COMPILER, *CORE, *BUNDLE, "compiler", "runtime"}
+OPENING = {*COMPILER, *CORE, *BUNDLE, "serve.core.speculation", "compiler", "runtime"}
 SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -96,7 +96,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.batch": GROUND,
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
-    "serve.core": CORE,
+    "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
+    "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
+    "serve.core.speculation": {*CORE, "serve.core.grammar"},
     "serve.opening": OPENING,
     **dict.fromkeys(BUNDLE, OPENS_A_BUNDLE),
     "serve.stream": {*GROUND, *CONTRACTS, "protocol", "tokenizers"},
@@ -137,7 +139,7 @@ LAZY = {
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
     ("mlc_llm.protocol.generation_rules", "mlc_llm.protocol.request_parts"),  # pydantic
     ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.requests"),  # pydantic
-    ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar"),  # llguidance
+    ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar.compiler"),  # llguidance
     ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic
     ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
@@ -161,7 +163,16 @@ LAZY = {
 }
 """The closed list of imports inside functions: importer -> imported."""
 
-NO_TVM = ("protocol", "serve.data", "serve.core", "tokenizers", "loader", "conversation_template")
+NO_TVM = (
+    "protocol",
+    "serve.data",
+    "serve.core",
+    "serve.core.grammar",
+    "serve.core.speculation",
+    "tokenizers",
+    "loader",
+    "conversation_template",
+)
 NO_TVM_IN_FILES = (*NO_TVM, "serve.openai", "serve.streams", "cli", "errors", "")
 WEB = {"starlette", "uvicorn", "fastapi", "h11"}
 NEVER_AT_RUN_TIME = {"torch", "transformers"}

@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from mlc_llm.protocol.response_format import RequestResponseFormat
-from mlc_llm.serve.core.grammar import GrammarCompiler, GrammarMatcher
+from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
+from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
 from mlc_llm.testing.byte_tokenizer import IM_END, VOCABULARY_SIZE, byte_tokenizer_metadata
 from mlc_llm.tokenizers import Tokenizer
 

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _compiler_of(model: str) -> Any:
-    from mlc_llm.serve.core.grammar import GrammarCompiler
+    from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
     from mlc_llm.serve.opening.bundle import open_model
 
     bundle = open_model(model)

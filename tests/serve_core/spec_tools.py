@@ -10,9 +10,9 @@ from core_harness import Harness
 
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.drafting import Drafter, Offer
-from mlc_llm.serve.core.outlook import Outlook
 from mlc_llm.serve.core.request_state import Branch
+from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
 from mlc_llm.testing.fake_runner import FakeRunner, fake_logits, sample
 
 

@@ -11,7 +11,7 @@ from spec_tools import Seer, drafted, speculative
 
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
-from mlc_llm.serve.core.draft_lengths import (
+from mlc_llm.serve.core.speculation.draft_lengths import (
     FIRST_PAUSE,
     LAST_PAUSE,
     REFRESH,
@@ -19,7 +19,8 @@ from mlc_llm.serve.core.draft_lengths import (
     DraftLengths,
     StepTimes,
 )
-from mlc_llm.serve.core.drafting import Drafter, PromptLookup
+from mlc_llm.serve.core.speculation.drafter import Drafter
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.testing.fake_runner import FakeRunner
 
 Cost = Callable[[int], float]

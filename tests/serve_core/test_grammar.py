@@ -25,8 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.serve.core import grammar as grammar_module
-from mlc_llm.serve.core.grammar import GrammarCompiler
+from mlc_llm.serve.core.grammar import compiler as grammar_compiler
+from mlc_llm.serve.core.grammar import library as grammar_library
+from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
 from mlc_llm.testing.byte_tokenizer import IM_END, IM_START, VOCABULARY_SIZE
 
 PERSON = {
@@ -225,7 +226,7 @@ def test_matchers_of_one_grammar_do_not_disturb_each_other() -> None:
 def test_what_others_made_of_a_shared_lexer_does_not_end_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grammar_module, "MAX_LEXER_STATES", 3000)
+    monkeypatch.setattr(grammar_library, "MAX_LEXER_STATES", 3000)
     one = GrammarCompiler(tokenizer(), PADDED, [IM_END])
     wanted = response_format(regex("(a|b)*a(a|b){60}c"))
     found = one.compile(wanted)
@@ -269,7 +270,7 @@ def test_refusals_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = response_format(schema({"$ref": "#"}))
     with pytest.raises(InvalidField) as first:
         one.compile(wanted)
-    monkeypatch.setattr(grammar_module, "library_text", None)
+    monkeypatch.setattr(grammar_compiler, "library_text", None)
     with pytest.raises(InvalidField) as second:
         one.compile(wanted)
     assert str(first.value) == str(second.value)

@@ -19,9 +19,10 @@ from spec_tools import Always, Seer
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.drafting import Drafter, PromptLookup
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.core.speculation.drafter import Drafter
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.testing.byte_tokenizer import IM_END, VOCABULARY_SIZE

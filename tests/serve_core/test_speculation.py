@@ -15,8 +15,8 @@ from spec_tools import Broken, Seer, drafted, longest_row, speculative
 
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.draft_model import DraftModel
-from mlc_llm.serve.core.drafting import PromptLookup
+from mlc_llm.serve.core.speculation.draft_model import DraftModel
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.testing.fake_runner import FakeRunner
 

@@ -19,8 +19,8 @@ from spec_tools import Seer, speculative
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import Batch, Window
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.draft_model import DraftModel
-from mlc_llm.serve.core.drafting import PromptLookup
+from mlc_llm.serve.core.speculation.draft_model import DraftModel
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.testing.fake_runner import FakeRunner
 
 FORCED = regex("[ab]{2}, and then what is known[cd]{1,3}")

@@ -15,7 +15,7 @@ from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
-from mlc_llm.serve.core.grammar import GrammarCompiler
+from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
 from mlc_llm.serve.core.mock_echo import _EchoAdmission
 from mlc_llm.serve.data import TextData
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder

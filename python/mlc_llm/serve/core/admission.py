@@ -16,7 +16,8 @@ from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import StopStrHandler, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
-    from mlc_llm.serve.core.grammar import Grammar, GrammarCompiler
+    from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
+    from mlc_llm.serve.core.grammar.matcher import Grammar
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Admission:
 
     def _compiler(self) -> GrammarCompiler:
         """The compiler of grammars, loaded with the first request that needs one."""
-        from mlc_llm.serve.core.grammar import GrammarCompiler
+        from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
 
         with self._grammars_lock:
             if self._grammars is None:

@@ -20,14 +20,15 @@ from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission, Prepared
-from mlc_llm.serve.core.drafting import Drafter, PromptLookup
-from mlc_llm.serve.core.plan import Plan, drafts_of
 from mlc_llm.serve.core.postprocess import Postprocessor, take_output
 from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.queue_note import QueueNote
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.scheduler import Scheduler
-from mlc_llm.serve.core.speculation import Speculator
+from mlc_llm.serve.core.speculation.drafter import Drafter
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
+from mlc_llm.serve.core.speculation.speculator import Speculator
+from mlc_llm.serve.core.step_plan import Plan, drafts_of
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import longest_sequence

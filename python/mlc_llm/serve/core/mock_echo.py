@@ -19,7 +19,7 @@ from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from mlc_llm.serve.core.grammar import Grammar
+    from mlc_llm.serve.core.grammar.matcher import Grammar
 
 ECHO_LIMITS = {
     "max_num_sequence": 32,

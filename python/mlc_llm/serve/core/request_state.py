@@ -18,7 +18,7 @@ from mlc_llm.runtime.batch import LogitBias
 
 if TYPE_CHECKING:
     from mlc_llm.runtime.batch import Sampling
-    from mlc_llm.serve.core.grammar import GrammarMatcher
+    from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
     from mlc_llm.tokenizers import StopStrHandler

@@ -14,11 +14,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from mlc_llm.runtime.batch import BatchRow, Runner, Sampling
-from mlc_llm.serve.core.pace import Pace
-from mlc_llm.serve.core.plan import Plan, Verdict, drafts_of
+from mlc_llm.serve.core.prefill_budget import Pace
 from mlc_llm.serve.core.prefix_cache import Origin, PrefixCache
 from mlc_llm.serve.core.request_state import Branch, RequestState, Status
 from mlc_llm.serve.core.sampling import sampling_of
+from mlc_llm.serve.core.step_plan import Plan, Verdict, drafts_of
 
 
 class Scheduler:

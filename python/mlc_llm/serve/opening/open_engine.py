@@ -19,9 +19,9 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.draft_model import DraftModel
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.arguments import detect_device

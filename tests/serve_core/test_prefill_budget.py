@@ -8,7 +8,7 @@ from core_harness import Harness, alone, prompt_of
 from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.pace import LEAST, Pace
+from mlc_llm.serve.core.prefill_budget import LEAST, Pace
 from mlc_llm.testing.fake_runner import FakeRunner
 
 

@@ -9,7 +9,7 @@ from mlc_llm.runtime.batch import Sampling
 from mlc_llm.serve.core.request_state import Branch
 
 if TYPE_CHECKING:
-    from mlc_llm.serve.core.grammar import GrammarAhead
+    from mlc_llm.serve.core.grammar.ahead import GrammarAhead
 
 
 class Outlook:

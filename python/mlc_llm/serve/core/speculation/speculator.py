@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlc_llm.serve.config import MAX_DRAFT_LENGTH
-from mlc_llm.serve.core.draft_lengths import Acceptance, DraftLengths
-from mlc_llm.serve.core.drafting import Drafter, Offer
-from mlc_llm.serve.core.outlook import Outlook
-from mlc_llm.serve.core.plan import Plan
 from mlc_llm.serve.core.request_state import Branch, Status
 from mlc_llm.serve.core.scheduler import Scheduler
+from mlc_llm.serve.core.speculation.draft_lengths import Acceptance, DraftLengths
+from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
+from mlc_llm.serve.core.step_plan import Plan
 
 _log = logging.getLogger(__name__)
 

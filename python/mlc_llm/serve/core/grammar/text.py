@@ -12,8 +12,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.response_format import RequestResponseFormat, StructuralTag, WrittenGrammar
-from mlc_llm.serve.core.grammar_optional import check_lark, check_pattern
-from mlc_llm.serve.core.grammar_schema import check_parts, check_schema
+from mlc_llm.serve.core.grammar.optional_parts import check_lark, check_pattern
+from mlc_llm.serve.core.grammar.schema import check_parts, check_schema
 
 FIELD = "response_format"
 MAX_EMBEDDED = 128

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
-from mlc_llm.serve.core.draft_lengths import StepTimes
-from mlc_llm.serve.core.drafting import Offer
-from mlc_llm.serve.core.outlook import Outlook
 from mlc_llm.serve.core.request_state import Branch
+from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
+from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.core.speculation.drafter import Offer
 
 CATCH_UP = 128
 """Most tokens that one step reads of texts the draft model does not know yet: the streams wait for

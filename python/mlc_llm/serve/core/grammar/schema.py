@@ -8,7 +8,7 @@ from typing import Any
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.json_text import parse_json
-from mlc_llm.serve.core.grammar_optional import check_pattern
+from mlc_llm.serve.core.grammar.optional_parts import check_pattern
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64
