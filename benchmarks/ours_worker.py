@@ -78,7 +78,7 @@ class Streams:
             self._last[i] = samples[0].token_id
         return time.perf_counter() - start
 
-    def branch(self, depth: int) -> None:
+    def fork(self, depth: int) -> None:
         """One more sequence: the first `depth` tokens of the first one."""
         self._runner.fork_sequence(0, len(self._last), depth)
         self._last.append(self._last[0])
@@ -138,7 +138,7 @@ class Worker:
         """
         running = Streams(self.runner, 1, depths[0])
         for depth in depths[1:]:
-            running.branch(depth)
+            running.fork(depth)
         turns = [running.each() for _ in range(steps + 2)][2:]
         return [statistics.median(found) for found in zip(*turns, strict=True)]
 

@@ -101,39 +101,39 @@ def run(core: EngineCore, case: Case, streams: int, length: int) -> Run:
         if start is None and all(tokens.values()):
             start = time.perf_counter()
         for output in core.step():
-            for i, branch in enumerate(output.unpack()[1]):
-                assert i == 0 and branch.error is None
-                tokens[output.request_id] += branch.delta_token_ids
+            for i, sequence in enumerate(output.unpack()[1]):
+                assert i == 0 and sequence.error is None
+                tokens[output.request_id] += sequence.delta_token_ids
     assert start is not None, "a stream ended before the others began"
     return Run(tokens, time.perf_counter() - start)
 
 
 def acceptance(core: EngineCore) -> str:
-    """How many draft tokens were right since the last reset."""
+    """How many draft tokens were accepted since the last reset."""
     spec = core.metrics().metrics.get("spec_decode", {"draft_count": []})
-    guesses = sum(spec["draft_count"])
-    if not guesses:
-        return "no guesses"
-    return f"{guesses} guesses, {100 * sum(spec['accept_count']) / guesses:.0f} % right"
+    drafted = sum(spec["draft_count"])
+    if not drafted:
+        return "no draft tokens"
+    return f"{drafted} draft tokens, {100 * sum(spec['accept_count']) / drafted:.0f} % accepted"
 
 
 def measure(
     cores: tuple[EngineCore, EngineCore], case: Case, options: argparse.Namespace
 ) -> Iterator[str]:
     """Run both cores in each round, each first in turn. The first round warms up."""
-    plain, guessing = cores
-    guessing.reset()
+    plain, drafting = cores
+    drafting.reset()
     speeds, ratios = [], []
     for i in range(options.rounds + 1):
-        first, second = (plain, guessing) if i % 2 else (guessing, plain)
+        first, second = (plain, drafting) if i % 2 else (drafting, plain)
         found = {one: run(one, case, options.streams, options.length) for one in (first, second)}
-        assert found[plain].tokens == found[guessing].tokens, "the answers differ"
-        speeds.append(found[guessing].speed)
-        ratios.append(found[guessing].speed / found[plain].speed)
+        assert found[plain].tokens == found[drafting].tokens, "the answers differ"
+        speeds.append(found[drafting].speed)
+        ratios.append(found[drafting].speed / found[plain].speed)
     count = sum(map(len, found[plain].tokens.values()))
     yield (
         f"{case.name:7} {case.temperature:3}  {Spread.of(ratios[1:])!s:24} "
-        f"{Spread.of(speeds[1:])!s:28} {count:5} tokens, {acceptance(guessing)}"
+        f"{Spread.of(speeds[1:])!s:28} {count:5} tokens, {acceptance(drafting)}"
     )
 
 

@@ -17,7 +17,7 @@ def run(mode: str) -> tuple[str, Usage]:
         engine_config=EngineConfig(speculative_mode=mode),
     )
     answer = engine.generate(PROMPT, GenerationConfig(temperature=0, max_tokens=100))
-    drafts = engine.metrics().metrics.get("spec_decode")  # not there if nothing was guessed
+    drafts = engine.metrics().metrics.get("spec_decode")  # not there if nothing was drafted
     if drafts is not None:
         mean = [*drafts["accept_len"].values()][-1]  # the last one counts the drafts whole
         print(f"{drafts['draft_count'][0]} drafts; of each, {mean:.2f} tokens were right")
@@ -25,7 +25,7 @@ def run(mode: str) -> tuple[str, Usage]:
 
 
 plain, usage = run("disable")
-guessed, faster = run("prompt_lookup")
+drafted, faster = run("prompt_lookup")
 print(f"plain: {usage.extra['decode_tokens_per_s']:.0f} tokens a second")
-print(f"with guesses: {faster.extra['decode_tokens_per_s']:.0f} tokens a second")
-print(f"same text: {plain == guessed}")
+print(f"with draft tokens: {faster.extra['decode_tokens_per_s']:.0f} tokens a second")
+print(f"same text: {plain == drafted}")

@@ -11,10 +11,10 @@ finished: list[str] = []
 def show(outputs: list[RequestStreamOutput]) -> None:
     """Print the new text. The usage of a request is the last thing that comes."""
     for output in outputs:
-        request_id, branches = output.unpack()
-        for branch in branches:
-            print(streamer.put(branch.delta_token_ids), end="", flush=True)
-            if branch.request_final_usage_json_str is not None:
+        request_id, sequences = output.unpack()
+        for sequence in sequences:
+            print(streamer.put(sequence.delta_token_ids), end="", flush=True)
+            if sequence.request_final_usage_json_str is not None:
                 finished.append(request_id)
 
 

@@ -14,10 +14,10 @@ ended = threading.Event()
 def show(outputs: list[RequestStreamOutput]) -> None:
     """Runs on the stream-back thread; the engine does not wait for it."""
     for output in outputs:
-        _, branches = output.unpack()
-        for branch in branches:
-            print(streamer.put(branch.delta_token_ids), end="", flush=True)
-            if branch.request_final_usage_json_str is not None:
+        _, sequences = output.unpack()
+        for sequence in sequences:
+            print(streamer.put(sequence.delta_token_ids), end="", flush=True)
+            if sequence.request_final_usage_json_str is not None:
                 ended.set()
 
 

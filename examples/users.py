@@ -6,7 +6,7 @@ import threading
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import RequestStreamOutput, TextData
-from mlc_llm.serve.stream import BranchText
+from mlc_llm.serve.stream import SequenceText
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
 inboxes = {f"user-{i}": queue.Queue() for i in range(20)}
@@ -16,16 +16,16 @@ answers: dict[str, str] = {}
 def deliver(outputs: list[RequestStreamOutput]) -> None:
     """Runs on the stream-back thread: it only hands on, so that nobody waits for anybody."""
     for output in outputs:
-        request_id, branches = output.unpack()
-        for branch in branches:
-            inboxes[request_id].put(branch)
+        request_id, sequences = output.unpack()
+        for sequence in sequences:
+            inboxes[request_id].put(sequence)
 
 
 def ask(user: str) -> None:
     """One user: asks, reads until the usage comes, which is the last thing of each request."""
     prompt = TextData(f"A short letter to number {user[5:]}:")
     engine.add_request(engine.create_request(user, prompt, GenerationConfig(max_tokens=24)))
-    text = BranchText(tokenizer)
+    text = SequenceText(tokenizer)
     while (output := inboxes[user].get()).request_final_usage_json_str is None:
         text.put(output)
     answers[user] = f"({text.finish_reason}) {''.join(text.pieces)!r}"

@@ -27,7 +27,7 @@ PRINTS = {
     "What a mode chooses": r"interactive: 1 .*, 8192 tokens .*\nlocal: 4 .*, 8192 tokens",
     "A text longer than the context": r"context: 8192 .*\nthe prompt: (8[2-9]|9|1\d)\d+ tokens\n"
     r"held at a time: \d{3} tokens\n\s*\w",
-    "Seeds": r"same answer: True\nanother seed: True\nbranches of one request differ: [23]\n",
+    "Seeds": r"same answer: True\nanother seed: True\nsequences of one request differ: [23]\n",
     "Log-probabilities": r"(?m)\A('.*': [01]\.\d\d of \[.*\]\n){6}\Z",
     "asyncio": r"question 19.*\n\['one text', 'another text'\]\n",
     "Several processes": r"\['one prompt', 'another prompt'\]\n",

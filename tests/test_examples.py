@@ -16,7 +16,7 @@ PRINTS = {
     "chat": r"29 prompt tokens, 0 of them cached(.*\n)*.*prompt tokens, [1-9]\d* of them cached",
     "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
     "prefix": r" 0 of \d+ prompt.*\n.* [1-9]\d* of \d+ prompt.*\n1 of 2 .*\n.*at token [1-9]",
-    "speculation": r"plain: \d+ .*\nwith guesses: \d+ .*\nsame text: True\n",
+    "speculation": r"plain: \d+ .*\nwith draft tokens: \d+ .*\nsame text: True\n",
     "users": r"\A(user-\d+ \((stop|length)\) .*\n){20}\Z",
 }
 """What an example has to show, where any words would not do."""

@@ -65,7 +65,7 @@ def eventually(condition: Callable[[], object], what: str, seconds: float = 5.0)
 
 @dataclass
 class Stream:
-    """What was said about one request with one branch or several."""
+    """What was said about one request with one sequence or several."""
 
     tokens: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)

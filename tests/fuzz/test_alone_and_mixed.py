@@ -29,7 +29,7 @@ from mlc_llm.tokenizers import Tokenizer
 
 pytestmark = pytest.mark.slow
 
-LONGEST_PROMPT, MOST_TOKENS, MOST_BRANCHES = 60, 40, 3
+LONGEST_PROMPT, MOST_TOKENS, MOST_SEQUENCES = 60, 40, 3
 ROOM = LONGEST_PROMPT + MOST_TOKENS
 """Tokens for which every engine has pages: what does not fit ends elsewhere, and may."""
 MOST_STEPS = 20_000
@@ -74,7 +74,7 @@ class Asked:
 
 @dataclass
 class Answer:
-    """All that was said about a request; lists by branch."""
+    """All that was said about a request; lists by sequence."""
 
     tokens: list[list[int]]
     logprobs: list[list[str]]
@@ -109,16 +109,16 @@ class Engine:
         for output in outputs:
             answer = self.answers[output.request_id]
             assert answer.usages == 0, "something follows the usage"
-            _, branches = output.unpack()
-            if branches[0].request_final_usage_json_str is not None:
+            _, sequences = output.unpack()
+            if sequences[0].request_final_usage_json_str is not None:
                 answer.usages += 1
                 continue
-            for i, branch in enumerate(branches):
-                assert branch.error is None, branch.error
-                answer.tokens[i] += branch.delta_token_ids
-                answer.logprobs[i] += branch.delta_logprob_json_strs or []
-                answer.reasons[i] = answer.reasons[i] or branch.finish_reason
-                answer.cut[i] = answer.cut[i] or branch.cut_bytes
+            for i, sequence in enumerate(sequences):
+                assert sequence.error is None, sequence.error
+                answer.tokens[i] += sequence.delta_token_ids
+                answer.logprobs[i] += sequence.delta_logprob_json_strs or []
+                answer.reasons[i] = answer.reasons[i] or sequence.finish_reason
+                answer.cut[i] = answer.cut[i] or sequence.cut_bytes
 
 
 class Always:
@@ -178,7 +178,7 @@ def some_wishes(rng: random.Random) -> dict[str, Any]:
     wishes: dict[str, Any] = {
         "temperature": rng.choice([0.0, 0.7, 1.0, 1.0, 1.6]),
         "seed": rng.randrange(2**32),
-        "n": rng.choice([1, 1, 2, MOST_BRANCHES]),
+        "n": rng.choice([1, 1, 2, MOST_SEQUENCES]),
         "max_tokens": rng.randint(1, MOST_TOKENS),
         "logprobs": rng.random() < 0.4,
         "top_logprobs": rng.randrange(4),
@@ -248,7 +248,7 @@ def run_case(seed: int, make: MakeRunner, page_size: int, count: int) -> None:
     config = some_config(rng, limits)
     requests = [some_request(rng, i) for i in range(count)]
     answers = mixed(engine_of(make(limits), config), requests)
-    plenty = make(Limits(64, MOST_BRANCHES, 64, limits.window))
+    plenty = make(Limits(64, MOST_SEQUENCES, 64, limits.window))
     for one in requests:
         plenty.reset()
         what = f"seed {seed}: {one} of {limits}, {config}"

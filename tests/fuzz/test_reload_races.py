@@ -37,14 +37,14 @@ REASONS = {"stop", "length", "abort", "error"}
 def numbered(number: int, opened: OpenEngine) -> OpenEngine:
     """A load whose requests and whose usages carry its number."""
     core: Any = opened.core
-    close = core._close
+    close = core._telemetry.close
 
     def closed(state: Any) -> str:
         usage = json.loads(close(state))
         usage["extra"]["ran_on"] = number
         return json.dumps(usage)
 
-    core._close = closed
+    core._telemetry.close = closed
     defaults = GenerationConfig(seed=number).merged_over(opened.bundle.defaults)
     return replace(opened, bundle=replace(opened.bundle, defaults=defaults))
 

@@ -52,7 +52,7 @@ def test_images_are_refused_clearly() -> None:
             make()
 
 
-def test_an_output_unpacks_to_one_item_a_branch_and_only_once() -> None:
+def test_an_output_unpacks_to_one_item_a_sequence_and_only_once() -> None:
     output = RequestStreamOutput(
         "r",
         [[1, 2], [3]],
@@ -61,9 +61,9 @@ def test_an_output_unpacks_to_one_item_a_branch_and_only_once() -> None:
         group_extra_prefix_string=["", "x"],
         group_cut_bytes=[0, 2],
     )
-    request_id, branches = output.unpack()
+    request_id, sequences = output.unpack()
     assert request_id == "r"
-    assert branches == [
+    assert sequences == [
         SingleRequestStreamOutput([1, 2], ["a", "b"], None, None, ""),
         SingleRequestStreamOutput([3], ["c"], "stop", None, "x", cut_bytes=2),
     ]
@@ -72,20 +72,20 @@ def test_an_output_unpacks_to_one_item_a_branch_and_only_once() -> None:
 
 
 def test_prefix_and_cut_default_to_nothing() -> None:
-    _, branches = RequestStreamOutput("r", [[1]], None, [None]).unpack()
-    assert branches == [SingleRequestStreamOutput([1], None, None, None, "", 0, None)]
+    _, sequences = RequestStreamOutput("r", [[1]], None, [None]).unpack()
+    assert sequences == [SingleRequestStreamOutput([1], None, None, None, "", 0, None)]
 
 
 def test_a_usage_output_unpacks_to_exactly_one_element() -> None:
-    _, branches = RequestStreamOutput.usage("r", "{}").unpack()
-    assert branches == [SingleRequestStreamOutput([], None, None, "{}", "")]
+    _, sequences = RequestStreamOutput.usage("r", "{}").unpack()
+    assert sequences == [SingleRequestStreamOutput([], None, None, "{}", "")]
 
 
-def test_all_branches_end_together_with_the_reason() -> None:
-    _, branches = RequestStreamOutput.finished("r", 3, "error", "NaN logits").unpack()
-    assert [(one.finish_reason, one.error) for one in branches] == [("error", "NaN logits")] * 3
-    _, branches = RequestStreamOutput.finished("r", 2, "abort").unpack()
-    assert [(one.finish_reason, one.error) for one in branches] == [("abort", None)] * 2
+def test_all_sequences_end_together_with_the_reason() -> None:
+    _, sequences = RequestStreamOutput.finished("r", 3, "error", "NaN logits").unpack()
+    assert [(one.finish_reason, one.error) for one in sequences] == [("error", "NaN logits")] * 3
+    _, sequences = RequestStreamOutput.finished("r", 2, "abort").unpack()
+    assert [(one.finish_reason, one.error) for one in sequences] == [("abort", None)] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -78,6 +79,7 @@ class Harness:
     stop_token_ids: Sequence[int] = ()
     trace: Any = None
     drafter: Any = None
+    clock: Callable[[], float] = time.perf_counter
     expected_error: str = "no error"
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class Harness:
             stop_token_ids=self.stop_token_ids,
             trace=self.trace,
             drafter=self.drafter,
+            clock=self.clock,
         )
         self.seen: dict[str, Seen] = {}
         self.steps = 0
@@ -143,29 +146,29 @@ class Harness:
             seen = self.seen[output.request_id]
             assert seen.usage is None, "nothing follows the usage"
             seen.last_step = self.steps
-            _, branches = output.unpack()
-            usage = branches[0].request_final_usage_json_str
+            _, sequences = output.unpack()
+            usage = sequences[0].request_final_usage_json_str
             if usage is not None:
-                assert all(seen.reasons), "the usage comes after every branch has ended"
+                assert all(seen.reasons), "the usage comes after every sequence has ended"
                 seen.usage = json.loads(usage)
                 continue
-            for i, branch in enumerate(branches):
-                self._take_branch(seen, i, branch)
+            for i, sequence in enumerate(sequences):
+                self._take_sequence(seen, i, sequence)
 
-    def _take_branch(self, seen: Seen, i: int, branch: Any) -> None:
+    def _take_sequence(self, seen: Seen, i: int, sequence: Any) -> None:
         if seen.reasons[i] is not None:
-            assert not branch.delta_token_ids and branch.finish_reason is None
-        seen.tokens[i] += branch.delta_token_ids
-        seen.logprobs[i] += branch.delta_logprob_json_strs or []
-        seen.reasons[i] = seen.reasons[i] or branch.finish_reason
-        seen.cut[i] = seen.cut[i] or branch.cut_bytes
-        assert branch.error is None or self.expected_error in branch.error
-        seen.error = seen.error or branch.error
+            assert not sequence.delta_token_ids and sequence.finish_reason is None
+        seen.tokens[i] += sequence.delta_token_ids
+        seen.logprobs[i] += sequence.delta_logprob_json_strs or []
+        seen.reasons[i] = seen.reasons[i] or sequence.finish_reason
+        seen.cut[i] = seen.cut[i] or sequence.cut_bytes
+        assert sequence.error is None or self.expected_error in sequence.error
+        seen.error = seen.error or sequence.error
 
-    def text(self, request_id: str, branch: int = 0) -> bytes:
+    def text(self, request_id: str, sequence: int = 0) -> bytes:
         seen = self.seen[request_id]
-        whole = b"".join(map(PieceTokenizer().token_bytes, seen.tokens[branch]))
-        return whole[: len(whole) - seen.cut[branch]]
+        whole = b"".join(map(PieceTokenizer().token_bytes, seen.tokens[sequence]))
+        return whole[: len(whole) - seen.cut[sequence]]
 
 
 def alone(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from core_harness import Harness
 
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.request_state import Branch
-from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
 from mlc_llm.testing.fake_runner import FakeRunner, fake_logits, sample
 
@@ -23,7 +24,7 @@ class Always:
         self.most = most
 
     def choose(
-        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
+        self, offers: abc.Sequence[tuple[int, float]], cost: Callable[[int, int], float]
     ) -> list[int]:
         return [min(offered, self.most) for offered, _ in offers]
 
@@ -41,18 +42,18 @@ class Seer:
         self._rng = np.random.default_rng(seed)
         self._right = right
 
-    def offers(self, branches: Sequence[Branch], most: Sequence[int]) -> list[Offer]:
+    def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
         return [Offer(one) for one in most]
 
     def cost(self, rows: int, depth: int) -> float:
         return 0.0
 
-    def draft(self, outlooks: Sequence[Outlook], lengths: Sequence[int]) -> None:
-        for outlook, length in zip(outlooks, lengths, strict=True):
-            while len(outlook.drafts) < length and outlook.push(self._guess(outlook)):
+    def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        for draft, length in zip(drafts, lengths, strict=True):
+            while len(draft.token_ids) < length and draft.push(self._expected(draft)):
                 pass
 
-    def forget(self, branch: Branch) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """Remembers nothing."""
 
     def reset(self) -> None:
@@ -61,18 +62,18 @@ class Seer:
     def check_integrity(self) -> None:
         """Remembers nothing."""
 
-    def _guess(self, outlook: Outlook) -> int:
-        branch = outlook.branch
-        tokens = [*branch.tokens(0, branch.known), *outlook.drafts]
-        said = sample(fake_logits(tokens, 300), outlook.samplings[-1]).token_id
+    def _expected(self, draft: DraftSequence) -> int:
+        sequence = draft.sequence
+        tokens = [*sequence.tokens(0, sequence.known), *draft.token_ids]
+        said = sample(fake_logits(tokens, 300), draft.samplings[-1]).token_id
         return said if self._rng.random() < self._right else int(self._rng.integers(300))
 
 
 class Broken(Seer):
     """Raises in the middle of a draft."""
 
-    def draft(self, outlooks: Sequence[Outlook], lengths: Sequence[int]) -> None:
-        outlooks[0].push(1)
+    def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        drafts[0].push(1)
         raise RuntimeError("a drafter that is broken")
 
 
@@ -93,11 +94,11 @@ def speculative(
 
 
 def drafted(harness: Harness) -> tuple[int, int]:
-    """(guesses, guesses that came true) in all steps so far."""
+    """(draft tokens, accepted ones) in all steps so far."""
     spec = harness.core.metrics().metrics.get("spec_decode", {})
     return sum(spec.get("draft_count", [])), sum(spec.get("accept_count", []))
 
 
-def longest_row(batches: Sequence[Batch]) -> int:
+def longest_row(batches: abc.Sequence[Batch]) -> int:
     """Most samplings of a row."""
     return max(len(row.samplings) for batch in batches for row in batch.rows)

@@ -15,7 +15,7 @@ from mlc_llm.serve.core.speculation.draft_lengths import (
     FIRST_PAUSE,
     LAST_PAUSE,
     REFRESH,
-    Acceptance,
+    AcceptanceRate,
     DraftLengths,
     StepTimes,
 )
@@ -57,7 +57,7 @@ def settled(lengths: DraftLengths, offers: list[tuple[int, float]], cost: Cost) 
     ("rate", "cost", "expected"),
     [
         (0.98, flat, 16),
-        (0.5, flat, 5),  # the sixth guess is right once in 64 times, and costs 1 %
+        (0.5, flat, 5),  # the sixth draft token is accepted once in 64 times, and costs 1 %
         (0.0, flat, 0),
         (0.98, steep, 0),
         (0.7, uneven, 2),
@@ -67,7 +67,7 @@ def test_the_length_that_gives_most_tokens_a_second(rate: float, cost: Cost, exp
     assert settled(DraftLengths(), [(16, rate)], cost) == [expected]
 
 
-def test_of_several_rows_the_likeliest_guesses_are_taken() -> None:
+def test_of_several_rows_the_likeliest_draft_tokens_are_taken() -> None:
     few = settled(DraftLengths(), [(16, 0.9), (16, 0.3), (0, 0.9)], flat)
     assert few[0] > few[1] > few[2] == 0
     many = settled(DraftLengths(), [(16, 0.98)] * 8, flat)
@@ -119,23 +119,20 @@ def test_one_slow_step_counts_for_little() -> None:
     assert times.estimate(1) == pytest.approx(1.1, rel=0.1)
 
 
-def test_a_guess_of_a_kind_that_is_known_starts_with_what_is_known_of_it() -> None:
-    kind = Acceptance()
+def test_a_draft_token_of_a_kind_that_is_known_starts_with_what_is_known_of_it() -> None:
+    kind = AcceptanceRate()
     for _ in range(50):
         kind.learn(0, is_rejected=True)
-    one = Acceptance(kind)
+    one = AcceptanceRate(kind)
     assert one.rate < 0.05
     for _ in range(5):
         one.learn(8, is_rejected=False)
     assert one.rate > 0.8 and kind.rate < 0.05
 
 
-def on_a_clock(
-    drafter: Drafter | None, cost: Cost, monkeypatch: pytest.MonkeyPatch, tokens: int = 400
-) -> tuple[float, Harness]:
+def on_a_clock(drafter: Drafter | None, cost: Cost, tokens: int = 400) -> tuple[float, Harness]:
     """Seconds that 4 requests take where a step costs what `cost` says of its tokens."""
     clock = [0.0]
-    monkeypatch.setattr("mlc_llm.serve.core.engine_core._now", lambda: clock[0])
     runner = FakeRunner(num_pages=256, context_window=2048)
 
     def work(batch: Batch) -> None:
@@ -143,9 +140,9 @@ def on_a_clock(
 
     runner.faults.append(work)
     if drafter is None:
-        harness = Harness(runner, EngineConfig())
+        harness = Harness(runner, EngineConfig(), clock=lambda: clock[0])
     else:
-        harness = speculative(drafter, runner, most=None)
+        harness = speculative(drafter, runner, most=None, clock=lambda: clock[0])
     for i in range(4):
         config = {"temperature": 1.0, "seed": i, "max_tokens": tokens}
         harness.add(str(i), prompt_of(9, i), **config)
@@ -159,19 +156,17 @@ def on_a_clock(
 
 @pytest.mark.parametrize("drafter", [Seer(right=0.0), Seer(right=0.3), PromptLookup()])
 @pytest.mark.parametrize("cost", [flat, steep, uneven])
-def test_hardly_slower_than_plain_with_a_useless_drafter(
-    drafter: Drafter, cost: Cost, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hardly_slower_than_plain_with_a_useless_drafter(drafter: Drafter, cost: Cost) -> None:
     """What the attempts cost is bounded, and soon they are rare."""
-    plain, _ = on_a_clock(None, cost, monkeypatch)
-    seconds, harness = on_a_clock(drafter, cost, monkeypatch)
+    plain, _ = on_a_clock(None, cost)
+    seconds, harness = on_a_clock(drafter, cost)
     assert seconds <= 1.05 * plain
     assert harness.steps > 0
 
 
-def test_much_faster_with_a_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, _ = on_a_clock(None, flat, monkeypatch)
-    seconds, harness = on_a_clock(Seer(right=0.95), flat, monkeypatch)
+def test_much_faster_with_a_good_one() -> None:
+    plain, _ = on_a_clock(None, flat)
+    seconds, harness = on_a_clock(Seer(right=0.95), flat)
     assert seconds < plain / 4
-    guesses, right = drafted(harness)
-    assert right > 0.5 * guesses
+    num_drafted, accepted = drafted(harness)
+    assert accepted > 0.5 * num_drafted

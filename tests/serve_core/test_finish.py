@@ -89,7 +89,7 @@ def test_ignore_eos_disables_stop_tokens_and_strings() -> None:
     assert seen.tokens == [[97, 299, 259, 97]] and seen.reasons == ["length"]
 
 
-def test_sequence_length_ends_a_branch() -> None:
+def test_sequence_length_ends_a_sequence() -> None:
     harness = Harness(FakeRunner(context_window=20))
     harness.add("a", prompt_of(12), max_tokens=-1)
     assert len(harness.run()["a"].tokens[0]) == 8
@@ -112,7 +112,7 @@ def test_logprobs_are_those_of_the_raw_logits(temperature: float) -> None:
             assert top == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-4)
 
 
-def test_penalties_see_the_counts_of_their_own_branch() -> None:
+def test_penalties_see_the_counts_of_their_own_sequence() -> None:
     harness = Harness(Scripted([97, 97, 98], 3))
     harness.add("a", [1, 2, 3], max_tokens=4, frequency_penalty=0.5)
     harness.run()

@@ -20,7 +20,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
-from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.core.mock_echo import echo_config, echo_core
 from mlc_llm.serve.core.speculation.drafter import Drafter
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.data import TokenData
@@ -202,7 +202,7 @@ def test_an_answer_does_not_depend_on_its_company_or_on_preemption(mode: str) ->
     assert all(seen[name].tokens == alone.tokens for name in "abcd")
 
 
-def test_branches_follow_the_grammar_each_on_its_own() -> None:
+def test_sequences_follow_the_grammar_each_on_its_own() -> None:
     harness = harness_of()
     ask(harness, "a", schema(ADDRESS), n=3)
     seen = harness.run()["a"]
@@ -355,7 +355,7 @@ def test_an_abort_in_the_middle_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("wanted", [ADDRESS, {"type": "strnig"}])
 def test_the_echo_engine_repeats_the_prompt_and_reads_no_grammar(wanted: dict[str, Any]) -> None:
-    core = EchoCore(tokenizer(), echo_config(EngineConfig()))
+    core = echo_core(tokenizer(), echo_config(EngineConfig()))
     config = GenerationConfig(response_format=schema(wanted))
     outputs = core.add_request(Request("a", [TokenData([1, 2, 3])], config))
     while not core.is_idle:

@@ -39,7 +39,7 @@ def test_one_that_changes_does_not(config: dict[str, Any]) -> None:
     assert len({id(one) for one in found}) == len(found)
 
 
-def test_a_bias_is_one_object_in_every_step_and_branch() -> None:
+def test_a_bias_is_one_object_in_every_step_and_sequence() -> None:
     found = samplings(temperature=1.0, seed=1, n=3, logit_bias={7: 1.0})
     assert len(found) >= 4
     assert isinstance(found[0].logit_bias, LogitBias)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
-from mlc_llm.serve.core.prefix_cache import Divergence, Origin, PrefixCache
+from mlc_llm.serve.core.prefix_cache import Divergence, PrefixCache, PrefixMatch
 from mlc_llm.testing.fake_runner import FakeRunner
 
 GREEDY = Sampling(temperature=0.0)
@@ -28,28 +28,28 @@ class Driver:
         self.cache = PrefixCache(self._remove, max_num_sequence=sequences, **options)
         self.computed = 0
 
-    def start(self, tokens: list[int]) -> tuple[int, Origin]:
+    def start(self, tokens: list[int]) -> tuple[int, PrefixMatch]:
         """Begin a sequence and compute all of `tokens`."""
-        origin = self.cache.lookup(tokens)
-        while not self._fits(tokens, origin):
-            if not self.cache.evict(origin.source):
-                origin = self.cache.lookup(tokens, may_fork=False)
-                assert origin.kind == "reuse" or self.cache.evict(), "it cannot fit"
+        prefix = self.cache.lookup(tokens)
+        while not self._fits(tokens, prefix):
+            if not self.cache.evict(prefix.source):
+                prefix = self.cache.lookup(tokens, may_fork=False)
+                assert prefix.kind == "reuse" or self.cache.evict(), "it cannot fit"
                 break
-        seq_id = self._carry_out(origin)
-        self.runner.run(Batch([BatchRow(seq_id, tokens[origin.length :], [GREEDY])]))
-        self.cache.extend(seq_id, tokens[origin.length :])
-        self.computed += len(tokens) - origin.length
-        return seq_id, origin
+        seq_id = self._carry_out(prefix)
+        self.runner.run(Batch([BatchRow(seq_id, tokens[prefix.length :], [GREEDY])]))
+        self.cache.extend(seq_id, tokens[prefix.length :])
+        self.computed += len(tokens) - prefix.length
+        return seq_id, prefix
 
-    def serve(self, tokens: list[int], **options: Any) -> Origin:
+    def serve(self, tokens: list[int], **options: Any) -> PrefixMatch:
         """A sequence from its beginning to its end."""
-        seq_id, origin = self.start(tokens)
+        seq_id, prefix = self.start(tokens)
         surplus = self.cache.finish(seq_id, **options)
         if surplus:
             self.runner.rollback_sequence(seq_id, surplus)
         self.check()
-        return origin
+        return prefix
 
     def check(self) -> None:
         self.cache.check_integrity()
@@ -58,22 +58,22 @@ class Driver:
         for seq_id in self.runner.sequences if self.cache.is_enabled else ():
             assert self.runner.tokens_of(seq_id) == self.cache.tokens(seq_id)
 
-    def _fits(self, tokens: list[int], origin: Origin) -> bool:
-        pages = -(-len(tokens) // 4) - origin.length // 4
-        return bool(self.free_ids or origin.kind == "reuse") and pages <= self.runner.free_pages
+    def _fits(self, tokens: list[int], prefix: PrefixMatch) -> bool:
+        pages = -(-len(tokens) // 4) - prefix.length // 4
+        return bool(self.free_ids or prefix.kind == "reuse") and pages <= self.runner.free_pages
 
-    def _carry_out(self, origin: Origin) -> int:
-        if origin.kind == "reuse":
-            assert origin.source is not None
-            self.runner.rollback_sequence(origin.source, origin.rollback)
-            self.cache.begin(origin.source, origin)
-            return origin.source
+    def _carry_out(self, prefix: PrefixMatch) -> int:
+        if prefix.kind == "reuse":
+            assert prefix.source is not None
+            self.runner.rollback_sequence(prefix.source, prefix.rollback)
+            self.cache.begin(prefix.source, prefix)
+            return prefix.source
         seq_id = self.free_ids.pop()
-        if origin.source is None:
+        if prefix.source is None:
             self.runner.add_sequence(seq_id)
         else:
-            self.runner.fork_sequence(origin.source, seq_id, origin.length)
-        self.cache.begin(seq_id, origin)
+            self.runner.fork_sequence(prefix.source, seq_id, prefix.length)
+        self.cache.begin(seq_id, prefix)
         return seq_id
 
     def _remove(self, seq_id: int) -> None:
@@ -84,10 +84,10 @@ class Driver:
 
 def test_at_least_one_token_is_left_to_compute() -> None:
     driver = Driver()
-    assert driver.serve([1, 2, 3]) == Origin()
-    origin = driver.serve([1, 2, 3])
-    assert (origin.kind, origin.length) == ("fork", 2) and driver.computed == 4
-    assert driver.cache.lookup([1]) == Origin() == driver.cache.lookup([9, 1, 2])
+    assert driver.serve([1, 2, 3]) == PrefixMatch()
+    prefix = driver.serve([1, 2, 3])
+    assert (prefix.kind, prefix.length) == ("fork", 2) and driver.computed == 4
+    assert driver.cache.lookup([1]) == PrefixMatch() == driver.cache.lookup([9, 1, 2])
 
 
 def test_shortest_recycling_match_is_reused_above_nine_tenths_of_it() -> None:
@@ -98,29 +98,29 @@ def test_shortest_recycling_match_is_reused_above_nine_tenths_of_it() -> None:
         driver.cache.finish(seq_id)
     assert driver.cache.recycling == ids
     _, shortest, last = ids
-    assert driver.cache.lookup([*range(20), 50]) == Origin("reuse", 20, shortest)
-    origin = driver.cache.lookup([*range(19), 50, 51])
-    assert (origin.kind, origin.source, origin.rollback) == ("reuse", shortest, 1)
+    assert driver.cache.lookup([*range(20), 50]) == PrefixMatch("reuse", 20, shortest)
+    prefix = driver.cache.lookup([*range(19), 50, 51])
+    assert (prefix.kind, prefix.source, prefix.rollback) == ("reuse", shortest, 1)
     # At exactly 90 % it is forked: the one that will stay longest.
-    assert driver.cache.lookup([*range(18), 50]) == Origin("fork", 18, last)
+    assert driver.cache.lookup([*range(18), 50]) == PrefixMatch("fork", 18, last)
 
 
 def test_only_recycling_sequences_are_reused() -> None:
     driver = Driver()
     active, _ = driver.start(list(range(10)))
-    assert driver.cache.lookup(list(range(11))) == Origin("fork", 10, active)
-    assert driver.cache.lookup(list(range(11)), may_fork=False) == Origin()
+    assert driver.cache.lookup(list(range(11))) == PrefixMatch("fork", 10, active)
+    assert driver.cache.lookup(list(range(11)), may_fork=False) == PrefixMatch()
     driver.cache.finish(active, pinned_length=10)
-    assert driver.cache.lookup(list(range(11))) == Origin("fork", 10, active)
-    assert driver.cache.lookup(list(range(11)), may_fork=False) == Origin()
+    assert driver.cache.lookup(list(range(11))) == PrefixMatch("fork", 10, active)
+    assert driver.cache.lookup(list(range(11)), may_fork=False) == PrefixMatch()
     assert driver.cache.pinned == [active] and not driver.cache.evict()
 
 
 def test_reuse_instead_of_a_fork_where_there_is_no_second_sequence() -> None:
     driver = Driver(sequences=1)
     driver.serve(list(range(10)))
-    origin = driver.serve([*range(4), 50, 51])
-    assert (origin.kind, origin.length, origin.rollback) == ("reuse", 4, 6)
+    prefix = driver.serve([*range(4), 50, 51])
+    assert (prefix.kind, prefix.length, prefix.rollback) == ("reuse", 4, 6)
     assert driver.removed == [] and driver.computed == 12
 
 
@@ -192,10 +192,10 @@ def test_a_sliding_window_takes_whole_sequences_only() -> None:
     driver = Driver(exact_only=True)
     driver.serve(list(range(10)))
     (one,) = driver.cache.recycling
-    assert driver.cache.lookup([*range(10), 50]) == Origin("reuse", 10, one)
+    assert driver.cache.lookup([*range(10), 50]) == PrefixMatch("reuse", 10, one)
     for may_fork in (True, False):
-        origin = driver.cache.lookup([*range(9), 50, 51], may_fork=may_fork)
-        assert origin.kind == "new" and origin.divergence == Divergence(9, one, 9, 50)
+        prefix = driver.cache.lookup([*range(9), 50, 51], may_fork=may_fork)
+        assert prefix.kind == "new" and prefix.divergence == Divergence(9, one, 9, 50)
     active, _ = driver.start(list(range(100, 110)))
     assert driver.cache.lookup([*range(100, 111)]).kind == "new" and active != one
 
@@ -207,7 +207,7 @@ def test_what_a_failed_request_left_is_forgotten() -> None:
     driver.serve([3] * 5, owner=7, pinned_length=5)
     driver.cache.forget(7)
     driver.check()
-    assert driver.cache.lookup([1] * 5) == driver.cache.lookup([3] * 5) == Origin()
+    assert driver.cache.lookup([1] * 5) == driver.cache.lookup([3] * 5) == PrefixMatch()
     assert driver.cache.lookup([2] * 5).length == 4
     assert driver.serve([2] * 6, owner=9).kind == "reuse"
     driver.cache.forget(8)  # it belongs to another by now
@@ -216,16 +216,16 @@ def test_what_a_failed_request_left_is_forgotten() -> None:
 
 def test_tokens_that_nobody_vouched_for_are_not_found() -> None:
     driver = Driver()
-    driver.cache.begin(0, Origin())
-    assert driver.cache.lookup([1, 2, 3]) == Origin() and driver.cache.length(0) == 0
-    driver.cache.begin(1, Origin("fork", 2, 0))
+    driver.cache.begin(0, PrefixMatch())
+    assert driver.cache.lookup([1, 2, 3]) == PrefixMatch() and driver.cache.length(0) == 0
+    driver.cache.begin(1, PrefixMatch("fork", 2, 0))
     assert driver.cache.length(1) == 0
 
 
 def test_switched_off() -> None:
     driver = Driver(enabled=False)
     for _ in range(3):
-        assert driver.serve([1, 2, 3, 4, 5], pinned_length=5) == Origin()
+        assert driver.serve([1, 2, 3, 4, 5], pinned_length=5) == PrefixMatch()
     assert driver.cache.num_sequences == 0 and driver.computed == 15
     assert driver.runner.free_pages == 64
 
@@ -239,7 +239,7 @@ def test_reset_gives_everything_back() -> None:
     driver.cache.reset()
     driver.check()
     assert driver.cache.num_sequences == 0 and driver.runner.free_pages == 64
-    assert driver.removed == [] and driver.cache.lookup([1] * 9) == Origin()
+    assert driver.removed == [] and driver.cache.lookup([1] * 9) == PrefixMatch()
 
 
 @settings(max_examples=150, deadline=None)

@@ -9,7 +9,7 @@ from core_harness import Harness, PieceTokenizer, alone, prompt_of
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.core.mock_echo import echo_config, echo_core
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.request import Request
@@ -176,15 +176,15 @@ def test_nothing_of_a_failed_request_is_found_again() -> None:
     assert harness.core.prefix_cache.lookup(prompt_of(32)).length == 0
     harness.run()
     harness.runner.bad_rows = lambda tokens: len(tokens) == 23
-    # Branch 1 fails after branch 0 has ended well.
+    # Sequence 1 fails after sequence 0 has ended well.
     first = alone("x", prompt_of(20), n=2, temperature=1.0, seed=1)[0][1]
     config = {"n": 2, "temperature": 1.0, "seed": 1, "stop_token_ids": [first]}
-    harness.add("branches", prompt_of(20), **config)
+    harness.add("sequences", prompt_of(20), **config)
     harness.step()
     harness.step()
-    assert harness.seen["branches"].reasons[0] == "stop"
+    assert harness.seen["sequences"].reasons[0] == "stop"
     assert harness.core.prefix_cache.lookup(prompt_of(20)).length == 19
-    assert harness.run()["branches"].reasons == ["stop", "error"]
+    assert harness.run()["sequences"].reasons == ["stop", "error"]
     harness.runner.bad_rows = lambda tokens: False
     assert harness.core.prefix_cache.num_sequences == 0
     assert cached(one(harness, "again", prompt_of(40))) == 0
@@ -204,7 +204,7 @@ def test_kept_sequences_give_way_to_running_ones() -> None:
         assert harness.seen[name].tokens == alone(name, prompt_of(20, start), max_tokens=60)
 
 
-def test_a_preempted_branch_finds_what_others_kept_and_counts_it_once() -> None:
+def test_a_preempted_sequence_finds_what_others_kept_and_counts_it_once() -> None:
     harness = Harness(FakeRunner(num_pages=10, max_num_sequence=4, max_batch_tokens=64))
     for i in range(4):
         harness.add(str(i), prompt_of(20), max_tokens=50, temperature=1.0, seed=i)
@@ -230,7 +230,7 @@ def test_trace_and_metrics_say_where_a_prompt_diverged() -> None:
     assert (last["position"], last["cached_token"], last["prompt_token"]) == (3, 4, 9)
 
 
-def test_branches_of_one_request_count_their_prompt_once() -> None:
+def test_sequences_of_one_request_count_their_prompt_once() -> None:
     harness = Harness(FakeRunner(max_num_sequence=3))
     config = {"n": 5, "temperature": 1.0, "seed": 4}
     harness.add("a", prompt_of(30), **config)
@@ -243,7 +243,7 @@ def test_branches_of_one_request_count_their_prompt_once() -> None:
 
 
 def test_the_echo_repeats_a_prompt_that_is_kept_already() -> None:
-    core = EchoCore(PieceTokenizer(), echo_config(EngineConfig()))  # type: ignore[arg-type]
+    core = echo_core(PieceTokenizer(), echo_config(EngineConfig()))  # type: ignore[arg-type]
     first, longer = [65, 66, 67], [65, 66, 67, 65, 66, 68]  # the second takes the first one over
     for i, prompt in enumerate((first, longer, longer, [65])):
         request = Request(str(i), [TokenData(prompt)], GenerationConfig(temperature=0.0))

@@ -1,4 +1,4 @@
-"""Who runs when: batching, chunks, preemption and branches never change what is said."""
+"""Who runs when: batching, chunks, preemption and sequences never change what is said."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_first_come_first_served() -> None:
     assert ends == sorted(ends)
 
 
-def test_more_branches_than_sequences() -> None:
+def test_more_sequences_than_slots() -> None:
     harness = Harness(FakeRunner(num_pages=64, max_num_sequence=4, max_batch_tokens=64))
     harness.add("a", prompt_of(21), n=7, temperature=1.0, seed=3, max_tokens=9)
     seen = harness.run()["a"]
@@ -116,7 +116,7 @@ def test_more_branches_than_sequences() -> None:
     assert seen.tokens == alone("a", prompt_of(21), n=7, temperature=1.0, seed=3, max_tokens=9)
 
 
-def test_branches_share_the_prompt() -> None:
+def test_sequences_share_the_prompt() -> None:
     harness = Harness(FakeRunner(num_pages=64, max_num_sequence=4, max_batch_tokens=64))
     harness.add("a", prompt_of(40), n=4, temperature=1.0, max_tokens=4)
     computed = harness.runner.batches
@@ -126,7 +126,7 @@ def test_branches_share_the_prompt() -> None:
     assert seen.usage is not None and seen.usage["extra"]["prefill_tokens"] == 40 + 3
 
 
-def test_single_branch_uses_the_seed_and_several_the_seeds_after_it() -> None:
+def test_single_sequence_uses_the_seed_and_several_the_seeds_after_it() -> None:
     def uniforms(n: int, seed: int) -> set[float]:
         harness = Harness()
         harness.add("a", [1, 2], n=n, temperature=1.0, seed=seed, max_tokens=1)

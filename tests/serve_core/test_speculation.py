@@ -1,4 +1,4 @@
-"""Speculative decoding gives the very tokens of plain decoding, whatever is guessed."""
+"""Speculative decoding gives the very tokens of plain decoding, whatever is drafted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_runner(**limits: Any) -> FakeRunner:
 REQUESTS: dict[str, dict[str, Any]] = {
     "greedy": {"max_tokens": 12},
     "sampled": {"temperature": 1.0, "seed": 5, "max_tokens": 15},
-    "branches": {"temperature": 1.0, "seed": 6, "n": 3, "max_tokens": 9},
+    "sequences": {"temperature": 1.0, "seed": 6, "n": 3, "max_tokens": 9},
     "penalties": {
         "temperature": 0.7,
         "seed": 7,
@@ -69,8 +69,8 @@ def test_nothing_but_the_speed_changes(name: str, most: int) -> None:
     plain = answers(Harness(small_runner()), list(REQUESTS))
     harness = speculative(drafters()[name], small_runner(), most=most)
     assert answers(harness, list(REQUESTS)) == plain
-    guesses, right = drafted(harness)
-    assert guesses > 0 and (right > 0 or name == "lookup")
+    num_drafted, accepted = drafted(harness)
+    assert num_drafted > 0 and (accepted > 0 or name == "lookup")
     assert 1 < longest_row(harness.runner.batches) <= most + 1
 
 
@@ -98,7 +98,7 @@ def test_nothing_but_the_speed_changes_with_any_limits(data: st.DataObject) -> N
     assert answers(harness, names) == plain
 
 
-def test_fewer_steps_when_the_guesses_are_right() -> None:
+def test_fewer_steps_when_the_drafts_are_right() -> None:
     config: dict[str, Any] = {"max_tokens": 60, "temperature": 1.0, "seed": 4}
     harness = speculative(Seer(right=1.0), FakeRunner(), most=5)
     harness.add("a", prompt_of(20), **config)
@@ -121,8 +121,8 @@ def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     for i in range(4):
         harness.add(str(i), prompt_of(5 + i), temperature=1.0, seed=i, max_tokens=30)
     harness.run()
-    guesses, right = drafted(harness)
-    assert guesses > 60 and right == guesses
+    num_drafted, accepted = drafted(harness)
+    assert num_drafted > 60 and accepted == num_drafted
 
 
 def test_a_draft_model_with_less_room_drafts_less() -> None:
@@ -138,7 +138,7 @@ def test_a_draft_model_with_less_room_drafts_less() -> None:
     assert not draft.sequences and draft.free_pages == 8
 
 
-def test_guesses_take_no_pages_from_anybody() -> None:
+def test_draft_tokens_take_no_pages_from_anybody() -> None:
     """A full machine: everything runs in as many steps, with as many preemptions, as without."""
     counts = []
     for drafter in (None, Seer(right=0.0)):
@@ -151,7 +151,7 @@ def test_guesses_take_no_pages_from_anybody() -> None:
     assert counts[0] == counts[1] and counts[0][1] > 0
 
 
-def test_bad_numbers_behind_a_guess_fail_nobody_until_they_are_needed() -> None:
+def test_bad_numbers_behind_a_draft_token_fail_nobody_until_they_are_needed() -> None:
     """The model breaks down behind a token that it would not have said itself."""
     harness = speculative(Seer(right=0.5), FakeRunner(), most=4)
     said = alone("a", prompt_of(9), max_tokens=20)[0]
@@ -162,8 +162,8 @@ def test_bad_numbers_behind_a_guess_fail_nobody_until_they_are_needed() -> None:
     harness.runner.bad_rows = is_bad
     harness.add("a", prompt_of(9), max_tokens=20)
     assert harness.run()["a"].tokens == [said]
-    guesses, right = drafted(harness)
-    assert 0 < right < guesses
+    num_drafted, accepted = drafted(harness)
+    assert 0 < accepted < num_drafted
 
 
 def test_bad_numbers_in_the_text_itself_fail_it_where_they_are() -> None:
@@ -178,14 +178,14 @@ def test_bad_numbers_in_the_text_itself_fail_it_where_they_are() -> None:
     assert seen["b"].tokens == alone("b", prompt_of(4), max_tokens=8)
 
 
-def test_a_step_that_fails_with_guesses_is_run_without_them() -> None:
+def test_a_step_that_fails_with_draft_tokens_is_run_without_them() -> None:
     harness = speculative(Seer(right=1.0), FakeRunner(), most=4)
 
-    def no_guesses(batch: Batch) -> None:
+    def no_drafts(batch: Batch) -> None:
         if any(len(row.samplings) > 1 for row in batch.rows):
             raise RuntimeError("too much for this machine")
 
-    harness.runner.faults.append(no_guesses)
+    harness.runner.faults.append(no_drafts)
     harness.add("a", prompt_of(9), max_tokens=9)
     assert harness.run()["a"].tokens == alone("a", prompt_of(9), max_tokens=9)
     assert drafted(harness) == (0, 0)
@@ -230,7 +230,7 @@ def test_a_draft_model_catches_up_in_bounded_steps_and_not_for_short_answers() -
     assert drafted(harness)[1] > 0
 
 
-def test_what_was_guessed_wrong_never_reaches_the_prefix_cache() -> None:
+def test_what_was_drafted_wrong_never_reaches_the_prefix_cache() -> None:
     harness = speculative(Seer(right=0.3), FakeRunner(), most=6)
     for name in ("a", "b"):
         harness.add(name, prompt_of(40), max_tokens=30, temperature=1.0, seed=2)
@@ -240,7 +240,7 @@ def test_what_was_guessed_wrong_never_reaches_the_prefix_cache() -> None:
     assert usage is not None and usage["prompt_tokens_details"]["cached_tokens"] > 30
 
 
-def test_guesses_and_their_verdicts_are_in_the_trace() -> None:
+def test_drafts_and_their_acceptances_are_in_the_trace() -> None:
     trace = EventTraceRecorder()
     harness = speculative(Seer(right=1.0), FakeRunner(), most=2, trace=trace)
     harness.add("a", prompt_of(5), max_tokens=4)

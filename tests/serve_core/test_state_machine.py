@@ -1,7 +1,7 @@
 """Random programs of add, step, abort and reset: integrity after each, one end for each request.
 
 Prompts often begin alike, so that the prefix cache has something to do. Some answers follow a
-grammar that forces much of their text. Some engines guess tokens ahead, in every step they can.
+grammar that forces much of their text. Some engines draft tokens ahead, in every step they can.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FORCED = regex("[ab]{2}, and then what is known[cd]{1,3}")
 FREE = regex("[a-f]+")
 
 
-def harness_of(guesses: str | None, most: int, runner: FakeRunner, config: EngineConfig) -> Harness:
-    """guesses: who drafts, if anybody."""
+def harness_of(drafter: str | None, most: int, runner: FakeRunner, config: EngineConfig) -> Harness:
+    """drafter: who drafts, if anybody."""
     limits = runner.limits
-    if guesses is None:
+    if drafter is None:
         return Harness(runner, config, expected_error="injected")
     draft = FakeRunner(
         num_pages=limits.num_pages,
@@ -40,7 +40,7 @@ def harness_of(guesses: str | None, most: int, runner: FakeRunner, config: Engin
         context_window=40,
     )
     drafters = {"seer": Seer(most), "lookup": PromptLookup(), "model": DraftModel(draft)}
-    return speculative(drafters[guesses], runner, config, most=most, expected_error="injected")
+    return speculative(drafters[drafter], runner, config, most=most, expected_error="injected")
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -50,22 +50,22 @@ class CoreMachine(RuleBasedStateMachine):
         max_batch_tokens=st.integers(4, 40),
         mode=st.sampled_from(["hybrid", "chunked"]),
         cache=st.sampled_from([("radix", None), ("radix", 1), ("radix", 0), ("disable", None)]),
-        guesses=st.sampled_from([None, "seer", "lookup", "model"]),
+        drafter=st.sampled_from([None, "seer", "lookup", "model"]),
         most=st.integers(1, 8),
         window=st.sampled_from([None, None, None, Window(1), Window(6), Window(7, 5), Window(30)]),
     )
     def start(
-        self, mode: Any, cache: Any, guesses: Any, most: int, window: Any, **limits: int
+        self, mode: Any, cache: Any, drafter: Any, most: int, window: Any, **limits: int
     ) -> None:
         runner = FakeRunner(page_size=4, context_window=60, window=window, **limits)
-        guesses = None if window else guesses  # the two are refused together
+        drafter = None if window else drafter  # the two are refused together
         self.window = window
         config = EngineConfig(
             prefill_mode=mode,
             prefix_cache_mode=cache[0],
             prefix_cache_max_num_recycling_seqs=cache[1],
         )
-        self.harness = harness_of(guesses, most, runner, config)
+        self.harness = harness_of(drafter, most, runner, config)
         self.can_pin = cache[0] == "radix" and window is None
         self.added: dict[str, tuple[list[int], dict[str, Any]]] = {}
         self.is_faulty = False

@@ -48,7 +48,7 @@ def torn_add(harness: Harness, patch: pytest.MonkeyPatch) -> None:
         inside.setattr(harness.core._scheduler, "add", tear)
         with pytest.raises(Torn):
             harness.add("torn", [9] * 4)
-    harness.core._requests.pop("torn")  # nobody heard that it was accepted
+    harness.core._requests._by_id.pop("torn")  # nobody heard that it was accepted
 
 
 Tear = Callable[[Harness, pytest.MonkeyPatch], None]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from core_harness import Harness, prompt_of
 from spec_tools import Seer, speculative
 from test_grammar_engine import ask, harness_of, regex
 
-from mlc_llm.serve.core import engine_core
 from mlc_llm.testing.fake_runner import FakeRunner
 
 STEP_SECONDS = 2.0
@@ -58,25 +56,18 @@ def test_what_is_computed_again_after_a_preemption_counts_once() -> None:
     assert computed > metrics["prefill_tokens_sum"] + metrics["decode_tokens_sum"]
 
 
-def test_accepted_guesses_are_decoded_tokens() -> None:
+def test_accepted_draft_tokens_are_decoded_tokens() -> None:
     harness = speculative(Seer(), FakeRunner(), most=4)
     harness.add("a", prompt_of(20), max_tokens=40)
     harness.run()
     check_sums(harness)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """One number, which the core takes for the time."""
-    now = [0.0]
-    monkeypatch.setattr(engine_core, "_now", lambda: now[0])
-    return now
-
-
-def test_the_speed_of_a_prompt_is_that_of_the_steps_that_computed_it(clock: list[float]) -> None:
+def test_the_speed_of_a_prompt_is_that_of_the_steps_that_computed_it() -> None:
+    clock = [0.0]
     runner = FakeRunner(num_pages=64, max_num_sequence=1, max_batch_tokens=40)
     runner.faults.append(lambda _: clock.__setitem__(0, clock[0] + STEP_SECONDS))
-    harness = Harness(runner)
+    harness = Harness(runner, clock=lambda: clock[0])
     harness.add("first", prompt_of(59), max_tokens=30)
     harness.add("queued", prompt_of(60), max_tokens=3)
     harness.run()

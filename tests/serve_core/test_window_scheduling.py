@@ -62,8 +62,8 @@ def test_several_that_preempt_each_other_say_the_same(num_pages: int) -> None:
 
 
 @pytest.mark.parametrize("max_num_sequence", [1, 2, 4])
-def test_branches_fork_or_compute_again(max_num_sequence: int) -> None:
-    """A branch that starts when the first has given pages of the prompt back computes its own."""
+def test_sequences_fork_or_compute_again(max_num_sequence: int) -> None:
+    """A sequence that starts when the first has given pages of the prompt back computes its own."""
     harness = harness_with(60, max_num_sequence=max_num_sequence)
     config = {"n": 4, "temperature": 1.0, "seed": 3, "max_tokens": 80}
     harness.add("a", prompt_of(101), **config)

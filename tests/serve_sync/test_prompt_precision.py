@@ -51,11 +51,11 @@ def test_text_does_not_depend_on_the_company(tiny: Path, sampling: GenerationCon
 
 
 @pytest.mark.usefixtures("with_setting")
-def test_guesses_change_nothing(tiny: Path) -> None:
+def test_draft_tokens_change_nothing(tiny: Path) -> None:
     greedy = GenerationConfig(temperature=0, max_tokens=60)
-    guessing = engine(tiny, **FAST, speculative_mode="prompt_lookup", spec_draft_length=4)
+    drafting = engine(tiny, **FAST, speculative_mode="prompt_lookup", spec_draft_length=4)
     assert (
-        guessing.generate(PROMPTS, greedy)[0] == engine(tiny, **FAST).generate(PROMPTS, greedy)[0]
+        drafting.generate(PROMPTS, greedy)[0] == engine(tiny, **FAST).generate(PROMPTS, greedy)[0]
     )
 
 

@@ -83,8 +83,8 @@ def test_generate_with_one_config_a_prompt(engine: SyncMLCEngine) -> None:
     texts, logprobs = engine.generate(["abc", "hello", "hello"], configs)
     assert texts == [["abc", "abc"], ["he"], ["hel"]]
     assert logprobs[1:] == [None, None] and logprobs[0] is not None
-    for branch in logprobs[0]:
-        entries = [json.loads(text) for text in branch]
+    for sequence in logprobs[0]:
+        entries = [json.loads(text) for text in sequence]
         assert b"".join(bytes(entry["bytes"]) for entry in entries) == b"abc"
         assert all(len(entry["top_logprobs"]) == 3 for entry in entries)
     with pytest.raises(InvalidField, match="generation_config"):
@@ -222,7 +222,7 @@ def test_an_interrupted_step_is_whole(engine: SyncMLCEngine, by: str) -> None:
     while engine._ffi["has_request"]("a"):
         engine.step()
     tokens = [one.group_delta_token_ids for one in heard if not one.request_final_usage_json_str]
-    assert [token for (branch,) in tokens for token in branch] == [97, 98]
+    assert [token for (sequence,) in tokens for token in sequence] == [97, 98]
 
 
 def test_steps_stream_and_end_with_one_usage(engine: SyncMLCEngine) -> None:

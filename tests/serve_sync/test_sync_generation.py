@@ -1,4 +1,4 @@
-"""`SyncMLCEngine` over the fake runner: many branches, seeds, and the reference page's example."""
+"""`SyncMLCEngine` over the fake runner: many sequences, seeds, and the reference page's example."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> SyncMLCEngine
     return SyncMLCEngine("a model")
 
 
-def test_seven_branches_on_four_sequences(engine: SyncMLCEngine, runner: FakeRunner) -> None:
+def test_seven_sequences_on_four_slots(engine: SyncMLCEngine, runner: FakeRunner) -> None:
     heard: list[Any] = []
     engine._ffi["set_request_stream_callback"](heard.append)
     config = GenerationConfig(n=7, temperature=1.0, seed=9, max_tokens=12)

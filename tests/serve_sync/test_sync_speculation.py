@@ -35,7 +35,7 @@ POINT = {
 }
 CONFIGS = {
     "greedy": GenerationConfig(temperature=0, max_tokens=50),
-    "branches": GenerationConfig(temperature=1.0, seed=3, max_tokens=60, n=3),
+    "sequences": GenerationConfig(temperature=1.0, seed=3, max_tokens=60, n=3),
     "penalties": GenerationConfig(
         temperature=0.8,
         top_p=0.9,
@@ -109,7 +109,7 @@ class Opened:
         return found
 
     def spec(self) -> tuple[int, int]:
-        """(guesses, those that came true)"""
+        """(draft tokens, accepted ones)"""
         spec = self.engine.metrics().metrics.get("spec_decode", {})
         return sum(spec.get("draft_count", [])), sum(spec.get("accept_count", []))
 
@@ -128,7 +128,7 @@ def plain(models: dict[str, str]) -> Opened:
 
 @dataclass
 class Eager:
-    """Engines that guess in every step they can: one with much room, one that is narrow."""
+    """Engines that draft in every step they can: one with much room, one that is narrow."""
 
     wide: Opened
     narrow: Opened
@@ -163,10 +163,10 @@ def test_preemption_came_up(eager: Eager) -> None:
 
 def test_a_model_that_drafts_for_itself_is_always_right(models: dict[str, str]) -> None:
     opened = Opened(models["model"], config_of("model", models))
-    for name in ("greedy", "branches", "cold"):
+    for name in ("greedy", "sequences", "cold"):
         opened.ask(CONFIGS[name], together=True)
-    guesses, right = opened.spec()
-    assert guesses > 500 and right == guesses
+    num_drafted, accepted = opened.spec()
+    assert num_drafted > 500 and accepted == num_drafted
 
 
 def test_what_a_metric_says(models: dict[str, str]) -> None:
@@ -220,7 +220,7 @@ def test_a_draft_model_may_have_other_rows_behind_its_tokens(
     assert opened.engine.generate("The cat", wanted) == plain.engine.generate("The cat", wanted)
 
 
-def test_the_echo_engine_guesses_from_its_prompt() -> None:
+def test_the_echo_engine_drafts_from_its_prompt() -> None:
     config = EngineConfig(speculative_mode="prompt_lookup")
     engine = SyncMLCEngine("mock://echo", engine_config=config)
     texts, _ = engine.generate(["abc abc abc", "x"], GenerationConfig(n=2))

@@ -114,7 +114,7 @@ def test_a_window_of_few_pages(tiny: Path, engine: SyncMLCEngine) -> None:
 
 
 def test_a_text_longer_than_the_context(tiny: Path) -> None:
-    """Prompt and answer beyond it, branches and chunks of any size: the same text every time."""
+    """Prompt and answer beyond it, sequences and chunks of any size: the same text every time."""
     window = {"sliding_window_size": 60, "attention_sink_size": 4, "max_num_sequence": 4}
     few, many = (
         SyncMLCEngine(str(tiny), "cpu", engine_config=EngineConfig(**window, **more))
@@ -136,8 +136,8 @@ def test_logprobs_go_with_the_text(engine: SyncMLCEngine) -> None:
     config = GenerationConfig(temperature=0, max_tokens=12, n=2, logprobs=True, top_logprobs=4)
     texts, logprobs = engine.generate("The cat", config)
     assert logprobs[0] is not None
-    for text, branch in zip(texts[0], logprobs[0], strict=True):
-        entries = [json.loads(one) for one in branch]
+    for text, sequence in zip(texts[0], logprobs[0], strict=True):
+        entries = [json.loads(one) for one in sequence]
         said = b"".join(bytes(entry["bytes"]) for entry in entries)
         assert said.decode(errors="replace") == text
         for entry in entries:

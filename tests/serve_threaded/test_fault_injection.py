@@ -167,8 +167,8 @@ def test_a_callback_that_raises(what: str, monkeypatch: pytest.MonkeyPatch) -> N
         elif what == "the scheduler":
             break_it(monkeypatch, core._scheduler, "schedule")
         elif what == "the trace":
-            core._trace = EventTraceRecorder()
-            break_it(monkeypatch, core._trace, "add_event", names_a)
+            core._telemetry.trace = EventTraceRecorder()
+            break_it(monkeypatch, core._telemetry.trace, "add_event", names_a)
         with running.paused():
             running.add("a", LONG + "!")
             if what != "the stream callback":

@@ -16,7 +16,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
-from mlc_llm.serve.core.mock_echo import _EchoAdmission
+from mlc_llm.serve.core.mock_echo import EchoPolicy
+from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.data import TextData
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.sync_engine import _create_tvm_module
@@ -119,9 +120,9 @@ def test_grammars_are_compiled_on_the_thread_that_brings_them(
 
     monkeypatch.setattr(GrammarCompiler, "_compile", compiled)
     # The echo engine compiles none by itself, and does not follow what is compiled here.
-    monkeypatch.setattr(
-        _EchoAdmission, "_grammar", lambda *given: (Admission._grammar(*given), None)[1]
-    )
+    grammar_of = Admission._grammar
+    monkeypatch.setattr(EchoPolicy, "needs_grammar", RequestPolicy.needs_grammar)
+    monkeypatch.setattr(Admission, "_grammar", lambda *given: (grammar_of(*given), None)[1])
     with Running() as running:
         running.add("a", response_format={"type": "json_object", "schema": schema})
         assert running.reader.end_of("a").reasons == [reason]

@@ -133,8 +133,8 @@ def test_an_output_is_given_out_before_the_next_step_ends(tiny: Path) -> None:
 
 
 def test_nothing_is_held_while_a_draft_model_computes(tiny: Path) -> None:
-    guesses = {"speculative_mode": "small_draft", "additional_models": [str(tiny)]}
-    with engine_of(tiny, **guesses) as running:
+    drafting = {"speculative_mode": "small_draft", "additional_models": [str(tiny)]}
+    with engine_of(tiny, **drafting) as running:
         held: list[list[int]] = []
         for runner in running.engine.loaded.runners:
             mine: list[int] = []

@@ -128,7 +128,7 @@ def test_like_a_search_in_the_text(
         assert [i for group in [*shown, handler.finish()] for i in group] == ids
 
 
-def test_branches_share_the_tables_and_nothing_else() -> None:
+def test_sequences_share_the_tables_and_nothing_else() -> None:
     stops = StopStrings(["STOP", "STOP", "TO"])
     table = Words("S", "T", "O", "P")
     one, other = StopStrHandler(stops, table), StopStrHandler(stops, table)

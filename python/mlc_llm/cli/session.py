@@ -19,7 +19,7 @@ from mlc_llm.serve.answers import Usage
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.stream import BranchText
+from mlc_llm.serve.stream import SequenceText
 from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.tokenizers import Tokenizer
 
@@ -240,7 +240,7 @@ class _Run:
     """The outputs of a request so far."""
 
     def __init__(self, tokenizer: Tokenizer, started: float) -> None:
-        self.text = BranchText(tokenizer)
+        self.text = SequenceText(tokenizer)
         self.usage = Usage(0, 0, 0)
         self.ended = False
         """The usage has come. Nothing comes after it."""
@@ -252,16 +252,16 @@ class _Run:
 
     def put(self, output: RequestStreamOutput) -> str:
         """Add one output. Returns its text."""
-        _, (branch,) = output.unpack()
+        _, (sequence,) = output.unpack()
         self._last = time.perf_counter()
-        if branch.request_final_usage_json_str is not None:
-            self.usage = Usage.from_json(branch.request_final_usage_json_str)
+        if sequence.request_final_usage_json_str is not None:
+            self.usage = Usage.from_json(sequence.request_final_usage_json_str)
             self.ended = True
             return ""
-        if branch.delta_token_ids and self._first is None:
+        if sequence.delta_token_ids and self._first is None:
             self._first = self._last
-        self.finish_reason = branch.finish_reason or self.finish_reason
-        return self.text.put(branch)
+        self.finish_reason = sequence.finish_reason or self.finish_reason
+        return self.text.put(sequence)
 
     def timings(self, load_s: float) -> Timings:
         """The times, after the request has ended."""

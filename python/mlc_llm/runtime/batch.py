@@ -57,7 +57,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     token_counts: dict[int, int] = field(default_factory=dict)
-    """Tokens generated so far by this branch, with counts (read only when a penalty is set)."""
+    """Tokens generated so far by this sequence, with counts (read only when a penalty is set)."""
     allowed: bytes | None = None
     """A grammar's mask, a bit a token, the lowest bit first: 4 * ceil(vocab_size / 32) bytes. A
     token whose bit is 0 cannot be chosen. None allows all."""

@@ -11,7 +11,7 @@ from typing import Any
 from mlc_llm.errors import RequestError
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.stream import BranchText
+from mlc_llm.serve.stream import SequenceText
 from mlc_llm.tokenizers import Tokenizer
 
 LONG_ANSWER = 2000
@@ -27,12 +27,12 @@ _said: set[str] = set()
 
 @dataclass(frozen=True)
 class Usage:
-    """The tokens of one request, all its branches together."""
+    """The tokens of one request, all its sequences together."""
 
     prompt_tokens: int
-    """Tokens of the prompt, which all branches share; also those from the prefix cache."""
+    """Tokens of the prompt, which all sequences share; also those from the prefix cache."""
     completion_tokens: int
-    """Tokens that all branches generated."""
+    """Tokens that all sequences generated."""
     total_tokens: int
     """The sum of the two."""
     cached_tokens: int = 0
@@ -56,8 +56,8 @@ class Usage:
 class Generated(tuple[Texts, Logprobs]):
     """`texts, logprobs = engine.generate(...)`, with more attributes.
 
-    texts: for each prompt, the texts of its `n` branches.
-    logprobs: for each prompt None, or for each branch the JSON strings of its tokens.
+    texts: for each prompt, the texts of its `n` sequences.
+    logprobs: for each prompt None, or for each sequence the JSON strings of its tokens.
     finish_reasons: one for each text. `stop`: the answer is whole. `length`: a limit cut it.
     usages: one `Usage` for each prompt.
     """
@@ -162,7 +162,7 @@ class RequestTexts:
         for one in all_of:
             one.raise_error()
         return Generated(
-            [["".join(branch.pieces) for branch in one.branches] for one in all_of],
+            [["".join(sequence.pieces) for sequence in one.sequences] for one in all_of],
             [one.logprobs for one in all_of],
             [one.finish_reasons for one in all_of],
             [one.usage for one in all_of],
@@ -173,7 +173,7 @@ class _Gathered:
     """What has come of one request."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        self.branches = [BranchText(tokenizer) for _ in range(request.n)]
+        self.sequences = [SequenceText(tokenizer) for _ in range(request.n)]
         self.usage = Usage(0, 0, 0)
         self._request = request
         self._tokens = 0
@@ -183,30 +183,30 @@ class _Gathered:
         if output.request_final_usage_json_str is not None:
             self.usage = Usage.from_json(output.request_final_usage_json_str)
             return
-        for branch, single in zip(self.branches, output.unpack()[1], strict=True):
-            branch.put(single)
+        for sequence, single in zip(self.sequences, output.unpack()[1], strict=True):
+            sequence.put(single)
         self._tokens += len(output.group_delta_token_ids[0])
 
     @property
     def is_long(self) -> bool:
-        """There is no limit, and the first branch has many tokens."""
+        """There is no limit, and the first sequence has many tokens."""
         return self._tokens >= LONG_ANSWER and not self._is_bounded
 
     @property
     def logprobs(self) -> list[list[str]] | None:
         wanted = self._request.generation_config.logprobs
-        return [branch.logprobs for branch in self.branches] if wanted else None
+        return [sequence.logprobs for sequence in self.sequences] if wanted else None
 
     @property
     def finish_reasons(self) -> list[FinishReason]:
-        """Empty for a special request, since none of its branches ends."""
-        reasons = [branch.finish_reason for branch in self.branches]
+        """Empty for a special request, since none of its sequences ends."""
+        reasons = [sequence.finish_reason for sequence in self.sequences]
         return [reason for reason in reasons if reason is not None]
 
     def raise_error(self) -> None:
-        for branch in self.branches:
-            if branch.error is not None:
-                raise RequestError(f"request {self._request.request_id} failed: {branch.error}")
+        for sequence in self.sequences:
+            if sequence.error is not None:
+                raise RequestError(f"request {self._request.request_id} failed: {sequence.error}")
 
 
 def _note_long_answer(context: int) -> None:

@@ -69,20 +69,20 @@ class ImageData(Data):
 
 @dataclass
 class SingleRequestStreamOutput:
-    """What one branch of a request has produced since its last output."""
+    """What one sequence of a request has produced since its last output."""
 
     delta_token_ids: list[int]
     """New tokens that may be shown. A stop token is never among them."""
     delta_logprob_json_strs: list[str] | None
     """One JSON text for each token. None if log-probabilities were not asked for."""
     finish_reason: FinishReason | None
-    """It is set in the last output of the branch."""
+    """It is set in the last output of the sequence."""
     request_final_usage_json_str: str | None
     """The usage of the whole request. It comes alone, and it comes last."""
     extra_prefix_string: str
     """A text to show before the text of the tokens."""
     cut_bytes: int = 0
-    """Bytes of UTF-8 to cut off the end of the branch's text, because a stop string begins inside
+    """Bytes of UTF-8 to cut off the end of the sequence's text, because a stop string begins inside
     the last delta token. They are counted in the decoded text, where an unfinished character at
     the end of the token is U+FFFD (3 bytes). Without a finish reason it is 0."""
     error: str | None = None
@@ -91,10 +91,10 @@ class SingleRequestStreamOutput:
 
 @dataclass(slots=True)
 class RequestStreamOutput:
-    """What all branches of one request have produced in a step, or the usage of the request.
+    """What all sequences of one request have produced in a step, or the usage of the request.
 
     The engine core fills it, front ends read it with `unpack`. With `request_final_usage_json_str`
-    the groups are empty; otherwise each group has one entry for each branch.
+    the groups are empty; otherwise each group has one entry for each sequence.
     """
 
     request_id: str
@@ -103,9 +103,9 @@ class RequestStreamOutput:
     group_finish_reason: list[FinishReason | None] = field(default_factory=list)
     request_final_usage_json_str: str | None = None
     group_extra_prefix_string: list[str] = field(default_factory=list)
-    """An empty list means an empty string for each branch."""
+    """An empty list means an empty string for each sequence."""
     group_cut_bytes: list[int] = field(default_factory=list)
-    """An empty list means 0 for each branch."""
+    """An empty list means 0 for each sequence."""
     error: str | None = None
     _unpacked: bool = field(default=False, init=False, repr=False, compare=False)
 
@@ -124,11 +124,11 @@ class RequestStreamOutput:
     def finished(
         cls, request_id: str, n: int, reason: FinishReason, error: str | None = None
     ) -> RequestStreamOutput:
-        """All n branches end for the same reason, without new tokens."""
+        """All n sequences end for the same reason, without new tokens."""
         return cls(request_id, [[] for _ in range(n)], None, [reason] * n, error=error)
 
     def unpack(self) -> tuple[str, list[SingleRequestStreamOutput]]:
-        """(request id, one output for each branch). An output with the usage gives one element.
+        """(request id, one output for each sequence). An output with the usage gives one element.
 
         It may be called only once: the second call raises RuntimeError.
         """
@@ -138,9 +138,9 @@ class RequestStreamOutput:
         if self.request_final_usage_json_str is not None:
             usage = self.request_final_usage_json_str
             return self.request_id, [SingleRequestStreamOutput([], None, None, usage, "")]
-        return self.request_id, [self._branch(i) for i in range(len(self.group_delta_token_ids))]
+        return self.request_id, [self._sequence(i) for i in range(len(self.group_delta_token_ids))]
 
-    def _branch(self, i: int) -> SingleRequestStreamOutput:
+    def _sequence(self, i: int) -> SingleRequestStreamOutput:
         logprobs = self.group_delta_logprob_json_strs
         reason = self.group_finish_reason[i]
         return SingleRequestStreamOutput(

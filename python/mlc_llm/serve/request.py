@@ -47,7 +47,7 @@ class Request:
 
     @property
     def n(self) -> int:
-        """How many branches continue the prompt."""
+        """How many sequences continue the prompt."""
         return self.generation_config.n
 
 

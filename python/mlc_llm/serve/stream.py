@@ -6,8 +6,8 @@ from mlc_llm.serve.data import FinishReason, SingleRequestStreamOutput
 from mlc_llm.tokenizers import TextStreamer, Tokenizer
 
 
-class BranchText:
-    """The text of one branch, in pieces."""
+class SequenceText:
+    """The text of one sequence, in pieces."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._streamer = TextStreamer(tokenizer)
@@ -15,13 +15,13 @@ class BranchText:
         self.logprobs: list[str] = []
         self.error: str | None = None
         self.finish_reason: FinishReason | None = None
-        """It is set when the branch has ended."""
+        """It is set when the sequence has ended."""
 
     def put(self, output: SingleRequestStreamOutput) -> str:
         """Add one output. Returns the new text that is certain.
 
-        After the end of the branch there may be more outputs, because other branches go on. They
-        are empty for this branch.
+        After the end of the sequence there may be more outputs, because other sequences go on. They
+        are empty for this sequence.
         """
         if self.finish_reason is not None:
             return ""

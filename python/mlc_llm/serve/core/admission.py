@@ -1,15 +1,18 @@
-"""What is decided about a request before it is queued: refused, or turned into token ids."""
+"""From a request to its state in the core: it is refused, or becomes token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve.core.request_state import Branch, RequestState
+from mlc_llm.runtime.batch import RunnerLimits
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.data import Data, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
 from mlc_llm.serve.request import Request
@@ -22,45 +25,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """All of a request that takes time and needs no engine. Nothing in it is changed."""
+    """The parts of a request that take time and need no engine. They are never changed."""
 
     prompt: list[int] = field(default_factory=list)
     stops: StopStrings | None = None
     grammar: Grammar | None = None
     error: UserError | None = None
-    """Why the request is refused; then the rest means nothing."""
+    """Why the request is refused. Then the other fields mean nothing."""
 
 
 class Admission:
-    """Makes the core's `RequestState` of a `Request`, or raises `UserError` that says why not.
+    """Makes the core's `RequestState` of a `Request`, or raises a `UserError` with the reason.
 
-    `prepare` may be called from any thread, the rest by the core alone.
+    Any thread may call `prepare`; only the core calls `accept`.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        vocab_size: int,
+        limits: RunnerLimits,
+        config: EngineConfig,
         stop_token_ids: frozenset[int],
-        *,
-        can_pin: bool,
-        context: int,
+        policy: RequestPolicy,
     ) -> None:
-        """can_pin: there is a prefix cache. context: tokens of a prompt and its answer together."""
+        """stop_token_ids: the model's own; a request may name more."""
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._vocab_size = limits.vocab_size
         self._stop_token_ids = stop_token_ids
-        self._can_pin = can_pin
-        self._context = context
+        self._policy = policy
+        self._can_pin = config.prefix_cache_mode == "radix" and not limits.windows
+        longest = limits.context_window
+        self.context = min(config.max_single_sequence_length or longest, longest)
+        """Most tokens of a prompt and its answer together."""
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = Lock()
 
     def prepare(self, request: Request) -> Prepared:
         """Check the request, tokenise its prompt, make its tables, compile its grammar.
 
-        That takes up to seconds. What is refused is returned as an error: `ContextLengthExceeded`
-        for a prompt that leaves no room for an answer, before it is tokenised where that can be
-        seen.
+        That takes up to seconds. A refusal is returned in `error`: `ContextLengthExceeded` for a
+        prompt that leaves no room for an answer. A prompt that is far too long is not tokenised.
         """
         try:
             return self._prepare(request)
@@ -70,7 +74,7 @@ class Admission:
     def accept(
         self, request: Request, prepared: Prepared, *, arrival: int, now: float
     ) -> RequestState:
-        """The state of a request with what `prepare` made of it. Raises the error that is in it."""
+        """The state of a request that `prepare` has prepared. Raises the error of a refused one."""
         if prepared.error is not None:
             raise prepared.error
         config, prompt = request.generation_config, prepared.prompt
@@ -83,7 +87,7 @@ class Admission:
             metrics=RequestMetrics(prompt_tokens=len(prompt), added_at=now),
         )
         for i in range(config.n):
-            state.branches.append(self._branch(state, i, prepared))
+            state.sequences.append(self._sequence(state, i, prepared))
         return state
 
     def _prepare(self, request: Request) -> Prepared:
@@ -91,15 +95,15 @@ class Admission:
         self._refuse_pin(config)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         texts = [item.text for item in request.inputs if isinstance(item, TextData)]
-        self._tokenizer.check_size(texts, self._context)
+        self._tokenizer.check_size(texts, self.context)
         prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
-        if len(prompt) >= self._context:
-            raise ContextLengthExceeded(len(prompt), self._context)
+        if len(prompt) >= self.context:
+            raise ContextLengthExceeded(len(prompt), self.context)
         return Prepared(prompt, _stops(config), self._grammar(config))
 
-    def _branch(self, state: RequestState, index: int, prepared: Prepared) -> Branch:
+    def _sequence(self, state: RequestState, index: int, prepared: Prepared) -> Sequence:
         stops, grammar = prepared.stops, prepared.grammar
-        return Branch(
+        return Sequence(
             state,
             index,
             None if stops is None else StopStrHandler(stops, self._tokenizer),
@@ -107,8 +111,9 @@ class Admission:
         )
 
     def _grammar(self, config: GenerationConfig) -> Grammar | None:
-        """What the answer has to follow, if anything."""
-        return self._compiler().compile(config.response_format) if config.needs_grammar else None
+        """The grammar that the answer has to follow, if any."""
+        needs_grammar = self._policy.needs_grammar(config)
+        return self._compiler().compile(config.response_format) if needs_grammar else None
 
     def _compiler(self) -> GrammarCompiler:
         """The compiler of grammars, loaded with the first request that needs one."""
@@ -135,12 +140,12 @@ class Admission:
         return self._stop_token_ids.union(config.stop_token_ids)
 
 
-def prompt_tokens(inputs: Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+def prompt_tokens(inputs: abc.Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     """The token ids of all inputs in a row.
 
-    A text at the start gets the begin-of-text token where the model wants one (and the text does
-    not begin with it already, as a control token); token ids are used as they are. Raises
-    `InvalidField` for an id outside the vocabulary or a prompt without tokens.
+    A text at the start gets the begin-of-text token where the model wants one, unless it begins
+    with this token. Token ids are used as they are. Raises `InvalidField` for an id outside the
+    vocabulary or a prompt without tokens.
     """
     ids: list[int] = []
     for item in inputs:
@@ -158,7 +163,7 @@ def prompt_tokens(inputs: Sequence[Data], tokenizer: Tokenizer, vocab_size: int)
     return ids
 
 
-def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+def check_ids(field: str, ids: abc.Sequence[int], vocab_size: int) -> None:
     """Raise `InvalidField` naming the first id that is not in [0, vocab_size)."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         wrong = next(i for i in ids if not 0 <= i < vocab_size)

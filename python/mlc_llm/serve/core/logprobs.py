@@ -9,7 +9,7 @@ from mlc_llm.runtime.batch import Sampled
 from mlc_llm.tokenizers import Tokenizer
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot write."""
+"""Written instead of minus infinity, which JSON does not have."""
 
 
 def logprob_json(sampled: Sampled, tokenizer: Tokenizer) -> str:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
-from mlc_llm.serve.core.postprocess import Postprocessor
-from mlc_llm.serve.core.request_state import Branch, RequestState
+from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.tokenizers import Tokenizer
-
-if TYPE_CHECKING:
-    from mlc_llm.serve.core.grammar.matcher import Grammar
 
 ECHO_LIMITS = {
     "max_num_sequence": 32,
@@ -29,35 +24,37 @@ ECHO_LIMITS = {
 _PAGE_SIZE = 16
 
 
-class EchoCore(EngineCore):
-    """Streams each prompt token back, one a step, to every branch.
+def echo_core(
+    tokenizer: Tokenizer, config: EngineConfig, trace: EventTraceRecorder | None = None
+) -> EngineCore:
+    """An engine that streams the tokens of each prompt back, one a step, to every sequence.
 
-    A branch ends with `stop` after the last one, with `length` where `max_tokens` comes first; stop
-    strings and the request's own stop tokens count too. The prompt is repeated whatever
-    `response_format` says, so its schema or grammar is not compiled: a wrong one shows in engines
-    with a model only. The usage's `extra` is the complete generation config, so that a test can see
-    what arrived.
+    A sequence ends with `stop` behind the last of them, and with `length` where `max_tokens` comes
+    first. Stop strings and the request's own stop tokens end it too. `config` is as from
+    `echo_config`.
+    """
+    # No stop tokens: a chat prompt is full of the model's own.
+    runner = EchoRunner(config, tokenizer.vocab_size)
+    return EngineCore(runner, tokenizer, config, trace=trace, policy=EchoPolicy())
+
+
+class EchoPolicy(RequestPolicy):
+    """The rules of the echo engine.
+
+    It repeats the prompt whatever `response_format` says. So no grammar is compiled, and a wrong
+    one is not refused, as engines with a model do.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, config: EngineConfig, trace: EventTraceRecorder | None = None
-    ) -> None:
-        """`config` as from `echo_config`."""
-        # A chat prompt is full of the model's stop tokens: they do not count here.
-        runner = EchoRunner(config, tokenizer.vocab_size)
-        super().__init__(runner, tokenizer, config, trace=trace)
-        self._admission = _EchoAdmission(
-            tokenizer,
-            runner.limits.vocab_size,
-            frozenset(),
-            can_pin=config.prefix_cache_mode == "radix",
-            context=self.max_single_sequence_length,
-        )
-        self._postprocessor = _EchoPostprocessor(tokenizer, self.max_single_sequence_length)
+    def needs_grammar(self, config: GenerationConfig) -> bool:
+        return False
 
-    def _close(self, state: RequestState) -> str:
-        usage = json.loads(super()._close(state))
-        usage["extra"] = state.config.model_dump(mode="json", by_alias=True)
+    def is_complete(self, sequence: Sequence) -> bool:
+        return len(sequence.generated) >= len(sequence.request.prompt)
+
+    def usage_json(self, request: RequestState) -> str:
+        """`extra` is the complete generation config, so that a test can see what arrived."""
+        usage = json.loads(super().usage_json(request))
+        usage["extra"] = request.config.model_dump(mode="json", by_alias=True)
         return json.dumps(usage)
 
 
@@ -127,23 +124,13 @@ class _EchoSequence:
     tokens: list[int] = field(default_factory=list)
     prompt_length: int | None = None
     has_drafts: bool = False
-    """The last row ended with guesses, some of which may be rolled back now."""
+    """The last row ended with draft tokens; some of them may be rolled back now."""
 
     def next_token(self, length: int) -> int:
-        """What follows so many tokens. The first time it is asked for, they are the prompt."""
+        """The token behind `length` tokens. At the first call, these are the prompt."""
         if self.prompt_length is None:
             self.prompt_length = length
         return self.tokens[length - self.prompt_length]
-
-
-class _EchoAdmission(Admission):
-    def _grammar(self, config: GenerationConfig) -> Grammar | None:
-        return None
-
-
-class _EchoPostprocessor(Postprocessor):
-    def _is_complete(self, branch: Branch) -> bool:
-        return len(branch.generated) >= len(branch.request.prompt)
 
 
 def _sampled(token_id: int, sampling: Sampling, vocab_size: int) -> Sampled:
@@ -155,18 +142,14 @@ def _sampled(token_id: int, sampling: Sampling, vocab_size: int) -> Sampled:
 
 
 def echo_config(config: EngineConfig) -> EngineConfig:
-    """The config with the echo engine's limits where it leaves them open.
+    """The config with the echo engine's limits where they are None.
 
     Raises `InvalidField` for a limit that it cannot keep.
     """
     if config.speculative_mode == "small_draft":
         words = "the echo engine has no draft model; take 'prompt_lookup' or leave it out"
         raise InvalidField("speculative_mode", config.speculative_mode, words)
-    for name, limit in ECHO_LIMITS.items():
-        given = getattr(config, name)
-        if given is not None and given > limit:
-            raise InvalidField(name, given, f"the echo engine's limit is {limit}")
-    limits: dict[str, Any] = {n: getattr(config, n) or limit for n, limit in ECHO_LIMITS.items()}
+    limits = {name: _within(config, name, limit) for name, limit in ECHO_LIMITS.items()}
     total = limits["max_num_sequence"] * limits["max_single_sequence_length"]
     if config.max_total_sequence_length not in (None, total):
         raise InvalidField(
@@ -174,5 +157,19 @@ def echo_config(config: EngineConfig) -> EngineConfig:
             config.max_total_sequence_length,
             f"the echo engine has room for all its sequences: leave it out or give {total}",
         )
-    mode = config.mode or "local"
-    return replace(config, mode=mode, max_total_sequence_length=total, **limits)
+    return replace(
+        config,
+        mode=config.mode or "local",
+        max_num_sequence=limits["max_num_sequence"],
+        max_single_sequence_length=limits["max_single_sequence_length"],
+        prefill_chunk_size=limits["prefill_chunk_size"],
+        max_total_sequence_length=total,
+    )
+
+
+def _within(config: EngineConfig, name: str, limit: int) -> int:
+    """A field of `config`, or `limit` where it is None. Raises `InvalidField` beyond `limit`."""
+    given: int | None = getattr(config, name)
+    if given is not None and given > limit:
+        raise InvalidField(name, given, f"the echo engine's limit is {limit}")
+    return given or limit

@@ -1,144 +1,150 @@
-"""What one sampled token means for its branch: which tokens may be shown, and whether it ends."""
+"""What one sampled token means for its sequence: which tokens may be shown, and whether it ends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
 from mlc_llm.runtime.batch import Sampled
 from mlc_llm.serve.core.logprobs import logprob_json
-from mlc_llm.serve.core.request_state import Branch, RequestState, Status
+from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.core.sequence import RequestState, Sequence
+from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.tokenizers import Tokenizer
 
 MAX_JUMP = 32
-"""Most tokens that a grammar adds at once: so much work stalls no other stream."""
+"""Most tokens that a grammar adds at once: more work would delay the other streams."""
 
 
 class Postprocessor:
-    """The finish rules: stop token, stop string, grammar, `max_tokens`, sequence length.
+    """The rules that end a sequence: stop token, stop string, policy, `max_tokens`, length.
 
-    A stop token is never shown; the token that completes a grammar's text is. Of the token in which
-    a stop string begins, the bytes from there on are cut (`cut_bytes`); tokens that may still turn
-    out to begin one are held back.
+    A stop token is never shown; the token that completes a grammar's text is. A stop string may
+    begin inside a token; then the bytes from there on are cut (`cut_bytes`). Tokens that may still
+    turn out to begin one are held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_single_sequence_length: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_single_sequence_length: int, policy: RequestPolicy
+    ) -> None:
         self._tokenizer, self._vocab_size = tokenizer, tokenizer.vocab_size
+        self._policy = policy
         self.max_single_sequence_length = max_single_sequence_length
 
     def fault(self, sampled: Sampled) -> str | None:
-        """Why the request cannot go on with this, if it cannot.
+        """Why the request cannot go on with this sample; None if it can.
 
-        Models often have more rows than their tokenizer has tokens; the rest means nothing.
+        Models often have more rows than their tokenizer has tokens; the other rows mean nothing.
         """
         if sampled.error is None and not 0 <= sampled.token_id < self._vocab_size:
             return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
         return sampled.error
 
     def commit_row(
-        self, branch: Branch, drafts: Sequence[int], samples: Sequence[Sampled]
+        self,
+        sequence: Sequence,
+        draft_tokens: abc.Sequence[int],
+        samples: abc.Sequence[Sampled],
     ) -> Status | None:
-        """Take in a row's samples, each as long as the draft before it came true.
+        """Take in a row's samples, until one differs from the draft token at its position.
 
-        The first has no fault; one further on, which a wrong draft may have brought about, is left
-        to a later step. Returns and raises as `commit`.
+        The first sample has no fault. A later one with a fault is left to a later step, since a
+        wrong draft token may be the cause. Returns and raises as `commit`.
         """
-        for draft, sampled, following in zip(drafts, samples, samples[1:], strict=False):
-            known = branch.known
-            end = self.commit(branch, sampled)
-            is_next = sampled.token_id == draft and branch.known == known + 1
+        for expected, sampled, following in zip(draft_tokens, samples, samples[1:], strict=False):
+            known = sequence.known
+            end = self.commit(sequence, sampled)
+            is_next = sampled.token_id == expected and sequence.known == known + 1
             if end is not None or not is_next or self.fault(following) is not None:
                 return end
-        return self.commit(branch, samples[-1])
+        return self.commit(sequence, samples[-1])
 
-    def commit(self, branch: Branch, sampled: Sampled) -> Status | None:
-        """Take the token in, and those that the grammar forces behind it.
+    def commit(self, sequence: Sequence, sampled: Sampled) -> Status | None:
+        """Take in the token, and the tokens that the grammar forces behind it.
 
-        Returns the end that the branch has come to, if it has. Raises `RequestError` when its
-        grammar cannot be followed any further.
+        Returns how the sequence ends, if it does. Raises `RequestError` when its grammar cannot be
+        followed any further.
         """
-        end = self._take(branch, sampled)
-        if end is None and branch.request.may_jump:
-            end = self._jump(branch)
-        if end is None and branch.grammar is not None:
-            branch.grammar.mask()  # a failure shows here, where it can be told whose it is
+        end = self._take(sequence, sampled)
+        if end is None and sequence.request.may_jump:
+            end = self._jump(sequence)
+        if end is None and sequence.grammar is not None:
+            sequence.grammar.mask()  # raises here, where it is known whose grammar fails
         return end
 
-    def _jump(self, branch: Branch) -> Status | None:
-        """Take in what follows whatever the model says, so that it need not be asked; bounded.
+    def release_all(self, sequence: Sequence) -> None:
+        """Show what was held back: no stop string can follow any more."""
+        stops = sequence.output.stops
+        if stops is not None:
+            _show(sequence, stops.finish())
 
-        These tokens are known and not computed, as those of a prompt are.
+    def _jump(self, sequence: Sequence) -> Status | None:
+        """Take in at most `MAX_JUMP` tokens that come next whatever the model says.
+
+        They are known and not computed, as the tokens of a prompt are.
         """
         for _ in range(MAX_JUMP):
-            token_id = None if branch.grammar is None else branch.grammar.forced_token()
+            token_id = None if sequence.grammar is None else sequence.grammar.forced_token()
             if token_id is None:
                 return None
-            branch.request.metrics.jump_forward_tokens += 1
-            end = self._take(branch, Sampled(token_id))
+            sequence.request.metrics.jump_forward_tokens += 1
+            end = self._take(sequence, Sampled(token_id))
             if end is not None:
                 return end
         return None
 
-    def _take(self, branch: Branch, sampled: Sampled) -> Status | None:
-        token_id, request = sampled.token_id, branch.request
-        branch.commit(token_id)
-        grammar = branch.grammar
+    def _take(self, sequence: Sequence, sampled: Sampled) -> Status | None:
+        token_id, request = sampled.token_id, sequence.request
+        sequence.commit(token_id)
+        grammar = sequence.grammar
         # The model may end a grammar's text with a token even where stop tokens do not count.
         if token_id in request.stop_token_ids or (grammar is not None and grammar.ends(token_id)):
-            self.release_all(branch)
+            self.release_all(sequence)
             return Status.STOPPED
         if grammar is not None:
             grammar.accept(token_id)
         if request.config.logprobs:
-            branch.held_logprobs.append(logprob_json(sampled, self._tokenizer))
-        if self._show(branch, token_id):
+            sequence.output.held_logprobs.append(logprob_json(sampled, self._tokenizer))
+        if self._completes_stop(sequence, token_id):
             return Status.STOPPED
-        end = self._other_end(branch)
+        end = self._other_end(sequence)
         if end is not None:
-            self.release_all(branch)
+            self.release_all(sequence)
         return end
 
-    def release_all(self, branch: Branch) -> None:
-        """Show what was held back: no stop string can follow any more."""
-        if branch.stops is not None:
-            _release(branch, branch.stops.finish())
-
-    def _show(self, branch: Branch, token_id: int) -> bool:
+    def _completes_stop(self, sequence: Sequence, token_id: int) -> bool:
         """Show what can be shown by now; True when a stop string is complete."""
-        if branch.stops is None:
-            _release(branch, [token_id])
+        output = sequence.output
+        if output.stops is None:
+            _show(sequence, [token_id])
             return False
-        _release(branch, branch.stops.put(token_id))
-        branch.cut_bytes = branch.stops.cut_bytes
-        return branch.stops.stop_triggered
+        _show(sequence, output.stops.put(token_id))
+        output.cut_bytes = output.stops.cut_bytes
+        return output.stops.stop_triggered
 
-    def _is_complete(self, branch: Branch) -> bool:
-        """Whether the text is whole: nothing can follow in its grammar."""
-        return branch.grammar is not None and branch.grammar.is_finished
-
-    def _other_end(self, branch: Branch) -> Status | None:
-        if self._is_complete(branch):
+    def _other_end(self, sequence: Sequence) -> Status | None:
+        if self._policy.is_complete(sequence):
             return Status.STOPPED
-        max_tokens = branch.request.config.max_tokens
-        if 0 <= max_tokens <= len(branch.generated):
+        max_tokens = sequence.request.config.max_tokens
+        if 0 <= max_tokens <= len(sequence.generated):
             return Status.LENGTH
-        is_full = branch.known >= self.max_single_sequence_length
+        is_full = sequence.known >= self.max_single_sequence_length
         return Status.LENGTH if is_full else None
 
 
 def take_output(request: RequestState) -> RequestStreamOutput | None:
-    """What the branches have to show since the last call; None when that is nothing."""
+    """What the sequences have to show since the last call; None when that is nothing."""
     tokens, logprobs, reasons, cut = [], [], [], []
     has_news = False
-    for branch in request.branches:
-        is_over = branch.status.is_end
-        has_ended = is_over and not branch.is_reported
-        has_news = has_news or has_ended or bool(branch.delta_ids)
-        tokens.append(branch.delta_ids)
-        logprobs.append(branch.delta_logprobs)
-        reasons.append(branch.finish_reason if has_ended else None)
-        cut.append(branch.cut_bytes if has_ended else 0)
-        branch.delta_ids, branch.delta_logprobs, branch.is_reported = [], [], is_over
+    for sequence in request.sequences:
+        output, is_over = sequence.output, sequence.progress.status.is_end
+        has_ended = is_over and not output.is_reported
+        has_news = has_news or has_ended or bool(output.delta_ids)
+        tokens.append(output.delta_ids)
+        logprobs.append(output.delta_logprobs)
+        reasons.append(sequence.finish_reason if has_ended else None)
+        cut.append(output.cut_bytes if has_ended else 0)
+        output.delta_ids, output.delta_logprobs, output.is_reported = [], [], is_over
     if not has_news:
         return None
     return RequestStreamOutput(
@@ -151,7 +157,9 @@ def take_output(request: RequestState) -> RequestStreamOutput | None:
     )
 
 
-def _release(branch: Branch, token_ids: Sequence[int]) -> None:
-    branch.delta_ids.extend(token_ids)
-    if branch.request.config.logprobs:
-        branch.delta_logprobs.extend(branch.held_logprobs.popleft() for _ in token_ids)
+def _show(sequence: Sequence, token_ids: abc.Sequence[int]) -> None:
+    """Put tokens into the next output, with the log-probabilities that are held for them."""
+    output = sequence.output
+    output.delta_ids.extend(token_ids)
+    if sequence.request.config.logprobs:
+        output.delta_logprobs.extend(output.held_logprobs.popleft() for _ in token_ids)

@@ -1,8 +1,8 @@
-"""Which finished sequences stay, and how a new one begins with the tokens of one that is there.
+"""Which ended sequences are kept, and how a new one begins with the tokens of another.
 
-The cache decides on ids alone. Whoever owns it keeps the runner's sequences in step: it carries out
-the `Origin` it is given, and frees a sequence when `on_remove` says so. In a sequence's tokens here
-stand only those that its owner vouches for, so nothing can be taken over from a faulty one.
+The cache knows ids and tokens only. Its owner does the same in the runner: it carries out a
+`PrefixMatch`, and frees a slot when `on_remove` is called. Here a sequence has only the tokens that
+its owner vouches for. So no sequence takes over tokens of a faulty one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a prompt leaves the cached sequence that it begins like."""
+    """Where a prompt first differs from the cached sequence that begins like it."""
 
     position: int
     """Tokens in common."""
@@ -35,24 +35,24 @@ class Divergence:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """How a sequence begins. Filled by `PrefixCache.lookup`, carried out by the scheduler."""
+class PrefixMatch:
+    """How a sequence begins. `PrefixCache.lookup` fills it, `Slots` carries it out."""
 
     kind: Literal["new", "fork", "reuse"] = "new"
-    """`reuse`: the source itself goes on, under its own id, without its last `rollback` tokens."""
+    """`reuse`: the new sequence takes the source's slot, without the last `rollback` tokens."""
     length: int = 0
-    """Tokens that are there already; fewer than the prompt has."""
+    """Tokens that are computed already; fewer than the prompt has."""
     source: int | None = None
     rollback: int = 0
     divergence: Divergence | None = None
-    """None where nothing is in common, or everything up to the end of one of the two."""
+    """None where no token is in common, or all tokens up to the end of one of the two."""
 
 
 class PrefixCache:
     """Every sequence of the runner is in it: active (it runs), recycling or pinned.
 
-    Active and pinned ones can only be forked. A recycling one may also be reused, and is removed
-    when its place or its pages are needed, the one that finished first before all others.
+    Active and pinned ones can only be forked. A recycling one may also be reused. It is removed
+    when its slot or its pages are needed; the one that finished first goes first.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class PrefixCache:
         exact_only: bool = False,
         enabled: bool = True,
     ) -> None:
-        """on_remove: gives the sequence's pages and its id back.
-        max_recycling: 0 keeps none; None and -1 have no limit but `max_num_sequence`, against
-        which kept sequences count.
-        exact_only: with a sliding window a sequence is taken over whole or not at all.
+        """on_remove: gives the sequence's slot and its pages back.
+        max_num_sequence: most sequences, active and kept ones together.
+        max_recycling: 0 keeps none; None and -1 set no other limit.
+        exact_only: a sequence is taken over whole or not at all (models with windows).
         enabled: False keeps nothing and finds nothing.
         """
         self._on_remove = on_remove
@@ -109,15 +109,15 @@ class PrefixCache:
         """Those tokens."""
         return self._tree.get(seq_id)
 
-    def lookup(self, tokens: Sequence[int], *, may_fork: bool = True) -> Origin:
+    def lookup(self, tokens: Sequence[int], *, may_fork: bool = True) -> PrefixMatch:
         """The best way to begin a sequence that will hold `tokens`. Changes nothing.
 
-        The last token is not looked for: one at least is left to compute. The shortest recycling
-        sequence that matches is reused if more than 90 % of it match (if any matches, with
-        `may_fork` False); else one that matches is forked.
+        The last token is not looked for: at least one is left to compute. The shortest recycling
+        sequence that matches is reused if more than 90 % of it match (if any of it matches, with
+        `may_fork` False). Else a sequence that matches is forked.
         """
         if not self.is_enabled:
-            return Origin()
+            return PrefixMatch()
         length, ids = self._tree.match(tokens[:-1])
         divergence = self._divergence(tokens, length, ids)
         shortest = self._shortest_recycling(ids)
@@ -125,39 +125,39 @@ class PrefixCache:
             whole = self._tree.get_length(shortest)
             is_close = whole == length if self._exact_only else 10 * length > 9 * whole
             if is_close or not (may_fork or self._exact_only):
-                return Origin("reuse", length, shortest, whole - length, divergence)
+                return PrefixMatch("reuse", length, shortest, whole - length, divergence)
         if not ids or not may_fork or self._exact_only:
-            return Origin(divergence=divergence)
-        return Origin("fork", length, self._fork_source(ids), divergence=divergence)
+            return PrefixMatch(divergence=divergence)
+        return PrefixMatch("fork", length, self._fork_source(ids), divergence=divergence)
 
-    def begin(self, seq_id: int, origin: Origin) -> None:
-        """A sequence of this id runs from now on, and begins as `origin` says.
+    def begin(self, seq_id: int, prefix: PrefixMatch) -> None:
+        """A sequence of this id runs from now on, and begins as `prefix` says.
 
         A fork of tokens that nobody has vouched for yet begins without tokens here.
         """
-        if origin.kind == "reuse":
-            assert seq_id == origin.source
+        if prefix.kind == "reuse":
+            assert seq_id == prefix.source
             del self._recycling[seq_id]
-            self._tree.rollback(seq_id, origin.rollback)
-        elif origin.source is not None and origin.length <= self.length(origin.source):
-            self._tree.fork(seq_id, origin.source, origin.length)
+            self._tree.rollback(seq_id, prefix.rollback)
+        elif prefix.source is not None and prefix.length <= self.length(prefix.source):
+            self._tree.fork(seq_id, prefix.source, prefix.length)
         else:
             self._tree.add(seq_id)
         self._active.add(seq_id)
 
     def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """The sequence holds these tokens behind those it has here, and they are sound."""
+        """Append tokens that the sequence has computed and that its owner vouches for."""
         assert seq_id in self._active
         if self.is_enabled:
             self._tree.extend(seq_id, tokens)
 
     def finish(self, seq_id: int, owner: int = -1, *, pinned_length: int = 0) -> int:
-        """An active sequence ran to its end: keep it as long as its place is not needed.
+        """An active sequence has ended: keep it as long as its slot is not needed.
 
-        owner: for `forget`. pinned_length: if not 0, its first so many tokens are pinned unless a
-        pinned one begins with them already; the last place that is not pinned stays so.
+        owner: for `forget`. pinned_length: if not 0, pin its first `pinned_length` tokens. That is
+        not done if a pinned sequence begins with them, or if all slots would be pinned then.
 
-        Returns how many tokens the cache's owner has to roll back: those behind what is pinned.
+        Returns how many tokens the cache's owner has to roll back: those behind the pinned ones.
         """
         assert seq_id in self._active
         if pinned_length and self._should_pin(seq_id, pinned_length):
@@ -184,7 +184,7 @@ class PrefixCache:
         self._on_remove(seq_id)
 
     def forget(self, owner: int) -> None:
-        """Remove what an owner's finished sequences left here (it failed after all)."""
+        """Remove the kept sequences of an owner, which has failed."""
         kept = [*self._recycling.items(), *self._pinned.items()]
         for seq_id in [seq_id for seq_id, name in kept if name == owner]:
             self.remove(seq_id)
@@ -192,7 +192,7 @@ class PrefixCache:
     def evict(self, keep: int | None = None, *, even_pinned: bool = False) -> bool:
         """Remove the recycling sequence that finished first; False when there is none.
 
-        keep: an id that stays. even_pinned: when there is none, let the oldest pinned one go.
+        keep: an id that stays. even_pinned: if there is none, remove the oldest pinned one.
         """
         victim = next((seq_id for seq_id in self._recycling if seq_id != keep), None)
         if victim is None and even_pinned:
@@ -219,7 +219,7 @@ class PrefixCache:
         return min(idle, key=self._tree.get_length, default=None)
 
     def _fork_source(self, ids: Sequence[int]) -> int:
-        """One that stays anyway, else the one that would be evicted last."""
+        """A sequence that is not recycling, else the one that would be evicted last."""
         stays = next((seq_id for seq_id in ids if seq_id not in self._recycling), None)
         if stays is not None:
             return stays

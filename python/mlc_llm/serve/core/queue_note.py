@@ -1,4 +1,4 @@
-"""One line in the log for who waits only because of the mode, which is easily changed."""
+"""One line in the log when answers wait only because of the mode, which is easy to change."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ _log = logging.getLogger(__name__)
 
 
 class QueueNote:
-    """Says once that answers wait. Silent where the caller chose how many run, or `server`."""
+    """Says once that answers wait; never if the caller chose how many run, or mode `server`."""
 
     def __init__(self, config: EngineConfig) -> None:
         mode, runs = config.mode, config.max_num_sequence
         self._mode, self._runs = mode, runs
         self.is_due = mode in ("local", "interactive") and runs == sequences_of(mode)
-        """There is something left to say."""
+        """The line may still be written."""
 
     def look(self, num_running: int, num_waiting: int) -> None:
-        """Take notice of a step's answers."""
+        """Write the line if answers wait in this step."""
         if self._runs is not None and num_running >= self._runs and num_waiting:
             self.is_due = False
             _log.warning(

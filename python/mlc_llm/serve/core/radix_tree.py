@@ -1,8 +1,8 @@
-"""`PagedRadixTree`: many token sequences in one tree, so that what they begin with stands once.
+"""`PagedRadixTree`: many token sequences in one tree, where common beginnings are stored once.
 
 A page holds up to 64 tokens and is compared as a whole. A sequence always ends at the end of a
 page. Where two sequences part, the page is split; when that is no longer needed, it is merged.
-Every page knows the sequences that go through it, so a match costs one comparison a page.
+Every page knows the sequences that go through it. So a match costs one comparison a page.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mlc_llm.errors import InvalidField
 
 PAGE_TOKENS = 64
 BLOCK_PAGES = 64
-"""Pages are counted in blocks: capacity grows and shrinks by so many at once."""
+"""The capacity grows and shrinks by so many pages at once."""
 
 Tokens: TypeAlias = "array[int]"
 
 
 class _Page:
-    """A run of tokens; the root is the one that has none."""
+    """A run of tokens. Only the root has none."""
 
     __slots__ = ("children", "end", "ids", "parent", "tokens")
 
@@ -29,7 +29,7 @@ class _Page:
         self.parent = parent
         self.tokens = tokens
         self.end = end
-        """Tokens from the root to the end of this page; splits and merges never change it."""
+        """Tokens from the root to the end of this page. Splits and merges never change it."""
         self.ids = ids
         """Sequences that go through this page or end with it; never empty but for the root."""
         self.children: dict[int, _Page] = {}
@@ -44,7 +44,7 @@ class PagedRadixTree:
     """Sequences of token ids under integer names. Token ids are in [0, 2^31).
 
     Every method raises `InvalidField` for a name that is not there (or is there already), a count
-    out of range, or tokens that are none, and changes nothing then.
+    out of range, or values that are no tokens. Then it changes nothing.
     """
 
     def __init__(self) -> None:
@@ -57,17 +57,17 @@ class PagedRadixTree:
         self._num_pages = 0
 
     def add(self, seq_id: int) -> None:
-        """A new sequence without tokens."""
+        """Add a sequence without tokens."""
         self._check_new(seq_id)
         self._ends[seq_id] = self._root
 
     def remove(self, seq_id: int) -> None:
-        """Forget a sequence; pages that no other one needs are free."""
+        """Forget a sequence. Pages that no other one needs are free."""
         self._leave(seq_id, self._end(seq_id), self._root)
         del self._ends[seq_id]
 
     def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Append tokens. Pages that are there already for another sequence are shared."""
+        """Append tokens. Pages of other sequences with the same tokens are shared."""
         first, new = self._end(seq_id), _as_tokens(tokens)
         page, used, matched = _walk(first, new)
         if used < len(page.tokens):
@@ -85,7 +85,7 @@ class PagedRadixTree:
         self._leave(seq_id, end, page)
 
     def fork(self, seq_id: int, parent: int, offset: int) -> None:
-        """A new sequence of the first `offset` >= 1 tokens of `parent`."""
+        """Add a sequence with the first `offset` >= 1 tokens of `parent`."""
         self._check_new(seq_id)
         end = self._end(parent)
         _check_count("offset", offset, 1, end.end)
@@ -94,8 +94,8 @@ class PagedRadixTree:
         _join(seq_id, page, self._root)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """The longest beginning of `tokens` that some sequence begins with: its length, and the
-        names of all sequences that do, in ascending order (none when the length is 0)."""
+        """The longest beginning of `tokens` that a sequence begins with: its length, and the names
+        of all sequences that begin with it, in ascending order (none when the length is 0)."""
         page, _, length = _walk(self._root, _as_tokens(tokens))
         return length, tuple(sorted(page.ids)) if length else ()
 
@@ -174,8 +174,8 @@ class PagedRadixTree:
     def _split(self, page: _Page, used: int) -> _Page:
         """Make two of a page; returns the upper one, with the first `used` tokens.
 
-        The lower one is the old object, so that sequences that end there still do. Either half may
-        now fit into one page with what is next to it.
+        The lower one is the old object, so that sequences that end there still do. Each half may
+        now fit into one page with its neighbour.
         """
         parent = page.parent
         assert parent is not None
@@ -203,7 +203,7 @@ class PagedRadixTree:
         self._num_pages -= 1
 
     def _grow(self, page: _Page, seq_id: int, tokens: Tokens) -> _Page:
-        """Append tokens at a page's end: in it while it is the sequence's own, then in new ones."""
+        """Append tokens behind a page: in it if it is the sequence's own, then in new pages."""
         room = PAGE_TOKENS - len(page.tokens) if page.ids == {seq_id} else 0
         if room > 0:
             page.tokens += tokens[:room]
@@ -229,7 +229,7 @@ class PagedRadixTree:
                 del parent.children[page.tokens[0]]
                 self._num_pages -= 1
             page = parent
-        # Only here did an end or a fork of the way go; pages above keep what holds them apart.
+        # Only this page may have lost an end or a fork; for the pages above, nothing has changed.
         self._tidy(survivor or last)
 
 

@@ -2,91 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import abc
 from dataclasses import dataclass, field, replace
 
 from mlc_llm.runtime.batch import BatchRow
-from mlc_llm.serve.core.prefix_cache import Origin
-from mlc_llm.serve.core.request_state import Branch, RequestState
+from mlc_llm.serve.core.prefix_cache import PrefixMatch
+from mlc_llm.serve.core.sequence import RequestState, Sequence
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What became of the guesses in one row."""
+class Acceptance:
+    """How many draft tokens of one row the model chose as well."""
 
-    branch: Branch
+    sequence: Sequence
     drafted: int
     accepted: int
     kept: int
-    """Of those, the ones that stay in the pages: a token that ends a branch does not."""
+    """Accepted tokens that stay in the pages: all but the one that ended the sequence, if any."""
     is_rejected: bool
-    """Whether the model said something else; else the branch ended, or all of them came true."""
+    """The model chose another token. Else all were accepted, or the sequence ended."""
 
 
 @dataclass(slots=True)
-class Plan:
-    """One step of work: `rows[i]` belongs to `branches[i]`."""
+class StepPlan:
+    """One step of work: `rows[i]` belongs to `sequences[i]`."""
 
     budget: int
     """Tokens that may still be added."""
     rows: list[BatchRow] = field(default_factory=list)
-    branches: list[Branch] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
     prompt_tokens: int = 0
     """Tokens of rows that do not decode."""
     decoding: int = 0
     """Rows that decode."""
-    reserved_pages: int = 0
-    """Free pages that the rows so far will take."""
     is_open: bool = True
-    """Whether a new branch may still start: False once something did not fit whole."""
-    preempted: list[Branch] = field(default_factory=list)
-    lookups: list[tuple[Branch, Origin]] = field(default_factory=list)
-    """Branches that were started, with what the prefix cache had for them."""
+    """Another sequence may start. False once a row did not get all that it wanted."""
+    preempted: list[Sequence] = field(default_factory=list)
+    lookups: list[tuple[Sequence, PrefixMatch]] = field(default_factory=list)
+    """Sequences that were started, with what the prefix cache had for them."""
     draft_seconds: float = 0.0
     run_seconds: float = 0.0
     prefilled: dict[RequestState, int] = field(default_factory=dict)
-    """Tokens of prompts that were computed for the first time; filled as samples are taken in."""
+    """Prompt tokens that were computed for the first time; known when the samples are."""
     generated: int = 0
-    """Generated tokens that were, forced ones and accepted guesses among them."""
-    verdicts: list[Verdict] = field(default_factory=list)
-    """Of the rows with drafts; filled as their samples are taken in."""
+    """Generated tokens that were, with forced tokens and accepted draft tokens."""
+    acceptances: list[Acceptance] = field(default_factory=list)
+    """One for each row with draft tokens; known when the samples are."""
 
     @property
     def num_computed(self) -> int:
         """Tokens of the step that stay in the pages."""
-        return self.prompt_tokens + self.decoding + sum(one.kept for one in self.verdicts)
-
-    def account(self, branch: Branch, count: int) -> None:
-        """The next `count` tokens of a branch were computed in this step."""
-        of_prompt, generated = branch.account(count)
-        self.generated += generated
-        if of_prompt:
-            request = branch.request
-            self.prefilled[request] = self.prefilled.get(request, 0) + of_prompt
+        return self.prompt_tokens + self.decoding + sum(one.kept for one in self.acceptances)
 
     @property
     def num_drafted(self) -> int:
-        """Drafted tokens in all rows."""
-        return sum(len(drafts_of(row)) for row in self.rows)
+        """Draft tokens in all rows."""
+        return sum(len(draft_tokens_of(row)) for row in self.rows)
+
+    def mark_computed(self, sequence: Sequence, count: int) -> None:
+        """This step has computed the next `count` tokens of a sequence."""
+        of_prompt, generated = sequence.mark_computed(count)
+        self.generated += generated
+        if of_prompt:
+            request = sequence.request
+            self.prefilled[request] = self.prefilled.get(request, 0) + of_prompt
 
     def drop_drafts(self) -> bool:
-        """Go back to plain rows; False where there is nothing to drop."""
+        """Go back to rows without draft tokens; False where there are no others."""
         has_drafts = self.num_drafted > 0
-        self.rows = [_without_drafts(row) for row in self.rows]
+        self.rows = [_without_draft(row) for row in self.rows]
         return has_drafts
 
-    def split(self) -> Iterator[Plan]:
-        """The same rows, one a plan."""
-        for row, branch in zip(self.rows, self.branches, strict=True):
-            yield Plan(0, [row], [branch])
+    def split(self) -> abc.Iterator[StepPlan]:
+        """The same rows, each in a plan of its own."""
+        for row, sequence in zip(self.rows, self.sequences, strict=True):
+            yield StepPlan(0, [row], [sequence])
 
 
-def drafts_of(row: BatchRow) -> Sequence[int]:
-    """The guesses at the end of a row."""
+def draft_tokens_of(row: BatchRow) -> abc.Sequence[int]:
+    """The draft tokens at the end of a row."""
     count = len(row.samplings) - 1
     return row.token_ids[-count:] if count > 0 else ()
 
 
-def _without_drafts(row: BatchRow) -> BatchRow:
-    count = len(row.token_ids) - len(drafts_of(row))
+def _without_draft(row: BatchRow) -> BatchRow:
+    count = len(row.token_ids) - len(draft_tokens_of(row))
     return replace(row, token_ids=row.token_ids[:count], samplings=row.samplings[:1])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput, SingleRequestStreamOutput
 from mlc_llm.serve.metrics import zero_usage_json
-from mlc_llm.serve.stream import BranchText
+from mlc_llm.serve.stream import SequenceText
 from mlc_llm.tokenizers import Tokenizer
 
 REQUEST_FAILED = "request_error"
@@ -72,14 +72,14 @@ def refusal_chunks(error: Exception) -> list[Chunk]:
 class _Choice:
     def __init__(self, tokenizer: Tokenizer, index: int) -> None:
         self._index = index
-        self._branch = BranchText(tokenizer)
+        self._sequence = SequenceText(tokenizer)
         self._logprobs: list[str] | None = None
 
     def put(self, single: SingleRequestStreamOutput) -> ChoicePiece | None:
         """None if there is nothing to show. Then log-probabilities wait for the next piece."""
         if single.delta_logprob_json_strs is not None:
             self._logprobs = (self._logprobs or []) + single.delta_logprob_json_strs
-        text = self._branch.put(single)
+        text = self._sequence.put(single)
         if single.finish_reason == "error":
             text = single.error or "the request failed"
         if not text and single.finish_reason is None:

@@ -20,7 +20,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
-from mlc_llm.serve.core.mock_echo import EchoCore, echo_config
+from mlc_llm.serve.core.mock_echo import echo_config, echo_core
 from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import ModelSize
@@ -165,4 +165,4 @@ def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEn
     assert context is not None
     is_bare = config.model == MOCK_ECHO
     bundle = echo_bundle(context) if is_bare else open_without_weights(config.model, context)
-    return OpenEngine(EchoCore(bundle.tokenizer, complete, trace), bundle, complete)
+    return OpenEngine(echo_core(bundle.tokenizer, complete, trace), bundle, complete)

@@ -1,4 +1,4 @@
-"""What was compiled before, bounded in bytes; the least recently used goes first."""
+"""A cache of bounded size. The value that was not used for the longest time goes first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Costly(Protocol):
-    """A value that says how many bytes it holds; the number may grow."""
+    """A value that says how many bytes it holds. The number may grow."""
 
     @property
     def cost(self) -> int: ...
@@ -44,7 +44,7 @@ class Cache(Generic[Value]):
             return value
 
     def put(self, key: Hashable, value: Value) -> None:
-        """Keep a value, and drop old ones until all fit; one that cannot fit is not kept."""
+        """Keep a value, and drop old ones until all fit. A value that cannot fit is not kept."""
         with self._lock:
             self._values[key] = value
             self._values.move_to_end(key)
@@ -52,7 +52,7 @@ class Cache(Generic[Value]):
                 self._values.popitem(last=False)
 
     def drop(self, key: Hashable, value: Value) -> None:
-        """Forget a value, if it is still the one that is kept."""
+        """Forget a value, if it is still the one under this key."""
         with self._lock:
             if self._values.get(key) is value:
                 del self._values[key]

@@ -1,4 +1,4 @@
-"""A stack that is deep enough for whatever strangers write."""
+"""A stack that is deep enough for every grammar that a user may write."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from threading import Lock, Thread
 from typing import TypeVar
 
 STACK_BYTES = 256 * 2**20
-"""Address space: memory is taken as far as the stack is used. The library recurses once for each
-rule or reference in a row, and a stack that runs over ends the whole process; measured at 10 KB a
-level at most, where what a grammar may be long leaves room for a few thousand."""
+"""Address space; memory is taken only as far as the stack is used. The library recurses once for
+each rule or reference in a row, and a stack overflow ends the whole process. A level takes at most
+10 KB (measured), and the longest grammar has a few thousand levels."""
 
 Result = TypeVar("Result")
 
@@ -18,14 +18,14 @@ _starting = Lock()
 
 
 def on_deep_stack(work: Callable[[], Result]) -> Result:
-    """The result of `work`, done by a thread of its own. Raises what it raises."""
+    """The result of `work`, done on a thread of its own. Raises what `work` raises."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
-        except BaseException as error:  # it goes on in the caller
+        except BaseException as error:  # raised again in the caller
             errors.append(error)
 
     thread = Thread(target=run, name="mlc-grammar", daemon=True)

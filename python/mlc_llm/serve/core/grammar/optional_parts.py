@@ -1,8 +1,7 @@
-"""A bound on optional parts of patterns, for which the grammar library's memory has none.
+"""A bound on the optional parts of patterns. The grammar library has none for their memory.
 
-A lexer state of n optional parts in a row takes memory by the square of n: measured at 2 to 64
-bytes times n * n, and there is no limit of the library's own on that. The time of all that is done
-here is linear in the text.
+A lexer state of n optional parts in a row takes 2 to 64 bytes times n * n (measured). The time of
+the checks here is linear in the text.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from mlc_llm.errors import InvalidField
 MAX_OPTIONAL = 1000
 
 _IN_PATTERN = re.compile(r"[?*]|\{0|\{,|\|\)|\(\||\|\|")
-"""What makes a part optional, or may do so: never less than there are."""
+"""Every text that may make a part optional: it finds all of them, and perhaps more."""
 _TOKEN = re.compile(
     r'//[^\n]*|"(?:[^"\\\n]|\\.)*"?|/(?:[^/\\\n]|\\.)*/?|[A-Za-z_][A-Za-z_0-9]*|\{[0,]|[\n:|()?*~]'
 )
-"""Of Lark, as far as it matters; a literal without an end goes to the end of its line."""
+"""The tokens of Lark that matter here. A literal without an end goes to the end of its line."""
 _OPTIONAL = {"?", "*", "~", "{0", "{,", '""'}
 
 
@@ -39,8 +38,8 @@ def check_pattern(field: str, pattern: str) -> None:
 
 
 def check_lark(field: str, text: str) -> None:
-    """Raise `InvalidField` for a regular expression with too many, or for a terminal, together
-    with the terminals that it uses."""
+    """Raise `InvalidField` for too many optional parts in a regular expression, or in a terminal
+    together with the terminals that it uses."""
     terminals = {}
     for name, tokens in _definitions(text):
         for token in tokens:
@@ -53,11 +52,11 @@ def check_lark(field: str, text: str) -> None:
 
 
 def _definitions(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Names with the tokens that define them."""
+    """Every name, and the tokens of its definition."""
     name = ""
     tokens: list[str] = []
     line: list[str] = []
-    """The first token of it and the last one."""
+    """The first token of the line and the last one."""
     for found in _TOKEN.finditer(text):
         token = found[0]
         if token == ":" and line and line[0].isidentifier() and ":" not in line:
@@ -84,8 +83,10 @@ def _definition(tokens: list[str]) -> _Definition:
 
 
 def _counts(terminals: Mapping[str, _Definition]) -> dict[str, int]:
-    """Optional parts of each terminal, with those of the ones it uses; one inside itself is none
-    (and an error, which the library finds)."""
+    """Optional parts of each terminal, with those of the terminals that it uses.
+
+    A terminal inside itself counts as none there: the library reports this error.
+    """
     counts: dict[str, int] = {}
     for first in terminals:
         waiting = [first]

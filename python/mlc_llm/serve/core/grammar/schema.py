@@ -1,4 +1,4 @@
-"""A look at a JSON schema before the grammar library sees it: bounds that keep its work small."""
+"""Bounds of JSON schemas, checked before the grammar library sees one: they keep its work small."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_PROPERTIES = 1000
 MAX_ENUM = 10_000
 """In all lists of values together."""
 MAX_VALUE_CHARS = 16 * 1024
-"""Of one value, written as JSON: it is forced text, which takes time in each step."""
+"""The length of one value as JSON. It is forced text, which takes time in each step."""
 
 _SCHEMA, _NAMES, _DATA = range(3)
-"""What an array or object is: (a list of) schemas, a map from names to schemas, or values."""
+"""What an array or object holds: (a list of) schemas, a map from names to schemas, or values."""
 _KIND_OF = {
     **dict.fromkeys(("const", "default", "enum", "example", "examples"), _DATA),
     **dict.fromkeys(
@@ -34,7 +34,7 @@ _KIND_OF = {
 def check_schema(text: str, field: str) -> dict[str, Any]:
     """The schema as an object. `field` stands in errors.
 
-    Raises `InvalidField` for one beyond the bounds, or with a reference to another document.
+    Raises `InvalidField` for a schema beyond the bounds, or with a reference to another document.
     """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
@@ -49,7 +49,7 @@ def check_schema(text: str, field: str) -> dict[str, Any]:
 
 
 def check_parts(schema: Any, field: str) -> None:
-    """Raise `InvalidField` for a schema beyond the bounds of what is in it."""
+    """Raise `InvalidField` for a schema with too many, too large or too deep parts."""
     properties = values = 0
     for node, depth, kind in _walk(schema):
         if depth > MAX_DEPTH:
@@ -93,7 +93,7 @@ def _check_patterns(node: dict[str, Any], field: str) -> None:
 
 
 def _walk(schema: Any) -> Iterator[tuple[Any, int, int]]:
-    """Every array and object, how deep it lies, and what it is."""
+    """Every array and object, its depth, and its kind."""
     waiting: list[tuple[Any, int, int]] = [(schema, 1, _SCHEMA)]
     while waiting:
         node, depth, kind = waiting.pop()
@@ -107,7 +107,7 @@ def _walk(schema: Any) -> Iterator[tuple[Any, int, int]]:
 
 
 def _kind(parent: int, key: str | None) -> int:
-    """What stands under a key of something; None for the items of an array."""
+    """The kind of what stands under a key. key: None for the items of an array."""
     if key is None or parent is _DATA:
         return parent
     return _SCHEMA if parent is _NAMES else _KIND_OF.get(key, _SCHEMA)

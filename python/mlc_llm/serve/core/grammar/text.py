@@ -1,4 +1,4 @@
-"""From a response format to the one language that the grammar library compiles."""
+"""From a response format to the language that the grammar library compiles."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from mlc_llm.serve.core.grammar.schema import check_parts, check_schema
 FIELD = "response_format"
 MAX_EMBEDDED = 128
 MAX_GBNF_CHARS = 16 * 1024
-"""The conversion to Lark takes time by the square of the number of rules."""
+"""The time of the conversion to Lark grows with the square of the number of rules."""
 
 LAYOUT: dict[str, object] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-"""JSON stands on one line: then most of what lies between values is forced, and a model cannot
-write white space for ever. A schema's own `x-guidance` may ask for another layout."""
+"""JSON stands on one line. So most text between values is forced, and a model cannot write white
+space without end. A schema's own `x-guidance` may ask for another layout."""
 
 
 Split = Callable[[str], Sequence[str | int]]
-"""Cuts a text at the names of control tokens: strings, and the ids of the tokens between them."""
+"""Cuts a text at control tokens: returns strings, and the ids of the tokens between them."""
 
 
 def library_text(wanted: RequestResponseFormat, split: Split) -> str:
-    """The grammar of a format that needs one, as the library takes it.
+    """The grammar of a format that needs one, in the library's form.
 
-    Raises `InvalidField` naming the part of the format that is refused before the library sees it.
+    Raises `InvalidField` with the part of the format that is refused here, before the library sees
+    it.
     """
     if wanted.grammar is not None:
         field, lark = f"{FIELD}.grammar.definition", _written(wanted.grammar)
@@ -76,7 +77,7 @@ def _written(grammar: WrittenGrammar) -> str:
 
 
 def _check_embedded(lark: str, field: str) -> None:
-    """The bounds of schemas hold inside a grammar too. What is broken is left to the library."""
+    """The bounds of schemas hold inside a grammar too. The library reports broken JSON."""
     places = list(re.finditer(r"%json\s*(?=\{)", lark))
     if len(places) > MAX_EMBEDDED:
         raise InvalidField(field, lark, f"at most {MAX_EMBEDDED} schemas stand in a grammar")
@@ -102,7 +103,7 @@ def _converted(gbnf: str) -> str:
 
 
 def _tags(structures: Sequence[StructuralTag], triggers: Sequence[str], split: Split) -> str:
-    """Any text, in which a trigger is followed by the rest of a structure that it starts."""
+    """Any text, where the rest of a structure follows each trigger that begins one."""
     lines = ["tag_end: TEXT", "TEXT: /(.|\\n)*/"]
     names = []
     for i, trigger in enumerate(triggers):
@@ -124,7 +125,7 @@ def _tag_rules(name: str, trigger: str, bodies: str, split: Split) -> list[str]:
         raise InvalidField(f"{FIELD}.triggers", trigger, allowed)
     if isinstance(pieces[0], int):
         return [f"{name}: TEXT {_literal(pieces)} ({bodies})"]
-    # A lazy lexeme ends as soon as the trigger stands there.
+    # A lazy lexeme ends at the first trigger.
     return [f"{name}_start[lazy]: TEXT {_literal(pieces)}", f"{name}: {name}_start ({bodies})"]
 
 
@@ -137,7 +138,7 @@ def _body(tag: StructuralTag, trigger: str, split: Split) -> str:
 
 
 def _literal(pieces: Sequence[str | int]) -> str:
-    """Strings and control tokens as Lark writes them."""
+    """Strings and control tokens in Lark's syntax."""
     return " ".join(
         f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece, ensure_ascii=False)
         for piece in pieces
@@ -146,7 +147,7 @@ def _literal(pieces: Sequence[str | int]) -> str:
 
 
 def field_and_text(wanted: RequestResponseFormat) -> tuple[str, str]:
-    """What to name in an error about the whole grammar: the field, and what stands there."""
+    """The field to name in an error about the whole grammar, and its value."""
     if wanted.grammar is not None:
         return f"{FIELD}.grammar.definition", wanted.grammar.definition
     if wanted.structures is not None:
@@ -155,5 +156,5 @@ def field_and_text(wanted: RequestResponseFormat) -> tuple[str, str]:
 
 
 def one_line(error: object) -> str:
-    """The first lines of a message of the library, bounded, as one."""
+    """A message of the library on one line, at most 300 characters."""
     return " ".join(str(error).replace("<non-verbose/>", "").split())[:300]

@@ -1,4 +1,4 @@
-"""A model's tokens as the grammar library wants them, and its masks as the runner wants them."""
+"""A model's tokens in the library's form, and the library's masks in the runner's form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Vocabulary:
         self.end_ids = frozenset(i for i in end_ids if 0 <= i < known)
         special = sorted(set(tokenizer.special_tokens.values()) | self.end_ids)
         source = _Source(tokenizer, special)
-        # The library needs a token that ends an answer; one that is never sampled will do.
+        # The library needs a token that ends an answer, if only one that is never sampled.
         ends = sorted(self.end_ids) or [source.add(b"<end of answer>")]
         source.eos_token_id = ends[0]
         self.library = LLTokenizer(TokenizerWrapper(source), eos_token=ends, slices=None)
@@ -30,7 +30,7 @@ class Vocabulary:
         self._known = _first_bits(min(known, vocab_size), self._num_bytes)
 
     def packed(self, mask: bytes) -> bytes:
-        """A mask of the library cut and filled to `vocab_size`: all but known tokens forbidden."""
+        """A mask of the library with `vocab_size` bits; unknown tokens are forbidden."""
         mask = mask[: self._num_bytes].ljust(self._num_bytes, b"\0")
         allowed = int.from_bytes(mask, "little") & self._known
         return allowed.to_bytes(self._num_bytes, "little")
@@ -43,7 +43,7 @@ class Vocabulary:
 
 
 class _Source:
-    """What the library's wrapper reads: the bytes of all tokens, and how a text is encoded."""
+    """What the library reads: the bytes of all tokens, and how a text is encoded."""
 
     def __init__(self, tokenizer: Tokenizer, special: list[int]) -> None:
         self._tokenizer = tokenizer
@@ -53,15 +53,15 @@ class _Source:
         self.eos_token_id = 0
 
     def add(self, name: bytes) -> int:
-        """A control token behind all others; returns its id."""
+        """Add a control token behind all others; returns its id."""
         self.tokens.append(name)
         self.special_token_ids.append(len(self.tokens) - 1)
         return len(self.tokens) - 1
 
     def __call__(self, text: str) -> list[int]:
-        """Token ids of a text that goes on behind another."""
+        """Token ids of a text that follows another text."""
         if not isinstance(text, str):
-            raise TypeError("text wanted")  # the wrapper tries bytes once, to see
+            raise TypeError("text wanted")  # the wrapper tries bytes once
         return self._tokenizer.encode_segments(["", text])
 
 

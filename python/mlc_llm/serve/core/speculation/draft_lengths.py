@@ -1,6 +1,6 @@
-"""How many tokens to draft, learnt from what steps took and how many guesses came true.
+"""How many tokens to draft, learnt from the times of steps and from how many were accepted.
 
-Only the clock decides here, and only about speed: whatever is drafted, the tokens are the same.
+Only the clock decides here, and only about speed. The tokens are the same whatever is drafted.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from collections.abc import Callable, Sequence
 from mlc_llm.serve.config import MAX_DRAFT_LENGTH, MAX_DRAFTED
 
 MARGIN = 1.05
-"""Drafts have to be better than a plain step by this."""
+"""Drafts have to be better than a plain step by this factor."""
 FIRST_PAUSE, LAST_PAUSE = 16, 1024
 """Steps from one attempt to the next while drafts do not pay."""
 REFRESH = 64
 """Drafted steps until a plain one is measured again."""
 EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
-"""Every so many drafted steps, one of another size, by so many guesses."""
+"""One of EXPLORE drafted steps has another size, by one of OFFSETS draft tokens."""
 RISE, FALL = 0.1, 0.5
-"""Of the way to a longer or a shorter time that was just measured. So what is remembered is the
-time of a step that nothing disturbs, which can be compared with others from other moments."""
+"""How far a remembered time moves towards a longer or a shorter one that was just measured. So it
+stays near the time of a step that nothing disturbs, and such times can be compared."""
 HOPE = 0.9
-"""What a size that was never measured is expected to take, of what its neighbours do: steps are not
-even in their size, so it is worth a try where it would be good."""
+"""A size that was never measured is expected to take this share of the time between its neighbours.
+Times are not even in the size, so such a size is tried where it may be the best one."""
 _PLAIN_SAMPLES = 2
 
 
-class Acceptance:
-    """The share of guesses that come true, of those that had only true ones before them."""
+class AcceptanceRate:
+    """How often a draft token is accepted if all draft tokens before it are."""
 
-    def __init__(self, prior: Acceptance | None = None, *, memory: float = 0.98) -> None:
-        """prior: what is expected until enough is known, as it stands at each moment."""
+    def __init__(self, prior: AcceptanceRate | None = None, *, memory: float = 0.98) -> None:
+        """prior: the rate to expect while little is known; it may change meanwhile."""
         self._prior = prior
         self._memory = memory
         self._accepted = self._tried = 0.0
 
     @property
     def rate(self) -> float:
-        """0 to just below 1, which nothing is sure to be."""
+        """From 0 to 0.98: no token is sure to be accepted."""
         expected, weight = (0.5, 1.0) if self._prior is None else (self._prior.rate, 2.0)
         return min((self._accepted + weight * expected) / (self._tried + weight), 0.98)
 
     def learn(self, accepted: int, *, is_rejected: bool) -> None:
-        """So many guesses came true, and then one did not or there were no more."""
+        """So many draft tokens were accepted. is_rejected: one more was there and was not."""
         self._accepted = self._memory * self._accepted + accepted
         self._tried = self._memory * self._tried + accepted + is_rejected
 
@@ -58,11 +58,11 @@ class StepTimes:
         self._sizes: list[int] = []
 
     def samples(self, tokens: int) -> int:
-        """How often a step of just this size was measured."""
+        """How often a step with exactly so many tokens was measured."""
         return self._samples.get(tokens, 0)
 
     def learn(self, tokens: int, seconds: float) -> None:
-        """A step took so long."""
+        """A step with so many tokens took `seconds`."""
         known = self._seconds.get(tokens)
         self._samples[tokens] = self.samples(tokens) + 1
         if known is None:
@@ -73,15 +73,15 @@ class StepTimes:
             self._seconds[tokens] = known + weight * (min(seconds, 2 * known) - known)
 
     def estimate(self, tokens: int) -> float:
-        """Measured, or between what was measured; 0 while nothing was."""
+        """The measured time, or one between measured times; 0 while there is none."""
         known = self._seconds.get(tokens)
         if known is not None:
             return known
         return HOPE * self._between(tokens) if self._sizes else 0.0
 
     def _between(self, tokens: int) -> float:
-        place = bisect.bisect(self._sizes, tokens)
-        below, above = self._sizes[max(place - 1, 0)], self._sizes[min(place, len(self._sizes) - 1)]
+        i = bisect.bisect(self._sizes, tokens)
+        below, above = self._sizes[max(i - 1, 0)], self._sizes[min(i, len(self._sizes) - 1)]
         if below >= above:
             return self._seconds[below]
         share = (tokens - below) / (above - below)
@@ -92,7 +92,7 @@ class DraftLengths:
     """Chooses how many tokens to draft for each row of a step, so that tokens come fastest."""
 
     def __init__(self, fixed: int = 0) -> None:
-        """fixed: this many for each row, or none where that does not pay; 0 leaves it open."""
+        """fixed: tokens for each row, none where they do not pay; 0 learns the number."""
         self._fixed = fixed
         self.times = StepTimes()
         self._since_plain: dict[int, int] = {}
@@ -100,24 +100,25 @@ class DraftLengths:
         self._quiet = 0
         self._turn = 0
         self._refused: Sequence[tuple[int, float]] | None = None
-        """Offers that did not pay: most steps bring the same, and are not worth a second look."""
+        """Offers that did not pay. Most steps bring the same again, which are not rated twice."""
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None:
-        """A step of so many rows and drafted tokens took so long."""
+        """A step with so many rows and draft tokens took `seconds`."""
         self.times.learn(rows + drafted, seconds)
         self._since_plain[rows] = self._since_plain.get(rows, 0) + 1 if drafted else 0
 
     def failed(self) -> None:
-        """The drafter broke down: leave it alone for a while."""
+        """The drafter has failed: no drafts for a while."""
         self._pause = min(2 * self._pause, LAST_PAUSE)
         self._quiet = -self._pause
 
     def choose(
         self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
     ) -> list[int]:
-        """Tokens to draft for each row, given (most of them, rate of acceptance) of each.
+        """Tokens to draft for each row.
 
-        cost: seconds to draft for so many rows up to so many tokens.
+        offers: (most tokens, rate of acceptance) of each row. cost: seconds to draft for so many
+        rows, up to so many tokens each.
         """
         nothing, rows = [0] * len(offers), len(offers)
         if not any(most for most, _ in offers) or self._wants_plain(rows):
@@ -128,20 +129,22 @@ class DraftLengths:
         self._quiet += 1
         if offers == self._refused and self._quiet < self._pause:
             return nothing
-        places = self._places(offers)
-        speed, count = self._best(places, len(offers), cost)
+        candidates = self._candidates(offers)
+        speed, count = self._best(candidates, len(offers), cost)
         if speed > MARGIN * rows / self.times.estimate(rows):
             self._pause, self._quiet, self._refused = FIRST_PAUSE, 0, None
-            return _lengths(places[: self._varied(count, len(places))], rows)
+            return _lengths(candidates[: self._varied(count, len(candidates))], rows)
         self._refused = offers
         if self._quiet < self._pause:
             return nothing
         self._quiet, self._pause = 0, min(2 * self._pause, LAST_PAUSE)
-        return _lengths(places if self._fixed else places[: 2 * rows], rows)
+        return _lengths(candidates if self._fixed else candidates[: 2 * rows], rows)
 
     def _varied(self, count: int, most: int) -> int:
-        """The best number of guesses, or now and then one near it: it may be better than thought,
-        as times are not even in the size of a step."""
+        """The best number of draft tokens, or sometimes a number near it.
+
+        That one may be better than expected: times are not even in the size of a step.
+        """
         self._turn += 1
         turn, is_off = divmod(self._turn, EXPLORE)
         if is_off or self._fixed:
@@ -149,46 +152,46 @@ class DraftLengths:
         return min(max(count + OFFSETS[turn % len(OFFSETS)], 1), most)
 
     def _wants_plain(self, rows: int) -> bool:
-        """Whether it is time to see again what a plain step takes."""
+        """It is time to measure a plain step again."""
         return (
             self.times.samples(rows) < _PLAIN_SAMPLES
             or self._since_plain.get(rows, REFRESH) >= REFRESH
         )
 
-    def _places(self, offers: Sequence[tuple[int, float]]) -> list[tuple[float, int]]:
+    def _candidates(self, offers: Sequence[tuple[int, float]]) -> list[tuple[float, int]]:
         """(expected gain, row) of each token that may be drafted, the likeliest first.
 
-        A token is less likely than those before it, so a beginning of the list holds a beginning
-        of each row.
+        A token is less likely than the tokens before it. So the first tokens of the list are also
+        the first tokens of each row.
         """
         most = self._fixed or MAX_DRAFT_LENGTH
-        places = (
-            (rate**place, row)
+        candidates = (
+            (rate**position, row)
             for row, (offered, rate) in enumerate(offers)
-            for place in range(1, min(offered, most) + 1)
+            for position in range(1, min(offered, most) + 1)
         )
-        return heapq.nlargest(MAX_DRAFTED, places, key=lambda one: one[0])
+        return heapq.nlargest(MAX_DRAFTED, candidates, key=lambda one: one[0])
 
     def _best(
-        self, places: Sequence[tuple[float, int]], rows: int, cost: Callable[[int, int], float]
+        self, candidates: Sequence[tuple[float, int]], rows: int, cost: Callable[[int, int], float]
     ) -> tuple[float, int]:
-        """(tokens a second, how many of the places) where most are to be expected."""
+        """The greatest expected speed, in tokens a second, and how many candidates give it."""
         lengths = [0] * rows
         best, gain, depth, drafting = (0.0, 0), 0.0, 0, 0
-        for count, (likelihood, row) in enumerate(places, 1):
+        for count, (likelihood, row) in enumerate(candidates, 1):
             drafting += not lengths[row]
             lengths[row] += 1
             depth = max(depth, lengths[row])
             gain += likelihood
-            if self._fixed and count < len(places):
+            if self._fixed and count < len(candidates):
                 continue
             seconds = self.times.estimate(rows + count) + cost(drafting, depth)
             best = max(best, ((rows + gain) / max(seconds, 1e-9), count))
         return best
 
 
-def _lengths(places: Sequence[tuple[float, int]], rows: int) -> list[int]:
+def _lengths(candidates: Sequence[tuple[float, int]], rows: int) -> list[int]:
     found = [0] * rows
-    for _, row in places:
+    for _, row in candidates:
         found[row] += 1
     return found

@@ -1,4 +1,4 @@
-"""What a branch's next samplings are if tokens that were only guessed come true."""
+"""The draft tokens behind one sequence, with the sampling behind each."""
 
 from __future__ import annotations
 
@@ -6,48 +6,49 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlc_llm.runtime.batch import Sampling
-from mlc_llm.serve.core.request_state import Branch
+from mlc_llm.serve.core.sequence import Sequence
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.grammar.ahead import GrammarAhead
 
 
-class Outlook:
-    """Drafted tokens of one branch, in a row behind all it knows.
+class DraftSequence:
+    """Draft tokens that follow all known tokens of one sequence.
 
-    `samplings[i]` is exactly the sampling of the step in which the branch knows `drafts[:i]`: its
-    random number, its penalties, its grammar. So a draft changes no token, only how soon it comes.
+    `samplings[i]` is the sampling of a plain step of a sequence that knows `token_ids[:i]` as well:
+    the same random number, penalties and grammar mask. So a draft changes no token, only how soon
+    it comes.
     """
 
-    def __init__(self, branch: Branch, first: Sampling) -> None:
-        """first: of the next token."""
-        self.branch = branch
-        self.drafts: list[int] = []
+    def __init__(self, sequence: Sequence, first: Sampling) -> None:
+        """first: the sampling of the next token."""
+        self.sequence = sequence
+        self.token_ids: list[int] = []
         self.samplings = [first]
         self._ahead: GrammarAhead | None = None
-        self._numbers = int(branch.is_drawn)
+        self._numbers = int(sequence.is_drawn)
         """Random numbers that the samplings so far use."""
 
     def push(self, token_id: int) -> bool:
-        """Draft one more token; False, and no more can be, where it would be of no use.
+        """Add a draft token. False, and it cannot grow any more, where the token is useless.
 
-        That is a token that the grammar does not allow, or one behind which nothing is sampled:
-        the branch would end there, or the grammar would force what follows.
+        So is a token that the grammar does not allow, and a token behind which nothing is sampled:
+        it ends the sequence, or the grammar forces what follows.
         """
-        request = self.branch.request
+        request, grammar = self.sequence.request, self.sequence.grammar
         if token_id in request.stop_token_ids:
             return False
         mask = None
-        if self.branch.grammar is not None:
-            self._ahead = self._ahead or self.branch.grammar.ahead(request.may_jump)
+        if grammar is not None:
+            self._ahead = self._ahead or grammar.ahead(request.may_jump)
             mask = self._ahead.accept(token_id)
             if mask is None:
                 return False
-        self.drafts.append(token_id)
+        self.token_ids.append(token_id)
         self.samplings.append(
             replace(
                 self.samplings[0],
-                uniform=self.branch.uniform(self._numbers),
+                uniform=self.sequence.sampling.uniform(self._numbers),
                 token_counts=self._counts(token_id),
                 allowed=mask,
             )
@@ -57,6 +58,6 @@ class Outlook:
 
     def _counts(self, token_id: int) -> dict[int, int]:
         counts = self.samplings[-1].token_counts
-        if not self.branch.request.counts_tokens:
+        if not self.sequence.request.counts_tokens:
             return counts
         return {**counts, token_id: counts.get(token_id, 0) + 1}

@@ -1,46 +1,46 @@
-"""Drafters: who guesses what the model will say next, so that one step can check several tokens.
+"""What a drafter is: it expects tokens, and the model verifies several of them in one step.
 
-A guess never changes a token: the model samples every one itself, and a guess that differs is
-thrown away (see `speculation.py`). So a drafter may be as wrong as it likes; it costs time only.
+A draft token never changes an answer. The model samples every token itself, and a draft token that
+differs is thrown away (see `verify.py`). So a drafter that is wrong costs time and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlc_llm.serve.core.request_state import Branch
-from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a drafter could guess for a branch."""
+    """What a drafter could draft for a sequence."""
 
     length: int = 0
     """Most tokens; 0 for none."""
     kind: int = 0
-    """Guesses of one kind are about equally good: how good is learnt for each kind apart."""
+    """Drafts of one kind are about equally good. How good is learnt for each kind."""
 
 
 class Drafter(Protocol):
-    """Guesses tokens. What it remembers of a branch lasts until `forget`."""
+    """Drafts tokens. What it remembers of a sequence lasts until `forget`."""
 
-    def offers(self, branches: Sequence[Branch], most: Sequence[int]) -> list[Offer]:
-        """What there is for each branch, at most `most[i]` tokens. Cheap: called in every step."""
+    def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
+        """The offer for each sequence, at most `most[i]` tokens. Called in every step: cheap."""
 
     def cost(self, rows: int, depth: int) -> float:
-        """Seconds that `draft` will take for so many branches and `depth` tokens of each."""
+        """Seconds that `draft` will take for `rows` sequences and up to `depth` tokens of each."""
 
-    def draft(self, outlooks: Sequence[Outlook], lengths: Sequence[int]) -> None:
-        """Push up to `lengths[i]` tokens on each. Called right after `offers`."""
+    def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        """Push up to `lengths[i]` tokens on each draft. Called right after `offers`."""
 
-    def forget(self, branch: Branch) -> None:
-        """The branch has ended, or begins again later."""
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended, or begins again later."""
 
     def reset(self) -> None:
-        """Forget every branch."""
+        """Forget every sequence."""
 
     def check_integrity(self) -> None:
         """AssertionError unless its bookkeeping agrees with itself."""

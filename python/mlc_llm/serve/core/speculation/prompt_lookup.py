@@ -1,11 +1,11 @@
-"""The drafter that looks the text so far up: what followed the last time?"""
+"""The drafter that looks in the text so far."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 
-from mlc_llm.serve.core.request_state import Branch
-from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Offer
 
 MAX_NGRAM = 3
@@ -14,29 +14,29 @@ LONGEST_MATCH = 15
 
 
 class PromptLookup:
-    """Guesses that the text goes on as it did the last time that its last tokens came up.
+    """Drafts what followed the last time that the last tokens of the text came up.
 
-    Right for answers that repeat the prompt or themselves: quotations, code, tables. Costs a few
-    microseconds a token: what was seen is kept in an index, never searched.
+    Good for answers that repeat the prompt or themselves: quotations, code, tables. Costs a few
+    microseconds a token: an index knows where tokens came up, so nothing is searched.
     """
 
     def __init__(self) -> None:
         self._texts: dict[tuple[int, int], _Text] = {}
 
-    def offers(self, branches: Sequence[Branch], most: Sequence[int]) -> list[Offer]:
-        return [self._offer(*one) for one in zip(branches, most, strict=True)]
+    def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
+        return [self._offer(*one) for one in zip(sequences, most, strict=True)]
 
     def cost(self, rows: int, depth: int) -> float:
         return 0.0
 
-    def draft(self, outlooks: Sequence[Outlook], lengths: Sequence[int]) -> None:
-        for outlook, length in zip(outlooks, lengths, strict=True):
-            for token_id in self._texts[outlook.branch.key].continuation(length):
-                if not outlook.push(token_id):
+    def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        for draft, length in zip(drafts, lengths, strict=True):
+            for token_id in self._texts[draft.sequence.key].continuation(length):
+                if not draft.push(token_id):
                     break
 
-    def forget(self, branch: Branch) -> None:
-        self._texts.pop(branch.key, None)
+    def forget(self, sequence: Sequence) -> None:
+        self._texts.pop(sequence.key, None)
 
     def reset(self) -> None:
         self._texts.clear()
@@ -44,25 +44,25 @@ class PromptLookup:
     def check_integrity(self) -> None:
         """Nothing can disagree here."""
 
-    def _offer(self, branch: Branch, most: int) -> Offer:
-        text = self._texts.get(branch.key)
+    def _offer(self, sequence: Sequence, most: int) -> Offer:
+        text = self._texts.get(sequence.key)
         if text is None:
-            text = self._texts[branch.key] = _Text()
-        text.extend(branch.tokens(len(text.tokens), branch.known))
+            text = self._texts[sequence.key] = _Text()
+        text.extend(sequence.tokens(len(text.tokens), sequence.known))
         match = text.match()
         return Offer(most, match.bit_length()) if match else Offer()
 
 
 class _Text:
-    """The tokens of one branch and where each short run of them was last followed by another."""
+    """The tokens of one sequence, and the position behind the last copy of each short run."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self._indices: list[dict[tuple[int, ...], int]] = [{} for _ in range(MAX_NGRAM)]
         self._source = 0
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """These follow. Every n-gram but the one at the very end goes into the index."""
+    def extend(self, tokens: abc.Sequence[int]) -> None:
+        """Append tokens. Every n-gram but the one at the end goes into the index."""
         old = len(self.tokens)
         self.tokens += tokens
         end = len(self.tokens)
@@ -73,7 +73,7 @@ class _Text:
             index.update(zip(grams, range(first, end), strict=False))
 
     def match(self) -> int:
-        """How many of the last tokens came up before, in a row; remembers what followed there."""
+        """How many of the last tokens came up before in a row; remembers what followed there."""
         for n in range(min(MAX_NGRAM, len(self.tokens)), 0, -1):
             source = self._indices[n - 1].get(tuple(self.tokens[-n:]))
             if source is not None:
@@ -82,15 +82,15 @@ class _Text:
         return 0
 
     def continuation(self, count: int) -> list[int]:
-        """What followed the match; where that runs into the end, it goes round."""
+        """`count` tokens that followed the match; behind the end of the text, these again."""
         found: list[int] = []
-        for place in range(self._source, self._source + count):
-            behind = place - len(self.tokens)
-            found.append(found[behind] if behind >= 0 else self.tokens[place])
+        for position in range(self._source, self._source + count):
+            behind = position - len(self.tokens)
+            found.append(found[behind] if behind >= 0 else self.tokens[position])
         return found
 
     def _reach(self, source: int, matched: int) -> int:
-        """How far the text before `source` is that at the end, `matched` tokens being known."""
+        """How many tokens before `source` equal those at the end; at least `matched` do."""
         tokens = self.tokens
         while (
             matched < LONGEST_MATCH

@@ -1,38 +1,40 @@
-"""Speculative decoding: a step checks guesses of what comes next instead of finding one token.
+"""Speculative decoding: one step verifies draft tokens, instead of computing a single token.
 
-A row carries the last known token and the drafted ones behind it, and is sampled behind each of
-them, with exactly the sampling that a plain step would have there. The model's own tokens are taken
-as long as each was the next guess, and the first that was not is taken too. So the tokens are those
-of plain decoding, at any temperature and with any seed, however good or bad the guesses are; what a
-wrong guess left in the pages is rolled back.
+A row carries the last known token and the draft tokens behind it. It is sampled behind each of
+them, with the sampling that a plain step would have there. The model's tokens are taken in up to
+the first that differs from the draft token at its position, this one included. So the tokens are
+those of plain decoding, at any temperature and with any seed, however good the drafts are. The
+pages of draft tokens that were not accepted are rolled back.
 
-Drafts take only what nobody else wants: pages that are free, places of the batch that are left
-over, and steps in which nothing but decoding goes on.
+Drafts use only what nothing else needs: free pages, and tokens that are left over in the batch, in
+steps that only decode.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlc_llm.serve.config import MAX_DRAFT_LENGTH
-from mlc_llm.serve.core.request_state import Branch, Status
-from mlc_llm.serve.core.scheduler import Scheduler
-from mlc_llm.serve.core.speculation.draft_lengths import Acceptance, DraftLengths
-from mlc_llm.serve.core.speculation.draft_sequence import Outlook
+from mlc_llm.serve.config import MAX_DRAFT_LENGTH, EngineConfig
+from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.sequence_state import Status
+from mlc_llm.serve.core.speculation.draft_lengths import AcceptanceRate, DraftLengths
+from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
-from mlc_llm.serve.core.step_plan import Plan
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
+from mlc_llm.serve.core.speculation.verify import DraftVerifier
+from mlc_llm.serve.core.step_plan import StepPlan
 
 _log = logging.getLogger(__name__)
 
 
 class Lengths(Protocol):
-    """What decides how much is drafted: `DraftLengths`."""
+    """Decides how many tokens are drafted: `DraftLengths`."""
 
     def choose(
-        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
+        self, offers: abc.Sequence[tuple[int, float]], cost: abc.Callable[[int, int], float]
     ) -> list[int]: ...
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None: ...
@@ -41,27 +43,26 @@ class Lengths(Protocol):
 
 
 Kind = tuple[int, int]
-"""Guesses that are about equally good: the offer's own kind, and how free the model's choice is."""
+"""Drafts that are about equally good: the offer's own kind, and how free the model's choice is."""
 
 
 @dataclass
 class _Record:
-    """What is known of one branch's guesses."""
+    """What is known about the drafts of one sequence."""
 
-    branch: Branch
+    sequence: Sequence
     kind: Kind = (0, 0)
-    """Of its last offer."""
-    acceptance: dict[Kind, Acceptance] = field(default_factory=dict)
-    """By kind."""
+    """The kind of its last offer."""
+    rates: dict[Kind, AcceptanceRate] = field(default_factory=dict)
 
 
 class Speculator:
-    """Adds drafts to plans, and learns from what became of them."""
+    """Adds draft tokens to plans, and learns how many the model accepts."""
 
     def __init__(
         self,
         drafter: Drafter,
-        scheduler: Scheduler,
+        verifier: DraftVerifier,
         *,
         draft_length: int = 0,
         max_length: int,
@@ -69,41 +70,41 @@ class Speculator:
         """draft_length: as `EngineConfig.spec_draft_length`. max_length: of one sequence."""
         self.lengths: Lengths = DraftLengths(draft_length)
         self._drafter = drafter
-        self._scheduler = scheduler
+        self._verifier = verifier
         self._max_length = max_length
         self._records: dict[tuple[int, int], _Record] = {}
-        self._by_kind: dict[Kind, Acceptance] = {}
+        self._by_kind: dict[Kind, AcceptanceRate] = {}
         self._has_warned = False
 
-    def draft(self, plan: Plan) -> None:
-        """Put guesses into the rows of a plan where they are likely to pay.
+    def draft(self, plan: StepPlan) -> None:
+        """Add draft tokens to the rows of a plan where they are likely to pay.
 
-        Whatever goes wrong with them, the plan stays as good as it was.
+        A drafter that fails leaves the plan as it was.
         """
         self._forget_ended()
         if not plan.rows or plan.prompt_tokens:
             return
         try:
-            outlooks = self._outlooks(plan)
+            drafts = self._drafts(plan)
         except Exception as error:
             self._give_up(error)
             return
-        for i, outlook in outlooks.items():
-            self._scheduler.add_drafts(plan, i, outlook.drafts, outlook.samplings)
+        for i, draft in drafts.items():
+            self._verifier.add_draft(plan, i, draft)
 
-    def learn(self, plan: Plan) -> None:
-        """The plan was carried out; its `verdicts` say what the guesses came to."""
+    def learn(self, plan: StepPlan) -> None:
+        """The plan was carried out. Its `acceptances` say what became of the drafts."""
         if plan.rows and not plan.prompt_tokens:
             self.lengths.learn(len(plan.rows), plan.num_drafted, plan.run_seconds)
-        for verdict in plan.verdicts:
-            record = self._records.get(verdict.branch.key)
+        for one in plan.acceptances:
+            record = self._records.get(one.sequence.key)
             if record is not None:
-                for one in (self._acceptance(record, record.kind), self._by_kind[record.kind]):
-                    one.learn(verdict.accepted, is_rejected=verdict.is_rejected)
+                for rate in (self._rate(record, record.kind), self._by_kind[record.kind]):
+                    rate.learn(one.accepted, is_rejected=one.is_rejected)
         self._forget_ended()
 
     def reset(self) -> None:
-        """Forget every branch; what was learnt about times and kinds stays."""
+        """Forget every sequence. What was learnt about times and kinds stays."""
         self._records.clear()
         self._drafter.reset()
 
@@ -111,54 +112,70 @@ class Speculator:
         """AssertionError unless the drafter's bookkeeping is sound."""
         self._drafter.check_integrity()
 
-    def _outlooks(self, plan: Plan) -> dict[int, Outlook]:
-        """The guesses, by row of the plan."""
-        most = [min(self._wanted(b), MAX_DRAFT_LENGTH) for b in plan.branches]
-        rooms = self._scheduler.draft_rooms(plan, most)
-        offers = self._drafter.offers(plan.branches, rooms)
-        rated = [self._rated(*one) for one in zip(plan.branches, offers, strict=True)]
+    def _drafts(self, plan: StepPlan) -> dict[int, DraftSequence]:
+        """The drafts that are not empty, by row of the plan."""
+        most = [min(self._wanted(one), MAX_DRAFT_LENGTH) for one in plan.sequences]
+        rooms = self._verifier.draft_rooms(plan, most)
+        offers = self._drafter.offers(plan.sequences, rooms)
+        rated = [self._rated(*one) for one in zip(plan.sequences, offers, strict=True)]
         lengths = self.lengths.choose(rated, self._drafter.cost)
         chosen = {i: length for i, length in enumerate(lengths) if length}
-        outlooks = {i: Outlook(plan.branches[i], plan.rows[i].samplings[0]) for i in chosen}
+        drafts = {i: DraftSequence(plan.sequences[i], plan.rows[i].samplings[0]) for i in chosen}
         if chosen:
-            self._drafter.draft(list(outlooks.values()), list(chosen.values()))
-        return {i: outlook for i, outlook in outlooks.items() if outlook.drafts}
+            self._drafter.draft(list(drafts.values()), list(chosen.values()))
+        return {i: draft for i, draft in drafts.items() if draft.token_ids}
 
-    def _wanted(self, branch: Branch) -> int:
-        """Guesses behind which the branch could still take a token."""
-        max_tokens = branch.request.config.max_tokens
-        left = self._max_length - branch.known
+    def _wanted(self, sequence: Sequence) -> int:
+        """Draft tokens behind which the sequence could still take one more token."""
+        max_tokens = sequence.request.config.max_tokens
+        left = self._max_length - sequence.known
         if max_tokens >= 0:
-            left = min(left, max_tokens - len(branch.generated))
+            left = min(left, max_tokens - len(sequence.generated))
         return max(left - 1, 0)
 
-    def _rated(self, branch: Branch, offer: Offer) -> tuple[int, float]:
-        """An offer, and how likely each token of it is to come true."""
-        record = self._records.get(branch.key)
+    def _rated(self, sequence: Sequence, offer: Offer) -> tuple[int, float]:
+        """The length of an offer, and how likely the model accepts each token of it."""
+        record = self._records.get(sequence.key)
         if record is None:
-            record = self._records[branch.key] = _Record(branch)
-        freedom = round(2 * min(branch.request.config.temperature, 2.0))
+            record = self._records[sequence.key] = _Record(sequence)
+        freedom = round(2 * min(sequence.request.config.temperature, 2.0))
         record.kind = (offer.kind, freedom)
-        return offer.length, self._acceptance(record, record.kind).rate
+        return offer.length, self._rate(record, record.kind).rate
 
-    def _acceptance(self, record: _Record, kind: Kind) -> Acceptance:
-        found = record.acceptance.get(kind)
+    def _rate(self, record: _Record, kind: Kind) -> AcceptanceRate:
+        found = record.rates.get(kind)
         if found is None:
-            prior = self._by_kind.setdefault(kind, Acceptance())
-            found = record.acceptance[kind] = Acceptance(prior)
+            prior = self._by_kind.setdefault(kind, AcceptanceRate())
+            found = record.rates[kind] = AcceptanceRate(prior)
         return found
 
     def _forget_ended(self) -> None:
-        """Branches that gave their sequence back: they ended, or begin again later."""
-        gone = [r.branch for r in self._records.values() if r.branch.status is not Status.RUNNING]
-        for branch in gone:
-            del self._records[branch.key]
-            self._drafter.forget(branch)
+        """Forget sequences without a slot: they have ended, or begin again later."""
+        records = self._records.values()
+        gone = [r.sequence for r in records if r.sequence.progress.status is not Status.RUNNING]
+        for sequence in gone:
+            del self._records[sequence.key]
+            self._drafter.forget(sequence)
 
     def _give_up(self, error: Exception) -> None:
-        """A broken drafter costs its drafts and no request."""
+        """A drafter that is broken costs its drafts and no request."""
         if not self._has_warned:
             self._has_warned = True
             _log.warning("drafting failed, decoding goes on without: %s", error, exc_info=error)
         self.lengths.failed()
         self.reset()
+
+
+def make_speculator(
+    drafter: Drafter | None, verifier: DraftVerifier, config: EngineConfig, max_length: int
+) -> Speculator | None:
+    """The speculator that `config` asks for; None without a drafter.
+
+    drafter: used unless `config` names a drafter of the core's own. max_length: of one sequence.
+    """
+    if config.speculative_mode == "prompt_lookup":
+        drafter = PromptLookup()
+    if drafter is None:
+        return None
+    length = config.spec_draft_length
+    return Speculator(drafter, verifier, draft_length=length, max_length=max_length)

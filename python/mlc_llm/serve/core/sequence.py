@@ -1,0 +1,188 @@
+"""One request inside the core, and its sequences.
+
+Every fact stands in one place. A sequence knows `prompt + generated` tokens, and `computed` of them
+are in the KV pages; a step raises the second number towards the first. So a chunk of a prompt, one
+decoded token and the tokens after a preemption are the same thing. There are no phases here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import abc
+from typing import TYPE_CHECKING
+
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.batch import LogitBias
+from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progress, SamplingState
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
+    from mlc_llm.serve.data import FinishReason
+    from mlc_llm.serve.metrics import RequestMetrics
+    from mlc_llm.tokenizers import StopStrHandler
+
+
+class Sequence:
+    """One continuation of a prompt."""
+
+    __slots__ = ("generated", "grammar", "index", "output", "progress", "request", "sampling")
+
+    def __init__(
+        self,
+        request: RequestState,
+        index: int,
+        stops: StopStrHandler | None,
+        grammar: GrammarMatcher | None = None,
+    ) -> None:
+        """index: which of the request's sequences this is, from 0."""
+        self.request = request
+        self.index = index
+        self.generated: list[int] = []
+        self.grammar = grammar
+        """What the text has to follow, if anything; it stands behind the generated tokens."""
+        self.progress = Progress()
+        self.sampling = SamplingState(_seed(request, index))
+        self.output = OutputState(stops)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The rank in the order of service: arrival of the request, then index."""
+        return self.request.arrival, self.index
+
+    @property
+    def known(self) -> int:
+        """Tokens of the prompt and generated tokens together."""
+        return len(self.request.prompt) + len(self.generated)
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens that are not computed: at least 1 until the sequence ends."""
+        return len(self.request.prompt) + len(self.generated) - self.progress.computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Only one token remains, and it is a generated one."""
+        return bool(self.generated) and self.remaining == 1
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Some of the tokens are not computed that were known when it got its slot.
+
+        Text that a grammar has forced since then does not count.
+        """
+        return self.progress.computed < self.progress.prefill_length
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return FINISH_REASON.get(self.progress.status)
+
+    @property
+    def is_drawn(self) -> bool:
+        """The next token uses a random number. A token that the grammar forces uses none, whether
+        it is added at once or chosen by the model. Raises `RequestError` as the grammar does."""
+        return self.grammar is None or self.grammar.forced_token() is None
+
+    def tokens(self, start: int, stop: int) -> abc.Sequence[int]:
+        """Known tokens from position `start` to before `stop`."""
+        prompt = self.request.prompt
+        behind = len(prompt)
+        if start >= behind:
+            return self.generated[start - behind : stop - behind]
+        return prompt[start:stop] + self.generated[: max(stop - behind, 0)]
+
+    def next_tokens(self, count: int) -> abc.Sequence[int]:
+        """The next `count` known tokens that are not computed."""
+        computed = self.progress.computed
+        return self.tokens(computed, computed + count)
+
+    def mark_computed(self, count: int) -> tuple[int, int]:
+        """The next `count` known tokens are computed.
+
+        Returns how many of them are computed for the first time: (of the prompt, generated).
+        """
+        progress = self.progress
+        first, behind = max(progress.computed, progress.reached), len(self.request.prompt)
+        progress.computed = end = progress.computed + count
+        if end <= first:
+            return 0, 0
+        progress.reached = end
+        of_prompt = max(min(end, behind) - first, 0)
+        generated = end - first - of_prompt
+        metrics = self.request.metrics
+        metrics.prefill_tokens += of_prompt
+        metrics.decode_tokens += generated
+        return of_prompt, generated
+
+    def commit(self, token_id: int) -> None:
+        """The token is known from now on. The grammar still stands before it."""
+        if self.is_drawn:
+            self.sampling.use_uniform()
+        self.generated.append(token_id)
+        if self.request.counts_tokens:
+            self.sampling.count(token_id)
+
+
+class RequestState:
+    """An accepted request, from `add_request` to its usage output."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: list[int],
+        config: GenerationConfig,
+        *,
+        arrival: int,
+        stop_token_ids: frozenset[int],
+        metrics: RequestMetrics,
+    ) -> None:
+        """arrival: number of the request in the order in which they were added."""
+        self.request_id = request_id
+        self.prompt = prompt
+        self.config = config
+        self.arrival = arrival
+        self.seed = random.getrandbits(63) if config.seed is None else config.seed
+        self.stop_token_ids = stop_token_ids
+        """Empty with `ignore_eos`."""
+        self.counts_tokens = _has_penalty(config)
+        self.logit_bias = LogitBias(config.logit_bias)
+        """One object for every token of every sequence."""
+        self.metrics = metrics
+        self.error: str | None = None
+        """Why it failed. Every sequence that had not ended then is FAILED."""
+        self.sequences: list[Sequence] = []
+
+    @property
+    def alive(self) -> list[Sequence]:
+        """The sequences that have not ended."""
+        return [sequence for sequence in self.sequences if not sequence.progress.status.is_end]
+
+    @property
+    def is_finished(self) -> bool:
+        return not self.alive
+
+    @property
+    def may_jump(self) -> bool:
+        """Tokens that its grammar forces are added without a question to the model.
+
+        Not so where the user wants the log-probability of each. The tokens are the same both ways,
+        and so are all that follow.
+        """
+        mode = self.config.debug_config.grammar_execution_mode
+        return mode == "jump_forward" and not self.config.logprobs
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated tokens of all sequences, stop tokens included."""
+        return sum(len(sequence.generated) for sequence in self.sequences)
+
+
+def _has_penalty(config: GenerationConfig) -> bool:
+    return bool(
+        config.presence_penalty or config.frequency_penalty or config.repetition_penalty != 1.0
+    )
+
+
+def _seed(request: RequestState, index: int) -> int:
+    """A single sequence uses the request's seed; of several, sequence i uses seed + i + 1."""
+    offset = index + 1 if request.config.n > 1 else 0
+    return (request.seed + offset) % 2**64  # a Random of -1 would equal that of 1

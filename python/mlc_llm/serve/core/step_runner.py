@@ -1,0 +1,36 @@
+"""Runs a plan. A fault in the model becomes the error of the row that it belongs to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from mlc_llm.runtime.batch import Batch, Runner, Sampled
+from mlc_llm.serve.core.step_plan import StepPlan
+
+_log = logging.getLogger(__name__)
+
+
+def run_rows(runner: Runner, plan: StepPlan) -> list[Sequence[Sampled]]:
+    """The samples of each row of the plan.
+
+    A run that fails has changed no sequence. So it is tried again, without draft tokens if there
+    are any, else each row alone. A row that fails alone gets one sample, with the error.
+    """
+    try:
+        samples = list(runner.run(Batch(plan.rows)).samples)
+        assert len(samples) == len(plan.rows), "the runner answered another batch"
+        return samples
+    except Exception as error:
+        if plan.drop_drafts():
+            return run_rows(runner, plan)
+        if len(plan.rows) == 1:
+            request_id = plan.sequences[0].request.request_id
+            _log.warning("request %s failed in the model: %s", request_id, error)
+            return [[Sampled(-1, error=reason_of(error))]]
+    return [samples for one in plan.split() for samples in run_rows(runner, one)]
+
+
+def reason_of(error: Exception) -> str:
+    """The message of an error, or its type if it has none."""
+    return str(error) or type(error).__name__

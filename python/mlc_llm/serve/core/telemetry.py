@@ -1,0 +1,99 @@
+"""Writes down what the engine does: metrics, the event trace, and each request's usage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+
+from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.core.prefix_cache import PrefixMatch
+from mlc_llm.serve.core.sequence import RequestState
+from mlc_llm.serve.core.step_plan import StepPlan, draft_tokens_of
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.metrics import EngineMetricsRecorder
+
+
+class Telemetry:
+    """The numbers of the engine and of its requests. It decides nothing."""
+
+    def __init__(
+        self,
+        trace: EventTraceRecorder | None,
+        policy: RequestPolicy,
+        clock: Callable[[], float],
+    ) -> None:
+        """clock: gives the time in seconds; only differences count."""
+        self.now = clock
+        self.trace = trace
+        self.recorder = EngineMetricsRecorder()
+        self._policy = policy
+
+    def note(self, request: RequestState, event: str) -> None:
+        """Put an event of a request into the trace, if there is one."""
+        if self.trace is not None:
+            self.trace.add_event(request.request_id, event)
+
+    def note_plan(self, plan: StepPlan) -> None:
+        """Write down what was decided when the step was planned."""
+        for sequence in plan.preempted:
+            self.note(sequence.request, "preempt")
+        for sequence, prefix in plan.lookups:
+            self._note_lookup(sequence.request, prefix)
+
+    def note_drafts(self, plan: StepPlan) -> None:
+        """Write down how many tokens were drafted for each row."""
+        for sequence, row in zip(plan.sequences, plan.rows, strict=True):
+            if draft_tokens_of(row):
+                self.note(sequence.request, f"draft {len(draft_tokens_of(row))} tokens")
+
+    def note_rows(self, plan: StepPlan, edge: str) -> None:
+        """The requests of the plan start or finish (`edge`) to compute.
+
+        The event says `prefill`, `verify` (with draft tokens) or `decode`.
+        """
+        if self.trace is None:
+            return
+        kinds = {sequence.request: "decode" for sequence in plan.sequences}
+        pairs = zip(plan.sequences, plan.rows, strict=True)
+        kinds |= {sequence.request: "verify" for sequence, row in pairs if draft_tokens_of(row)}
+        others = (sequence for sequence in plan.sequences if not sequence.is_decoding)
+        kinds |= {sequence.request: "prefill" for sequence in others}
+        for request, kind in kinds.items():
+            self.note(request, f"{edge} {kind}")
+
+    def record_step(self, plan: StepPlan) -> None:
+        """Write down what a step did, and how long it took."""
+        for request in plan.prefilled:
+            request.metrics.prefill_s += plan.run_seconds
+        if plan.acceptances:
+            self.recorder.record_draft(plan.draft_seconds, len(plan.rows))
+            self.recorder.record_verify(plan.run_seconds, len(plan.rows))
+        self.recorder.record_step(
+            plan.draft_seconds + plan.run_seconds,
+            tokens=plan.num_computed,
+            prefill_tokens=sum(plan.prefilled.values()),
+            decode_tokens=plan.generated,
+            batch_size=0 if plan.acceptances or plan.prompt_tokens else plan.decoding,
+        )
+        for one in plan.acceptances:
+            self.recorder.record_acceptance(one.drafted, one.accepted)
+            words = f"accepted {one.accepted} of {one.drafted} drafted tokens"
+            self.note(one.sequence.request, words)
+
+    def close(self, request: RequestState) -> str:
+        """Write down the numbers of a request that is over; returns its usage as JSON."""
+        request.metrics.completion_tokens = request.completion_tokens
+        request.metrics.finish(self.now())
+        self.recorder.record_finished(request.metrics)
+        return self._policy.usage_json(request)
+
+    def _note_lookup(self, request: RequestState, prefix: PrefixMatch) -> None:
+        """Tokens count as cached for the user only before the request's first token is computed."""
+        if request.metrics.prefill_tokens == 0:
+            request.metrics.cached_tokens = prefix.length
+            divergence = None if prefix.divergence is None else asdict(prefix.divergence)
+            self.recorder.record_lookup(prefix.length, divergence)
+        if prefix.length:
+            self.note(request, f"prefix cache: {prefix.length} of {len(request.prompt)} tokens")
+        if prefix.divergence is not None:
+            self.note(request, str(prefix.divergence))
