@@ -48,8 +48,10 @@ class AcceptedRequests:
 
     def report(self, plan: StepPlan) -> Outputs:
         """The news of each request of a plan, and the usage of those that are over."""
-        states = dict.fromkeys([sequence.request for sequence in plan.sequences])
-        return [output for state in states for output in self._report(state)]
+        outputs: Outputs = []
+        for state in dict.fromkeys([sequence.request for sequence in plan.sequences]):
+            outputs += self._report(state)
+        return outputs
 
     def end_all(self, status: Status, error: str | None = None) -> Outputs:
         """End every request, whatever state it is in, without a word to the runner."""

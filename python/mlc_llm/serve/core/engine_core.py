@@ -198,14 +198,13 @@ class EngineCore:
     def _run(self, plan: StepPlan) -> list[abc.Sequence[Sampled]]:
         """The samples of each row; the time that they took goes into the plan."""
         telemetry = self._telemetry
-        telemetry.note_plan(plan)
+        telemetry.note_start(plan)
         if not plan.rows:
             return []
-        telemetry.note_rows(plan, "start")
         start = telemetry.now()
         samples = run_rows(self._runner, plan)
         plan.run_seconds = telemetry.now() - start
-        telemetry.note_rows(plan, "finish")
+        telemetry.note_finish(plan)
         self._scheduler.prefill_budget.learn(
             plan.draft_seconds + plan.run_seconds,
             prompt_tokens=plan.prompt_tokens,

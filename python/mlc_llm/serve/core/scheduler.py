@@ -148,15 +148,15 @@ class Scheduler:
 
     def _extend(self, plan: StepPlan, sequence: Sequence) -> None:
         """Add a row with as many of the remaining tokens as fit, if any do."""
-        progress, remaining = sequence.progress, sequence.remaining
-        is_decoding = sequence.is_decoding
+        pages, progress = self.pages, sequence.progress
+        remaining, is_decoding = sequence.remaining, sequence.is_decoding
         wanted = min(remaining, plan.budget)
         if plan.decoding and not is_decoding:
             wanted = min(wanted, self._allowance(plan))
-        count = self.pages.room(progress.computed, wanted)
+        count = pages.room(progress.computed, wanted)
         if count < wanted:
             self._make_room(plan, sequence, wanted)
-            count = self.pages.room(progress.computed, wanted)
+            count = pages.room(progress.computed, wanted)
         if progress.status is not Status.RUNNING or count <= 0:
             plan.is_open = False
             return
@@ -167,7 +167,7 @@ class Scheduler:
             plan.prompt_tokens += count
         if count < remaining:
             plan.is_open = False
-        self.pages.reserve(progress.computed, count)
+        pages.reserve(progress.computed, count)
         plan.sequences.append(sequence)
         plan.rows.append(_row(sequence, count, is_whole=count == remaining))
 
@@ -215,9 +215,8 @@ _ENDED_WELL = (Status.STOPPED, Status.LENGTH)
 
 def _row(sequence: Sequence, count: int, *, is_whole: bool) -> BatchRow:
     """The next `count` tokens; a whole row, up to the last known token, is sampled."""
-    seq_id = sequence.progress.seq_id
+    seq_id, computed = sequence.progress.seq_id, sequence.progress.computed
     assert seq_id is not None
     samplings = [sampling_of(sequence)] if is_whole else []
-    prompt_left = len(sequence.request.prompt) - sequence.progress.computed
-    of_prompt = min(max(prompt_left, 0), count)
-    return BatchRow(seq_id, sequence.next_tokens(count), samplings, of_prompt)
+    of_prompt = min(max(len(sequence.request.prompt) - computed, 0), count)
+    return BatchRow(seq_id, sequence.tokens(computed, computed + count), samplings, of_prompt)

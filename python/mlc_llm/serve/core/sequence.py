@@ -62,7 +62,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Only one token remains, and it is a generated one."""
-        return bool(self.generated) and self.remaining == 1
+        ahead = len(self.request.prompt) + len(self.generated) - self.progress.computed
+        return ahead == 1 and bool(self.generated)
 
     @property
     def is_prefilling(self) -> bool:
@@ -90,11 +91,6 @@ class Sequence:
             return self.generated[start - behind : stop - behind]
         return prompt[start:stop] + self.generated[: max(stop - behind, 0)]
 
-    def next_tokens(self, count: int) -> abc.Sequence[int]:
-        """The next `count` known tokens that are not computed."""
-        computed = self.progress.computed
-        return self.tokens(computed, computed + count)
-
     def mark_computed(self, count: int) -> tuple[int, int]:
         """The next `count` known tokens are computed.
 
@@ -116,10 +112,11 @@ class Sequence:
     def commit(self, token_id: int) -> None:
         """The token is known from now on. The grammar still stands before it."""
         if self.is_drawn:
-            self.sampling.use_uniform()
+            del self.sampling.uniforms[:1]
         self.generated.append(token_id)
         if self.request.counts_tokens:
-            self.sampling.count(token_id)
+            counts = self.sampling.token_counts
+            counts[token_id] = counts.get(token_id, 0) + 1
 
 
 class RequestState:

@@ -78,29 +78,21 @@ class SamplingState:
     """How often each token was generated; counted only if a penalty reads it."""
     lasting: Sampling | None = None
     """The sampling of every token, once it is known to stay the same."""
+    uniforms: list[float] = field(default_factory=list)
+    """Random numbers that are drawn and not used yet, the next one first."""
     _rng: random.Random | None = None
-    _uniforms: list[float] = field(default_factory=list)
-    """Random numbers that are drawn and not used yet."""
 
     def uniform(self, ahead: int = 0) -> float:
         """The random number of the next drawn token, or of the one `ahead` tokens behind it.
 
-        It stays the same until `use_uniform`. So a step that is planned twice, after a preemption
-        or a fault, chooses the same tokens.
+        It stays the same until that token is committed. So a step that is planned twice, after a
+        preemption or a fault, chooses the same tokens.
         """
-        while len(self._uniforms) <= ahead:
+        while len(self.uniforms) <= ahead:
             if self._rng is None:
                 self._rng = random.Random(self.seed)
-            self._uniforms.append(self._rng.random())
-        return self._uniforms[ahead]
-
-    def use_uniform(self) -> None:
-        """The next drawn token is known: its random number is used up."""
-        del self._uniforms[:1]
-
-    def count(self, token_id: int) -> None:
-        """The token was generated once more."""
-        self.token_counts[token_id] = self.token_counts.get(token_id, 0) + 1
+            self.uniforms.append(self._rng.random())
+        return self.uniforms[ahead]
 
 
 @dataclass(slots=True)

@@ -33,33 +33,25 @@ class Telemetry:
         if self.trace is not None:
             self.trace.add_event(request.request_id, event)
 
-    def note_plan(self, plan: StepPlan) -> None:
-        """Write down what was decided when the step was planned."""
+    def note_start(self, plan: StepPlan) -> None:
+        """Write down how the step was planned, and that its rows start to compute."""
         for sequence in plan.preempted:
             self.note(sequence.request, "preempt")
         for sequence, prefix in plan.lookups:
             self._note_lookup(sequence.request, prefix)
+        if self.trace is not None:
+            self._note_rows(plan, "start")
+
+    def note_finish(self, plan: StepPlan) -> None:
+        """Write down that the rows have computed."""
+        if self.trace is not None:
+            self._note_rows(plan, "finish")
 
     def note_drafts(self, plan: StepPlan) -> None:
         """Write down how many tokens were drafted for each row."""
         for sequence, row in zip(plan.sequences, plan.rows, strict=True):
             if draft_tokens_of(row):
                 self.note(sequence.request, f"draft {len(draft_tokens_of(row))} tokens")
-
-    def note_rows(self, plan: StepPlan, edge: str) -> None:
-        """The requests of the plan start or finish (`edge`) to compute.
-
-        The event says `prefill`, `verify` (with draft tokens) or `decode`.
-        """
-        if self.trace is None:
-            return
-        kinds = {sequence.request: "decode" for sequence in plan.sequences}
-        pairs = zip(plan.sequences, plan.rows, strict=True)
-        kinds |= {sequence.request: "verify" for sequence, row in pairs if draft_tokens_of(row)}
-        others = (sequence for sequence in plan.sequences if not sequence.is_decoding)
-        kinds |= {sequence.request: "prefill" for sequence in others}
-        for request, kind in kinds.items():
-            self.note(request, f"{edge} {kind}")
 
     def record_step(self, plan: StepPlan) -> None:
         """Write down what a step did, and how long it took."""
@@ -86,6 +78,19 @@ class Telemetry:
         request.metrics.finish(self.now())
         self.recorder.record_finished(request.metrics)
         return self._policy.usage_json(request)
+
+    def _note_rows(self, plan: StepPlan, edge: str) -> None:
+        """The requests of the plan start or finish (`edge`) to compute.
+
+        The event says `prefill`, `verify` (with draft tokens) or `decode`.
+        """
+        kinds = {sequence.request: "decode" for sequence in plan.sequences}
+        pairs = zip(plan.sequences, plan.rows, strict=True)
+        kinds |= {sequence.request: "verify" for sequence, row in pairs if draft_tokens_of(row)}
+        others = (sequence for sequence in plan.sequences if not sequence.is_decoding)
+        kinds |= {sequence.request: "prefill" for sequence in others}
+        for request, kind in kinds.items():
+            self.note(request, f"{edge} {kind}")
 
     def _note_lookup(self, request: RequestState, prefix: PrefixMatch) -> None:
         """Tokens count as cached for the user only before the request's first token is computed."""
