@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.runtime.batch import Sampled
 from mlc_llm.tokenizers import Tokenizer
 
@@ -23,7 +23,7 @@ def logprob_json(sampled: Sampled, tokenizer: Tokenizer) -> str:
     return json.dumps(entry)
 
 
-def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, JsonValue]:
     # A row of the model without a token has no bytes.
     raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
     text = raw.decode("utf-8", errors="replace")

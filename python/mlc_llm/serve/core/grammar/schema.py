@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.json_text import parse_json
+from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.serve.core.grammar.optional_parts import check_pattern
+
+Schema: TypeAlias = "dict[str, JsonValue]"
+Part: TypeAlias = "dict[str, JsonValue] | list[JsonValue]"
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64
@@ -31,7 +35,7 @@ _KIND_OF = {
 """What stands under a keyword of a schema, where that is no schema."""
 
 
-def check_schema(text: str, field: str) -> dict[str, Any]:
+def check_schema(text: str, field: str) -> Schema:
     """The schema as an object. `field` stands in errors.
 
     Raises `InvalidField` for a schema beyond the bounds, or with a reference to another document.
@@ -39,7 +43,7 @@ def check_schema(text: str, field: str) -> dict[str, Any]:
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_BYTES:
         raise InvalidField(field, f"<{size} bytes>", f"a schema has at most {MAX_BYTES} bytes")
-    schema = parse_json(text, field)
+    schema: JsonValue = parse_json(text, field)
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
@@ -48,7 +52,7 @@ def check_schema(text: str, field: str) -> dict[str, Any]:
     return schema
 
 
-def check_parts(schema: Any, field: str) -> None:
+def check_parts(schema: Part, field: str) -> None:
     """Raise `InvalidField` for a schema with too many, too large or too deep parts."""
     properties = values = 0
     for node, depth, kind in _walk(schema):
@@ -67,7 +71,7 @@ def check_parts(schema: Any, field: str) -> None:
         _check_patterns(node, field)
 
 
-def _check_references(node: dict[str, Any], field: str) -> None:
+def _check_references(node: Schema, field: str) -> None:
     for key in ("$ref", "$dynamicRef", "$recursiveRef"):
         target = node.get(key)
         if isinstance(target, str) and not target.startswith("#"):
@@ -76,14 +80,14 @@ def _check_references(node: dict[str, Any], field: str) -> None:
             )
 
 
-def _check_values(node: dict[str, Any], field: str) -> None:
-    given = node.get("enum", ())
+def _check_values(node: Schema, field: str) -> None:
+    given = node.get("enum")
     for value in [node.get("const"), *(given if isinstance(given, list) else ())]:
         if isinstance(value, (str, list, dict)) and len(json.dumps(value)) > MAX_VALUE_CHARS:
             raise _too_much(field, "a value of more than", MAX_VALUE_CHARS, "characters")
 
 
-def _check_patterns(node: dict[str, Any], field: str) -> None:
+def _check_patterns(node: Schema, field: str) -> None:
     named, layout = node.get("patternProperties"), node.get("x-guidance")
     patterns = [node.get("pattern"), *(named if isinstance(named, dict) else ())]
     patterns += layout.values() if isinstance(layout, dict) else ()
@@ -92,18 +96,21 @@ def _check_patterns(node: dict[str, Any], field: str) -> None:
             check_pattern(f"{field} pattern", pattern)
 
 
-def _walk(schema: Any) -> Iterator[tuple[Any, int, int]]:
+def _walk(schema: Part) -> Iterator[tuple[Part, int, int]]:
     """Every array and object, its depth, and its kind."""
-    waiting: list[tuple[Any, int, int]] = [(schema, 1, _SCHEMA)]
+    waiting: list[tuple[Part, int, int]] = [(schema, 1, _SCHEMA)]
     while waiting:
         node, depth, kind = waiting.pop()
         yield node, depth, kind
-        items = node.items() if isinstance(node, dict) else ((None, child) for child in node)
         waiting += [
             (child, depth + 1, _kind(kind, key))
-            for key, child in items
+            for key, child in _children(node)
             if isinstance(child, (dict, list))
         ]
+
+
+def _children(node: Part) -> Iterable[tuple[str | None, JsonValue]]:
+    return node.items() if isinstance(node, dict) else ((None, child) for child in node)
 
 
 def _kind(parent: int, key: str | None) -> int:
@@ -113,9 +120,9 @@ def _kind(parent: int, key: str | None) -> int:
     return _SCHEMA if parent is _NAMES else _KIND_OF.get(key, _SCHEMA)
 
 
-def _size(node: dict[str, Any], key: str, kind: type[dict[Any, Any]] | type[list[Any]]) -> int:
+def _size(node: Schema, key: str, kind: type) -> int:
     value = node.get(key)
-    return len(value) if isinstance(value, kind) else 0
+    return len(value) if isinstance(value, (dict, list)) and isinstance(value, kind) else 0
 
 
 def _too_much(field: str, how: str, limit: int, what: str) -> InvalidField:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -13,7 +12,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.response_format import RequestResponseFormat, StructuralTag, WrittenGrammar
 from mlc_llm.serve.core.grammar.optional_parts import check_lark, check_pattern
-from mlc_llm.serve.core.grammar.schema import check_parts, check_schema
+from mlc_llm.serve.core.grammar.schema import Schema, check_parts, check_schema
 
 FIELD = "response_format"
 MAX_EMBEDDED = 128
@@ -50,12 +49,14 @@ def library_text(wanted: RequestResponseFormat, split: Split) -> str:
 
 
 def _of_schema(schema: str | None) -> str:
-    found = {"type": "object"} if schema is None else check_schema(schema, f"{FIELD}.schema")
+    found: Schema = (
+        {"type": "object"} if schema is None else check_schema(schema, f"{FIELD}.schema")
+    )
     options = {**LAYOUT, **_options(found)}
     return json.dumps({"grammars": [{"json_schema": {**found, "x-guidance": options}}]})
 
 
-def _options(schema: dict[str, Any]) -> dict[str, Any]:
+def _options(schema: Schema) -> Schema:
     given = schema.get("x-guidance", {})
     if not isinstance(given, dict):
         raise InvalidField(f"{FIELD}.schema x-guidance", given, "it should be an object")
