@@ -41,8 +41,8 @@ def echo_core(
 class EchoPolicy(RequestPolicy):
     """The rules of the echo engine.
 
-    It repeats the prompt whatever `response_format` says. So no grammar is compiled, and a wrong
-    one is not refused, as engines with a model do.
+    It repeats the prompt whatever `response_format` says, so it compiles no grammar. A wrong one
+    is refused by engines with a model only.
     """
 
     def needs_grammar(self, config: GenerationConfig) -> bool:

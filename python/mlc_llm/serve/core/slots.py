@@ -1,4 +1,4 @@
-"""The runner's slots: how a sequence gets one, and what becomes of it behind the sequence's end."""
+"""The runner's slots: how a sequence gets one, and what becomes of it when the sequence ends."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Slots:
     ) -> PrefixMatch | None:
         """How a waiting sequence begins; None while it has to wait.
 
-        Makes room for it. One page for each running sequence is left over, so that the start
-        preempts nobody soon. A sequence can always start while no other one runs: a prompt that
-        can never fit was refused when it was added.
+        Makes room for it. One page for each running sequence is left over, so that none of them is
+        preempted soon. A sequence can always start while no other one runs: a prompt that can
+        never fit was refused when it was added.
         """
         donor = _donor(sequence)
         if donor is not None and self._pages.can_fork(donor.progress.computed, _shared(sequence)):
@@ -109,7 +109,7 @@ class Slots:
         used = [one.progress.seq_id for one in running if one.progress.seq_id is not None]
         used += [*self.cache.recycling, *self.cache.pinned]
         assert sorted([*used, *self._free_ids]) == list(range(self.num_slots))
-        assert len(used) == self.cache.num_sequences, "slots that nobody owns"
+        assert len(used) == self.cache.num_sequences, "slots without an owner"
         self.cache.check_integrity()
 
     def _make_room(
