@@ -38,7 +38,7 @@ BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
-DEVICE = {*GROUND, "backends.base", "models.spec", "quantization", "support"}
+DEVICE = {*GROUND, "backends.base", "library", "models.spec", "quantization", "support"}
 """What a backend stands on."""
 COMPILER = {
     *GROUND,
@@ -147,6 +147,9 @@ LAZY = {
     ("mlc_llm.backends.cpu.target", "tvm"),
     ("mlc_llm.backends.cpu.target", "tvm.target"),
     # What a backend needs to pack, to compile or to run is loaded in that moment.
+    ("mlc_llm.backends.cpu.layout", "mlc_llm.backends.cpu.packing"),
+    ("mlc_llm.backends.cpu.layout", "mlc_llm.quantization.block_format"),
+    ("mlc_llm.backends.registry", "mlc_llm.backends.reference.backend"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.codegen"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.device"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.layout"),

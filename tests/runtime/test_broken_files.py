@@ -13,11 +13,17 @@ from typing import Any
 import pytest
 from tiny_models import TinyModels
 
-from mlc_llm.backends.base import BrokenLibrary
 from mlc_llm.backends.cpu import amx
 from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE
 from mlc_llm.backends.cpu.device import CpuDevice
-from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, PARAMS_FILE, Metadata, rope_param
+from mlc_llm.library.metadata import (
+    INDEX_FILE,
+    METADATA_FILE,
+    PARAMS_FILE,
+    BrokenLibrary,
+    Metadata,
+    rope_param,
+)
 from mlc_llm.runtime.library import Library, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, read_packed

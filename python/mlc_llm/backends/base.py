@@ -250,7 +250,3 @@ class Backend(Protocol):
     def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
         """Makes the code of a Relax module. Raises whatever TVM raises."""
         ...
-
-
-class BrokenLibrary(Exception):
-    """A folder does not hold an intact library of ours; building it again mends that."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Backend
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.backends.cpu.target import KERNELS_VARIABLE, choose
-from mlc_llm.backends.reference.backend import ReferenceBackend
 from mlc_llm.errors import InvalidField
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Backend
 
 REFERENCE = "reference"
 
@@ -21,7 +23,7 @@ def choose_backend(kernels: str | None = None) -> Backend:
     """
     name = kernels or os.environ.get(KERNELS_VARIABLE) or "auto"
     if name == REFERENCE:
-        return ReferenceBackend()
+        return _reference()
     if name != "auto" and name not in ISAS:
         allowed = f"use one of auto, {', '.join(ISAS)}, {REFERENCE}"
         raise InvalidField(f"kernels ({KERNELS_VARIABLE})", name, allowed)
@@ -30,4 +32,10 @@ def choose_backend(kernels: str | None = None) -> Backend:
 
 def backend_of(name: str) -> Backend:
     """The backend that a library names in its metadata. Raises KeyError for an unknown one."""
-    return ReferenceBackend() if name == REFERENCE else CpuBackend(ISAS[name])
+    return _reference() if name == REFERENCE else CpuBackend(ISAS[name])
+
+
+def _reference() -> Backend:
+    from mlc_llm.backends.reference.backend import ReferenceBackend
+
+    return ReferenceBackend()

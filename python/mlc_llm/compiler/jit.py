@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Backend
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.keys import (
     digest,
@@ -32,6 +32,9 @@ from mlc_llm.support.content import Content, FileState, content_of, known_conten
 from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
 from mlc_llm.support.superseded import is_sound, lock_of, record_purposes, use
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Backend
 
 ShowProgress = Callable[[str, float | None], AbstractContextManager[Progress]]
 

@@ -11,10 +11,13 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Backend
 from mlc_llm.support.content import known_content
 from mlc_llm.support.files import cache_root
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Backend
 
 SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization", "backends", "library")
 """Source folders. After any change in them, libraries and packed weights are made again."""

@@ -25,6 +25,10 @@ def rope_param(index: int) -> str:
     return f"rope_inverse_frequencies.{index}"
 
 
+class BrokenLibrary(Exception):
+    """A folder holds no intact model library. Building it again mends that."""
+
+
 @dataclass(frozen=True)
 class ParamInfo:
     """One tensor of the packed parameters, in the order `forward` takes them."""

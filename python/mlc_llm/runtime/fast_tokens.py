@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Numbers
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.runtime.batch import BatchRow
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Numbers
 
 
 class FastTokens:

@@ -6,9 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from mlc_llm.backends.base import BrokenLibrary
 from mlc_llm.backends.registry import backend_of
-from mlc_llm.library.metadata import METADATA_FILE, Metadata
+from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary, Metadata
 
 
 def read_metadata(folder: Path) -> Metadata:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.backends.base import Device
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import LogitBias
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device
 
 
 class PreparedBias:

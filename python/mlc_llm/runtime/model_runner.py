@@ -5,13 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.backends.base import Device, Numbers, Table
 from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.library.metadata import KVInfo, Metadata, rope_param
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD
@@ -31,6 +30,9 @@ from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in
 from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device, Numbers, Table
 
 Array = npt.NDArray[Any]
 MAX_INT32 = 2**31 - 1

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.backends.base import Device
 from mlc_llm.library.metadata import PARAMS_ALIGNMENT, PARAMS_FILE, ParamInfo, rope_param
 from mlc_llm.runtime.packed_file import BrokenParams, Entry, Packed
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device
 
 Array = npt.NDArray[Any]
 

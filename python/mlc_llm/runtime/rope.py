@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.backends.base import Device
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device
+
 
 Floats = npt.NDArray[np.float32]
 Numbers: TypeAlias = "array[int]"

@@ -9,9 +9,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlc_llm.backends.base import Device, Table
 from mlc_llm.library.signatures import (
     CHOSEN_LOGITS,
     EDIT_LOGITS,
@@ -26,6 +25,9 @@ from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.logit_processor import Edits
 from mlc_llm.runtime.tables import table
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device, Table
 
 NOT_FINITE = "the model produced logits that are not finite"
 BELOW_ONE = 1 - 2**-24

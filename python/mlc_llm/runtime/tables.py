@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.backends.base import Table
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Table
 
 
 def table(values: npt.NDArray[np.generic]) -> Table:

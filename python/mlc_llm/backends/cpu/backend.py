@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
 from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
@@ -16,6 +15,7 @@ from mlc_llm.errors import InvalidField, UnsupportedModel
 if TYPE_CHECKING:
     import tvm
 
+    from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
     from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 

@@ -16,11 +16,11 @@ import tvm_ffi
 import tvm_ffi_orcjit
 from tvm_ffi.libinfo import load_lib_ctypes
 
-from mlc_llm.backends.base import BrokenLibrary
 from mlc_llm.backends.cpu import amx
 from mlc_llm.backends.cpu.memory import zeroed
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.library.metadata import BrokenLibrary
 
 _CPU = (1, 0)
 """Device type (as in DLPack) and index."""

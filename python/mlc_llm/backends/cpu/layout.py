@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from mlc_llm.backends.cpu.formats import WeightFormat, padded_rows, tensor_shape
-from mlc_llm.backends.cpu.packing import pack, pack_floats
-from mlc_llm.quantization.block_format import Grouped
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from mlc_llm.quantization.block_format import Grouped
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class CpuLayout:
         return tensor_shape(self.format, padded_rows(rows), columns)
 
     def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        from mlc_llm.backends.cpu.packing import pack, pack_floats
+        from mlc_llm.quantization.block_format import Grouped
+
         if isinstance(values, Grouped):
             return pack(values, self.format).tensor
         return pack_floats(values.astype(f"float{self.format.bits}")).tensor

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import tvm_ffi
 
-from mlc_llm.backends.base import Table
 from mlc_llm.backends.cpu.memory import zeroed
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Table
 
 _Shapes: TypeAlias = "list[tuple[str, int, int]]"
 """Type, count and row of each table."""

@@ -6,10 +6,10 @@ import gc
 import logging
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mlc_llm.backends.base import Backend
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.library.metadata import PARAMS_ALIGNMENT
 from mlc_llm.models.registry import read_gguf
@@ -22,6 +22,9 @@ from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.support import promises
 from mlc_llm.support.machine import describe
 from mlc_llm.support.promises import PromiseHandle, Promises
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Backend
 
 ASSUMED_FREE_BYTES = 4 * 2**30
 """Free memory on a system that does not say how much is free."""

@@ -6,9 +6,9 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from mlc_llm.backends.base import BrokenLibrary
 from mlc_llm.compiler.jit import Prepared, packed_weights, prepare
 from mlc_llm.errors import MLCError, ModelFileError
+from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
