@@ -147,6 +147,9 @@ LAZY = {
     ("mlc_llm.backends.cpu.target", "tvm"),
     ("mlc_llm.backends.cpu.target", "tvm.target"),
     # What a backend needs to pack, to compile or to run is loaded in that moment.
+    # Most engines draft with no second model, and do not echo.
+    ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.mock_echo"),
+    ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.backends.cpu.packing"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.registry", "mlc_llm.backends.reference.backend"),

@@ -14,14 +14,13 @@ import itertools
 import logging
 import weakref
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
-from mlc_llm.serve.core.mock_echo import echo_config, echo_core
-from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.arguments import detect_device
@@ -36,6 +35,9 @@ from mlc_llm.serve.opening.bundle import (
 )
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
 from mlc_llm.serve.opening.runner import begin_weights, create_runner
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.speculation.drafter import Drafter
 
 _log = logging.getLogger(__name__)
 
@@ -154,12 +156,20 @@ def _core(
         config,
         stop_token_ids=bundle.stop_token_ids,
         trace=trace,
-        drafter=DraftModel(runners[1]) if len(runners) > 1 else None,
+        drafter=_drafter(runners[1]) if len(runners) > 1 else None,
     )
+
+
+def _drafter(runner: ModelRunner) -> Drafter:
+    from mlc_llm.serve.core.speculation.draft_model import DraftModel
+
+    return DraftModel(runner)
 
 
 def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:
     """The echo engine with the tokenizer of a model, or with one of bytes and no model at all."""
+    from mlc_llm.serve.core.mock_echo import echo_config, echo_core
+
     complete = echo_config(config)
     context = complete.max_single_sequence_length
     assert context is not None
