@@ -70,8 +70,9 @@ OPENING = {*COMPILER, *CORE, *BUNDLE, "serve.core.speculation", "compiler", "run
 SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "": {*GROUND, "serve"},
+    "": {*GROUND, "serve", "without_torch"},
     "errors": set(),
+    "without_torch": set(),
     "library": GROUND,
     "protocol": GROUND,
     "tokenizers": GROUND,
