@@ -29,14 +29,17 @@ HALF_ULP = 2.0**-24
 """Largest relative error of one rounded float32 operation."""
 
 
-def each_isa(*, with_amx: bool = False) -> Callable[[Any], Any]:
+def each_isa(
+    *, with_amx: bool = False, where: Callable[[Isa], bool] = lambda isa: True
+) -> Callable[[Any], Any]:
     """Parametrises `isa`. Kernels that this machine cannot run are emulated, which is slow, or
     skipped by name.
 
     with_amx: only those with AMX tiles. Otherwise tests of these are slow tests: their kernels are
     those of other sets, except for fixed-point weights, which have tests of their own.
+    where: only those for which it is true.
     """
-    chosen = [isa for isa in ISAS.values() if isa.amx_tiles or not with_amx]
+    chosen = [isa for isa in ISAS.values() if (isa.amx_tiles or not with_amx) and where(isa)]
     return pytest.mark.parametrize(
         "isa", [pytest.param(isa, id=isa.name, marks=_marks(isa, with_amx)) for isa in chosen]
     )

@@ -76,11 +76,17 @@ def test_against_float64(isa: Isa, kind: str, fmt: WeightFormat, m: int) -> None
 
 @pytest.mark.parametrize("fmt", FORMATS[:2])
 @pytest.mark.parametrize("kind", ["plain", "norm", "silu"])
-@each_isa()
+@each_isa(where=lambda isa: not isa.integer)
+def test_without_integers_rows_stay_floats(isa: Isa, kind: str, fmt: WeightFormat) -> None:
+    x, weight = inputs(kind)
+    (prepared,) = prepare(isa, fmt, x, kind, weight=weight)
+    assert prepared.dtype == np.float32 and prepared.shape == (len(x), K)
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:2])
+@pytest.mark.parametrize("kind", ["plain", "norm", "silu"])
+@each_isa(where=lambda isa: isa.integer)
 def test_sums_and_range(isa: Isa, kind: str, fmt: WeightFormat) -> None:
-    if not isa.integer:
-        assert prepare(isa, fmt, inputs(kind)[0], kind, weight=inputs(kind)[1])[0].ndim == 2
-        return
     x, weight = inputs(kind)
     words, scale, total = parts(prepare(isa, fmt, x, kind, weight=weight, eps=EPS)[0])
     q = integers(isa, words)
@@ -91,16 +97,20 @@ def test_sums_and_range(isa: Isa, kind: str, fmt: WeightFormat) -> None:
 
 
 @pytest.mark.parametrize("fmt", FORMATS[:2])
-@each_isa()
-def test_descriptions(isa: Isa, fmt: WeightFormat) -> None:
-    if not isa.integer:
-        return
+@each_isa(where=lambda isa: isa.integer)
+def test_described_sums(isa: Isa, fmt: WeightFormat) -> None:
     (prepared,) = prepare(isa, fmt, inputs("plain")[0])
-    words, scale, total = parts(prepared)
-    scaled, high_scaled = scaled_sums(prepared)
+    _, scale, total = parts(prepared)
+    scaled, _ = scaled_sums(prepared)
     assert (scaled == scale * total.astype(np.float32)).all()
-    if isa.sums != 2:
-        return
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:2])
+@each_isa(where=lambda isa: isa.sums == 2)
+def test_described_sums_of_high_bytes(isa: Isa, fmt: WeightFormat) -> None:
+    (prepared,) = prepare(isa, fmt, inputs("plain")[0])
+    words, scale, _ = parts(prepared)
+    _, high_scaled = scaled_sums(prepared)
     high, high_scale, high_total = high_parts(prepared)
     assert (high_scale == 256 * scale).all()
     assert (high.astype(np.int64).sum(axis=2) == high_total).all()

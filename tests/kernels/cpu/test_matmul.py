@@ -36,6 +36,7 @@ from mlc_llm.quantization.block_format import Grouped
 PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
 KINDS = (*PLAIN_KINDS, "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "MXFP4", "TQ2_0")
 """One of each packed format."""
+FLOATS = ("F16", "F32")
 ROWS, COLUMNS = 70, 160
 """Padded to 96 rows: three column blocks; five groups of 32."""
 HALF_STEP = 0.51
@@ -227,16 +228,31 @@ def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@each_isa()
+@each_isa(where=lambda isa: isa.sums != 2)
+def test_no_fast_rows_without_planes(isa: Isa, kind: str) -> None:
+    refuses_fast_rows(isa, kind)
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@each_isa(where=lambda isa: isa.sums == 2)
+def test_no_fast_rows_of_floats(isa: Isa, kind: str) -> None:
+    refuses_fast_rows(isa, kind)
+
+
+def refuses_fast_rows(isa: Isa, kind: str) -> None:
+    fmt = weights(kind, isa).format
+    assert not has_fast_rows(fmt, isa)
+    with pytest.raises(AssertionError):
+        matmul(padded_rows(ROWS), COLUMNS, fmt, isa, accumulate=False, fast=True)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATS])
+@each_isa(where=lambda isa: isa.sums == 2)
 def test_fast_rows(isa: Isa, kind: str) -> None:
     """They are the product of the activations' high bytes; all others keep every bit."""
     w = weights(kind, isa)
     if w.format.is_fixed_point:
         pytest.skip("its fast rows are bfloat16, which has tests of its own")
-    if not has_fast_rows(w.format, isa):
-        with pytest.raises(AssertionError):
-            matmul(padded_rows(ROWS), COLUMNS, w.format, isa, accumulate=False, fast=True)
-        return
     x = activations(9)
     exact, fast = product(isa, w, x), product(isa, w, x, fast=9)
     given = _high_values(isa, w, x)
@@ -259,11 +275,9 @@ def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-@each_isa()
+@each_isa(where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_fast_rows_are_added_too(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
-    if w.format.is_fixed_point or not has_fast_rows(w.format, isa):
-        return
     x = activations(9)
     ones = np.ones((9, padded_rows(ROWS)), np.float32)
     summed = product(isa, w, x, into=ones, fast=6)
