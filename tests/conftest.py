@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, settings
 from kept_libraries import libraries_are_kept
 from tiny_models import TinyModels
 
-# A machine with neighbours is slow at times; that says nothing of what is tested.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# A machine with neighbours is slow at times. That says nothing of what is tested.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", PATIENT, max_examples=30)
+settings.register_profile("thorough", PATIENT, max_examples=300)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so a shell starts what ends with "&"
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("--hypothesis-profile") is None:
+        settings.load_profile("thorough" if config.getoption("--slow") else "quick")
     kept.configure(config)
 
 

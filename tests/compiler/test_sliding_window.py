@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from decoder_reference import ReferenceDecoder
+from pairs import every_other
 from test_tiny_llama import EACH_ISA, MEAN, TOKENS, WORST
 from tiny_models import TinyModels
 
@@ -14,15 +18,22 @@ from mlc_llm.runtime.model_runner import ModelRunner
 
 WINDOWS = [Window(1), Window(10), Window(16, 4), Window(21, 17), Window(40, 1), Window(1000, 3)]
 GREEDY = Sampling(temperature=0, top_logprobs=3)
+LONG = np.random.default_rng(1).integers(0, 300, 1700).tolist()
+"""Longer than three times the tiny model's context of 512 tokens."""
+TEXTS = {"short": TOKENS, "long": LONG}
+
+
+@cache
+def expected(models: TinyModels, text: str, window: Window) -> npt.NDArray[np.float64]:
+    reference = ReferenceDecoder(models.path("plain"), window=(window.size, window.sinks))
+    return reference.logits(TEXTS[text])
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_logits_and_chunks(tiny_models: TinyModels, isa: str, window: Window) -> None:
     """All positions, whole and in pieces that give pages back in between."""
-    exact = ReferenceDecoder(tiny_models.path("plain"), window=(window.size, window.sinks)).logits(
-        TOKENS
-    )
+    exact = expected(tiny_models, "short", window)
     runner = tiny_models.runner("plain", isa, window=window)
     whole = runner.logits(TOKENS)  # in steps of 64, the most of one step
     difference = np.abs(whole - exact)
@@ -34,8 +45,6 @@ def test_logits_and_chunks(tiny_models: TinyModels, isa: str, window: Window) ->
     assert runner.free_pages == runner.limits.num_pages
 
 
-LONG = np.random.default_rng(1).integers(0, 300, 1700).tolist()
-"""Longer than three times the tiny model's context of 512 tokens."""
 ENDLESS = [
     pytest.param(window, id=str(window), marks=[] if of_all else pytest.mark.slow)
     for window, of_all in (
@@ -48,13 +57,10 @@ ENDLESS = [
 ]
 
 
-@pytest.mark.parametrize("window", ENDLESS)
-@pytest.mark.parametrize("isa", EACH_ISA)
+@pytest.mark.parametrize(("isa", "window"), every_other(EACH_ISA, ENDLESS))
 def test_a_text_far_beyond_the_context(tiny_models: TinyModels, isa: str, window: Window) -> None:
     """As the reference has it, in few pages, and the same bits in steps of any size."""
-    exact = ReferenceDecoder(tiny_models.path("plain"), window=(window.size, window.sinks)).logits(
-        LONG
-    )
+    exact = expected(tiny_models, "long", window)
     chunked = window.most_pages(16) + 4
     runner = tiny_models.runner(
         "plain", isa, num_pages=chunked, window=window, context_window=len(LONG)

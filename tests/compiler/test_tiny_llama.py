@@ -17,7 +17,7 @@ from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 
 QUICK = {
-    "reference": ("plain", "linear-rope", "rope-factors", "mixed-kinds", "own-head"),
+    "reference": ("plain", "linear-rope", "rope-factors", "mixed-kinds"),
     "portable": ("plain", "linear-rope", "rope-factors", "mixed-kinds", "own-head"),
     "amx": ("plain", "mixed-kinds"),
     "vnni": ("plain", "mixed-kinds"),

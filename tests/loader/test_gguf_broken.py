@@ -165,9 +165,7 @@ def use_all(path: Path) -> None:
     assert sum(int(t.data.sum()) for t in file.tensors.values()) >= 0
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     flips=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=6),
     length=st.integers(0, len(WHOLE)) | st.just(len(WHOLE)),

@@ -32,11 +32,12 @@ def shape(layers: int = 7, hidden: int = HIDDEN, heads: int = 4, kv_heads: int =
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kernels", ["reference", "portable"])
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("portable", marks=pytest.mark.slow)])
 def test_logits_against_numpy(tmp_path: Path, kernels: str) -> None:
     check_against_numpy(tmp_path, shape(), facts(), kernels, seed=3, worst=1e-5)
 
 
+@pytest.mark.slow
 def test_other_sizes(tmp_path: Path) -> None:
     other = shape(layers=12, hidden=96, heads=2, kv_heads=2)
     check_against_numpy(tmp_path, other, facts(96), "reference", seed=4, worst=1e-5)

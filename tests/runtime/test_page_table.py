@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -213,11 +213,9 @@ TestCacheMachine = CacheMachine.TestCase
 TestWindowMachine, TestNarrowMachine = WindowMachine.TestCase, NarrowMachine.TestCase
 for machine in (TestCacheMachine, TestWindowMachine, TestNarrowMachine):
     machine.settings = settings(
-        max_examples=150,
+        max_examples=3 * settings.default.max_examples,
         stateful_step_count=40,
-        deadline=None,
         derandomize=True,
-        suppress_health_check=[HealthCheck.too_slow],
     )
 
 

@@ -21,7 +21,7 @@ from grammar_tools import (
     tokenizer,
 )
 from hostile_grammars import gbnf, lark, regex, schema
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField, RequestError
@@ -50,7 +50,6 @@ def next_bytes(value: dict[str, Any], so_far: str) -> set[bytes]:
     return {bytes([i]) for i in allowed_ids(matcher.mask()) if i < 256}
 
 
-@settings(max_examples=150, deadline=None)
 @given(schemas(), st.integers(0, 2**32))
 def test_what_is_drawn_under_a_schema_always_parses_and_fits(value: Any, seed: int) -> None:
     tokens = random_tokens(matcher_of(schema(value)), seed)
@@ -58,7 +57,6 @@ def test_what_is_drawn_under_a_schema_always_parses_and_fits(value: Any, seed: i
         assert fits(json.loads(text_of(tokens)), value)
 
 
-@settings(max_examples=100, deadline=None)
 @given(schemas(), st.integers(0, 2**32))
 def test_forced_tokens_are_what_the_mask_allows_and_what_the_tokenizer_writes(
     value: Any, seed: int

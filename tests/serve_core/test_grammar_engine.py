@@ -118,7 +118,6 @@ def test_fifty_seeds_parse_and_fit_beside_free_text(mode: str) -> None:
         assert fits(json.loads(text_of(one.tokens[0])), ADDRESS)
 
 
-@settings(max_examples=150, deadline=None)
 @given(schemas(), st.integers(0, 2**32), st.sampled_from(MODES), st.integers(1, 300))
 def test_whatever_stops_parses_and_fits(value: Any, seed: int, mode: str, most: int) -> None:
     text, reason, seen = answer(schema(value), seed=seed, max_tokens=most, debug_config=debug(mode))
@@ -172,7 +171,7 @@ def test_the_same_tokens_under_other_grammars(wanted: dict[str, Any]) -> None:
         compared(wanted, seed)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)  # ten answers each
 @given(schemas(), st.integers(0, 2**32))
 def test_the_same_tokens_under_any_schema(value: Any, seed: int) -> None:
     compared(schema(value), seed)

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
@@ -242,7 +242,6 @@ def test_reset_gives_everything_back() -> None:
     assert driver.removed == [] and driver.cache.lookup([1] * 9) == PrefixMatch()
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     sequences=st.integers(1, 6),

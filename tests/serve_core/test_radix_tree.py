@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField
@@ -94,7 +94,6 @@ def test_ten_thousand_random_operations() -> None:
     assert tree.free_capacity() == BLOCK
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 def test_short_random_programs(seed: int, length: int) -> None:
     rng, tree, naive = random.Random(seed), PagedRadixTree(), Naive()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from core_harness import Harness, alone, prompt_of
 from hostile_grammars import regex
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from spec_tools import Broken, Seer, drafted, longest_row, speculative
 
@@ -74,7 +74,6 @@ def test_nothing_but_the_speed_changes(name: str, most: int) -> None:
     assert 1 < longest_row(harness.runner.batches) <= most + 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_nothing_but_the_speed_changes_with_any_limits(data: st.DataObject) -> None:
     limits = data.draw(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from core_harness import Harness, alone, prompt_of
 from hostile_grammars import regex
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from spec_tools import Seer, speculative
@@ -136,12 +136,7 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCore = CoreMachine.TestCase
-TestCore.settings = settings(
-    max_examples=150,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestCore.settings = settings(max_examples=3 * settings.default.max_examples, stateful_step_count=25)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.conversation_template import ChatTemplate, ConvTemplateRegistry
@@ -128,7 +128,6 @@ def test_names_are_not_made_across_texts(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(ids) == "<|im_end|><|user|><|end|>"
 
 
-@settings(deadline=None)  # other work on the machine is no fault
 @given(
     texts=st.lists(
         st.lists(st.sampled_from([*NAMES, "<", "|", ">", "im_end", "a ", "\n", "é"]), max_size=6),

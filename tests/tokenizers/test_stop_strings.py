@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField
@@ -107,7 +107,6 @@ def test_misuse() -> None:
         StopStrHandler(["\ud800"], table)
 
 
-@settings(deadline=None)  # other work on the machine is no fault
 @given(
     pieces=st.lists(st.text(alphabet="abé", max_size=4), min_size=1, max_size=5),
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=5), max_size=3),
@@ -143,7 +142,6 @@ def test_tables_are_bounded_by_the_stop_strings(character: str) -> None:
     assert StopStrings(texts).num_bytes == 5 * sum(len(text.encode()) for text in texts)
 
 
-@settings(deadline=None)
 @given(text=st.text(alphabet="STOPx", max_size=30))
 def test_no_part_of_a_stop_string_is_shown(text: str) -> None:
     table = Words(*(chr(i) for i in range(128)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.tokenizers import TextStreamer, Tokenizer
@@ -32,7 +32,6 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-@settings(deadline=None)  # other work on the machine is no fault
 @given(ids=st.lists(st.integers(0, len(FRAGMENTS) - 1)), strips=st.booleans(), data=st.data())
 def test_all_texts_in_a_row_are_the_whole_text(
     ids: list[int], strips: bool, data: st.DataObject
@@ -47,7 +46,6 @@ def test_all_texts_in_a_row_are_the_whole_text(
     assert "".join(pieces) == table.decode(ids)
 
 
-@settings(deadline=None)
 @given(text=st.text())
 def test_a_character_is_never_shown_before_it_is_whole(text: str) -> None:
     table = Pieces([bytes([i]) for i in range(256)])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_cases import sentencepiece_metadata
 
@@ -200,7 +200,6 @@ def test_the_first_space_of_sentencepiece(sentencepiece: Tokenizer) -> None:
     )
 
 
-@settings(deadline=None)  # other work on the machine is no fault
 @given(text=st.text())
 def test_text_survives(byte_level: Tokenizer, sentencepiece: Tokenizer, text: str) -> None:
     assert byte_level.decode(byte_level.encode(text)) == text
@@ -208,7 +207,6 @@ def test_text_survives(byte_level: Tokenizer, sentencepiece: Tokenizer, text: st
     assert sentencepiece.decode(sentencepiece.encode(unmarked)) == unmarked
 
 
-@settings(deadline=None)
 @given(parts=st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", " hello", "a", "<|", "😀"])))
 def test_segments_are_the_whole_text(byte_level: Tokenizer, parts: list[str]) -> None:
     text = "".join(parts)

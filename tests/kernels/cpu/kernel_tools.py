@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from inspect import getfile, unwrap
 from os import devnull
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 import tvm
 import tvm_ffi_orcjit
+from pairs import every_other
 
 import mlc_llm
 from mlc_llm.backends.cpu.formats import WeightFormat
@@ -40,9 +41,18 @@ def each_isa(
     where: only those for which it is true.
     """
     chosen = [isa for isa in ISAS.values() if (isa.amx_tiles or not with_amx) and where(isa)]
+    return pytest.mark.parametrize("isa", _parameters(chosen, with_amx))
+
+
+def each_isa_and(name: str, values: Sequence[object]) -> Callable[[Any], Any]:
+    """Parametrises `isa` and `name` as `every_other` does."""
     return pytest.mark.parametrize(
-        "isa", [pytest.param(isa, id=isa.name, marks=_marks(isa, with_amx)) for isa in chosen]
+        ("isa", name), every_other(_parameters(ISAS.values(), with_amx=False), values)
     )
+
+
+def _parameters(isas: Iterable[Isa], with_amx: bool) -> list[Any]:
+    return [pytest.param(isa, id=isa.name, marks=_marks(isa, with_amx)) for isa in isas]
 
 
 def _marks(isa: Isa, with_amx: bool) -> list[pytest.MarkDecorator]:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 from kernel_tools import Array, accumulated, build, each_isa, fixed_values
+from pairs import every_other
 
 from mlc_llm.backends.cpu.formats import BLOCK, format_of_kind, padded_rows
 from mlc_llm.backends.cpu.isa import AMX, Isa
@@ -90,8 +91,7 @@ def exact_product(w: Weights, x: Array, into: Array | None = None) -> Array:
     return y
 
 
-@pytest.mark.parametrize("k", COLUMNS)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize(("kind", "k"), every_other(["Q4_0", "Q4_1"], COLUMNS))
 @each_isa(with_amx=True)
 def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
     """Rounding of float32 sums alone is left: of products, of pairs, of every step."""
@@ -108,8 +108,7 @@ def test_product_of_rounded_values(isa: Isa, kind: str, k: int) -> None:
         assert (np.abs(y[:, :ROWS] - exact) <= 2**-7 * sums).all(), f"{m} rows"
 
 
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize("k", COLUMNS)
+@pytest.mark.parametrize(("k", "add"), every_other(COLUMNS, [False, True]))
 @each_isa(with_amx=True)
 def test_rows_of_either_kind_do_not_know_each_other(isa: Isa, k: int, add: bool) -> None:
     w, m = weights("Q4_1", k), 49

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attention_tools import ALL, LENGTHS, Cache, Rows, Window, attend, queries, reference
-from kernel_tools import each_isa
+from kernel_tools import each_isa, each_isa_and
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
@@ -58,14 +58,12 @@ BATCHES: dict[str, Rows] = {
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@each_isa()
+@each_isa_and("shape", SHAPES)
 def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> None:
     check(isa, shape, BATCHES[batch])
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@each_isa()
+@each_isa_and("shape", SHAPES)
 def test_decoding_gives_what_prefill_gives(isa: Isa, shape: tuple[int, int, int]) -> None:
     check_alone(isa, shape)
 
@@ -111,9 +109,9 @@ def test_more_shapes(isa: Isa, shape: tuple[int, int, int]) -> None:
 @each_isa()
 def test_sharp_scores(isa: Isa) -> None:
     """Scores thousands apart: the softmax is one token's value, and nothing overflows."""
-    cache = Cache(1, 64, isa.kv_dtype, (40,))
-    keys, values = cache.sequence(0, 40)
-    q = (1000 * keys[21]).astype(np.float32)
-    out = attend(isa, 1, cache, [(0, 39, 40)], q)
-    assert np.abs(out - values[21]).max() <= 1e-6
-    assert np.isfinite(attend(isa, 1, cache, [(0, 39, 40)], -q)).all()
+    cache = Cache(3, 64, isa.kv_dtype, (40,))
+    keys, values = (np.repeat(part[21], 3, axis=0).reshape(1, -1) for part in cache.sequence(0, 40))
+    q = (1000 * keys).astype(np.float32)
+    out = attend(isa, 9, cache, [(0, 39, 40)], q)
+    assert np.abs(out - values).max() <= 1e-6
+    assert np.isfinite(attend(isa, 9, cache, [(0, 39, 40)], -q)).all()

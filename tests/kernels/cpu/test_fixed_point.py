@@ -15,6 +15,7 @@ from kernel_tools import (
     fixed_values,
     prepare,
 )
+from pairs import every_other
 
 from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows
 from mlc_llm.backends.cpu.isa import Isa
@@ -87,8 +88,7 @@ def run(isa: Isa, packed: Packed, x: Array, into: Array | None = None) -> Array:
     return y
 
 
-@pytest.mark.parametrize("k", COLUMNS)
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+@pytest.mark.parametrize(("kind", "k"), every_other(["Q4_0", "Q4_1"], COLUMNS))
 @each_isa(with_amx=True)
 def test_gemv_and_gemm_have_the_same_bits(isa: Isa, kind: str, k: int) -> None:
     """Vectors and AMX tiles, row blocks that overlap, chunks: all against each row by itself."""

@@ -1,0 +1,30 @@
+"""Pairs of parameters, of which a quick run takes a half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+Parameter = type(pytest.param(None))
+
+
+def every_other(first: Iterable[object], second: Iterable[object]) -> list[Any]:
+    """All pairs, of which every other one is slow: each value is tested quickly with some of the
+    others. Values may be `pytest.param`s of one value, whose names and marks count."""
+    right = [_parameter(value) for value in second]
+    return [
+        _pair(_parameter(a), b, slow=(i + j) % 2 == 1)
+        for i, a in enumerate(first)
+        for j, b in enumerate(right)
+    ]
+
+
+def _parameter(value: object) -> Any:
+    return value if isinstance(value, Parameter) else pytest.param(value, id=str(value))
+
+
+def _pair(a: Any, b: Any, *, slow: bool) -> Any:
+    marks = [*a.marks, *b.marks, *([pytest.mark.slow] if slow else [])]
+    return pytest.param(*a.values, *b.values, id=f"{a.id}-{b.id}", marks=marks)
