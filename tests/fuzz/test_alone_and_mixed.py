@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from eager_drafts import draft_always
 from tiny_models import TinyModels
 
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -121,23 +122,9 @@ class Engine:
                 answer.cut[i] = answer.cut[i] or sequence.cut_bytes
 
 
-class Always:
-    """Drafts as much as is offered, whatever it costs."""
-
-    def choose(self, offers: Sequence[tuple[int, float]], cost: Any) -> list[int]:
-        return [min(offered, 6) for offered, _ in offers]
-
-    def learn(self, rows: int, drafted: int, seconds: float) -> None:
-        """Learns nothing."""
-
-    def failed(self) -> None:
-        raise AssertionError("drafting failed")
-
-
 def engine_of(runner: Runner, config: EngineConfig) -> Engine:
     core = EngineCore(runner, TOKENIZER, config, stop_token_ids=[IM_END])
-    if core._speculator is not None:
-        core._speculator.lengths = Always()
+    draft_always(core, 6)
     return Engine(core)
 
 

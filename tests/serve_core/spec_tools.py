@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import abc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from core_harness import Harness
+from eager_drafts import draft_always
 
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.config import EngineConfig
@@ -15,24 +15,6 @@ from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
 from mlc_llm.testing.fake_runner import FakeRunner, fake_logits, sample
-
-
-class Always:
-    """Drafts as much as is offered, whatever it costs, up to `most` a row."""
-
-    def __init__(self, most: int = 16) -> None:
-        self.most = most
-
-    def choose(
-        self, offers: abc.Sequence[tuple[int, float]], cost: Callable[[int, int], float]
-    ) -> list[int]:
-        return [min(offered, self.most) for offered, _ in offers]
-
-    def learn(self, rows: int, drafted: int, seconds: float) -> None:
-        """Learns nothing."""
-
-    def failed(self) -> None:
-        """Goes on."""
 
 
 class Seer:
@@ -87,9 +69,8 @@ def speculative(
 ) -> Harness:
     """A harness whose core drafts in every step it can; most None: where it pays."""
     harness = Harness(runner or FakeRunner(), config or EngineConfig(), drafter=drafter, **options)
-    assert harness.core._speculator is not None
     if most is not None:
-        harness.core._speculator.lengths = Always(most)
+        draft_always(harness.core, most, may_fail=True)
     return harness
 
 

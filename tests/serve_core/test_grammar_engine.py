@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from core_harness import Harness, Seen, prompt_of
+from eager_drafts import draft_always
 from grammar_tools import PADDED, fits, schemas, tokenizer
 from hostile_grammars import lark, regex, schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spec_tools import Always, Seer
+from spec_tools import Seer
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -74,8 +75,7 @@ def harness_of(
     harness.core = EngineCore(
         runner, tokenizer(), harness.config, stop_token_ids=[IM_END], drafter=drafter
     )
-    if harness.core._speculator is not None:
-        harness.core._speculator.lengths = Always()
+    draft_always(harness.core, 16)
     return harness
 
 

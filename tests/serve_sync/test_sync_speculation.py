@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from eager_drafts import draft_always
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -59,21 +59,6 @@ CONFIGS = {
 }
 
 
-class Always:
-    """Drafts whatever is offered."""
-
-    def choose(
-        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
-    ) -> list[int]:
-        return [min(most, 5) for most, _ in offers]
-
-    def learn(self, rows: int, drafted: int, seconds: float) -> None:
-        """Learns nothing."""
-
-    def failed(self) -> None:
-        raise AssertionError("drafting failed")
-
-
 @pytest.fixture(scope="module")
 def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The model, and a smaller and different one."""
@@ -97,8 +82,8 @@ class Opened:
             patch.setattr(open_engine, "EngineCore", Seen)
             self.engine = SyncMLCEngine(model, "cpu", engine_config=config)
         (self.core,) = cores
-        if is_eager and self.core._speculator is not None:
-            self.core._speculator.lengths = Always()
+        if is_eager:
+            draft_always(self.core, 5)
 
     def ask(self, config: GenerationConfig, *, together: bool) -> Any:
         found = []

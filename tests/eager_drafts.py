@@ -1,0 +1,31 @@
+"""Engine cores that draft in every step they can, whatever that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlc_llm.serve.core.engine_core import EngineCore
+
+
+class Always:
+    """Drafts as much as is offered, up to `most` tokens a row."""
+
+    def __init__(self, most: int, *, may_fail: bool) -> None:
+        self.most, self.may_fail = most, may_fail
+
+    def choose(
+        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
+    ) -> list[int]:
+        return [min(offered, self.most) for offered, _ in offers]
+
+    def learn(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learns nothing."""
+
+    def failed(self) -> None:
+        assert self.may_fail, "drafting failed"
+
+
+def draft_always(core: EngineCore, most: int, *, may_fail: bool = False) -> None:
+    """Without a drafter the core stays as it is. may_fail: a drafter that raises is expected."""
+    if core._speculator is not None:
+        core._speculator.lengths = Always(most, may_fail=may_fail)
