@@ -38,6 +38,8 @@ VARIANTS = {
     "mixed-kinds": Variant(
         {"token_embd": "F16", "attn_v": "Q8_0", "ffn_up": "Q4_1", "ffn_down": "Q8_0", "": "Q4_0"}
     ),
+    # Products of one shape that are needed at the same time: their results must not share memory.
+    "keys-and-values-apart": Variant({"token_embd": "Q8_0", "attn_q": "Q4_1", "": "Q4_0"}),
     "own-head": Variant(
         {"token_embd": "Q4_0", "output": "Q8_0", "": "Q4_1"},
         TinyShape(tied_head=False, heads=6, kv_heads=2),

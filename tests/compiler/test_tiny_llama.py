@@ -18,7 +18,14 @@ from mlc_llm.runtime.model_runner import ModelRunner
 
 QUICK = {
     "reference": ("plain", "linear-rope", "rope-factors", "mixed-kinds"),
-    "portable": ("plain", "linear-rope", "rope-factors", "mixed-kinds", "own-head"),
+    "portable": (
+        "plain",
+        "linear-rope",
+        "rope-factors",
+        "mixed-kinds",
+        "keys-and-values-apart",
+        "own-head",
+    ),
     "amx": ("plain", "mixed-kinds"),
     "vnni": ("plain", "mixed-kinds"),
     "avx2": ("plain",),

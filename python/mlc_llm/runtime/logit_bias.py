@@ -52,5 +52,5 @@ class PreparedBias:
 
 def check_tokens(tokens: npt.NDArray[np.int64], vocab_size: int) -> None:
     """Raises RequestError unless all are in the vocabulary."""
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+    if len(tokens) and not 0 <= np.min(tokens) <= np.max(tokens) < vocab_size:
         raise RequestError(f"token id to edit outside 0 to {vocab_size - 1}")
