@@ -42,12 +42,30 @@ class Facts:
     """None: the file's `rope.freq_base`."""
     window_of_layer: Callable[[int], Window | None] = lambda layer: None
     embedding_scale: float = 1.0
+    rotates_layer: Callable[[int], bool] = lambda layer: True
+    score_cap: float | None = None
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    experts_per_token: int = 0
+    softmax_of_chosen: bool = False
+    """The router's softmax is over the chosen experts only."""
+    renormalize: bool = False
+
+
+def capped(x: Array, cap: float | None) -> Array:
+    return x if cap is None else np.asarray(cap * np.tanh(x / cap))
+
+
+def softmax(x: Array) -> Array:
+    weights = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 class ReferenceDecoder:
     """All logits of a sequence at once, float64 [tokens, vocab].
 
-    Norms of heads, and those behind a half-layer, are there if the file has their weights.
+    Norms, biases, learned sinks and experts are there if the file has their weights.
     """
 
     def __init__(self, path: Path, facts: Facts = Facts(), window: Window | None = None) -> None:
@@ -64,16 +82,21 @@ class ReferenceDecoder:
         x = self._weight("token_embd")[list(token_ids)] * self.facts.embedding_scale
         for layer in range(self._number("block_count")):
             block = f"blk.{layer}."
-            x = x + self._post(block + "post_attention_norm", self._attention(block, layer, x))
-            x = x + self._post(block + "post_ffw_norm", self._feed_forward(block, x))
+            scale = self.facts.residual_scale
+            y = self._post(block + "post_attention_norm", self._attention(block, layer, x))
+            x = x + scale * y
+            y = self._post(block + "post_ffw_norm", self._feed_forward(block, x))
+            x = x + scale * y
         head = "output" if "output.weight" in self.tensors else "token_embd"
-        return self._norm("output_norm", x) @ self._weight(head).T
+        logits = self._norm("output_norm", x) @ self._weight(head).T
+        return capped(logits * self.facts.logit_scale, self.facts.logit_cap)
 
     def _attention(self, block: str, layer: int, x: Array) -> Array:
-        normed = self._norm(block + "attn_norm", x)
-        q, k, v = (self._heads(normed @ self._weight(f"{block}attn_{n}").T) for n in "qkv")
+        normed = self._post(block + "attn_norm", x)
+        q, k, v = (self._heads(self._linear(f"{block}attn_{n}", normed)) for n in "qkv")
         q, k = self._post(block + "attn_q_norm", q), self._post(block + "attn_k_norm", k)
-        share, theta = self.heads // self.kv_heads, self._theta(layer)
+        share = self.heads // self.kv_heads
+        theta = self._theta(layer) if self.facts.rotates_layer(layer) else None
         k = np.repeat(self._rotated(k, theta), share, 1)
         scores = np.einsum("qhd,khd->hqk", self._rotated(q, theta), k) / np.sqrt(self.head_dim)
         if self.window is not None:
@@ -81,11 +104,15 @@ class ReferenceDecoder:
             nearer = self._rotated(q, theta, farthest=size - 1 + 128 * math.ceil(sinks / 128))
             of_sinks = np.einsum("qhd,khd->hqk", nearer, k[:sinks]) / np.sqrt(self.head_dim)
             scores[:, :, :sinks] = of_sinks
+        scores = capped(scores, self.facts.score_cap)
         scores[:, ~self._seen(layer, len(x))] = -np.inf
-        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-        weights /= weights.sum(axis=2, keepdims=True)
+        if f"{block}attn_sinks.weight" in self.tensors:
+            sink = np.broadcast_to(self._weight(block + "attn_sinks")[:, None, None], scores.shape)
+            weights = softmax(np.concatenate([scores, sink[:, :, :1]], axis=2))[:, :, :-1]
+        else:
+            weights = softmax(scores)
         out = np.einsum("hqk,khd->qhd", weights, np.repeat(v, share, 1)).reshape(len(x), -1)
-        return out @ self._weight(block + "attn_output").T
+        return self._linear(block + "attn_output", out)
 
     def _seen(self, layer: int, length: int) -> npt.NDArray[np.bool_]:
         query, key = np.ogrid[:length, :length]
@@ -96,9 +123,34 @@ class ReferenceDecoder:
         return np.asarray(seen)
 
     def _feed_forward(self, block: str, x: Array) -> Array:
-        normed = self._norm(block + "ffn_norm", x)
-        gate, up = (normed @ self._weight(f"{block}ffn_{n}").T for n in ("gate", "up"))
-        return self.facts.activation(gate) * up @ self._weight(block + "ffn_down").T
+        normed = self._post(block + "ffn_norm", x)
+        if f"{block}ffn_gate_inp.weight" not in self.tensors:
+            return self._dense(block, normed)
+        y = self._experts(block, normed)
+        if f"{block}ffn_down_shexp.weight" in self.tensors:
+            y += self._dense(block, normed, "_shexp")
+        return y
+
+    def _dense(self, block: str, x: Array, suffix: str = "") -> Array:
+        gate, up = (self._linear(f"{block}ffn_{n}{suffix}", x) for n in ("gate", "up"))
+        return self._linear(f"{block}ffn_down{suffix}", self.facts.activation(gate) * up)
+
+    def _experts(self, block: str, x: Array) -> Array:
+        """Token by token, expert by expert."""
+        facts, out = self.facts, np.zeros_like(x)
+        gate, up, down = (self._weight(f"{block}ffn_{n}_exps") for n in ("gate", "up", "down"))
+        for i, scores in enumerate(x @ self._weight(block + "ffn_gate_inp").T):
+            best = np.argsort(-scores)[: facts.experts_per_token]
+            weights = softmax(scores[best]) if facts.softmax_of_chosen else softmax(scores)[best]
+            if facts.renormalize:
+                weights = weights / weights.sum()
+            for weight, e in zip(weights, best, strict=True):
+                out[i] += weight * (down[e] @ (facts.activation(gate[e] @ x[i]) * (up[e] @ x[i])))
+        return out
+
+    def _linear(self, name: str, x: Array) -> Array:
+        y = x @ self._weight(name).T
+        return y + self.tensors[f"{name}.bias"] if f"{name}.bias" in self.tensors else y
 
     def _norm(self, name: str, x: Array) -> Array:
         mean = (x**2).mean(axis=-1, keepdims=True)
@@ -113,8 +165,10 @@ class ReferenceDecoder:
             return self.facts.theta_of_layer(layer)
         return float(self._field("rope.freq_base"))
 
-    def _rotated(self, x: Array, theta: float, farthest: int | None = None) -> Array:
+    def _rotated(self, x: Array, theta: float | None, farthest: int | None = None) -> Array:
         """x [tokens, heads, dim], turned by position, if that is not beyond `farthest`."""
+        if theta is None:
+            return x
         dim = self.head_dim
         frequency = theta ** (-np.arange(0, dim, 2) / dim)
         frequency /= float(self._field("rope.scaling.factor", 1.0))

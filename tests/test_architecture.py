@@ -38,7 +38,8 @@ BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
-DEVICE = {*GROUND, "backends.base", "library", "models.spec", "quantization", "support"}
+DEVICE = {*GROUND, "backends.base", "backends.features", "library", "models.spec"}
+DEVICE |= {"quantization", "support"}
 """What a backend stands on."""
 COMPILER = {
     *GROUND,
@@ -87,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {*GROUND, "backends.base", "models.spec"},
     "backends": set(),
     "backends.base": {*GROUND, "models.spec", "quantization"},
+    "backends.features": {*GROUND, "backends.base", "models.spec"},
     "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
     "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
     **dict.fromkeys(SHAPES, GROUND),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from kept_libraries import build_kept
 from mlc_llm.backends.registry import backend_of, choose_backend
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.loader.gguf_tensors import GGUFTensor
 from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -23,15 +26,26 @@ CHUNKS = (1, 7, 64)
 
 def runner_of(path: Path, folder: Path, kernels: str | None, num_pages: int = 24) -> ModelRunner:
     """A runner of the model in a file, compiled into `folder`. kernels: None is this machine's."""
-    backend = choose_backend() if kernels is None else backend_of(kernels)
     file = GGUFFile.open(path)
     plan = read_gguf(file.metadata, file.tensors)
+    return runner_of_plan(plan, file.tensors, folder, kernels, num_pages)
+
+
+def runner_of_plan(
+    plan: WeightPlan,
+    tensors: Mapping[str, GGUFTensor],
+    folder: Path,
+    kernels: str | None,
+    num_pages: int = 24,
+) -> ModelRunner:
+    """A runner of a planned model, compiled into `folder`."""
+    backend = choose_backend() if kernels is None else backend_of(kernels)
     library, weights = (folder / f"{backend.name}-{part}" for part in ("library", "weights"))
     if not library.exists():
         library.mkdir()
         weights.mkdir()
         build_kept(plan.spec, backend, library)
-        pack_weights(plan, backend, file.tensors, weights, lambda _: None)
+        pack_weights(plan, backend, tensors, weights, lambda _: None)
     return ModelRunner(
         library, weights,
         num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64, context_window=512,

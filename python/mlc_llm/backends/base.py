@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.models.spec import AttentionSpec, ModelSpec
+    from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ModelSpec
     from mlc_llm.quantization.block_format import Grouped
 
 Numbers: TypeAlias = "array[int] | array[float]"
@@ -60,13 +60,24 @@ class HeadNorms:
 
 
 @dataclass(frozen=True)
+class ExpertMatrices:
+    """What `Ops.matrix` and `Ops.expert_matrices` have made for a mixture of experts."""
+
+    router: Any
+    gate: Any
+    up: Any
+    down: Any
+
+
+@dataclass(frozen=True)
 class LayerInputs:
     """The inputs of a step that a layer's attention reads (shapes in `library/signatures.py`): the
     tokens' positions, tables of its group of layers, and its pages."""
 
     position: Tensor
     sink_position: Tensor
-    rope: Tensor
+    rope: Tensor | None
+    """None: the layer does not rotate."""
     slot: Tensor
     place: Tensor
     query_blocks: Tensor
@@ -110,7 +121,12 @@ class Ops(Protocol):
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> Any:
         """A module with the parameter `packed`. kind: the file's tensor type. role: "embedding",
-        "qkv", "o", "mlp", "down" or "head"; some are more sensitive to rounding than others."""
+        "qkv", "o", "mlp", "down", "shared", "router" or "head"; some are more sensitive to rounding
+        than others."""
+
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Any:
+        """A module with the parameter `packed`: the packed matrix of each expert, one behind the
+        other."""
 
     def tied_head(self, embedding: Any) -> Any:
         """The matrix of an embedding, as `linear` takes it."""
@@ -130,15 +146,33 @@ class Ops(Protocol):
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x + norm(y), in place of x."""
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """x + y."""
+
+    def add_bias(self, x: Part, bias: Tensor) -> Part:
+        """x + bias, float32 [width]."""
+        ...
+
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor."""
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap)."""
+
+    def moe(self, spec: ExpertsSpec, x: Any, matrices: ExpertMatrices) -> Tensor:
+        """The weighted sum of what the chosen experts make of an Input, [tokens, hidden]."""
+
     def attention(
         self,
         spec: AttentionSpec,
         qkv: Sequence[Part],
         norms: HeadNorms | None,
         layer: LayerInputs,
+        learned_sinks: Tensor | None = None,
     ) -> Any:
         """An Input: rotates queries and keys, stores keys and values in the pages (in place), and
-        attends over all that is seen: [tokens, heads * head_dim]."""
+        attends over all that is seen: [tokens, heads * head_dim]. learned_sinks: float32 [heads],
+        if the spec has them."""
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks: ...
 

@@ -70,7 +70,7 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     """Sizes and types of the model's KV pages."""
     groups = []
     for group in spec.kv_groups:
-        blocks = ops.attention_blocks(spec.layers[group.layers[0]].attention)
+        blocks = ops.attention_blocks(spec.layers[group.layers[0]].mixer)
         one = KVGroupInfo(
             layers=group.layers,
             kv_heads=group.kv_heads,

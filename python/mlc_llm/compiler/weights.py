@@ -78,9 +78,14 @@ def _parameters(
     plan: WeightPlan, backend: Backend, tensors: Mapping[str, GGUFTensor]
 ) -> Iterator[tuple[str, Array]]:
     for name, source in plan.vectors.items():
-        yield name, _floats(tensors[source.tensor])
+        values = _floats(tensors[source.tensor])
+        yield name, values[_row_order(source, len(values))] if source.rope_heads else values
     for prefix, sources in plan.matrices.items():
-        packed = _matrix(backend.layout(plan.spec.kinds[prefix]), sources, tensors)
+        layout = backend.layout(plan.spec.kinds[prefix])
+        if len(sources[0].shape) == 3:
+            packed = _stack(layout, sources[0], tensors)
+        else:
+            packed = _matrix(layout, sources, tensors)
         for source in sources:  # else the whole file stays in memory beside the packed weights
             tensors[source.tensor].give_back()
         yield f"{prefix}.packed", packed
@@ -106,6 +111,18 @@ def _matrix(
             _check_finite(source.tensor, grouped.minimum)
         parts.append(_reordered(grouped, order))
     return layout.pack(parts[0] if len(parts) == 1 else _joined(parts))
+
+
+def _stack(layout: WeightLayout, source: Source, tensors: Mapping[str, GGUFTensor]) -> Array:
+    """The packed matrix of each expert, one behind the other."""
+    tensor, (experts, rows, columns) = tensors[source.tensor], source.shape
+    sizes, dtype = layout.shape(rows, columns)
+    packed, size = np.empty((experts, *sizes), dtype), len(tensor.data) // experts
+    for i in range(experts):
+        data = tensor.data[i * size : (i + 1) * size]
+        one = {source.tensor: replace(tensor, shape=(rows, columns), data=data)}
+        packed[i] = _matrix(layout, (source,), one)
+    return packed
 
 
 def _row_order(source: Source, rows: int) -> Indices:

@@ -4,8 +4,9 @@ They change memory in place, or attend over pages. They are slow and obvious, an
 backend is tested against them.
 
 attention, for each token, for each query head:
-    scores[t] = sum(q * key[t]) * scale, for each place t that the token sees
-    best = max(scores);  scores[t] = exp(scores[t] - best);  total = sum(scores)
+    scores[t] = sum(q * key[t]) * scale, for each place t that the token sees; capped if asked for
+    best = max(scores, sink);  scores[t] = exp(scores[t] - best)
+    total = sum(scores) + exp(sink - best)
     out = sum(scores[t] * value[t]) / total
 
 pages     float32 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values (1) of a page, each
@@ -24,6 +25,7 @@ from mlc_llm.kernels.types import Buffer, Expr
 PAGE = 16
 """Tokens of a page."""
 LOWEST = -3.4e38
+"""A score that takes no part in a softmax."""
 SCHEDULED = {"tirx.is_scheduled": True}
 """Attribute of every kernel: the loops are final."""
 
@@ -63,6 +65,7 @@ class Attended:
     query_blocks: Buffer
     page_ids: Buffer
     window: Buffer
+    sink: Buffer
     scores: Buffer
     heads_per_kv: int
 
@@ -83,10 +86,10 @@ class Attended:
 
 
 @T.inline
-def _score(given, block, row, h, scale, best):
+def _score(given, block, row, h, scale, cap, best):
     """The scores of all that a token sees; best[0]: the largest."""
     S = T.meta_var(given.scores)
-    best[0] = T.float32(LOWEST)
+    best[0] = given.sink[h]
     for t in T.serial(given.place[row] + 1):
         S[t] = T.float32(LOWEST)
         if given.sees(row, t):
@@ -94,6 +97,8 @@ def _score(given, block, row, h, scale, best):
             for d in T.serial(given.queries.shape[2]):
                 S[t] = S[t] + given.query(row, h, t, d) * given.element(block, h, 0, t, d)
             S[t] = S[t] * T.float32(scale)
+            if cap is not None:
+                S[t] = T.tanh(S[t] / T.float32(cap)) * T.float32(cap)
             best[0] = T.max(best[0], S[t])
 
 
@@ -101,7 +106,7 @@ def _score(given, block, row, h, scale, best):
 def _sum_values(given, block, row, h, best, total, out):
     """The weighted sum of all values that a token sees; total[0]: the sum of the weights."""
     S = T.meta_var(given.scores)
-    total[0] = T.float32(0)
+    total[0] = T.exp(given.sink[h] - best[0])
     for d in T.serial(given.queries.shape[2]):
         out[row, h, d] = T.float32(0)
     for t in T.serial(given.place[row] + 1):
@@ -112,14 +117,19 @@ def _sum_values(given, block, row, h, best, total, out):
                 out[row, h, d] = out[row, h, d] + S[t] * given.element(block, h, 1, t, d)
 
 
-def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> PrimFunc:
+def attention(
+    heads: int, kv_heads: int, head_dim: int, scale: float, cap: float | None = None
+) -> PrimFunc:
     """softmax(q k^T * scale) v over what each token sees. Arguments as in
     `library/signatures.py`, a query block for each token; scores are kept in `scores`:
 
     q         float32 [m, heads, head_dim], rotated; of_sinks: the query with which the first
               window[1] tokens are seen
+    sink      float32 [heads]: a score more, without a value; LOWEST if the model has none
     scores    float32 [positions]: room for one row of scores
     out       float32 [m, heads, head_dim]
+
+    cap: a score s becomes cap * tanh(s / cap).
     """
 
     @T.prim_func(private=True, s_tir=True)
@@ -131,6 +141,7 @@ def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> PrimFun
         query_blocks: T.handle,
         page_ids: T.handle,
         window: T.handle,
+        sink: T.handle,
         scores: T.handle,
         out: T.handle,
     ):
@@ -147,15 +158,16 @@ def attention(heads: int, kv_heads: int, head_dim: int, scale: float) -> PrimFun
         B = T.match_buffer(query_blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (ids,), "int32")
         W = T.match_buffer(window, (2,), "int32")
+        L = T.match_buffer(sink, (heads,), "float32")
         S = T.match_buffer(scores, (positions,), "float32")
         O = T.match_buffer(out, (m, heads, head_dim), "float32")
         with T.sblock("root"):
-            given = T.meta_var(Attended(Q, F, P, AT, B, IDS, W, S, heads // kv_heads))
+            given = T.meta_var(Attended(Q, F, P, AT, B, IDS, W, L, S, heads // kv_heads))
             best = T.alloc_buffer((1,), "float32")
             total = T.alloc_buffer((1,), "float32")
             for block, h in T.grid(b, heads):
                 row: T.let[T.int32] = B[block, 0]
-                _score(given, block, row, h, scale, best)
+                _score(given, block, row, h, scale, cap, best)
                 _sum_values(given, block, row, h, best, total, O)
                 for d in T.serial(head_dim):
                     O[row, h, d] = O[row, h, d] / total[0]

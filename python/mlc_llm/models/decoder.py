@@ -7,87 +7,43 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import HeadNorms, LayerInputs, Ops
+from mlc_llm.backends.base import LayerInputs, Ops
+from mlc_llm.models.blocks import AttentionBlock, Part, Product, Result, feed_forward_block
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import layer_vectors
 
 
-class MergedLinear:
-    """Matrices that share an input: one product where their tensor types agree, else one each.
-
-    `owner` gets them as parameters, named as in `kinds` behind `prefix`.
-    """
-
-    def __init__(
-        self,
-        owner: Any,
-        parts: dict[str, int],
-        columns: int,
-        spec: ModelSpec,
-        prefix: str,
-        ops: Ops,
-    ) -> None:
-        self._ops, joined = ops, "_".join(parts)
-        self._is_joined = f"{prefix}{joined}" in spec.kinds
-        self._widths = list(parts.values())
-        sizes = {joined: sum(self._widths)} if self._is_joined else parts
-        role = prefix.rstrip(".").split(".")[-1]
-        self._matrices = []
-        for name, rows in sizes.items():
-            matrix = ops.matrix(rows, columns, spec.kinds[prefix + name], role)
-            setattr(owner, name, matrix)
-            self._matrices.append(matrix)
-
-    def __call__(self, x: Any) -> list[tuple[Tensor, int]]:
-        """(tensor, first column) of each part; the tensors are one and the same if joined."""
-        results = [self._ops.linear(matrix, x) for matrix in self._matrices]
-        if not self._is_joined:
-            return [(result, 0) for result in results]
-        starts = [sum(self._widths[:i]) for i in range(len(self._widths))]
-        return [(results[0], start) for start in starts]
-
-
-class Part(nn.Module):  # type: ignore[misc]
-    """A name between a layer and its matrices, as in `layers.0.qkv.q_k_v`."""
-
-
 class DecoderLayer(nn.Module):  # type: ignore[misc]
-    """Attention, then a gated feed-forward network, each added to the residual stream."""
+    """A mixer, then a feed-forward network, each added to the residual stream."""
 
     def __init__(self, model: ModelSpec, index: int, ops: Ops) -> None:
         self.eps, self.spec, self.ops = model.norm_eps, model.layers[index], ops
-        hidden, prefix, spec = model.hidden, f"layers.{index}.", self.spec
-        for name, (_, size) in layer_vectors(hidden, spec).items():
-            setattr(self, name, nn.Parameter((size,), "float32"))
-        one, wide = spec.attention, spec.intermediate
+        for name, vector in layer_vectors(model.hidden, self.spec).items():
+            setattr(self, name, nn.Parameter((vector.size,), "float32"))
         self.qkv, self.mlp = Part(), Part()
-        widths = {"q": one.query_width, "k": one.kv_width, "v": one.kv_width}
-        self.to_qkv = MergedLinear(self.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
-        self.o = ops.matrix(hidden, one.query_width, model.kinds[f"{prefix}o"], "o")
-        both = {"gate": wide, "up": wide}
-        self.to_gate_up = MergedLinear(self.mlp, both, hidden, model, f"{prefix}mlp.", ops)
-        self.down = ops.matrix(hidden, wide, model.kinds[f"{prefix}down"], "down")
+        self.mixer = AttentionBlock(self, model, index, ops)
+        self.feed_forward = feed_forward_block(self, model, index, ops)
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        ops, spec = self.ops, self.spec
-        ops.begin_layer()
-        qkv = self.to_qkv(ops.norm(x, self.attention_norm, self.eps))
-        heads = ops.attention(spec.attention, qkv, self._head_norms(), inputs)
-        x = self._add(x, self.o, heads, "attention_post_norm")
-        gate, up = self.to_gate_up(ops.norm(x, self.mlp_norm, self.eps))
-        gated = ops.gated(spec.activation, gate, up, spec.intermediate)
-        return self._add(x, self.down, gated, "mlp_post_norm")
+        self.ops.begin_layer()
+        x = self._add(x, self.mixer(self._normed(x, "attention_norm"), inputs), "attention")
+        return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
 
-    def _add(self, x: Tensor, matrix: Any, y: Any, post_norm: str) -> Tensor:
-        """x + matrix y, with a norm before the sum if the spec says so."""
-        if not self.spec.post_norms:
-            return self.ops.linear(matrix, y, add_to=x)
-        return self.ops.add_norm(x, self.ops.linear(matrix, y), getattr(self, post_norm), self.eps)
+    def _normed(self, x: Tensor, name: str) -> Any:
+        """The Input of a block."""
+        return self.ops.norm(x, getattr(self, name), self.eps) if self.spec.pre_norms else x
 
-    def _head_norms(self) -> HeadNorms | None:
-        if not self.spec.attention.qk_norm:
-            return None
-        return HeadNorms(self.q_norm, self.k_norm, self.eps)
+    def _add(self, x: Tensor, result: Result, half: str) -> Tensor:
+        """x + result, with a norm and a factor before the sum if the spec says so."""
+        ops, scale, has_norm = self.ops, self.spec.residual_scale, self.spec.post_norms
+        is_product = isinstance(result, Product)
+        if is_product and result.bias is None and scale == 1.0 and not has_norm:
+            return ops.linear(result.matrix, result.x, add_to=x)
+        y = result.value(ops) if is_product else result
+        if not has_norm:
+            return ops.add(x, ops.scaled(y, scale))
+        weight = getattr(self, f"{half}_post_norm")
+        return ops.add_norm(x, y, weight if scale == 1.0 else ops.scaled(weight, scale), self.eps)
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
@@ -122,10 +78,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
         for i, layer in enumerate(self.layers):
             group = groups[i]
+            rope = spec.layers[i].mixer.rope
             inputs = LayerInputs(
                 position,
                 sink_position,
-                ropes[spec.layers[i].attention.rope],
+                None if rope is None else ropes[rope],
                 slots[group],
                 places[group],
                 query_blocks[group],
@@ -134,10 +91,16 @@ class Decoder(nn.Module):  # type: ignore[misc]
                 pages[i],
             )
             x = layer(x, inputs)
-        last = ops.take_rows(x, logit_rows)
+        return self._logits(ops.take_rows(x, logit_rows))
+
+    def _logits(self, x: Tensor) -> Tensor:
+        ops, spec = self.ops, self.spec
         ops.begin()  # the rows of the head are not those of the layers
         head = ops.tied_head(self.embedding) if spec.tied_head else self.head
-        return ops.linear(head, ops.norm(last, self.norm, spec.norm_eps))
+        logits = ops.linear(head, ops.norm(x, self.norm, spec.norm_eps))
+        if spec.logit_scale != 1.0:
+            logits = ops.scaled(logits, spec.logit_scale)
+        return logits if spec.logit_cap is None else ops.capped(logits, spec.logit_cap)
 
     def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Any:
         return self.ops.sample(self.spec.tokens, logits, options, top_k)
@@ -160,6 +123,6 @@ class Decoder(nn.Module):  # type: ignore[misc]
         ops, groups = self.ops, self.spec.group_of_layer()
         layers = enumerate(self.spec.layers)
         return [
-            ops.copy_pages(layer.attention, sources[groups[i]], targets[groups[i]], pages[i])
+            ops.copy_pages(layer.mixer, sources[groups[i]], targets[groups[i]], pages[i])
             for i, layer in layers
         ]

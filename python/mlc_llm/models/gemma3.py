@@ -12,7 +12,7 @@ from typing import Any
 
 from mlc_llm.models.common import check_layer_count, embedding_rows
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 GLOBAL_EVERY = 6
@@ -28,7 +28,7 @@ def read_gguf(metadata: Mapping[str, Any], tensors: Tensors) -> WeightPlan:
     values = GGUFValues(metadata, "gemma3")
     hidden, layers = values.count("embedding_length"), check_layer_count(values, tensors)
     local, whole = _layers(values, hidden, layers)
-    dim = values.whole_head_rope(whole.attention.head_dim)
+    dim = values.whole_head_rope(whole.mixer.head_dim)
     ropes = (
         RopeSpec(values.positive("rope.freq_base", 1_000_000.0), dim, values.rope_linear()),
         RopeSpec(values.positive("rope.freq_base_swa", 10_000.0), dim),
@@ -64,6 +64,6 @@ def _layers(values: GGUFValues, hidden: int, layers: int) -> tuple[LayerSpec, La
             window=window,
             qk_norm=True,
         )
-        width = values.count("feed_forward_length")
-        made[rope] = LayerSpec(attention, width, activation="gelu_tanh", post_norms=True)
+        mlp = DenseSpec(values.count("feed_forward_length"), "gelu_tanh")
+        made[rope] = LayerSpec(attention, mlp, post_norms=True)
     return made[LOCAL], made[GLOBAL]

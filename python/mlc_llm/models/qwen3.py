@@ -7,7 +7,7 @@ from typing import Any
 
 from mlc_llm.models.common import check_layer_count, embedding_rows
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 
@@ -23,7 +23,7 @@ def read_gguf(metadata: Mapping[str, Any], tensors: Tensors) -> WeightPlan:
         scale=head_dim**-0.5,
         qk_norm=True,
     )
-    layer = LayerSpec(attention, intermediate=values.count("feed_forward_length"))
+    layer = LayerSpec(attention, DenseSpec(values.count("feed_forward_length")))
     rope = RopeSpec(
         theta=values.positive("rope.freq_base", 1_000_000.0),
         dim=values.whole_head_rope(head_dim),

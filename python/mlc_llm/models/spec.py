@@ -7,9 +7,11 @@ plan says which tensors of a file hold the weights (`weight_plan.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 Activation = Literal["silu", "gelu_tanh"]
+Router = Literal["softmax_then_top", "top_then_softmax"]
+"""Whether the router's softmax is over all experts, or over the chosen ones only."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class AttentionSpec:
     head_dim: int
     scale: float
     """Factor of the scores, before the softmax."""
-    rope: int = 0
-    """Index into `ModelSpec.ropes`."""
+    rope: int | None = 0
+    """Index into `ModelSpec.ropes`; None: queries and keys are not rotated."""
     window: int | None = None
     """A token sees the last `window` tokens, itself included; None: all before it."""
     sink_query: bool = False
@@ -46,6 +48,12 @@ class AttentionSpec:
     sequence are seen with a query of their own, turned by `sink_position`."""
     qk_norm: bool = False
     """Each head's query and key get an RMS norm of their own before they are rotated."""
+    score_cap: float | None = None
+    """A score s becomes cap * tanh(s / cap), before the softmax."""
+    learned_sinks: bool = False
+    """Each head has a learned score more. It takes part in the softmax and has no value."""
+    qkv_bias: bool = False
+    output_bias: bool = False
 
     @property
     def query_width(self) -> int:
@@ -57,14 +65,66 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
-class LayerSpec:
-    """x += attention(norm(x)); x += mlp(norm(x)), each with another norm before the sum if
-    `post_norms`. mlp(y) = down(activation(gate(y)) * up(y))."""
+class DenseSpec:
+    """down(activation(gate(y)) * up(y)); gate and up have `intermediate` rows."""
 
-    attention: AttentionSpec
     intermediate: int
     activation: Activation = "silu"
+    bias: bool = False
+    """All three matrices have one."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token that exist at once."""
+        return self.intermediate
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts (Shazeer et al. 2017): a router, a matrix [num_experts, hidden], chooses
+    `experts_per_token` experts for each token. Each expert is a dense network without biases; their
+    results are added, times their weights."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate: int
+    """Of one expert."""
+    activation: Activation = "silu"
+    router: Router = "softmax_then_top"
+    renormalize: bool = False
+    """The weights of the chosen experts are divided by their sum."""
+    shared_intermediate: int = 0
+    """Of a network that computes every token, beside the chosen ones; 0: there is none."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token that exist at once."""
+        return self.experts_per_token * self.intermediate + self.shared_intermediate
+
+    @property
+    def shared(self) -> DenseSpec | None:
+        wide = self.shared_intermediate
+        return DenseSpec(wide, self.activation) if wide else None
+
+
+Mixer: TypeAlias = AttentionSpec
+"""How a layer lets tokens see each other."""
+FeedForward: TypeAlias = DenseSpec | ExpertsSpec
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """x += mixer(norm(x)), then x += feed_forward(norm(x)).
+
+    The norms before are there if `pre_norms`. With `post_norms` there is another norm before each
+    sum. What is added is multiplied by `residual_scale`.
+    """
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    pre_norms: bool = True
     post_norms: bool = False
+    residual_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +154,10 @@ class ModelSpec:
     tied_head: bool
     """The head is the embedding table."""
     embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    """Logits are multiplied by this, before the cap."""
+    logit_cap: float | None = None
+    """A logit z becomes cap * tanh(z / cap)."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
     active_vocab: int | None = None
@@ -109,20 +173,20 @@ class ModelSpec:
         """In the order of their first layers."""
         groups: dict[tuple[int, int, int, int | None], list[int]] = {}
         for i, layer in enumerate(self.layers):
-            one = layer.attention
+            one = layer.mixer
             groups.setdefault((one.heads, one.kv_heads, one.head_dim, one.window), []).append(i)
         return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
 
     @property
     def has_sink_queries(self) -> bool:
-        return any(layer.attention.sink_query for layer in self.layers)
+        return any(layer.mixer.sink_query for layer in self.layers)
 
     def with_sink_queries(self) -> ModelSpec:
         """For an engine with a sliding window, which the layers that see everything get."""
         layers = tuple(
             layer
-            if layer.attention.window is not None
-            else replace(layer, attention=replace(layer.attention, sink_query=True))
+            if layer.mixer.window is not None
+            else replace(layer, mixer=replace(layer.mixer, sink_query=True))
             for layer in self.layers
         )
         return replace(self, layers=layers)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.spec import LayerSpec, ModelSpec
+from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec_checks import check_sizes
 
 FLOAT_KINDS = ("F32", "F16", "BF16")
 """Tensor types that vectors may have."""
@@ -37,9 +38,18 @@ class Source:
 
     tensor: str
     shape: tuple[int, ...]
-    """As the spec wants it."""
+    """As the spec wants it; [experts, rows, columns] is a matrix for each expert."""
     rope_heads: int = 0
     """Not 0: rows are grouped in this many heads, whose pairs of rows (2i, 2i+1) become halves."""
+
+
+class Vector(NamedTuple):
+    """A vector of a layer: the tensor's name behind the layer's number, and the size."""
+
+    tensor: str
+    size: int
+    rope_heads: int = 0
+    """As in `Source`, if the file pairs neighbouring rows."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,9 @@ def plan_gguf(spec: ModelSpec, tensors: Tensors, *, interleaved_rope: bool = Fal
     interleaved_rope: the file pairs neighbouring rows of a query or key head; they are reordered.
     Raises UnsupportedModel or ModelFileError naming the tensor at fault.
     """
+    check_sizes(spec)
     matrices = dict(_matrices(spec, tensors, interleaved_rope))
-    vectors = dict(_vectors(spec))
+    vectors = dict(_vectors(spec, interleaved_rope))
     ropes = {rope.factors: (rope.dim // 2,) for rope in spec.ropes if rope.factors}
     wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
     wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
@@ -89,7 +100,7 @@ def _matrices(
 def _layer_matrices(
     hidden: int, layer: LayerSpec, i: int, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
-    one, wide = layer.attention, layer.intermediate
+    one, mlp = layer.mixer, layer.feed_forward
 
     def source(name: str, rows: int, columns: int, heads: int = 0) -> Source:
         turned = heads if interleaved else 0
@@ -100,11 +111,41 @@ def _layer_matrices(
         "k": source("attn_k", one.kv_width, hidden, one.kv_heads),
         "v": source("attn_v", one.kv_width, hidden),
     }
-    mlp = {name: source(f"ffn_{name}", wide, hidden) for name in ("gate", "up")}
     yield from _merged(f"layers.{i}.qkv.", qkv, tensors)
     yield f"layers.{i}.o", (source("attn_output", hidden, one.query_width),)
-    yield from _merged(f"layers.{i}.mlp.", mlp, tensors)
-    yield f"layers.{i}.down", (source("ffn_down", hidden, wide),)
+    if isinstance(mlp, ExpertsSpec):
+        yield from _expert_matrices(hidden, mlp, i, tensors)
+    else:
+        yield from _dense_matrices(hidden, mlp, i, tensors)
+
+
+def _dense_matrices(
+    hidden: int, spec: DenseSpec, i: int, tensors: Tensors, name: str = "mlp", suffix: str = ""
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    """suffix: behind the names of the tensors."""
+    down, wide = "down" if name == "mlp" else f"{name}_down", spec.intermediate
+    parts = {
+        part: Source(f"blk.{i}.ffn_{part}{suffix}.weight", (wide, hidden))
+        for part in ("gate", "up")
+    }
+    yield from _merged(f"layers.{i}.{name}.", parts, tensors)
+    yield f"layers.{i}.{down}", (Source(f"blk.{i}.ffn_down{suffix}.weight", (hidden, wide)),)
+
+
+def _expert_matrices(
+    hidden: int, spec: ExpertsSpec, i: int, tensors: Tensors
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    count, wide = spec.num_experts, spec.intermediate
+    yield f"layers.{i}.router", (Source(f"blk.{i}.ffn_gate_inp.weight", (count, hidden)),)
+    for name, size in {
+        "gate": (wide, hidden),
+        "up": (wide, hidden),
+        "down": (hidden, wide),
+    }.items():
+        source = Source(f"blk.{i}.ffn_{name}_exps.weight", (count, *size))
+        yield f"layers.{i}.experts.{name}", (source,)
+    if spec.shared is not None:
+        yield from _dense_matrices(hidden, spec.shared, i, tensors, "shared", "_shexp")
 
 
 def _merged(
@@ -119,22 +160,45 @@ def _merged(
             yield prefix + name, (source,)
 
 
-def _vectors(spec: ModelSpec) -> Iterator[tuple[str, Source]]:
+def _vectors(spec: ModelSpec, interleaved: bool) -> Iterator[tuple[str, Source]]:
     yield "norm", Source("output_norm.weight", (spec.hidden,))
     for i, layer in enumerate(spec.layers):
-        for name, (tensor, size) in layer_vectors(spec.hidden, layer).items():
-            yield f"layers.{i}.{name}", Source(f"blk.{i}.{tensor}.weight", (size,))
+        for name, one in layer_vectors(spec.hidden, layer).items():
+            turned = one.rope_heads if interleaved else 0
+            yield f"layers.{i}.{name}", Source(f"blk.{i}.{one.tensor}", (one.size,), turned)
 
 
-def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, tuple[str, int]]:
-    """Vectors that a layer has: by parameter name, the tensor's name and the size."""
-    found = {"attention_norm": ("attn_norm", hidden), "mlp_norm": ("ffn_norm", hidden)}
-    if layer.attention.qk_norm:
-        size = layer.attention.head_dim
-        found |= {"q_norm": ("attn_q_norm", size), "k_norm": ("attn_k_norm", size)}
+def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
+    """Vectors that a layer has, by parameter name."""
+    found = {}
+    if layer.pre_norms:
+        found["attention_norm"] = Vector("attn_norm.weight", hidden)
+        found["mlp_norm"] = Vector("ffn_norm.weight", hidden)
+    found |= _attention_vectors(hidden, layer.mixer)
     if layer.post_norms:
-        found["attention_post_norm"] = ("post_attention_norm", hidden)
-        found["mlp_post_norm"] = ("post_ffw_norm", hidden)
+        found["attention_post_norm"] = Vector("post_attention_norm.weight", hidden)
+        found["mlp_post_norm"] = Vector("post_ffw_norm.weight", hidden)
+    mlp = layer.feed_forward
+    if isinstance(mlp, DenseSpec) and mlp.bias:
+        found["gate_bias"] = Vector("ffn_gate.bias", mlp.intermediate)
+        found["up_bias"] = Vector("ffn_up.bias", mlp.intermediate)
+        found["down_bias"] = Vector("ffn_down.bias", hidden)
+    return found
+
+
+def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:
+    found = {}
+    if spec.qk_norm:
+        found["q_norm"] = Vector("attn_q_norm.weight", spec.head_dim)
+        found["k_norm"] = Vector("attn_k_norm.weight", spec.head_dim)
+    if spec.qkv_bias:
+        found["q_bias"] = Vector("attn_q.bias", spec.query_width, spec.heads)
+        found["k_bias"] = Vector("attn_k.bias", spec.kv_width, spec.kv_heads)
+        found["v_bias"] = Vector("attn_v.bias", spec.kv_width)
+    if spec.output_bias:
+        found["o_bias"] = Vector("attn_output.bias", hidden)
+    if spec.learned_sinks:
+        found["learned_sinks"] = Vector("attn_sinks.weight", spec.heads)
     return found
 
 

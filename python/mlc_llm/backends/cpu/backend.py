@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
+from mlc_llm.backends.features import refuse_missing
 from mlc_llm.errors import InvalidField, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class CpuBackend:
         return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles))
 
     def check(self, spec: ModelSpec) -> None:
+        refuse_missing(spec, self.name)
         for layer in dict.fromkeys(spec.layers):
             _check_layer(spec, layer)
 
@@ -83,10 +85,10 @@ class CpuBackend:
 
 def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
-    one = layer.attention
-    wrong = one.heads % one.kv_heads or one.head_dim % 16
-    if wrong or spec.hidden % 32 or layer.intermediate % 32:
+    one, wide = layer.mixer, layer.feed_forward.intermediate
+    if one.head_dim % 16 or spec.hidden % 32 or wide % 32:
         raise UnsupportedModel(
-            f"sizes of this model are not supported: {one.heads} heads over {one.kv_heads}, "
-            f"head size {one.head_dim}, hidden {spec.hidden}, feed-forward {layer.intermediate}"
+            f"sizes of this model are not supported by the CPU kernels: head size {one.head_dim} "
+            f"(a multiple of 16), hidden {spec.hidden} and feed-forward {wide} (multiples of 32); "
+            "use --kernels reference"
         )

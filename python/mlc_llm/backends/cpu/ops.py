@@ -17,6 +17,7 @@ from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.features import PlainOps
 from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
 from mlc_llm.kernels.cpu.add_norm import add_norm
 from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
@@ -71,7 +72,7 @@ class Input:
     """The tensors made of it, by the way in which a matrix reads them (`CpuOps._prepared`)."""
 
 
-class CpuOps:
+class CpuOps(PlainOps):
     """See `backends.base.Ops`."""
 
     def __init__(self, isa: Isa) -> None:
@@ -143,6 +144,7 @@ class CpuOps:
         qkv: Sequence[Part],
         norms: HeadNorms | None,
         layer: LayerInputs,
+        learned_sinks: Tensor | None = None,
     ) -> Tensor:
         rotated, pages = self._append(spec, qkv, norms, layer)
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim

@@ -12,9 +12,10 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part
-from mlc_llm.kernels.reference import PAGE, attention, copy_pages, edit_logits, store
-from mlc_llm.models.spec import AttentionSpec
+from mlc_llm.backends.base import AttentionBlocks, ExpertMatrices, HeadNorms, LayerInputs, Part
+from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
+from mlc_llm.kernels.reference_experts import expert_product
+from mlc_llm.models.spec import AttentionSpec, ExpertsSpec
 
 MOST = 20
 """Tokens that `top_tokens` finds for each row."""
@@ -32,6 +33,13 @@ class Matrix(nn.Module):  # type: ignore[misc]
 
     def __init__(self, rows: int, columns: int) -> None:
         self.packed = nn.Parameter((rows, columns), "float32")
+
+
+class ExpertStack(nn.Module):  # type: ignore[misc]
+    """A parameter float32 [experts, rows, columns]."""
+
+    def __init__(self, experts: int, rows: int, columns: int) -> None:
+        self.packed = nn.Parameter((experts, rows, columns), "float32")
 
 
 class ReferenceOps:
@@ -57,6 +65,9 @@ class ReferenceOps:
     def tied_head(self, embedding: Matrix) -> Matrix:
         return embedding
 
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
+        return ExpertStack(experts, rows, columns)
+
     def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
         return taken(table.packed, tokens) * scale
 
@@ -65,10 +76,7 @@ class ReferenceOps:
         return x / op.sqrt(mean + eps) * weight
 
     def gated(self, activation: str, gate: Part, up: Part, width: int) -> Tensor:
-        x, y = columns(gate, width), columns(up, width)
-        if activation == "silu":
-            return op.silu(x) * y
-        return op.gelu(x, approximate="tanh") * y
+        return activated(activation, columns(gate, width)) * columns(up, width)
 
     def linear(self, matrix: Matrix, x: Tensor, add_to: Tensor | None = None) -> Tensor:
         y = op.matmul(x, op.permute_dims(matrix.packed))
@@ -77,12 +85,34 @@ class ReferenceOps:
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x + self.norm(y, weight, eps)
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    def add_bias(self, x: Part, bias: Tensor) -> Part:
+        return columns(x, int(bias.shape[0])) + bias, 0
+
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        return x * factor
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        return op.tanh(x / cap) * cap
+
+    def moe(self, spec: ExpertsSpec, x: Tensor, matrices: ExpertMatrices) -> Tensor:
+        weight, chosen_experts = routed(spec, self.linear(matrices.router, x))
+        rows = op.reshape(x, (x.shape[0], 1, x.shape[1]))
+        gate = expert_products(matrices.gate, rows, chosen_experts)
+        up = expert_products(matrices.up, rows, chosen_experts)
+        gated = activated(spec.activation, gate) * up
+        each = expert_products(matrices.down, gated, chosen_experts)
+        return op.sum(each * op.unsqueeze(weight, 2), axis=1)
+
     def attention(
         self,
         spec: AttentionSpec,
         qkv: Sequence[Part],
         norms: HeadNorms | None,
         layer: LayerInputs,
+        learned_sinks: Tensor | None = None,
     ) -> Tensor:
         q, k, v = (
             heads_of(part, count, spec.head_dim)
@@ -90,15 +120,18 @@ class ReferenceOps:
         )
         if norms is not None:
             q, k = self.norm(q, norms.query, norms.eps), self.norm(k, norms.key, norms.eps)
-        at_sinks = layer.sink_position if spec.sink_query else layer.position
-        q, of_sinks = rotated(q, layer.rope, layer.position), rotated(q, layer.rope, at_sinks)
-        k = rotated(k, layer.rope, layer.position)
+        of_sinks = q
+        if layer.rope is not None:
+            at_sinks = layer.sink_position if spec.sink_query else layer.position
+            q, of_sinks = rotated(q, layer.rope, layer.position), rotated(q, layer.rope, at_sinks)
+            k = rotated(k, layer.rope, layer.position)
         pages = op.tensor_ir_inplace_op(
             store(spec.kv_heads, spec.head_dim), "store_kv", [k, v, layer.slot, layer.pages], 3,
             floats(*layer.pages.shape),
         )  # fmt: skip
         args = [q, of_sinks, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
-        kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.scale)
+        args += [op.full((spec.heads,), LOWEST) if learned_sinks is None else learned_sinks]
+        kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.score_cap)
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
         return op.reshape(out, (q.shape[0], spec.query_width))
@@ -182,6 +215,34 @@ def columns(part: Part, width: int) -> Tensor:
         return tensor
     call = relax.op.strided_slice(tensor._expr, [1], [start], [start + width])
     return nn.wrap_nested(call, "columns")
+
+
+def activated(activation: str, x: Tensor) -> Tensor:
+    return op.silu(x) if activation == "silu" else op.gelu(x, approximate="tanh")
+
+
+def routed(spec: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Of scores [tokens, num_experts] the weights, float32, and the numbers, int32, of the chosen
+    experts, both [tokens, experts_per_token]."""
+    if spec.router == "softmax_then_top":
+        scores = op.softmax(scores, axis=1)
+    count = spec.experts_per_token
+    weight, experts = op.topk(scores, count, axis=1, ret_type="both", dtype="int32")
+    if spec.router == "top_then_softmax":
+        weight = op.softmax(weight, axis=1)
+    if spec.renormalize:
+        weight = weight / op.sum(weight, axis=1, keepdims=True)
+    return weight, experts
+
+
+def expert_products(stack: ExpertStack, x: Tensor, experts: Tensor) -> Tensor:
+    """[tokens, chosen, rows]: each chosen expert's matrix times the row of x that it reads. x:
+    [tokens, chosen, columns], or [tokens, 1, columns] where all experts read the same."""
+    count, rows, width = (int(size) for size in stack.packed.shape)
+    inputs, chosen = int(x.shape[1]), int(experts.shape[1])
+    kernel = expert_product(count, rows, width, chosen, is_shared=inputs == 1)
+    out = floats(x.shape[0], chosen, rows)
+    return op.tensor_ir_op(kernel, "expert_product", [x, experts, stack.packed], out)
 
 
 def heads_of(part: Part, heads: int, head_dim: int) -> Tensor:

@@ -104,14 +104,14 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
     assert bundle.gguf is not None
     backend = choose_backend(kernels)
     plan = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors)
-    spec, layers = plan.spec, [layer.attention for layer in plan.spec.layers]
+    spec, layers = plan.spec, [layer.mixer for layer in plan.spec.layers]
     return ModelSize(
         groups=tuple(_group_size(group, backend) for group in spec.kv_groups),
         query_width=max(one.query_width for one in layers),
         kv_width=max(one.kv_width for one in layers),
         head_dim=max(one.head_dim for one in layers),
         hidden_size=spec.hidden,
-        intermediate_size=max(layer.intermediate for layer in spec.layers),
+        intermediate_size=max(layer.feed_forward.width for layer in spec.layers),
         vocab_size=spec.vocab,
         context_window=bundle.context_window,
         weight_bytes=packed_bytes(plan, backend),
@@ -127,10 +127,10 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     for source in plan.vectors.values():
         total = _aligned(total) + 4 * source.shape[0]
     for prefix, sources in plan.matrices.items():
-        rows = sum(source.shape[0] for source in sources)
-        layout = backend.layout(plan.spec.kinds[prefix])
-        shape, dtype = layout.shape(rows, sources[0].shape[1])
-        total = _aligned(total) + math.prod(shape) * np.dtype(dtype).itemsize
+        *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
+        rows = sum(source.shape[-2] for source in sources)
+        shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
+        total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize
     for rope in plan.spec.ropes:
         total = _aligned(total) + 4 * (rope.dim // 2)
     return total

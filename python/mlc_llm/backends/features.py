@@ -1,0 +1,94 @@
+"""What a spec may ask for that not every backend computes: a name for each such feature.
+
+A backend lists those that it has. A model that needs another one is refused before anything is
+compiled, with the layer and the feature in the message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from tvm.relax.frontend.nn import Tensor
+
+    from mlc_llm.backends.base import ExpertMatrices, Part
+
+Feature: TypeAlias = Literal[
+    "score caps",
+    "learned attention sinks",
+    "biases",
+    "attention without a rotary embedding",
+    "experts",
+    "residual multipliers",
+    "logit multipliers",
+    "logit caps",
+]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+
+
+def _has_bias(layer: LayerSpec) -> bool:
+    mixer, mlp = layer.mixer, layer.feed_forward
+    has_mlp_bias = isinstance(mlp, DenseSpec) and mlp.bias
+    return mixer.qkv_bias or mixer.output_bias or has_mlp_bias
+
+
+_OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
+    "score caps": lambda layer: layer.mixer.score_cap is not None,
+    "learned attention sinks": lambda layer: layer.mixer.learned_sinks,
+    "biases": _has_bias,
+    "attention without a rotary embedding": lambda layer: layer.mixer.rope is None,
+    "experts": lambda layer: isinstance(layer.feed_forward, ExpertsSpec),
+    "residual multipliers": lambda layer: layer.residual_scale != 1.0,
+}
+_OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
+    "logit multipliers": lambda spec: spec.logit_scale != 1.0,
+    "logit caps": lambda spec: spec.logit_cap is not None,
+}
+
+
+def refuse_missing(spec: ModelSpec, kernels: str, has: Collection[Feature] = ()) -> None:
+    """Raises UnsupportedModel for the first feature of the model that is not in `has`.
+
+    kernels: the backend's name.
+    """
+    for i, layer in enumerate(spec.layers):
+        for feature, is_asked in _OF_LAYERS.items():
+            if feature not in has and is_asked(layer):
+                raise _missing(f"layer {i} needs {feature}", kernels)
+    for feature, is_in_model in _OF_MODELS.items():
+        if feature not in has and is_in_model(spec):
+            raise _missing(f"the model needs {feature}", kernels)
+
+
+def _missing(need: str, kernels: str) -> UnsupportedModel:
+    words = f"{need}, which the {kernels} kernels cannot compute; use --kernels reference"
+    return UnsupportedModel(words)
+
+
+class PlainOps:
+    """What `Ops` computes for features alone, for a backend that has none of them.
+
+    `Backend.check` has refused every model that would call these.
+    """
+
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Any:
+        raise AssertionError("experts were not refused")
+
+    def moe(self, spec: ExpertsSpec, x: Any, matrices: ExpertMatrices) -> Tensor:
+        raise AssertionError("experts were not refused")
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        raise AssertionError("residual multipliers, biases or experts were not refused")
+
+    def add_bias(self, x: Part, bias: Tensor) -> Part:
+        raise AssertionError("biases were not refused")
+
+    def scaled(self, x: Tensor, factor: float) -> Tensor:
+        raise AssertionError("multipliers were not refused")
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        raise AssertionError("caps were not refused")

@@ -1,0 +1,163 @@
+"""The parts of a decoder layer: how tokens see each other, and what each computes for itself."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
+
+from mlc_llm.backends.base import ExpertMatrices, HeadNorms, LayerInputs, Ops
+from mlc_llm.backends.base import Part as Columns
+from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, ModelSpec
+
+
+class Part(nn.Module):  # type: ignore[misc]
+    """A name between a layer and its matrices, as in `layers.0.qkv.q_k_v`."""
+
+
+class Product(NamedTuple):
+    """matrix x + bias, not computed yet: a backend can add it to the residual stream in one go."""
+
+    matrix: nn.Module
+    x: Any
+    """An Input (see `backends.base.Ops`)."""
+    bias: Tensor | None = None
+
+    def value(self, ops: Ops) -> Tensor:
+        y = ops.linear(self.matrix, self.x)
+        return y if self.bias is None else ops.add_bias((y, 0), self.bias)[0]
+
+
+Result: TypeAlias = Product | Tensor
+"""What a block gives, float32 [tokens, hidden]."""
+
+
+class MergedLinear:
+    """Matrices that share an input: one product where their tensor types agree, else one each.
+
+    `owner` gets them as parameters, named as in `kinds` behind `prefix`.
+    """
+
+    def __init__(
+        self,
+        owner: nn.Module,
+        parts: dict[str, int],
+        columns: int,
+        spec: ModelSpec,
+        prefix: str,
+        ops: Ops,
+    ) -> None:
+        self._ops, joined = ops, "_".join(parts)
+        self._is_joined = f"{prefix}{joined}" in spec.kinds
+        self._widths = list(parts.values())
+        sizes = {joined: sum(self._widths)} if self._is_joined else parts
+        role = prefix.rstrip(".").split(".")[-1]
+        self._matrices = []
+        for name, rows in sizes.items():
+            matrix = ops.matrix(rows, columns, spec.kinds[prefix + name], role)
+            setattr(owner, name, matrix)
+            self._matrices.append(matrix)
+
+    def __call__(self, x: Any) -> list[Columns]:
+        """(tensor, first column) of each part; the tensors are one and the same if joined."""
+        results = [self._ops.linear(matrix, x) for matrix in self._matrices]
+        if not self._is_joined:
+            return [(result, 0) for result in results]
+        starts = [sum(self._widths[:i]) for i in range(len(self._widths))]
+        return [(results[0], start) for start in starts]
+
+    def with_biases(self, x: Any, *biases: Tensor) -> list[Columns]:
+        """The same, each part with its bias."""
+        parts = zip(self(x), biases, strict=True)
+        return [self._ops.add_bias(part, bias) for part, bias in parts]
+
+
+class AttentionBlock:
+    """Queries, keys and values; attention over the pages; the output matrix.
+
+    `layer` has the vectors, and gets the matrices `qkv` and `o`.
+    """
+
+    def __init__(self, layer: nn.Module, model: ModelSpec, index: int, ops: Ops) -> None:
+        self._layer, self._ops, self._eps = layer, ops, model.norm_eps
+        self._spec: AttentionSpec = model.layers[index].mixer
+        spec, prefix, hidden = self._spec, f"layers.{index}.", model.hidden
+        widths = {"q": spec.query_width, "k": spec.kv_width, "v": spec.kv_width}
+        self._to_qkv = MergedLinear(layer.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
+        layer.o = ops.matrix(hidden, spec.query_width, model.kinds[f"{prefix}o"], "o")
+
+    def __call__(self, x: Any, inputs: LayerInputs) -> Result:
+        layer, spec = self._layer, self._spec
+        if spec.qkv_bias:
+            qkv = self._to_qkv.with_biases(x, layer.q_bias, layer.k_bias, layer.v_bias)
+        else:
+            qkv = self._to_qkv(x)
+        sinks = layer.learned_sinks if spec.learned_sinks else None
+        heads = self._ops.attention(spec, qkv, self._head_norms(), inputs, sinks)
+        return Product(layer.o, heads, layer.o_bias if spec.output_bias else None)
+
+    def _head_norms(self) -> HeadNorms | None:
+        if not self._spec.qk_norm:
+            return None
+        return HeadNorms(self._layer.q_norm, self._layer.k_norm, self._eps)
+
+
+class DenseBlock:
+    """A gated feed-forward network. `layer` gets its matrices: `name`.* and `down`."""
+
+    def __init__(
+        self, layer: nn.Module, model: ModelSpec, index: int, spec: DenseSpec, name: str, ops: Ops
+    ) -> None:
+        self._layer, self._spec, self._ops = layer, spec, ops
+        prefix, rows = f"layers.{index}.", {"gate": spec.intermediate, "up": spec.intermediate}
+        owner = getattr(layer, name)
+        self._down = "down" if name == "mlp" else f"{name}_down"
+        self._to_gate_up = MergedLinear(owner, rows, model.hidden, model, f"{prefix}{name}.", ops)
+        kind = model.kinds[prefix + self._down]
+        setattr(layer, self._down, ops.matrix(model.hidden, spec.intermediate, kind, "down"))
+
+    def __call__(self, x: Any) -> Product:
+        layer, spec = self._layer, self._spec
+        if spec.bias:
+            gate, up = self._to_gate_up.with_biases(x, layer.gate_bias, layer.up_bias)
+        else:
+            gate, up = self._to_gate_up(x)
+        gated = self._ops.gated(spec.activation, gate, up, spec.intermediate)
+        return Product(getattr(layer, self._down), gated, layer.down_bias if spec.bias else None)
+
+
+class ExpertsBlock:
+    """A mixture of experts. `layer` gets `router` and `experts`, and `shared` if there is one."""
+
+    def __init__(
+        self, layer: nn.Module, model: ModelSpec, index: int, spec: ExpertsSpec, ops: Ops
+    ) -> None:
+        self._layer, self._spec, self._ops = layer, spec, ops
+        prefix, count, wide = f"layers.{index}.", spec.num_experts, spec.intermediate
+        layer.router = ops.matrix(count, model.hidden, model.kinds[f"{prefix}router"], "router")
+        layer.experts = Part()
+        up = (wide, model.hidden)
+        for name, (rows, columns) in {"gate": up, "up": up, "down": up[::-1]}.items():
+            kind = model.kinds[f"{prefix}experts.{name}"]
+            setattr(layer.experts, name, ops.expert_matrices(count, rows, columns, kind))
+        self._shared = None
+        if spec.shared is not None:
+            layer.shared = Part()
+            self._shared = DenseBlock(layer, model, index, spec.shared, "shared", ops)
+
+    def __call__(self, x: Any) -> Tensor:
+        experts = self._layer.experts
+        matrices = ExpertMatrices(self._layer.router, experts.gate, experts.up, experts.down)
+        y = self._ops.moe(self._spec, x, matrices)
+        return y if self._shared is None else self._ops.add(y, self._shared(x).value(self._ops))
+
+
+def feed_forward_block(
+    layer: nn.Module, model: ModelSpec, index: int, ops: Ops
+) -> DenseBlock | ExpertsBlock:
+    """The block that computes `feed_forward` of a layer."""
+    spec: FeedForward = model.layers[index].feed_forward
+    if isinstance(spec, ExpertsSpec):
+        return ExpertsBlock(layer, model, index, spec, ops)
+    return DenseBlock(layer, model, index, spec, "mlp", ops)

@@ -1,0 +1,92 @@
+"""What CPU kernels cannot compute is refused in one line that names the layer and the feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
+from mlc_llm.backends.registry import backend_of
+from mlc_llm.compiler.build import build_library
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
+
+PLAIN = LayerSpec(AttentionSpec(heads=4, kv_heads=2, head_dim=16, scale=0.25), DenseSpec(96))
+
+
+def model(layer: LayerSpec = PLAIN, **changes: Any) -> ModelSpec:
+    """Two layers, the first of them plain."""
+    spec = ModelSpec(
+        architecture="llama", hidden=64, vocab=64, context_window=64, norm_eps=1e-5,
+        layers=(PLAIN, layer), ropes=(RopeSpec(theta=10000.0, dim=16),), tied_head=True,
+    )  # fmt: skip
+    return replace(spec, **changes)
+
+
+def attention(**changes: Any) -> ModelSpec:
+    return model(replace(PLAIN, mixer=replace(PLAIN.mixer, **changes)))
+
+
+ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
+    "score caps": ("score caps", lambda: attention(score_cap=50.0)),
+    "sinks": ("learned attention sinks", lambda: attention(learned_sinks=True)),
+    "biases of queries": ("biases", lambda: attention(qkv_bias=True)),
+    "biases of outputs": ("biases", lambda: attention(output_bias=True)),
+    "biases of networks": (
+        "biases",
+        lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, bias=True))),
+    ),
+    "no rotation": ("attention without a rotary embedding", lambda: attention(rope=None)),
+    "experts": ("experts", lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32)))),
+    "residual": ("residual multipliers", lambda: model(replace(PLAIN, residual_scale=0.5))),
+    "logits": ("logit multipliers", lambda: model(logit_scale=0.5)),
+    "logit caps": ("logit caps", lambda: model(logit_cap=30.0)),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_refused_before_anything_is_compiled(case: str, tmp_path: Path) -> None:
+    feature, make = ASKED[case]
+    spec, backend = make(), backend_of("portable")
+    of_layer = feature not in ("logit multipliers", "logit caps")
+    start = "layer 1 needs" if of_layer else "the model needs"
+    end = "which the portable kernels cannot compute; use --kernels reference"
+    with pytest.raises(UnsupportedModel) as error:
+        backend.check(spec)
+    assert str(error.value) == f"{start} {feature}, {end}"
+    with pytest.raises(UnsupportedModel):
+        build_library(spec, backend, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    backend_of("reference").check(spec)
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_a_backend_has_is_not_refused(case: str) -> None:
+    feature, make = ASKED[case]
+    refuse_missing(make(), "some", {feature})
+    with pytest.raises(UnsupportedModel, match=feature):
+        refuse_missing(make(), "some", set(FEATURES) - {feature})
+
+
+def test_every_feature_is_tried() -> None:
+    assert {feature for feature, _ in ASKED.values()} == set(FEATURES)
+    backend_of("portable").check(model())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hidden": 48}, {"layers": (replace(PLAIN, feed_forward=DenseSpec(40)),)}]
+)
+def test_sizes_that_kernels_cannot_compute(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"multiples of 32.*--kernels reference"):
+        backend_of("portable").check(model(**wrong))

@@ -1,0 +1,175 @@
+"""What a spec can say beyond today's architectures: each feature against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of_plan
+from decoder_reference import Facts, ReferenceDecoder
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.llama import read_gguf
+from mlc_llm.models.spec import ExpertsSpec, ModelSpec
+from mlc_llm.models.weight_plan import WeightPlan, plan_gguf
+from mlc_llm.testing.gguf_writer import TensorData, write_gguf
+from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
+
+HIDDEN, WIDE, HEADS, KV_HEADS, DIM, LAYERS = 64, 96, 4, 2, 16, 2
+EXPERTS, CHOSEN, NARROW = 5, 2, 32
+Change = Callable[[ModelSpec], ModelSpec]
+
+
+def every_layer(**changes: Any) -> Change:
+    return lambda spec: replace(
+        spec, layers=tuple(replace(layer, **changes) for layer in spec.layers)
+    )
+
+
+def every_mixer(**changes: Any) -> Change:
+    return lambda spec: replace(
+        spec,
+        layers=tuple(
+            replace(layer, mixer=replace(layer.mixer, **changes)) for layer in spec.layers
+        ),
+    )
+
+
+def dense_biases(spec: ModelSpec) -> ModelSpec:
+    mlp = replace(spec.layers[0].feed_forward, bias=True)
+    return every_layer(feed_forward=mlp)(spec)
+
+
+def last_layer_unrotated(spec: ModelSpec) -> ModelSpec:
+    first, last = spec.layers
+    return replace(spec, layers=(first, replace(last, mixer=replace(last.mixer, rope=None))))
+
+
+@dataclass(frozen=True)
+class Case:
+    change: Change
+    facts: dict[str, Any] = field(default_factory=dict)
+    more: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Tensors of every layer that a Llama has not."""
+    less: tuple[str, ...] = ()
+    """Tensors of a Llama's layer that this one has not."""
+
+
+QUERY, KV = HEADS * DIM, KV_HEADS * DIM
+EXPERT_TENSORS: dict[str, tuple[int, ...]] = {
+    "ffn_gate_inp.weight": (EXPERTS, HIDDEN),
+    "ffn_gate_exps.weight": (EXPERTS, NARROW, HIDDEN),
+    "ffn_up_exps.weight": (EXPERTS, NARROW, HIDDEN),
+    "ffn_down_exps.weight": (EXPERTS, HIDDEN, NARROW),
+}
+SHARED_TENSORS = {
+    "ffn_gate_shexp.weight": (WIDE, HIDDEN),
+    "ffn_up_shexp.weight": (WIDE, HIDDEN),
+    "ffn_down_shexp.weight": (HIDDEN, WIDE),
+}
+DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+
+
+def experts(**changes: Any) -> Change:
+    return every_layer(feed_forward=ExpertsSpec(EXPERTS, CHOSEN, NARROW, **changes))
+
+
+CASES = {
+    "score cap": Case(every_mixer(score_cap=0.7), {"score_cap": 0.7}),
+    "learned sinks": Case(every_mixer(learned_sinks=True), more={"attn_sinks.weight": (HEADS,)}),
+    "learned sinks beside a window": Case(
+        every_mixer(learned_sinks=True, window=9),
+        {"window_of_layer": lambda layer: (9, 0)},
+        {"attn_sinks.weight": (HEADS,)},
+    ),
+    "biases of attention": Case(
+        every_mixer(qkv_bias=True, output_bias=True),
+        more={
+            "attn_q.bias": (QUERY,), "attn_k.bias": (KV,), "attn_v.bias": (KV,),
+            "attn_output.bias": (HIDDEN,),
+        },
+    ),
+    "biases of the feed-forward network": Case(
+        dense_biases,
+        more={"ffn_gate.bias": (WIDE,), "ffn_up.bias": (WIDE,), "ffn_down.bias": (HIDDEN,)},
+    ),
+    "a layer without rotation": Case(last_layer_unrotated, {"rotates_layer": lambda i: i == 0}),
+    "no norms before": Case(
+        every_layer(pre_norms=False, post_norms=True),
+        more={"post_attention_norm.weight": (HIDDEN,), "post_ffw_norm.weight": (HIDDEN,)},
+        less=("attn_norm.weight", "ffn_norm.weight"),
+    ),
+    "multipliers": Case(
+        lambda spec: replace(
+            every_layer(residual_scale=0.3)(spec), embedding_scale=5.0, logit_scale=0.25
+        ),
+        {"residual_scale": 0.3, "embedding_scale": 5.0, "logit_scale": 0.25},
+    ),
+    "multipliers behind norms": Case(
+        every_layer(residual_scale=0.3, post_norms=True),
+        {"residual_scale": 0.3},
+        {"post_attention_norm.weight": (HIDDEN,), "post_ffw_norm.weight": (HIDDEN,)},
+    ),
+    "logit cap": Case(lambda spec: replace(spec, logit_cap=6.0), {"logit_cap": 6.0}),
+    "experts": Case(experts(), {"experts_per_token": CHOSEN}, EXPERT_TENSORS, DENSE),
+    "experts with weights that sum to 1": Case(
+        experts(renormalize=True),
+        {"experts_per_token": CHOSEN, "renormalize": True},
+        EXPERT_TENSORS,
+        DENSE,
+    ),
+    "softmax of the chosen experts, and a shared one": Case(
+        experts(router="top_then_softmax", shared_intermediate=WIDE),
+        {"experts_per_token": CHOSEN, "softmax_of_chosen": True},
+        EXPERT_TENSORS | SHARED_TENSORS,
+        DENSE,
+    ),
+}  # fmt: skip
+
+
+def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
+    """A random model with the case's tensors, and its plan."""
+    shape = TinyShape(
+        layers=LAYERS, hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM,
+        intermediate=WIDE,
+    )  # fmt: skip
+    plain = GGUFFile.open(write_tiny_model(folder / "plain.gguf", kinds={"": "F32"}, shape=shape))
+    spec = read_gguf(plain.metadata, plain.tensors).spec
+    rng, tensors = np.random.default_rng(1), {}
+    for tensor in gguf.GGUFReader(folder / "plain.gguf").tensors:
+        if tensor.name.split(".", 2)[-1] not in case.less:
+            values = np.asarray(tensor.data).reshape(tensor.shape[::-1].tolist())
+            tensors[tensor.name] = TensorData.quantized(values, "F32")
+    for name, size in case.more.items():
+        for i in range(LAYERS):
+            values = rng.standard_normal(size).astype(np.float32)
+            tensors[f"blk.{i}.{name}"] = TensorData.quantized(values / len(size) ** 3, "F32")
+    write_gguf(folder / "model.gguf", plain.metadata, tensors)
+    file = GGUFFile.open(folder / "model.gguf")
+    plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=True)
+    return folder / "model.gguf", file, plan
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_feature_against_numpy(tmp_path: Path, name: str) -> None:
+    case = CASES[name]
+    path, file, plan = planned(tmp_path, case)
+    exact = ReferenceDecoder(path, Facts(**case.facts)).logits(TOKENS)
+    plain = ReferenceDecoder(tmp_path / "plain.gguf").logits(TOKENS)
+    assert relative_error(plain, exact) > 1e-3, "the feature changes nothing"
+    runner = runner_of_plan(plan, file.tensors, tmp_path, "reference")
+    for chunk in CHUNKS:
+        found = runner.logits(TOKENS, chunk=chunk)
+        assert relative_error(found, exact) <= 1e-5, f"in chunks of {chunk}"
+
+
+def test_without_norms_before_on_cpu_kernels(tmp_path: Path) -> None:
+    path, file, plan = planned(tmp_path, CASES["no norms before"])
+    exact = ReferenceDecoder(path).logits(TOKENS)
+    runner = runner_of_plan(plan, file.tensors, tmp_path, "portable")
+    assert relative_error(runner.logits(TOKENS), exact) <= 1e-5
