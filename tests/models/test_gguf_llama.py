@@ -60,7 +60,9 @@ def test_more_layers_than_tensors(header: Any) -> None:
 
 def test_a_tensor_too_many_or_missing(header: Any) -> None:
     metadata, tensors = header
-    with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_q\.bias"):
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.attn_rot\.weight"):
+        read_gguf(metadata, {**tensors, "blk.0.attn_rot.weight": Info((64,), "F32")})
+    with pytest.raises(ModelFileError, match=r"blk\.0\.attn_k\.bias"):
         read_gguf(metadata, {**tensors, "blk.0.attn_q.bias": Info((64,), "F32")})
     fewer = {name: info for name, info in tensors.items() if name != "blk.1.ffn_up.weight"}
     with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_up\.weight"):

@@ -58,6 +58,8 @@ class Case:
     """Tensors of every layer that a Llama has not."""
     less: tuple[str, ...] = ()
     """Tensors of a Llama's layer that this one has not."""
+    kind: str = "F32"
+    """Tensor type of the experts' matrices."""
 
 
 QUERY, KV = HEADS * DIM, KV_HEADS * DIM
@@ -117,6 +119,9 @@ CASES = {
     ),
     "logit cap": Case(lambda spec: replace(spec, logit_cap=6.0), {"logit_cap": 6.0}),
     "experts": Case(experts(), {"experts_per_token": CHOSEN}, EXPERT_TENSORS, DENSE),
+    "experts in blocks of 8 bits": Case(
+        experts(), {"experts_per_token": CHOSEN}, EXPERT_TENSORS, DENSE, kind="Q8_0"
+    ),
     "experts with weights that sum to 1": Case(
         experts(renormalize=True),
         {"experts_per_token": CHOSEN, "renormalize": True},
@@ -148,7 +153,8 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
     for name, size in case.more.items():
         for i in range(LAYERS):
             values = rng.standard_normal(size).astype(np.float32)
-            tensors[f"blk.{i}.{name}"] = TensorData.quantized(values / len(size) ** 3, "F32")
+            kind = case.kind if len(size) == 3 else "F32"
+            tensors[f"blk.{i}.{name}"] = TensorData.quantized(values / len(size) ** 3, kind)
     write_gguf(folder / "model.gguf", plain.metadata, tensors)
     file = GGUFFile.open(folder / "model.gguf")
     plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=True)

@@ -14,7 +14,9 @@ LAYER_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }  # fmt: skip
 NORMS = {"post_attention_layernorm": "ffn_norm"}
 GEMMA_NORMS = {
@@ -59,21 +61,26 @@ def weights_of(model: Any, architecture: str) -> dict[str, Any]:
             values = values + 1
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             values = interleaved(values, model.config.head_dim)
-        found[name] = np.ascontiguousarray(values, np.float32)
-    return found
+        if name.endswith("experts.gate_up_proj"):  # rows of `gate`, then rows of `up`
+            gate, up = np.split(values, 2, axis=1)
+            prefix = name.removesuffix("gate_up_proj")
+            found |= {f"{prefix}gate_proj": gate, f"{prefix}up_proj": up}
+        else:
+            found[name] = values
+    return {name: np.ascontiguousarray(values, np.float32) for name, values in found.items()}
 
 
 def interleaved(rows: Any, head_dim: int) -> Any:
-    """The two halves of each head's rows as neighbouring pairs."""
-    shape = rows.shape
-    halves = rows.reshape(-1, 2, head_dim // 2, shape[1])
-    return halves.transpose(0, 2, 1, 3).reshape(shape)
+    """The two halves of each head's rows, or of its part of a vector, as neighbouring pairs."""
+    halves = rows.reshape(-1, 2, head_dim // 2, rows[0].size)
+    return halves.transpose(0, 2, 1, 3).reshape(rows.shape)
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    base = name.removesuffix(".weight")
+    end = "bias" if name.endswith(".bias") else "weight"
+    base = name.removesuffix(f".{end}")
     if base in OUTER:
-        return f"{OUTER[base]}.weight"
+        return f"{OUTER[base]}.{end}"
     _, _, layer, part = base.split(".", 3)
     names = LAYER_NAMES | (GEMMA_NORMS if architecture == "gemma3" else NORMS)
-    return f"blk.{layer}.{names[part]}.weight"
+    return f"blk.{layer}.{names[part]}.{end}"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_config, read_gguf
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
@@ -16,6 +20,8 @@ transformers = pytest.importorskip("transformers", reason="the oracle extra is n
 from hugging_face import write_model  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+KINDS = ("llama", "qwen3", "qwen3moe", "gemma3")
+NAMES = ("architectures", "model_type")
 LENGTH = 80
 WORST = 1e-4
 """Of the largest logit."""
@@ -43,12 +49,25 @@ def made(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
     """A model, and its metadata beyond what all architectures have."""
     given = sizes(seed)
     if kind == "llama":
-        config = transformers.LlamaConfig(**given)
+        biases = {"attention_bias": True, "mlp_bias": True} if seed % 2 else {}
+        config = transformers.LlamaConfig(**given, **biases)
         return transformers.LlamaForCausalLM(config), {"rope.freq_base": 10000.0}
     if kind == "qwen3":
         config = transformers.Qwen3Config(**given)
         return transformers.Qwen3ForCausalLM(config), {
             "rope.freq_base": float(config.rope_parameters["rope_theta"])
+        }
+    if kind == "qwen3moe":
+        config = transformers.Qwen3MoeConfig(
+            **given, num_experts=4 + seed, num_experts_per_tok=1 + seed, moe_intermediate_size=48,
+            norm_topk_prob=bool(seed % 2),
+        )  # fmt: skip
+        return transformers.Qwen3MoeForCausalLM(config), {
+            "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+            "expert_count": config.num_experts,
+            "expert_used_count": config.num_experts_per_tok,
+            "expert_feed_forward_length": config.moe_intermediate_size,
+            "expert_weights_norm": config.norm_topk_prob,
         }
     given |= {"num_hidden_layers": 7, "tie_word_embeddings": True}
     config = transformers.Gemma3TextConfig(
@@ -58,7 +77,25 @@ def made(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_spec_from_config_equals_spec_from_gguf(tmp_path: Path, kind: str, seed: int) -> None:
+    """`config.json` as Transformers writes it, with and without the name of the class."""
+    model, more = made(kind, seed)
+    write_model(tmp_path / "model.gguf", kind, model, more)
+    file = GGUFFile.open(tmp_path / "model.gguf")
+    expected = replace(read_gguf(file.metadata, file.tensors).spec, kinds={})
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == [type(model).__name__]
+    for names in NAMES:
+        found = read_config({k: v for k, v in config.items() if k == names or k not in NAMES})
+        in_file = float(np.float32(found.norm_eps))  # GGUF has no wider numbers
+        assert replace(found, norm_eps=in_file) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
     from architecture_tools import relative_error, runner_of
 

@@ -90,8 +90,14 @@ def _parameters(
             tensors[source.tensor].give_back()
         yield f"{prefix}.packed", packed
     for i, rope in enumerate(plan.spec.ropes):
-        factors = None if rope.factors is None else _floats(tensors[rope.factors])
+        factors = _rope_factors(rope, tensors)
         yield rope_param(i), inverse_frequencies(rope, factors)
+
+
+def _rope_factors(rope: RopeSpec, tensors: Mapping[str, GGUFTensor]) -> Floats | None:
+    if isinstance(rope.factors, str):
+        return _floats(tensors[rope.factors])
+    return None if rope.factors is None else np.array(rope.factors, np.float32)
 
 
 def _matrix(

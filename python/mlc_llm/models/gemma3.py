@@ -2,16 +2,17 @@
 
 Every sixth layer sees everything. Each half-layer has a norm before and after; queries and keys are
 normalised head by head; the feed-forward network uses GELU; embeddings are scaled by sqrt(hidden).
-Files hold the norms' weights with the 1 that the paper adds to them.
+GGUF files hold the norms' weights with the 1 that the paper adds to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from mlc_llm.models.common import check_layer_count, embedding_rows
+from mlc_llm.models.config_values import ConfigValues, rope_of
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
@@ -21,49 +22,79 @@ LARGEST_LAYERS = 62
 """Of the 27B model, which alone scales its scores by hidden / heads instead of the head's size."""
 GLOBAL, LOCAL = 0, 1
 """Rotary tables."""
+GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
+HEAD_DIM = 256
+"""Where a `config.json` does not say it."""
+KINDS = {GLOBAL: "full_attention", LOCAL: "sliding_attention"}
+"""Names of layers in a `config.json`."""
 
 
-def read_gguf(metadata: Mapping[str, Any], tensors: Tensors) -> WeightPlan:
+def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "gemma3")
-    hidden, layers = values.count("embedding_length"), check_layer_count(values, tensors)
-    local, whole = _layers(values, hidden, layers)
-    dim = values.whole_head_rope(whole.mixer.head_dim)
+    sizes = values.sizes(tensors)
+    is_largest = sizes.layers == LARGEST_LAYERS
+    scaled_by = sizes.hidden // sizes.heads if is_largest else sizes.head_dim
     ropes = (
-        RopeSpec(values.positive("rope.freq_base", 1_000_000.0), dim, values.rope_linear()),
-        RopeSpec(values.positive("rope.freq_base_swa", 10_000.0), dim),
+        values.rope(sizes.head_dim, GLOBAL_THETA),
+        values.rope(sizes.head_dim, LOCAL_THETA, suffix="_swa"),
     )
-    spec = ModelSpec(
-        architecture="gemma3",
-        hidden=hidden,
-        vocab=embedding_rows(tensors),
-        context_window=values.count("context_length"),
-        norm_eps=values.positive("attention.layer_norm_rms_epsilon"),
-        layers=tuple(local if (i + 1) % GLOBAL_EVERY else whole for i in range(layers)),
-        ropes=ropes,
-        tied_head="output.weight" not in tensors,
-        embedding_scale=hidden**0.5,
-    )
-    return plan_gguf(spec, tensors)
+    window = values.count("attention.sliding_window")
+    mixer = sizes.attention(scaled_by**-0.5)
+    return plan_gguf(_spec(sizes, mixer, window, ropes, _alternating(sizes.layers)), tensors)
 
 
-def _layers(values: GGUFValues, hidden: int, layers: int) -> tuple[LayerSpec, LayerSpec]:
-    """One that sees a window, and one that sees everything."""
-    heads = values.count("attention.head_count")
-    head_dim = values.count("attention.key_length", hidden // heads)
-    scaled_by = hidden // heads if layers == LARGEST_LAYERS else head_dim
-    windows = {LOCAL: values.count("attention.sliding_window"), GLOBAL: None}
-    made = {}
-    for rope, window in windows.items():
-        attention = AttentionSpec(
-            heads=heads,
-            kv_heads=values.count("attention.head_count_kv", heads),
-            head_dim=head_dim,
-            scale=scaled_by**-0.5,
-            rope=rope,
-            window=window,
-            qk_norm=True,
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    values = ConfigValues(config)
+    values.refuse_unless("hidden_activation", "gelu_pytorch_tanh")
+    values.refuse_unless("attention_bias", False)
+    values.refuse_unless("use_bidirectional_attention", False)
+    sizes = values.sizes("gemma3", head_dim=HEAD_DIM, tied_head=True)
+    mixer = sizes.attention(values.positive("query_pre_attn_scalar", float(HEAD_DIM)) ** -0.5)
+    if values.has("attn_logit_softcapping"):
+        mixer = replace(mixer, score_cap=values.positive("attn_logit_softcapping"))
+    window = values.count("sliding_window")
+    spec = _spec(sizes, mixer, window, _ropes(values, sizes.head_dim), _kinds(values, sizes.layers))
+    if values.has("final_logit_softcapping"):
+        spec = replace(spec, logit_cap=values.positive("final_logit_softcapping"))
+    return spec
+
+
+def _alternating(layers: int, every: int = GLOBAL_EVERY) -> list[int]:
+    """GLOBAL or LOCAL, of each layer."""
+    return [LOCAL if (i + 1) % every else GLOBAL for i in range(layers)]
+
+
+def _kinds(values: ConfigValues, layers: int) -> list[int]:
+    """The same, as a `config.json` has it."""
+    if not values.has("layer_types"):
+        return _alternating(layers, values.count("sliding_window_pattern", GLOBAL_EVERY))
+    kinds = {name: kind for kind, name in KINDS.items()}
+    return [kinds[name] for name in values.texts("layer_types", layers, tuple(kinds))]
+
+
+def _ropes(values: ConfigValues, dim: int) -> tuple[RopeSpec, RopeSpec]:
+    if values.has("rope_parameters"):
+        both = values.part("rope_parameters")
+        return (
+            rope_of(both.part(KINDS[GLOBAL]), dim, GLOBAL_THETA),
+            rope_of(both.part(KINDS[LOCAL]), dim, LOCAL_THETA),
         )
-        mlp = DenseSpec(values.count("feed_forward_length"), "gelu_tanh")
-        made[rope] = LayerSpec(attention, mlp, post_norms=True)
-    return made[LOCAL], made[GLOBAL]
+    local = RopeSpec(values.positive("rope_local_base_freq", LOCAL_THETA), dim)
+    return values.rope(dim, GLOBAL_THETA), local
+
+
+def _spec(
+    sizes: Sizes,
+    mixer: AttentionSpec,
+    window: int,
+    ropes: tuple[RopeSpec, RopeSpec],
+    kinds: Sequence[int],
+) -> ModelSpec:
+    """kinds: GLOBAL or LOCAL, of each layer."""
+    mlp = DenseSpec(sizes.intermediate, "gelu_tanh")
+    layer = LayerSpec(replace(mixer, qk_norm=True), mlp, post_norms=True)
+    local = replace(layer, mixer=replace(layer.mixer, rope=LOCAL, window=window))
+    layers = [local if kind == LOCAL else layer for kind in kinds]
+    return sizes.model(layers, ropes, embedding_scale=sizes.hidden**0.5)

@@ -1,4 +1,4 @@
-"""Numbers out of GGUF metadata, checked: the keys that most architectures share.
+"""What most architectures read out of GGUF metadata.
 
 Source: the GGUF specification (ggml, docs/gguf.md), section "Architectures".
 """
@@ -6,53 +6,70 @@ Source: the GGUF specification (ggml, docs/gguf.md), section "Architectures".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.sizes import Sizes
+from mlc_llm.models.spec import RopeSpec
+from mlc_llm.models.values import Values
+from mlc_llm.models.weight_plan import Tensors
 
 
-class GGUFValues:
+class GGUFValues(Values):
     """The values of one architecture; keys are given without its name in front."""
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        self._metadata, self.architecture = metadata, architecture
+    def __init__(self, metadata: Mapping[str, object], architecture: str) -> None:
+        super().__init__(metadata, f"{architecture}.", null_is_absent=False)
+        self._architecture = architecture
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0. Raises ModelFileError."""
-        value = self._get(key, default)
-        if type(value) is not int or not 0 < value < 2**31:
-            raise ModelFileError(
-                f"{self.architecture}.{key} is {value!r}; a whole number above 0 was expected"
-            )
-        return value
+    def sizes(self, tensors: Tensors, intermediate: str = "feed_forward_length") -> Sizes:
+        """intermediate: the key of the feed-forward network's size. Raises ModelFileError."""
+        hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
+        return Sizes(
+            architecture=self._architecture,
+            hidden=hidden,
+            layers=self._layer_count(tensors),
+            heads=heads,
+            kv_heads=self.count("attention.head_count_kv", heads),
+            head_dim=self.count("attention.key_length", hidden // heads),
+            intermediate=self.count(intermediate),
+            vocab=_embedding_rows(tensors),
+            context_window=self.count("context_length"),
+            norm_eps=self.positive("attention.layer_norm_rms_epsilon"),
+            tied_head="output.weight" not in tensors,
+        )
 
-    def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0. Raises ModelFileError."""
-        value = self._get(key, default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < 1e30:
-            raise ModelFileError(
-                f"{self.architecture}.{key} is {value!r}; a number above 0 was expected"
-            )
-        return float(value)
+    def rope(
+        self, head_dim: int, theta: float, *, suffix: str = "", factors: str | None = None
+    ) -> RopeSpec:
+        """theta: the default. suffix: of the key of theta; such a rope is not scaled. factors: the
+        tensor of divisors, if there is one. Raises UnsupportedModel unless whole heads are rotated
+        and scaling is linear; ModelFileError."""
+        dim = self.get("rope.dimension_count", head_dim)
+        if dim != head_dim:
+            raise UnsupportedModel(f"rotary embedding over {dim} of {head_dim} elements of a head")
+        linear = 1.0 if suffix else self._linear()
+        return RopeSpec(self.positive(f"rope.freq_base{suffix}", theta), head_dim, linear, factors)
 
-    def rope_linear(self) -> float:
-        """Divisor of positions. Raises UnsupportedModel for another kind of scaling."""
-        scaling = self._get("rope.scaling.type", "none")
+    def _linear(self) -> float:
+        """Divisor of positions."""
+        scaling = self.get("rope.scaling.type", "none")
         if scaling not in ("none", "linear"):
             raise UnsupportedModel(f"rope scaling type {scaling!r}; supported are none and linear")
         factor = self.positive("rope.scaling.factor", 1.0)
         return factor if scaling == "linear" else 1.0
 
-    def whole_head_rope(self, head_dim: int) -> int:
-        """`head_dim`, which is what must be rotated. Raises UnsupportedModel."""
-        dim = self._get("rope.dimension_count", head_dim)
-        if dim != head_dim:
-            raise UnsupportedModel(f"rotary embedding over {dim} of {head_dim} elements of a head")
-        return head_dim
+    def _layer_count(self, tensors: Tensors) -> int:
+        """A file cannot have more layers than tensors."""
+        layers = self.count("block_count")
+        if layers > len(tensors):
+            raise ModelFileError(
+                f"{self._architecture}.block_count is {layers}; the file has {len(tensors)} tensors"
+            )
+        return layers
 
-    def has(self, key: str) -> bool:
-        return f"{self.architecture}.{key}" in self._metadata
 
-    def _get(self, key: str, default: Any) -> Any:
-        return self._metadata.get(f"{self.architecture}.{key}", default)
+def _embedding_rows(tensors: Tensors) -> int:
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFileError("there is no tensor token_embd.weight")
+    return embedding.shape[0]

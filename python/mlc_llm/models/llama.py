@@ -4,43 +4,40 @@ window."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from mlc_llm.models.common import check_layer_count, embedding_rows
+from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, as converters of Llama 3 write them."""
+THETA = 10_000.0
 
 
-def read_gguf(metadata: Mapping[str, Any], tensors: Tensors) -> WeightPlan:
+def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "llama")
-    hidden, heads = values.count("embedding_length"), values.count("attention.head_count")
-    head_dim = values.count("attention.key_length", hidden // heads)
-    attention = AttentionSpec(
-        heads=heads,
-        kv_heads=values.count("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
+    sizes = values.sizes(tensors)
+    factors = FREQUENCIES if FREQUENCIES in tensors else None
+    rope = values.rope(sizes.head_dim, THETA, factors=factors)
+    mixer = replace(
+        sizes.attention(),
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        output_bias="blk.0.attn_output.bias" in tensors,
     )
-    layer = LayerSpec(attention, DenseSpec(values.count("feed_forward_length")))
-    rope = RopeSpec(
-        theta=values.positive("rope.freq_base", 10000.0),
-        dim=values.whole_head_rope(head_dim),
-        linear=values.rope_linear(),
-        factors=FREQUENCIES if FREQUENCIES in tensors else None,
-    )
-    spec = ModelSpec(
-        architecture="llama",
-        hidden=hidden,
-        vocab=embedding_rows(tensors),
-        context_window=values.count("context_length"),
-        norm_eps=values.positive("attention.layer_norm_rms_epsilon"),
-        layers=(layer,) * check_layer_count(values, tensors),
-        ropes=(rope,),
-        tied_head="output.weight" not in tensors,
-    )
+    mlp = DenseSpec(sizes.intermediate, bias="blk.0.ffn_gate.bias" in tensors)
+    spec = sizes.model([LayerSpec(mixer, mlp)] * sizes.layers, [rope])
     return plan_gguf(spec, tensors, interleaved_rope=True)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    values = ConfigValues(config)
+    sizes = values.sizes("llama")
+    has_bias = values.flag("attention_bias", False)
+    mixer = replace(sizes.attention(), qkv_bias=has_bias, output_bias=has_bias)
+    mlp = DenseSpec(sizes.intermediate, values.activation(), values.flag("mlp_bias", False))
+    layers = [LayerSpec(mixer, mlp)] * sizes.layers
+    return sizes.model(layers, [values.rope(sizes.head_dim, THETA)])

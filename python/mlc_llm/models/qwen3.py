@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from mlc_llm.models.common import check_layer_count, embedding_rows
+from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.sizes import Sizes
+from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
+GGUF_THETA, CONFIG_THETA = 1_000_000.0, 10_000.0
+"""What a file means that does not say it."""
+HEAD_DIM = 128
+"""Where a `config.json` does not say it."""
 
-def read_gguf(metadata: Mapping[str, Any], tensors: Tensors) -> WeightPlan:
+
+def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "qwen3")
-    hidden, heads = values.count("embedding_length"), values.count("attention.head_count")
-    head_dim = values.count("attention.key_length", hidden // heads)
-    attention = AttentionSpec(
-        heads=heads,
-        kv_heads=values.count("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qk_norm=True,
-    )
-    layer = LayerSpec(attention, DenseSpec(values.count("feed_forward_length")))
-    rope = RopeSpec(
-        theta=values.positive("rope.freq_base", 1_000_000.0),
-        dim=values.whole_head_rope(head_dim),
-        linear=values.rope_linear(),
-    )
-    spec = ModelSpec(
-        architecture="qwen3",
-        hidden=hidden,
-        vocab=embedding_rows(tensors),
-        context_window=values.count("context_length"),
-        norm_eps=values.positive("attention.layer_norm_rms_epsilon"),
-        layers=(layer,) * check_layer_count(values, tensors),
-        ropes=(rope,),
-        tied_head="output.weight" not in tensors,
-    )
-    return plan_gguf(spec, tensors)
+    sizes = values.sizes(tensors)
+    return plan_gguf(_spec(sizes, values.rope(sizes.head_dim, GGUF_THETA)), tensors)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    values = ConfigValues(config)
+    values.refuse_unless("hidden_act", "silu")
+    values.refuse_unless("attention_bias", False)
+    values.refuse_unless("use_sliding_window", False)
+    sizes = values.sizes("qwen3", head_dim=HEAD_DIM)
+    return _spec(sizes, values.rope(sizes.head_dim, CONFIG_THETA))
+
+
+def _spec(sizes: Sizes, rope: RopeSpec) -> ModelSpec:
+    layer = LayerSpec(replace(sizes.attention(), qk_norm=True), DenseSpec(sizes.intermediate))
+    return sizes.model([layer] * sizes.layers, [rope])

@@ -1,33 +1,68 @@
-"""The architectures: one row each, by the name that files give it."""
+"""The architectures: one row each, with the names that files give it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models import gemma3, llama, qwen3
+from mlc_llm.models import gemma3, llama, qwen3, qwen3_moe
+from mlc_llm.models.spec import ModelSpec
+from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
-Reader = Callable[[Mapping[str, Any], Tensors], WeightPlan]
 
-ARCHITECTURES: dict[str, Reader] = {
-    "gemma3": gemma3.read_gguf,
-    "llama": llama.read_gguf,
-    "qwen3": qwen3.read_gguf,
+class Architecture(NamedTuple):
+    """Who reads a model's header."""
+
+    gguf: str
+    """`general.architecture` of GGUF."""
+    config: str
+    """The class in `architectures` of a `config.json`."""
+    model_type: str
+    """Of a `config.json`, where it names no class."""
+    read_gguf: Callable[[Mapping[str, object], Tensors], WeightPlan]
+    read_config: Callable[[Mapping[str, object]], ModelSpec]
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    gguf: Architecture(gguf, config, model_type, module.read_gguf, module.read_config)
+    for gguf, config, model_type, module in (
+        ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
+        ("llama", "LlamaForCausalLM", "llama", llama),
+        ("qwen3", "Qwen3ForCausalLM", "qwen3", qwen3),
+        ("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),
+    )
 }
-"""By `general.architecture` of GGUF: who reads the file's metadata."""
+"""By `general.architecture` of GGUF."""
+_BY_CLASS = {row.config: row for row in ARCHITECTURES.values()}
+_BY_TYPE = {row.model_type: row for row in ARCHITECTURES.values()}
 
 
-def check_architecture(metadata: Mapping[str, Any]) -> str:
-    """The architecture's name, one of `ARCHITECTURES`. Raises UnsupportedModel."""
-    name = metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModel(f"architecture {name!r} is not supported; supported: {known}")
-    return name
+def check_architecture(metadata: Mapping[str, object]) -> str:
+    """`general.architecture` of GGUF, if there is a row for it. Raises UnsupportedModel."""
+    return _row(metadata.get("general.architecture"), ARCHITECTURES).gguf
 
 
-def read_gguf(metadata: Mapping[str, Any], tensors: Tensors) -> WeightPlan:
+def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """What the model is and which tensors it takes. Raises UnsupportedModel, ModelFileError."""
-    return ARCHITECTURES[check_architecture(metadata)](metadata, tensors)
+    return ARCHITECTURES[check_architecture(metadata)].read_gguf(metadata, tensors)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """What the model of a `config.json` is. Raises UnsupportedModel, ModelFileError."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes:
+        row = _row(classes[0], _BY_CLASS)
+    else:
+        row = _row(config.get("model_type"), _BY_TYPE)
+    spec = row.read_config(config)
+    check_sizes(spec)
+    return spec
+
+
+def _row(name: object, rows: Mapping[str, Architecture]) -> Architecture:
+    if not isinstance(name, str) or name not in rows:
+        known = ", ".join(sorted(rows))
+        raise UnsupportedModel(f"architecture {name!r} is not supported; supported: {known}")
+    return rows[name]

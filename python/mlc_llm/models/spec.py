@@ -26,8 +26,8 @@ class RopeSpec:
     """Elements of a head that are rotated."""
     linear: float = 1.0
     """Positions are divided by this."""
-    factors: str | None = None
-    """The file's tensor with one divisor a frequency (Llama 3 scaling), if it has one."""
+    factors: str | tuple[float, ...] | None = None
+    """Divisors (Llama 3 scaling), one a frequency, or the name of the file's tensor of them."""
 
 
 @dataclass(frozen=True)

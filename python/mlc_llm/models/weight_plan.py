@@ -60,11 +60,6 @@ class WeightPlan:
     matrices: dict[str, tuple[Source, ...]]
     vectors: dict[str, Source]
 
-    @property
-    def rope_factors(self) -> tuple[str | None, ...]:
-        """Of each rotary embedding the tensor with its divisors, if it has any."""
-        return tuple(rope.factors for rope in self.spec.ropes)
-
 
 def plan_gguf(spec: ModelSpec, tensors: Tensors, *, interleaved_rope: bool = False) -> WeightPlan:
     """The plan, with the tensor types filled into its spec.
@@ -75,7 +70,7 @@ def plan_gguf(spec: ModelSpec, tensors: Tensors, *, interleaved_rope: bool = Fal
     check_sizes(spec)
     matrices = dict(_matrices(spec, tensors, interleaved_rope))
     vectors = dict(_vectors(spec, interleaved_rope))
-    ropes = {rope.factors: (rope.dim // 2,) for rope in spec.ropes if rope.factors}
+    ropes = {r.factors: (r.dim // 2,) for r in spec.ropes if isinstance(r.factors, str)}
     wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
     wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
     _check_all_used(wanted, tensors)

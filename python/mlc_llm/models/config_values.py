@@ -1,0 +1,96 @@
+"""What most architectures read out of a Hugging Face `config.json`.
+
+Source: the configuration classes of Transformers. Version 5 keeps rotary settings in
+`rope_parameters`; earlier ones have `rope_theta` and `rope_scaling`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from mlc_llm.models.sizes import Sizes
+from mlc_llm.models.spec import Activation, RopeSpec
+from mlc_llm.models.values import MOST_LAYERS, Values
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+class ConfigValues(Values):
+    """The fields of a `config.json`; null counts as absent."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        super().__init__(config, "", null_is_absent=True)
+
+    def sizes(
+        self,
+        architecture: str,
+        *,
+        head_dim: int | None = None,
+        tied_head: bool = False,
+        intermediate: str = "intermediate_size",
+    ) -> Sizes:
+        """architecture: its name in specs. head_dim, tied_head: defaults; a head_dim of None stands
+        for hidden_size / num_attention_heads. intermediate: the field of the feed-forward network's
+        size. Raises ModelFileError."""
+        hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
+        return Sizes(
+            architecture=architecture,
+            hidden=hidden,
+            layers=self.count("num_hidden_layers", most=MOST_LAYERS),
+            heads=heads,
+            kv_heads=self.count("num_key_value_heads", heads),
+            head_dim=self.count("head_dim", head_dim or hidden // heads),
+            intermediate=self.count(intermediate),
+            vocab=self.count("vocab_size"),
+            context_window=self.count("max_position_embeddings"),
+            norm_eps=self.positive("rms_norm_eps"),
+            tied_head=self.flag("tie_word_embeddings", tied_head),
+        )
+
+    def activation(self, key: str = "hidden_act") -> Activation:
+        """Raises UnsupportedModel."""
+        return self.choice(key, ACTIVATIONS)
+
+    def rope(self, head_dim: int, theta: float) -> RopeSpec:
+        """The one rotary embedding. theta: the default. Raises UnsupportedModel, ModelFileError."""
+        if self.has("rope_parameters"):
+            return rope_of(self.part("rope_parameters"), head_dim, theta)
+        base = self.positive("rope_theta", theta)
+        self.refuse_unless("partial_rotary_factor", 1.0)
+        if self.has("rope_scaling"):
+            return rope_of(self.part("rope_scaling"), head_dim, base)
+        return RopeSpec(base, head_dim)
+
+
+def rope_of(values: Values, head_dim: int, theta: float) -> RopeSpec:
+    """A rotary embedding from its own fields. theta: where these have none. Raises
+    UnsupportedModel, ModelFileError."""
+    base = values.positive("rope_theta", theta)
+    values.refuse_unless("partial_rotary_factor", 1.0)
+    name = "rope_type" if values.has("rope_type") else "type"
+    kind = values.choice(name, {k: k for k in ("default", "linear", "llama3")}, "default")
+    if kind == "linear":
+        return RopeSpec(base, head_dim, linear=values.positive("factor"))
+    if kind == "llama3":
+        return RopeSpec(base, head_dim, factors=llama3_factors(values, head_dim, base))
+    return RopeSpec(base, head_dim)
+
+
+def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, ...]:
+    """Divisors of the frequencies (Llama 3.1): 1 for short waves, `factor` for long ones, a mean in
+    between; a wave's length is measured against the context of the first training."""
+    factor, context = values.positive("factor"), values.count("original_max_position_embeddings")
+    low, high = values.positive("low_freq_factor"), values.positive("high_freq_factor")
+    if high <= low:
+        raise values.wrong("high_freq_factor", high, "more than low_freq_factor")
+    found = []
+    for i in range(0, head_dim, 2):
+        turns = context / (2 * math.pi * theta ** (i / head_dim))  # within that context
+        short = min(max((turns - low) / (high - low), 0.0), 1.0)
+        found.append(1 / ((1 - short) / factor + short))
+    return tuple(found)

@@ -1,0 +1,54 @@
+"""Qwen3 MoE (Qwen Team 2025): a Qwen3 with experts in place of feed-forward networks.
+
+The router's softmax is over all experts; the chosen ones' weights are divided by their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from mlc_llm.models.config_values import ConfigValues
+from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.qwen3 import CONFIG_THETA, GGUF_THETA, HEAD_DIM
+from mlc_llm.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+
+
+def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
+    """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
+    values = GGUFValues(metadata, "qwen3moe")
+    sizes = values.sizes(tensors, intermediate="expert_feed_forward_length")
+    experts = ExpertsSpec(
+        num_experts=values.count("expert_count"),
+        experts_per_token=values.count("expert_used_count"),
+        intermediate=sizes.intermediate,
+        renormalize=values.flag("expert_weights_norm", True),
+    )
+    layer = LayerSpec(replace(sizes.attention(), qk_norm=True), experts)
+    rope = values.rope(sizes.head_dim, GGUF_THETA)
+    return plan_gguf(sizes.model([layer] * sizes.layers, [rope]), tensors)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    values = ConfigValues(config)
+    values.refuse_unless("hidden_act", "silu")
+    values.refuse_unless("attention_bias", False)
+    values.refuse_unless("use_sliding_window", False)
+    sizes = values.sizes("qwen3moe", head_dim=HEAD_DIM, intermediate="moe_intermediate_size")
+    of_version_5 = "num_local_experts"
+    experts = ExpertsSpec(
+        num_experts=values.count(of_version_5 if values.has(of_version_5) else "num_experts"),
+        experts_per_token=values.count("num_experts_per_tok"),
+        intermediate=sizes.intermediate,
+        renormalize=values.flag("norm_topk_prob", False),
+    )
+    step, dense = values.count("decoder_sparse_step", 1), values.counts("mlp_only_layers", 10_000)
+    sparse_layer = LayerSpec(replace(sizes.attention(), qk_norm=True), experts)
+    layers = [sparse_layer] * sizes.layers
+    for i in range(sizes.layers):
+        if i in dense or (i + 1) % step:
+            mlp = DenseSpec(values.count("intermediate_size"))
+            layers[i] = replace(sparse_layer, feed_forward=mlp)
+    return sizes.model(layers, [values.rope(sizes.head_dim, CONFIG_THETA)])
