@@ -51,6 +51,7 @@ class Facts:
     softmax_of_chosen: bool = False
     """The router's softmax is over the chosen experts only."""
     renormalize: bool = False
+    last_norm: str = "output_norm"
 
 
 def capped(x: Array, cap: float | None) -> Array:
@@ -75,7 +76,8 @@ class ReferenceDecoder:
         self.fields = {key: field.contents() for key, field in reader.fields.items()}
         self.tensors = {t.name: _float64(t) for t in reader.tensors}
         self.heads = self._number("attention.head_count")
-        self.kv_heads = self._number("attention.head_count_kv")
+        kv_heads = self._field("attention.head_count_kv")
+        self.kv_heads = max(kv_heads) if isinstance(kv_heads, list) else int(kv_heads)
         self.head_dim = self._number("attention.key_length")
 
     def logits(self, token_ids: Sequence[int]) -> Array:
@@ -83,12 +85,14 @@ class ReferenceDecoder:
         for layer in range(self._number("block_count")):
             block = f"blk.{layer}."
             scale = self.facts.residual_scale
-            y = self._post(block + "post_attention_norm", self._attention(block, layer, x))
+            is_conv = f"{block}shortconv.conv.weight" in self.tensors
+            y = self._short_conv(block, x) if is_conv else self._attention(block, layer, x)
+            y = self._post(block + "post_attention_norm", y)
             x = x + scale * y
             y = self._post(block + "post_ffw_norm", self._feed_forward(block, x))
             x = x + scale * y
         head = "output" if "output.weight" in self.tensors else "token_embd"
-        logits = self._norm("output_norm", x) @ self._weight(head).T
+        logits = self._norm(self.facts.last_norm, x) @ self._weight(head).T
         return capped(logits * self.facts.logit_scale, self.facts.logit_cap)
 
     def _attention(self, block: str, layer: int, x: Array) -> Array:
@@ -113,6 +117,16 @@ class ReferenceDecoder:
             weights = softmax(scores)
         out = np.einsum("hqk,khd->qhd", weights, np.repeat(v, share, 1)).reshape(len(x), -1)
         return self._linear(block + "attn_output", out)
+
+    def _short_conv(self, block: str, x: Array) -> Array:
+        """The whole sequence at once, so there is no state."""
+        normed = self._norm(block + "attn_norm", x)
+        b, c, u = np.split(self._linear(block + "shortconv.in_proj", normed), 3, axis=1)
+        weight, product = self._weight(block + "shortconv.conv"), b * u
+        mixed = np.zeros_like(product)
+        for back in range(weight.shape[1]):
+            mixed[back:] += product[: len(x) - back] * weight[:, -1 - back]
+        return self._linear(block + "shortconv.out_proj", c * mixed)
 
     def _seen(self, layer: int, length: int) -> npt.NDArray[np.bool_]:
         query, key = np.ogrid[:length, :length]

@@ -20,6 +20,7 @@ from mlc_llm.models.spec import (
     LayerSpec,
     ModelSpec,
     RopeSpec,
+    ShortConvSpec,
 )
 
 PLAIN = LayerSpec(AttentionSpec(heads=4, kv_heads=2, head_dim=16, scale=0.25), DenseSpec(96))
@@ -49,6 +50,10 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
     ),
     "no rotation": ("attention without a rotary embedding", lambda: attention(rope=None)),
     "experts": ("experts", lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32)))),
+    "convolutions": (
+        "short convolutions",
+        lambda: model(replace(PLAIN, mixer=ShortConvSpec(64, 3))),
+    ),
     "residual": ("residual multipliers", lambda: model(replace(PLAIN, residual_scale=0.5))),
     "logits": ("logit multipliers", lambda: model(logit_scale=0.5)),
     "logit caps": ("logit caps", lambda: model(logit_cap=30.0)),

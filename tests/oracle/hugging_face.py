@@ -18,18 +18,31 @@ LAYER_NAMES = {
     "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }  # fmt: skip
+LFM2_NAMES = {
+    "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm", "conv.conv": "shortconv.conv",
+    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
+}  # fmt: skip
 NORMS = {"post_attention_layernorm": "ffn_norm"}
 GEMMA_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+MORE_NAMES = {"gemma3": GEMMA_NORMS, "lfm2": LFM2_NAMES}
+OUTER = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "model.embedding_norm": "token_embd_norm",
+}  # fmt: skip
 
 
 def write_model(path: Path, architecture: str, model: Any, more: dict[str, Any]) -> None:
     """more: metadata of this architecture beyond what all have, without its name in front."""
     config = model.config
+    head_dim = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    norm_eps = "norm_eps" if architecture == "lfm2" else "rms_norm_eps"
     own = {
         "block_count": config.num_hidden_layers,
         "context_length": config.max_position_embeddings,
@@ -37,9 +50,9 @@ def write_model(path: Path, architecture: str, model: Any, more: dict[str, Any])
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": config.head_dim,
-        "attention.value_length": config.head_dim,
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": getattr(config, norm_eps),
     }
     metadata = {f"{architecture}.{key}": value for key, value in (own | more).items()}
     tensors = {
@@ -61,6 +74,8 @@ def weights_of(model: Any, architecture: str) -> dict[str, Any]:
             values = values + 1
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             values = interleaved(values, model.config.head_dim)
+        if name.endswith("conv.conv.weight"):
+            values = values.squeeze(1)
         if name.endswith("experts.gate_up_proj"):  # rows of `gate`, then rows of `up`
             gate, up = np.split(values, 2, axis=1)
             prefix = name.removesuffix("gate_up_proj")
@@ -82,5 +97,5 @@ def gguf_name(name: str, architecture: str) -> str:
     if base in OUTER:
         return f"{OUTER[base]}.{end}"
     _, _, layer, part = base.split(".", 3)
-    names = LAYER_NAMES | (GEMMA_NORMS if architecture == "gemma3" else NORMS)
+    names = LAYER_NAMES | MORE_NAMES.get(architecture, NORMS)
     return f"blk.{layer}.{names[part]}.{end}"

@@ -20,7 +20,13 @@ transformers = pytest.importorskip("transformers", reason="the oracle extra is n
 from hugging_face import write_model  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
-KINDS = ("llama", "qwen3", "qwen3moe", "gemma3")
+KINDS = ("llama", "qwen3", "qwen3moe", "gemma3", "lfm2")
+LFM2_LAYERS = (
+    ("conv", "full_attention"),
+    ("full_attention", "conv", "conv", "full_attention"),
+    ("conv", "conv", "full_attention"),
+)
+"""By seed."""
 NAMES = ("architectures", "model_type")
 LENGTH = 80
 WORST = 1e-4
@@ -69,11 +75,30 @@ def made(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
             "expert_feed_forward_length": config.moe_intermediate_size,
             "expert_weights_norm": config.norm_topk_prob,
         }
+    if kind == "lfm2":
+        return made_lfm2(given, seed)
     given |= {"num_hidden_layers": 7, "tie_word_embeddings": True}
     config = transformers.Gemma3TextConfig(
         **given, sliding_window=24, query_pre_attn_scalar=given["head_dim"]
     )
     return transformers.Gemma3ForCausalLM(config), {"attention.sliding_window": 24}
+
+
+def made_lfm2(given: dict[str, Any], seed: int) -> tuple[Any, dict[str, Any]]:
+    """Heads have the size that the hidden one leaves; the network's size is adjusted."""
+    types = LFM2_LAYERS[seed]
+    del given["head_dim"]
+    given |= {"num_hidden_layers": len(types), "layer_types": list(types), "conv_L_cache": 2 + seed}
+    config = transformers.Lfm2Config(**given, block_multiple_of=32)
+    model = transformers.Lfm2ForCausalLM(config)
+    return model, {
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "attention.head_count_kv": [
+            config.num_key_value_heads if one == "full_attention" else 0 for one in types
+        ],
+        "shortconv.l_cache": config.conv_L_cache,
+        "feed_forward_length": model.model.layers[0].feed_forward.w1.out_features,
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -108,5 +133,6 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
         write_model(tmp_path / "model.gguf", kind, model, more)
         tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
         exact = model.eval()(torch.tensor([tokens])).logits[0].double().numpy()
-    found = runner_of(tmp_path / "model.gguf", tmp_path, "reference").logits(tokens)
-    assert relative_error(found, exact) <= WORST
+    runner = runner_of(tmp_path / "model.gguf", tmp_path, "reference")
+    for chunk in (None, 7, 1):
+        assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk

@@ -215,3 +215,21 @@ def test_too_little_memory_says_what_takes_it() -> None:
     wide = replace(SMALL, vocab_size=2**20)
     with pytest.raises(UserError, match="Insufficient memory"):
         complete_config(EngineConfig(mode="server"), wide, GB)
+
+
+def test_states_are_counted_and_cannot_be_rolled_back() -> None:
+    with_states = replace(SMALL, state_bytes=1000)
+    plain, more = (
+        complete_config(EngineConfig(max_num_sequence=8), size, 8 * GB)[1]
+        for size in (SMALL, with_states)
+    )
+    assert more.total(0) - plain.total(0) == (2 * 8 + 1) * 1000
+    with pytest.raises(InvalidField, match=r"speculative_mode.*this model keeps states"):
+        infer_limits(EngineConfig(speculative_mode="prompt_lookup"), with_states)
+    with pytest.raises(InvalidField, match=r"sliding_window_size = 128.*keeps states"):
+        infer_limits(EngineConfig(sliding_window_size=128), with_states)
+    drafted = replace(SMALL, draft=with_states)
+    with pytest.raises(InvalidField, match="the draft model keeps states"):
+        infer_limits(
+            EngineConfig(speculative_mode="small_draft", additional_models=["draft"]), drafted
+        )

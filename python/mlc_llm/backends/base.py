@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ModelSpec
+    from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ModelSpec, ShortConvSpec
     from mlc_llm.quantization.block_format import Grouped
 
 Numbers: TypeAlias = "array[int] | array[float]"
@@ -87,6 +87,15 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
+class StateInputs:
+    """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
+
+    rows: Tensor
+    state: Tensor
+    """[slots, ...], changed in place."""
+
+
+@dataclass(frozen=True)
 class AttentionBlocks:
     """How attention cuts its work."""
 
@@ -121,8 +130,8 @@ class Ops(Protocol):
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> Any:
         """A module with the parameter `packed`. kind: the file's tensor type. role: "embedding",
-        "qkv", "o", "mlp", "down", "shared", "router" or "head"; some are more sensitive to rounding
-        than others."""
+        "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out" or "head"; some are
+        more sensitive to rounding than others."""
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Any:
         """A module with the parameter `packed`: the packed matrix of each expert, one behind the
@@ -173,6 +182,13 @@ class Ops(Protocol):
         """An Input: rotates queries and keys, stores keys and values in the pages (in place), and
         attends over all that is seen: [tokens, heads * head_dim]. learned_sinks: float32 [heads],
         if the spec has them."""
+
+    def short_conv(
+        self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
+    ) -> Any:
+        """An Input: c * conv(b * u) for b, c and u, the thirds of a row. weight: float32
+        [width, kernel], the newest token's last. A token takes the tokens before it from its row of
+        the batch, and those before the row from the sequence's state."""
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks: ...
 

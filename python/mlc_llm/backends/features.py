@@ -10,12 +10,19 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    ShortConvSpec,
+)
 
 if TYPE_CHECKING:
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.backends.base import ExpertMatrices, Part
+    from mlc_llm.backends.base import ExpertMatrices, Part, StateInputs
 
 Feature: TypeAlias = Literal[
     "score caps",
@@ -23,6 +30,7 @@ Feature: TypeAlias = Literal[
     "biases",
     "attention without a rotary embedding",
     "experts",
+    "short convolutions",
     "residual multipliers",
     "logit multipliers",
     "logit caps",
@@ -31,16 +39,24 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 
 def _has_bias(layer: LayerSpec) -> bool:
-    mixer, mlp = layer.mixer, layer.feed_forward
+    mlp = layer.feed_forward
     has_mlp_bias = isinstance(mlp, DenseSpec) and mlp.bias
-    return mixer.qkv_bias or mixer.output_bias or has_mlp_bias
+    return has_mlp_bias or _attention(layer, lambda one: one.qkv_bias or one.output_bias)
+
+
+def _attention(layer: LayerSpec, is_asked: Callable[[AttentionSpec], bool]) -> bool:
+    """Whether a layer has attention, of which something holds."""
+    return isinstance(layer.mixer, AttentionSpec) and is_asked(layer.mixer)
 
 
 _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
-    "score caps": lambda layer: layer.mixer.score_cap is not None,
-    "learned attention sinks": lambda layer: layer.mixer.learned_sinks,
+    "score caps": lambda layer: _attention(layer, lambda one: one.score_cap is not None),
+    "learned attention sinks": lambda layer: _attention(layer, lambda one: one.learned_sinks),
     "biases": _has_bias,
-    "attention without a rotary embedding": lambda layer: layer.mixer.rope is None,
+    "attention without a rotary embedding": lambda layer: _attention(
+        layer, lambda one: one.rope is None
+    ),
+    "short convolutions": lambda layer: isinstance(layer.mixer, ShortConvSpec),
     "experts": lambda layer: isinstance(layer.feed_forward, ExpertsSpec),
     "residual multipliers": lambda layer: layer.residual_scale != 1.0,
 }
@@ -80,6 +96,11 @@ class PlainOps:
 
     def moe(self, spec: ExpertsSpec, x: Any, matrices: ExpertMatrices) -> Tensor:
         raise AssertionError("experts were not refused")
+
+    def short_conv(
+        self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
+    ) -> Any:
+        raise AssertionError("short convolutions were not refused")
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         raise AssertionError("residual multipliers, biases or experts were not refused")

@@ -41,6 +41,10 @@ class Choice:
     def terms(self) -> dict[str, tuple[int, str]]:
         """The bytes of each part and what they are for. Their sum is `total`."""
         plan, config = self.plan, self.config
+        of_layers = {
+            "windowed_kv": (plan.windowed, "pages of layers with a window of their own"),
+            "states": (plan.states, "of layers that keep a state for each sequence"),
+        }
         return {
             "weights": (plan.weights, "as the kernels hold them"),
             **({"draft_model": (plan.draft, "weights and workspace")} if plan.draft else {}),
@@ -48,6 +52,7 @@ class Choice:
             "logits": (plan.logits, f"of {config.max_num_sequence} sequences, with sampling"),
             "rope": (plan.rope, f"of positions up to {config.max_single_sequence_length}"),
             "runtime": (plan.runtime, "for code, threads and requests"),
+            **{name: term for name, term in of_layers.items() if term[0]},
             "kv_cache": (
                 self.total - plan.total(0),
                 f"for {self.tokens} tokens of {plan.kv_per_token} bytes",

@@ -17,9 +17,10 @@ from mlc_llm.library.metadata import (
     KVInfo,
     Metadata,
     ParamInfo,
+    StateInfo,
 )
 from mlc_llm.library.signatures import FORWARD, signatures
-from mlc_llm.models.decoder import Decoder
+from mlc_llm.models.decoder import decoder_of
 from mlc_llm.models.spec import ModelSpec
 
 
@@ -32,7 +33,7 @@ def build_library(
     """
     backend.check(spec)
     ops = backend.ops()
-    model, kv = Decoder(spec, ops), kv_info(spec, backend, ops)
+    model, kv = decoder_of(spec, ops), kv_info(spec, backend, ops)
     try:
         module, params = model.export_tvm(export_specs(spec, kv, ops))
         compiled = backend.compile(module, folder, triple)
@@ -46,11 +47,12 @@ def build_library(
         tvm_version=tvm.__version__,
         vocab_size=spec.tokens,
         padded_vocab=ops.padded_rows(spec.vocab),
-        has_fast_tokens=ops.has_fast_tokens,
+        has_fast_tokens=ops.has_fast_tokens and not spec.recurrent_layers,
         requires=compiled.requires,
         has_window=spec.has_sink_queries,
         ropes=len(spec.ropes),
         kv=kv,
+        states=state_infos(spec),
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in compiled.files},
     )
@@ -70,7 +72,7 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     """Sizes and types of the model's KV pages."""
     groups = []
     for group in spec.kv_groups:
-        blocks = ops.attention_blocks(spec.layers[group.layers[0]].mixer)
+        blocks = ops.attention_blocks(spec.attention_layers[group.layers[0]])
         one = KVGroupInfo(
             layers=group.layers,
             kv_heads=group.kv_heads,
@@ -84,6 +86,11 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     return KVInfo(backend.page_size, backend.kv_dtype, tuple(groups))
 
 
+def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
+    """What the recurrent layers of a model keep."""
+    return tuple(StateInfo(i, one.state_shape) for i, one in spec.recurrent_layers.items())
+
+
 def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
     """The argument shapes of `Decoder`'s methods, in the form of `export_tvm`."""
     found: dict[str, dict[str, object]] = signatures(
@@ -92,6 +99,7 @@ def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, o
         padded_vocab=ops.padded_rows(spec.vocab),
         rope_dims=tuple(rope.dim for rope in spec.ropes),
         kv=kv,
+        states=state_infos(spec),
     )
     for name, arguments in found.items():
         mode = "packed" if name == FORWARD else "none"

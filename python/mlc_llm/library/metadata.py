@@ -16,7 +16,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 5
+VERSION = 6
 
 
 def rope_param(index: int) -> str:
@@ -61,7 +61,7 @@ class KVGroupInfo:
 
 @dataclass(frozen=True)
 class KVInfo:
-    """The KV pages of all layers."""
+    """The KV pages of all layers that have attention."""
 
     page_size: int
     dtype: str
@@ -76,6 +76,14 @@ class KVInfo:
         width = {"float16": 2, "float32": 4}[self.dtype]
         size = group.kv_heads * self.page_size * group.head_dim
         return len(group.layers) * 2 * size * width
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """What a recurrent layer keeps for each sequence, as a tensor float32 [slots, *shape]."""
+
+    layer: int
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,8 @@ class Metadata:
     ropes: int
     """Number of rotary embeddings."""
     kv: KVInfo
+    states: tuple[StateInfo, ...]
+    """Of the layers that keep no pages."""
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]
     """Of the other files, in the order in which they are linked."""
@@ -117,6 +127,7 @@ class Metadata:
         if raw.pop("own_sha256") != _digest(raw):
             raise ValueError("the metadata does not match its own hash")
         raw["kv"] = _kv(raw["kv"])
+        raw["states"] = tuple(StateInfo(s["layer"], tuple(s["shape"])) for s in raw["states"])
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]

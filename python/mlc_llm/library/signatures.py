@@ -7,7 +7,10 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              of each rotary embedding: ropes [p, 2, dim/2], cosines, then sines, a row a position;
              of each group of layers: slots [m], places [m], query_blocks [t, 3], page_ids [n],
              windows [2];
-             pages (one tensor a layer, changed in place), params
+             pages (one tensor a layer of attention, changed in place);
+             if there are recurrent layers: state_rows [r, 4], states (one tensor a recurrent layer,
+             changed in place);
+             params
              -> logits [s, padded_vocab]
   position      row of `ropes` that turns a token's query and key
   sink_position row that turns the query with which a token sees sinks, where the engine has a
@@ -18,6 +21,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   query_blocks  first token, number of tokens, start of the sequence's list in page_ids
   windows       a token sees the last windows[0] tokens, itself included, and the first windows[1]
                 of its sequence
+  state_rows    of each sequence that takes part: its first token, how many, the slot with its
+                state, and another one that gets the state behind these tokens
   fast_tokens   how many of the first tokens may be computed less exactly
 top_tokens   logits [s, padded_vocab], rows [r]
              -> token [r, 20], most likely first, -1 where there are no more; logprob [r, 20];
@@ -42,7 +47,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from mlc_llm.library.metadata import KVGroupInfo, KVInfo
+from mlc_llm.library.metadata import KVGroupInfo, KVInfo, StateInfo
 
 FORWARD = "forward"
 TOP_TOKENS = "top_tokens"
@@ -63,14 +68,20 @@ Tensor = Callable[..., Any]
 
 
 def signatures(
-    tensor: Tensor, *, vocab: int, padded_vocab: int, rope_dims: tuple[int, ...], kv: KVInfo
+    tensor: Tensor,
+    *,
+    vocab: int,
+    padded_vocab: int,
+    rope_dims: tuple[int, ...],
+    kv: KVInfo,
+    states: tuple[StateInfo, ...] = (),
 ) -> dict[str, dict[str, Any]]:
     """By function and argument, in order; `params`, which `forward` takes last, is left out."""
     logits = tensor("float32", "s", padded_vocab)
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
     groups, pages = range(len(kv.groups)), _pages(tensor, kv)
     return {
-        FORWARD: _forward(tensor, ropes, len(kv.groups), pages),
+        FORWARD: _forward(tensor, ropes, len(kv.groups), pages) | _states(tensor, states),
         TOP_TOKENS: {"logits": logits, "rows": tensor("int32", "r")},
         EDIT_LOGITS: {
             "place": tensor("int32", "e", 2),
@@ -115,8 +126,15 @@ def _forward(tensor: Tensor, ropes: list[Any], groups: int, pages: list[Any]) ->
     }
 
 
+def _states(tensor: Tensor, states: tuple[StateInfo, ...]) -> dict[str, Any]:
+    if not states:
+        return {}
+    kept = [tensor("float32", "slots", *one.shape) for one in states]
+    return {"state_rows": tensor("int32", "r", 4), "states": kept}
+
+
 def _pages(tensor: Tensor, kv: KVInfo) -> list[Any]:
-    """One tensor a layer, in the order of the layers."""
+    """One tensor a layer of attention, in the order of the layers."""
     by_layer: dict[int, tuple[int, KVGroupInfo]] = {
         layer: (g, group) for g, group in enumerate(kv.groups) for layer in group.layers
     }

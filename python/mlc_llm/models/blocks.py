@@ -7,9 +7,17 @@ from typing import Any, NamedTuple, TypeAlias
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import ExpertMatrices, HeadNorms, LayerInputs, Ops
+from mlc_llm.backends.base import ExpertMatrices, HeadNorms, LayerInputs, Ops, StateInputs
 from mlc_llm.backends.base import Part as Columns
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, FeedForward, ModelSpec
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    FeedForward,
+    Mixer,
+    ModelSpec,
+    ShortConvSpec,
+)
 
 
 class Part(nn.Module):  # type: ignore[misc]
@@ -79,15 +87,17 @@ class AttentionBlock:
     `layer` has the vectors, and gets the matrices `qkv` and `o`.
     """
 
-    def __init__(self, layer: nn.Module, model: ModelSpec, index: int, ops: Ops) -> None:
-        self._layer, self._ops, self._eps = layer, ops, model.norm_eps
-        self._spec: AttentionSpec = model.layers[index].mixer
-        spec, prefix, hidden = self._spec, f"layers.{index}.", model.hidden
+    def __init__(
+        self, layer: nn.Module, model: ModelSpec, index: int, spec: AttentionSpec, ops: Ops
+    ) -> None:
+        self._layer, self._ops, self._eps, self._spec = layer, ops, model.norm_eps, spec
+        prefix, hidden = f"layers.{index}.", model.hidden
         widths = {"q": spec.query_width, "k": spec.kv_width, "v": spec.kv_width}
         self._to_qkv = MergedLinear(layer.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
         layer.o = ops.matrix(hidden, spec.query_width, model.kinds[f"{prefix}o"], "o")
 
-    def __call__(self, x: Any, inputs: LayerInputs) -> Result:
+    def __call__(self, x: Any, inputs: LayerInputs | StateInputs) -> Product:
+        assert isinstance(inputs, LayerInputs), "a layer of attention keeps pages"
         layer, spec = self._layer, self._spec
         if spec.qkv_bias:
             qkv = self._to_qkv.with_biases(x, layer.q_bias, layer.k_bias, layer.v_bias)
@@ -101,6 +111,24 @@ class AttentionBlock:
         if not self._spec.qk_norm:
             return None
         return HeadNorms(self._layer.q_norm, self._layer.k_norm, self._eps)
+
+
+class ShortConvBlock:
+    """A gated short convolution. `layer` has `conv`, and gets `conv_in` and `conv_out`."""
+
+    def __init__(
+        self, layer: nn.Module, model: ModelSpec, index: int, spec: ShortConvSpec, ops: Ops
+    ) -> None:
+        self._layer, self._ops, self._spec = layer, ops, spec
+        prefix, hidden, wide = f"layers.{index}.", model.hidden, spec.width
+        layer.conv_in = ops.matrix(3 * wide, hidden, model.kinds[f"{prefix}conv_in"], "conv_in")
+        layer.conv_out = ops.matrix(hidden, wide, model.kinds[f"{prefix}conv_out"], "conv_out")
+
+    def __call__(self, x: Any, inputs: LayerInputs | StateInputs) -> Product:
+        assert isinstance(inputs, StateInputs), "a recurrent layer keeps a state"
+        layer, ops = self._layer, self._ops
+        thirds = ops.linear(layer.conv_in, x)
+        return Product(layer.conv_out, ops.short_conv(self._spec, thirds, layer.conv, inputs))
 
 
 class DenseBlock:
@@ -151,6 +179,16 @@ class ExpertsBlock:
         matrices = ExpertMatrices(self._layer.router, experts.gate, experts.up, experts.down)
         y = self._ops.moe(self._spec, x, matrices)
         return y if self._shared is None else self._ops.add(y, self._shared(x).value(self._ops))
+
+
+def mixer_block(
+    layer: nn.Module, model: ModelSpec, index: int, ops: Ops
+) -> AttentionBlock | ShortConvBlock:
+    """The block that computes `mixer` of a layer."""
+    spec: Mixer = model.layers[index].mixer
+    if isinstance(spec, ShortConvSpec):
+        return ShortConvBlock(layer, model, index, spec, ops)
+    return AttentionBlock(layer, model, index, spec, ops)
 
 
 def feed_forward_block(

@@ -33,10 +33,11 @@ class ConfigValues(Values):
         head_dim: int | None = None,
         tied_head: bool = False,
         intermediate: str = "intermediate_size",
+        eps: str = "rms_norm_eps",
     ) -> Sizes:
         """architecture: its name in specs. head_dim, tied_head: defaults; a head_dim of None stands
-        for hidden_size / num_attention_heads. intermediate: the field of the feed-forward network's
-        size. Raises ModelFileError."""
+        for hidden_size / num_attention_heads. intermediate, eps: the fields of the feed-forward
+        network's size, and of the norms. Raises ModelFileError."""
         hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
         return Sizes(
             architecture=architecture,
@@ -48,7 +49,7 @@ class ConfigValues(Values):
             intermediate=self.count(intermediate),
             vocab=self.count("vocab_size"),
             context_window=self.count("max_position_embeddings"),
-            norm_eps=self.positive("rms_norm_eps"),
+            norm_eps=self.positive(eps),
             tied_head=self.flag("tie_word_embeddings", tied_head),
         )
 
@@ -86,8 +87,7 @@ def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, 
     between; a wave's length is measured against the context of the first training."""
     factor, context = values.positive("factor"), values.count("original_max_position_embeddings")
     low, high = values.positive("low_freq_factor"), values.positive("high_freq_factor")
-    if high <= low:
-        raise values.wrong("high_freq_factor", high, "more than low_freq_factor")
+    values.check("high_freq_factor", high > low, "more than low_freq_factor")
     found = []
     for i in range(0, head_dim, 2):
         turns = context / (2 * math.pi * theta ** (i / head_dim))  # within that context

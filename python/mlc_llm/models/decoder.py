@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import LayerInputs, Ops
-from mlc_llm.models.blocks import AttentionBlock, Part, Product, Result, feed_forward_block
+from mlc_llm.backends.base import LayerInputs, Ops, StateInputs
+from mlc_llm.models.blocks import Part, Product, Result, feed_forward_block, mixer_block
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import layer_vectors
 
@@ -19,12 +20,12 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
     def __init__(self, model: ModelSpec, index: int, ops: Ops) -> None:
         self.eps, self.spec, self.ops = model.norm_eps, model.layers[index], ops
         for name, vector in layer_vectors(model.hidden, self.spec).items():
-            setattr(self, name, nn.Parameter((vector.size,), "float32"))
+            setattr(self, name, nn.Parameter(vector.shape, "float32"))
         self.qkv, self.mlp = Part(), Part()
-        self.mixer = AttentionBlock(self, model, index, ops)
+        self.mixer = mixer_block(self, model, index, ops)
         self.feed_forward = feed_forward_block(self, model, index, ops)
 
-    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+    def forward(self, x: Tensor, inputs: LayerInputs | StateInputs) -> Tensor:
         self.ops.begin_layer()
         x = self._add(x, self.mixer(self._normed(x, "attention_norm"), inputs), "attention")
         return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
@@ -46,7 +47,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         return ops.add_norm(x, y, weight if scale == 1.0 else ops.scaled(weight, scale), self.eps)
 
 
-class Decoder(nn.Module):  # type: ignore[misc]
+class BaseDecoder(nn.Module):  # type: ignore[misc]
     """Its public methods become the functions of a model library (`library/signatures.py`)."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
@@ -57,41 +58,40 @@ class Decoder(nn.Module):  # type: ignore[misc]
         if not spec.tied_head:
             self.head = ops.matrix(spec.vocab, spec.hidden, spec.kinds["head"], "head")
 
-    def forward(
+    def _computed(
         self,
         tokens: Tensor,
-        position: Tensor,
-        sink_position: Tensor,
         fast_tokens: Tensor,
         logit_rows: Tensor,
-        ropes: list[Tensor],
-        slots: list[Tensor],
-        places: list[Tensor],
-        query_blocks: list[Tensor],
-        page_ids: list[Tensor],
-        windows: list[Tensor],
-        pages: list[Tensor],
+        inputs: Mapping[int, LayerInputs | StateInputs],
     ) -> Tensor:
+        """The logits. inputs: of each layer."""
         ops, spec = self.ops, self.spec
-        groups = spec.group_of_layer()
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
         for i, layer in enumerate(self.layers):
-            group = groups[i]
-            rope = spec.layers[i].mixer.rope
-            inputs = LayerInputs(
-                position,
-                sink_position,
-                None if rope is None else ropes[rope],
-                slots[group],
-                places[group],
-                query_blocks[group],
-                page_ids[group],
-                windows[group],
-                pages[i],
-            )
-            x = layer(x, inputs)
+            x = layer(x, inputs[i])
         return self._logits(ops.take_rows(x, logit_rows))
+
+    def _paged(
+        self,
+        position: Tensor,
+        sink_position: Tensor,
+        ropes: list[Tensor],
+        tables: Sequence[list[Tensor]],
+        pages: list[Tensor],
+    ) -> dict[int, LayerInputs | StateInputs]:
+        """Inputs of the layers of attention. tables: `LayerInputs.slot` to `window` of each group,
+        one list a field."""
+        groups = self.spec.group_of_layer()
+        found: dict[int, LayerInputs | StateInputs] = {}
+        for (i, one), of_layer in zip(self.spec.attention_layers.items(), pages, strict=True):
+            rope = None if one.rope is None else ropes[one.rope]
+            slot, place, blocks, ids, window = (table[groups[i]] for table in tables)
+            found[i] = LayerInputs(
+                position, sink_position, rope, slot, place, blocks, ids, window, of_layer
+            )
+        return found
 
     def _logits(self, x: Tensor) -> Tensor:
         ops, spec = self.ops, self.spec
@@ -120,9 +120,63 @@ class Decoder(nn.Module):  # type: ignore[misc]
         return self.ops.chosen_logits(kept, rows, token)
 
     def copy_pages(self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]) -> Any:
-        ops, groups = self.ops, self.spec.group_of_layer()
-        layers = enumerate(self.spec.layers)
+        groups = self.spec.group_of_layer()
         return [
-            ops.copy_pages(layer.mixer, sources[groups[i]], targets[groups[i]], pages[i])
-            for i, layer in layers
+            self.ops.copy_pages(one, sources[groups[i]], targets[groups[i]], of_layer)
+            for (i, one), of_layer in zip(self.spec.attention_layers.items(), pages, strict=True)
         ]
+
+
+class Decoder(BaseDecoder):
+    """A model whose layers all keep pages."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        sink_position: Tensor,
+        fast_tokens: Tensor,
+        logit_rows: Tensor,
+        ropes: list[Tensor],
+        slots: list[Tensor],
+        places: list[Tensor],
+        query_blocks: list[Tensor],
+        page_ids: list[Tensor],
+        windows: list[Tensor],
+        pages: list[Tensor],
+    ) -> Tensor:
+        tables = (slots, places, query_blocks, page_ids, windows)
+        inputs = self._paged(position, sink_position, ropes, tables, pages)
+        return self._computed(tokens, fast_tokens, logit_rows, inputs)
+
+
+class RecurrentDecoder(BaseDecoder):
+    """A model some of whose layers keep a state."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        sink_position: Tensor,
+        fast_tokens: Tensor,
+        logit_rows: Tensor,
+        ropes: list[Tensor],
+        slots: list[Tensor],
+        places: list[Tensor],
+        query_blocks: list[Tensor],
+        page_ids: list[Tensor],
+        windows: list[Tensor],
+        pages: list[Tensor],
+        state_rows: Tensor,
+        states: list[Tensor],
+    ) -> Tensor:
+        tables = (slots, places, query_blocks, page_ids, windows)
+        inputs = self._paged(position, sink_position, ropes, tables, pages)
+        for i, state in zip(self.spec.recurrent_layers, states, strict=True):
+            inputs[i] = StateInputs(state_rows, state)
+        return self._computed(tokens, fast_tokens, logit_rows, inputs)
+
+
+def decoder_of(spec: ModelSpec, ops: Ops) -> BaseDecoder:
+    """The decoder whose `forward` takes what the layers of the model need."""
+    return RecurrentDecoder(spec, ops) if spec.recurrent_layers else Decoder(spec, ops)

@@ -94,7 +94,8 @@ def _spec(
 ) -> ModelSpec:
     """kinds: GLOBAL or LOCAL, of each layer."""
     mlp = DenseSpec(sizes.intermediate, "gelu_tanh")
-    layer = LayerSpec(replace(mixer, qk_norm=True), mlp, post_norms=True)
-    local = replace(layer, mixer=replace(layer.mixer, rope=LOCAL, window=window))
-    layers = [local if kind == LOCAL else layer for kind in kinds]
+    whole = replace(mixer, qk_norm=True)
+    local = replace(whole, rope=LOCAL, window=window)
+    made = {GLOBAL: whole, LOCAL: local}
+    layers = [LayerSpec(made[kind], mlp, post_norms=True) for kind in kinds]
     return sizes.model(layers, ropes, embedding_scale=sizes.hidden**0.5)

@@ -21,15 +21,22 @@ class GGUFValues(Values):
         super().__init__(metadata, f"{architecture}.", null_is_absent=False)
         self._architecture = architecture
 
-    def sizes(self, tensors: Tensors, intermediate: str = "feed_forward_length") -> Sizes:
-        """intermediate: the key of the feed-forward network's size. Raises ModelFileError."""
+    def sizes(
+        self,
+        tensors: Tensors,
+        *,
+        intermediate: str = "feed_forward_length",
+        kv_heads: int | None = None,
+    ) -> Sizes:
+        """intermediate: the key of the feed-forward network's size. kv_heads: None stands for what
+        the file says, one number for all layers. Raises ModelFileError."""
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         return Sizes(
             architecture=self._architecture,
             hidden=hidden,
-            layers=self._layer_count(tensors),
+            layers=self.layer_count(tensors),
             heads=heads,
-            kv_heads=self.count("attention.head_count_kv", heads),
+            kv_heads=kv_heads or self.count("attention.head_count_kv", heads),
             head_dim=self.count("attention.key_length", hidden // heads),
             intermediate=self.count(intermediate),
             vocab=_embedding_rows(tensors),
@@ -58,8 +65,8 @@ class GGUFValues(Values):
         factor = self.positive("rope.scaling.factor", 1.0)
         return factor if scaling == "linear" else 1.0
 
-    def _layer_count(self, tensors: Tensors) -> int:
-        """A file cannot have more layers than tensors."""
+    def layer_count(self, tensors: Tensors) -> int:
+        """A file cannot have more layers than tensors. Raises ModelFileError."""
         layers = self.count("block_count")
         if layers > len(tensors):
             raise ModelFileError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models import gemma3, llama, qwen3, qwen3_moe
+from mlc_llm.models import gemma3, lfm2, llama, qwen3, qwen3_moe
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
@@ -29,6 +29,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     gguf: Architecture(gguf, config, model_type, module.read_gguf, module.read_config)
     for gguf, config, model_type, module in (
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
+        ("lfm2", "Lfm2ForCausalLM", "lfm2", lfm2),
         ("llama", "LlamaForCausalLM", "llama", llama),
         ("qwen3", "Qwen3ForCausalLM", "qwen3", qwen3),
         ("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),

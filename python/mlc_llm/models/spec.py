@@ -107,8 +107,24 @@ class ExpertsSpec:
         return DenseSpec(wide, self.activation) if wide else None
 
 
-Mixer: TypeAlias = AttentionSpec
-"""How a layer lets tokens see each other."""
+@dataclass(frozen=True)
+class ShortConvSpec:
+    """A gated short convolution (LFM2, Liquid AI 2025). With b, c and u, the thirds of in(y), it
+    gives out(c * conv(b * u)). conv adds the last `kernel` tokens, each channel of each of them
+    times a weight of its own. A sequence keeps the last kernel - 1 values of b * u as its state."""
+
+    width: int
+    """Channels: the model's hidden size."""
+    kernel: int
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """Of one sequence, the oldest token first."""
+        return self.kernel - 1, self.width
+
+
+Mixer: TypeAlias = AttentionSpec | ShortConvSpec
+"""How a layer lets tokens see each other: attention keeps pages, any other one keeps a state."""
 FeedForward: TypeAlias = DenseSpec | ExpertsSpec
 
 
@@ -169,29 +185,37 @@ class ModelSpec:
         return self.vocab if self.active_vocab is None else min(self.active_vocab, self.vocab)
 
     @property
+    def attention_layers(self) -> dict[int, AttentionSpec]:
+        """The layers that keep pages, by number, in order."""
+        layers = enumerate(self.layers)
+        return {i: one.mixer for i, one in layers if isinstance(one.mixer, AttentionSpec)}
+
+    @property
+    def recurrent_layers(self) -> dict[int, ShortConvSpec]:
+        """The layers that keep a state, by number, in order."""
+        layers = enumerate(self.layers)
+        return {i: one.mixer for i, one in layers if isinstance(one.mixer, ShortConvSpec)}
+
+    @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """In the order of their first layers."""
         groups: dict[tuple[int, int, int, int | None], list[int]] = {}
-        for i, layer in enumerate(self.layers):
-            one = layer.mixer
+        for i, one in self.attention_layers.items():
             groups.setdefault((one.heads, one.kv_heads, one.head_dim, one.window), []).append(i)
         return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
 
     @property
     def has_sink_queries(self) -> bool:
-        return any(layer.mixer.sink_query for layer in self.layers)
+        return any(one.sink_query for one in self.attention_layers.values())
 
     def with_sink_queries(self) -> ModelSpec:
         """For an engine with a sliding window, which the layers that see everything get."""
-        layers = tuple(
-            layer
-            if layer.mixer.window is not None
-            else replace(layer, mixer=replace(layer.mixer, sink_query=True))
-            for layer in self.layers
-        )
-        return replace(self, layers=layers)
+        layers = list(self.layers)
+        for i, one in self.attention_layers.items():
+            if one.window is None:
+                layers[i] = replace(layers[i], mixer=replace(one, sink_query=True))
+        return replace(self, layers=tuple(layers))
 
-    def group_of_layer(self) -> tuple[int, ...]:
-        """Index into `kv_groups` of every layer."""
-        found = {i: g for g, group in enumerate(self.kv_groups) for i in group.layers}
-        return tuple(found[i] for i in range(len(self.layers)))
+    def group_of_layer(self) -> dict[int, int]:
+        """Index into `kv_groups` of every layer of attention."""
+        return {i: g for g, group in enumerate(self.kv_groups) for i in group.layers}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from mlc_llm.errors import ModelFileError
-from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, ShortConvSpec
 
 
 def check_sizes(spec: ModelSpec) -> None:
-    """Raises ModelFileError naming the layer and its numbers."""
+    """Raises ModelFileError naming the layer and its numbers; UnsupportedModel."""
+    if not spec.attention_layers:
+        raise UnsupportedModel("no layer has attention")
     for layer in dict.fromkeys(spec.layers):
+        if isinstance(layer.mixer, ShortConvSpec) and layer.mixer.kernel < 2:
+            raise UnsupportedModel(f"layer {spec.layers.index(layer)}: a convolution over 1 token")
         words = _wrong_heads(layer) or _wrong_experts(layer)
         if words:
             raise ModelFileError(f"layer {spec.layers.index(layer)}: {words}")
 
 
 def _wrong_heads(layer: LayerSpec) -> str | None:
-    heads, kv_heads = layer.mixer.heads, layer.mixer.kv_heads
-    if heads % kv_heads:
-        return f"{heads} heads cannot share {kv_heads} heads of keys and values evenly"
+    one = layer.mixer
+    if isinstance(one, AttentionSpec) and one.heads % one.kv_heads:
+        return f"{one.heads} heads cannot share {one.kv_heads} heads of keys and values evenly"
     return None
 
 

@@ -63,6 +63,20 @@ class Values:
             raise self.wrong(key, value, f"a list of whole numbers below {most}")
         return frozenset(value)
 
+    def numbers(self, key: str, length: int) -> tuple[int, ...]:
+        """A list of so many whole numbers, 0 or more. Raises ModelFileError."""
+        value = self.get(key)
+        found = value if isinstance(value, list) else []
+        known = [one for one in found if type(one) is int and 0 <= one < LARGEST_COUNT]
+        if not len(known) == len(found) == length:
+            raise self.wrong(key, value, f"a list of {length} whole numbers")
+        return tuple(known)
+
+    def check(self, key: str, is_right: bool, expected: str) -> None:
+        """Raises ModelFileError for the field if it is not right."""
+        if not is_right:
+            raise self.wrong(key, self.get(key), expected)
+
     def texts(self, key: str, length: int, allowed: Sequence[str]) -> tuple[str, ...]:
         """A list of so many texts, each one of those allowed. Raises ModelFileError."""
         value = self.get(key)

@@ -12,7 +12,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    ShortConvSpec,
+)
 from mlc_llm.models.spec_checks import check_sizes
 
 FLOAT_KINDS = ("F32", "F16", "BF16")
@@ -44,10 +51,10 @@ class Source:
 
 
 class Vector(NamedTuple):
-    """A vector of a layer: the tensor's name behind the layer's number, and the size."""
+    """A vector of a layer, or a few: the tensor's name behind the layer's number, and the shape."""
 
     tensor: str
-    size: int
+    shape: tuple[int, ...]
     rope_heads: int = 0
     """As in `Source`, if the file pairs neighbouring rows."""
 
@@ -61,15 +68,23 @@ class WeightPlan:
     vectors: dict[str, Source]
 
 
-def plan_gguf(spec: ModelSpec, tensors: Tensors, *, interleaved_rope: bool = False) -> WeightPlan:
+def plan_gguf(
+    spec: ModelSpec,
+    tensors: Tensors,
+    *,
+    interleaved_rope: bool = False,
+    last_norm: str = "output_norm.weight",
+) -> WeightPlan:
     """The plan, with the tensor types filled into its spec.
 
     interleaved_rope: the file pairs neighbouring rows of a query or key head; they are reordered.
+    last_norm: the tensor of the norm before the head.
     Raises UnsupportedModel or ModelFileError naming the tensor at fault.
     """
     check_sizes(spec)
     matrices = dict(_matrices(spec, tensors, interleaved_rope))
-    vectors = dict(_vectors(spec, interleaved_rope))
+    norm = {"norm": Source(last_norm, (spec.hidden,))}
+    vectors = norm | dict(_vectors(spec, interleaved_rope))
     ropes = {r.factors: (r.dim // 2,) for r in spec.ropes if isinstance(r.factors, str)}
     wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
     wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
@@ -95,8 +110,28 @@ def _matrices(
 def _layer_matrices(
     hidden: int, layer: LayerSpec, i: int, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
-    one, mlp = layer.mixer, layer.feed_forward
+    mixer, mlp = layer.mixer, layer.feed_forward
+    if isinstance(mixer, ShortConvSpec):
+        yield from _conv_matrices(hidden, mixer, i)
+    else:
+        yield from _attention_matrices(hidden, mixer, i, tensors, interleaved)
+    if isinstance(mlp, ExpertsSpec):
+        yield from _expert_matrices(hidden, mlp, i, tensors)
+    else:
+        yield from _dense_matrices(hidden, mlp, i, tensors)
 
+
+def _conv_matrices(
+    hidden: int, one: ShortConvSpec, i: int
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    start = f"blk.{i}.shortconv"
+    yield f"layers.{i}.conv_in", (Source(f"{start}.in_proj.weight", (3 * one.width, hidden)),)
+    yield f"layers.{i}.conv_out", (Source(f"{start}.out_proj.weight", (hidden, one.width)),)
+
+
+def _attention_matrices(
+    hidden: int, one: AttentionSpec, i: int, tensors: Tensors, interleaved: bool
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
     def source(name: str, rows: int, columns: int, heads: int = 0) -> Source:
         turned = heads if interleaved else 0
         return Source(f"blk.{i}.{name}.weight", (rows, columns), turned)
@@ -108,10 +143,6 @@ def _layer_matrices(
     }
     yield from _merged(f"layers.{i}.qkv.", qkv, tensors)
     yield f"layers.{i}.o", (source("attn_output", hidden, one.query_width),)
-    if isinstance(mlp, ExpertsSpec):
-        yield from _expert_matrices(hidden, mlp, i, tensors)
-    else:
-        yield from _dense_matrices(hidden, mlp, i, tensors)
 
 
 def _dense_matrices(
@@ -156,44 +187,46 @@ def _merged(
 
 
 def _vectors(spec: ModelSpec, interleaved: bool) -> Iterator[tuple[str, Source]]:
-    yield "norm", Source("output_norm.weight", (spec.hidden,))
     for i, layer in enumerate(spec.layers):
         for name, one in layer_vectors(spec.hidden, layer).items():
             turned = one.rope_heads if interleaved else 0
-            yield f"layers.{i}.{name}", Source(f"blk.{i}.{one.tensor}", (one.size,), turned)
+            yield f"layers.{i}.{name}", Source(f"blk.{i}.{one.tensor}", one.shape, turned)
 
 
 def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
     """Vectors that a layer has, by parameter name."""
     found = {}
     if layer.pre_norms:
-        found["attention_norm"] = Vector("attn_norm.weight", hidden)
-        found["mlp_norm"] = Vector("ffn_norm.weight", hidden)
-    found |= _attention_vectors(hidden, layer.mixer)
+        found["attention_norm"] = Vector("attn_norm.weight", (hidden,))
+        found["mlp_norm"] = Vector("ffn_norm.weight", (hidden,))
+    if isinstance(layer.mixer, ShortConvSpec):
+        found["conv"] = Vector("shortconv.conv.weight", (layer.mixer.width, layer.mixer.kernel))
+    else:
+        found |= _attention_vectors(hidden, layer.mixer)
     if layer.post_norms:
-        found["attention_post_norm"] = Vector("post_attention_norm.weight", hidden)
-        found["mlp_post_norm"] = Vector("post_ffw_norm.weight", hidden)
+        found["attention_post_norm"] = Vector("post_attention_norm.weight", (hidden,))
+        found["mlp_post_norm"] = Vector("post_ffw_norm.weight", (hidden,))
     mlp = layer.feed_forward
     if isinstance(mlp, DenseSpec) and mlp.bias:
-        found["gate_bias"] = Vector("ffn_gate.bias", mlp.intermediate)
-        found["up_bias"] = Vector("ffn_up.bias", mlp.intermediate)
-        found["down_bias"] = Vector("ffn_down.bias", hidden)
+        found["gate_bias"] = Vector("ffn_gate.bias", (mlp.intermediate,))
+        found["up_bias"] = Vector("ffn_up.bias", (mlp.intermediate,))
+        found["down_bias"] = Vector("ffn_down.bias", (hidden,))
     return found
 
 
 def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:
     found = {}
     if spec.qk_norm:
-        found["q_norm"] = Vector("attn_q_norm.weight", spec.head_dim)
-        found["k_norm"] = Vector("attn_k_norm.weight", spec.head_dim)
+        found["q_norm"] = Vector("attn_q_norm.weight", (spec.head_dim,))
+        found["k_norm"] = Vector("attn_k_norm.weight", (spec.head_dim,))
     if spec.qkv_bias:
-        found["q_bias"] = Vector("attn_q.bias", spec.query_width, spec.heads)
-        found["k_bias"] = Vector("attn_k.bias", spec.kv_width, spec.kv_heads)
-        found["v_bias"] = Vector("attn_v.bias", spec.kv_width)
+        found["q_bias"] = Vector("attn_q.bias", (spec.query_width,), spec.heads)
+        found["k_bias"] = Vector("attn_k.bias", (spec.kv_width,), spec.kv_heads)
+        found["v_bias"] = Vector("attn_v.bias", (spec.kv_width,))
     if spec.output_bias:
-        found["o_bias"] = Vector("attn_output.bias", hidden)
+        found["o_bias"] = Vector("attn_output.bias", (hidden,))
     if spec.learned_sinks:
-        found["learned_sinks"] = Vector("attn_sinks.weight", spec.heads)
+        found["learned_sinks"] = Vector("attn_sinks.weight", (spec.heads,))
     return found
 
 

@@ -146,6 +146,11 @@ class Window:
         return held - (-step_tokens // page_size)
 
 
+def slots_for(sequences: int) -> int:
+    """Slots for the states of so many sequences: two each, and an empty one."""
+    return 2 * sequences + 1
+
+
 @dataclass(frozen=True)
 class RunnerLimits:
     """What the runner can hold. Filled by the runner, read by the scheduler."""
@@ -164,11 +169,19 @@ class RunnerLimits:
 
     narrower: tuple[Window, ...] = ()
     """Windows of layers that see less than those; there are always enough pages for them."""
+    has_states: bool = False
+    """Some layers keep a state for each sequence, which cannot be cut at a token: a sequence is
+    forked at its end only, and rolled back by no token."""
 
     @property
     def windows(self) -> tuple[Window, ...]:
         """All: a sequence is not forked or rolled back to where one of them would lack pages."""
         return self.narrower if self.window is None else (self.window, *self.narrower)
+
+    @property
+    def only_whole(self) -> bool:
+        """What a sequence has computed is taken over by another one as a whole or not at all."""
+        return self.has_states or bool(self.windows)
 
     @property
     def capacity(self) -> int:

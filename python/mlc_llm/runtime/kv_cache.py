@@ -3,7 +3,20 @@
 Layers that see everything keep a page for every token; layers with a sliding window give back what
 nothing sees any more, so their pages are few. The *main* group is the one that needs most pages for
 a long sequence. Only it is what a scheduler counts: the others get so many pages that they never
-lack one (`group_pages`).
+lack one (`group_pages`). Recurrent layers keep a state for each sequence (`state_table.py`).
+
+What can be done with a sequence depends on what its layers keep:
+
+==================  =================  ==========================  ==========================
+kept                fork               rollback                    prefix of another sequence
+==================  =================  ==========================  ==========================
+pages of all        at any token       by any number of tokens     any
+pages of a window   while the window   while the window            all of it, or nothing
+                    has all its pages  has all its pages
+a state             at its end         its last step, or nothing   all of it, or nothing
+==================  =================  ==========================  ==========================
+
+A model with several kinds is bound by each (`RunnerLimits.only_whole`, `has_states`).
 """
 
 from __future__ import annotations
@@ -15,6 +28,7 @@ from typing import NamedTuple
 from mlc_llm.library.metadata import KVInfo
 from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.page_table import Numbers, PageTable, Placement
+from mlc_llm.runtime.state_table import StateTable
 
 CopyGroupPages = Callable[[int, list[int], list[int]], None]
 """(group, source pages, target pages)"""
@@ -26,6 +40,8 @@ class Placements(NamedTuple):
     position: Numbers
     """Of each token in its sequence."""
     groups: Sequence[Placement]
+    state_rows: Numbers | None
+    """None: no layer is recurrent."""
 
 
 def group_windows(info: KVInfo, window: Window | None) -> tuple[Window | None, ...]:
@@ -68,8 +84,11 @@ class KVCache:
         max_num_sequence: int,
         copy_pages: CopyGroupPages,
         windows: Sequence[Window | None],
+        *,
+        has_states: bool = False,
     ) -> None:
         """pages, windows: of each group."""
+        self._states = StateTable(max_num_sequence) if has_states else None
         self._tables = [
             PageTable(
                 group, info.page_size, pages[g], max_num_sequence,
@@ -94,15 +113,21 @@ class KVCache:
         self._main.add(seq_id)
         for table in self._others:
             table.add(seq_id)
+        if self._states is not None:
+            self._states.add(seq_id)
 
     def fork(self, parent: int, child: int, length: int) -> None:
         """Full pages are shared; a page that is not full is copied. Raises RequestError."""
         self._main.fork(parent, child, length)
         for table in self._others:
             table.fork(parent, child, length)
+        if self._states is not None:
+            self._states.fork(parent, child, length)
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
         """Drops the last tokens. A shared page that is full no more is copied."""
+        if self._states is not None:
+            self._states.rollback(seq_id, num_tokens)
         self._main.rollback(seq_id, num_tokens)
         for table in self._others:
             table.rollback(seq_id, num_tokens)
@@ -113,13 +138,13 @@ class KVCache:
             table.trim(seq_id, undone)
 
     def remove(self, seq_id: int) -> None:
-        """Gives the sequence's pages back."""
-        for table in self._tables:
+        """Gives back the sequence's pages and its state."""
+        for table in self._kept:
             table.remove(seq_id)
 
     def reset(self) -> None:
         """Drops every sequence."""
-        for table in self._tables:
+        for table in self._kept:
             table.reset()
 
     def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placements:
@@ -129,7 +154,12 @@ class KVCache:
         groups = [
             first if table is self._main else table.place(rows, fast) for table in self._tables
         ]
-        return Placements(first.places if position is None else position, groups)
+        state_rows = None if self._states is None else self._states.place(rows)
+        return Placements(first.places if position is None else position, groups, state_rows)
+
+    @property
+    def _kept(self) -> Sequence[PageTable | StateTable]:
+        return self._tables if self._states is None else [*self._tables, self._states]
 
     def _positions(self, rows: Sequence[tuple[int, int]]) -> Numbers:
         position, ends = array("i"), dict[int, int]()
@@ -141,7 +171,7 @@ class KVCache:
 
     def check_integrity(self) -> None:
         """AssertionError unless all tables are sound and hold the same sequences."""
-        for table in self._tables:
+        for table in self._kept:
             table.check_integrity()
             assert table.lengths() == self._main.lengths(), "groups out of step"
 

@@ -12,9 +12,17 @@ import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.library.metadata import KVInfo, Metadata, rope_param
+from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo, rope_param
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampling, Window
+from mlc_llm.runtime.batch import (
+    Batch,
+    BatchOutput,
+    BatchRow,
+    RunnerLimits,
+    Sampling,
+    Window,
+    slots_for,
+)
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.kv_cache import (
@@ -80,14 +88,12 @@ class ModelRunner:
             vocab_size=metadata.vocab_size,
             window=windows[main_group(windows)],
             narrower=narrower_windows(windows),
+            has_states=bool(metadata.states),
         )
         _check_window(metadata, window)
         self._fast = FastTokens(metadata, are_wanted=fast_prompts)
         self._set_params(read(weights), device, window)
-        counts = group_pages(windows, self._limits)
-        self._pages = allocate_pages(metadata.kv, counts, device)
-        self._windows = _window_tensors(windows, device)
-        self._cache = KVCache(metadata.kv, counts, max_num_sequence, self._copy_pages, windows)
+        self._allocate(windows, device)
         self._forward, self._copy = self._library[FORWARD], self._library[COPY_PAGES]
         self._staging, self._read = device.staging(), device.read
         self._sampler = Sampler(self._library)
@@ -95,6 +101,17 @@ class ModelRunner:
         """Of the last step; a greedy one mostly serves the next as well."""
         self.before_compute: Callable[[], None] = _nothing
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
+
+    def _allocate(self, windows: Sequence[Window | None], device: Device) -> None:
+        """Pages, states, and who owns which. windows: of each group."""
+        info, sequences = self.metadata, self._limits.max_num_sequence
+        counts = group_pages(windows, self._limits)
+        self._pages = allocate_pages(info.kv, counts, device)
+        self._states = allocate_states(info.states, sequences, device)
+        self._windows = _window_tensors(windows, device)
+        self._cache = KVCache(
+            info.kv, counts, sequences, self._copy_pages, windows, has_states=bool(info.states)
+        )
 
     def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
         arrays = params_in(packed)
@@ -224,7 +241,11 @@ class ModelRunner:
         for slots, places, blocks, page_ids in placed.groups:
             tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
         first, last = 5, 5 + 4 * len(placed.groups)
+        if placed.state_rows is not None:
+            more = ((placed.state_rows, 4), *more)
         tensors = self._staging.tensors(*tables, *more)
+        rest = tensors[last:]
+        states = () if placed.state_rows is None else (rest.pop(0), self._states)
         self.before_compute()
         logits = self._forward(
             *tensors[:first],
@@ -232,9 +253,10 @@ class ModelRunner:
             *(tensors[first + kind : last : 4] for kind in range(4)),
             self._windows,
             self._pages,
+            *states,
             self._params,
         )
-        return logits, tensors[last:]
+        return logits, rest
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
         groups, none = len(self.metadata.kv.groups), array("i")
@@ -259,12 +281,18 @@ def _check_window(metadata: Metadata, window: Window | None) -> None:
 
 
 def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> Any:
-    """One zeroed tensor a layer; counts: pages of each group."""
+    """One zeroed tensor a layer of attention; counts: pages of each group."""
     tensors: dict[int, Any] = {}
     for group, count in zip(info.groups, counts, strict=True):
         shape = (count, group.kv_heads, 2, info.page_size * group.head_dim)
         tensors |= {layer: device.zeros(shape, info.dtype) for layer in group.layers}
     return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
+
+
+def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> Any:
+    """One zeroed tensor a recurrent layer."""
+    slots = slots_for(sequences)
+    return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
 
 
 def _window_tensors(windows: Sequence[Window | None], device: Device) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.runtime.batch import SINK_BLOCK, Window
+from mlc_llm.runtime.batch import SINK_BLOCK, Window, slots_for
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
@@ -63,6 +63,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     """
     config = with_model_window(config, size)
     _refuse_windows(config)
+    _refuse_states(config, size)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
     single = config.max_single_sequence_length or _longest(config, size)
@@ -95,6 +96,7 @@ def plan_memory(
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
         windowed=_windowed(asked, size),
+        states=slots_for(asked.max_num_sequence) * size.state_bytes,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,
     )
@@ -162,6 +164,18 @@ def _refuse_windows(config: EngineConfig) -> None:
     if window_of(config) is not None and config.speculative_mode != "disable":
         words = f"not together with speculative_mode {config.speculative_mode!r}; leave one out"
         raise InvalidField("sliding_window_size", size, words)
+
+
+def _refuse_states(config: EngineConfig, size: ModelSize) -> None:
+    """Layers that keep a state cannot forget a token."""
+    has_draft_states = size.draft is not None and size.draft.state_bytes
+    if config.speculative_mode != "disable" and (size.state_bytes or has_draft_states):
+        whose = "this model" if size.state_bytes else "the draft model"
+        words = f"{whose} keeps states, which cannot be rolled back; use 'disable'"
+        raise InvalidField("speculative_mode", config.speculative_mode, words)
+    if window_of(config) is not None and size.state_bytes:
+        words = "this model keeps states, which see every token; use -1"
+        raise InvalidField("sliding_window_size", config.sliding_window_size, words)
 
 
 def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:

@@ -44,6 +44,8 @@ class ModelSize:
     sliding_window: int = -1
     """The window in the model's own config; -1: none."""
     attention_sinks: int = 0
+    state_bytes: int = 0
+    """Of a slot for the states of recurrent layers; 0: there are none."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 
@@ -107,6 +109,8 @@ class MemoryPlan:
     runtime: int = RUNTIME_BYTES
     windowed: int = 0
     """KV pages of layers that see less than others do: as many as all sequences can need."""
+    states: int = 0
+    """States of recurrent layers, of all sequences."""
     draft: int = 0
     """Weights and workspace of the draft model."""
     promised: str = ""
@@ -131,7 +135,7 @@ class MemoryPlan:
     def total(self, tokens: int) -> int:
         """Everything, with a KV cache for so many tokens."""
         pages = -(-tokens // self.page_size)
-        fixed = self.weights + self.draft + self.workspace + self.windowed
+        fixed = self.weights + self.draft + self.workspace + self.windowed + self.states
         return fixed + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:

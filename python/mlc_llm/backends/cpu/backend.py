@@ -12,6 +12,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
 from mlc_llm.backends.features import refuse_missing
 from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.models.spec import AttentionSpec
 
 if TYPE_CHECKING:
     import tvm
@@ -86,6 +87,7 @@ class CpuBackend:
 def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
     one, wide = layer.mixer, layer.feed_forward.intermediate
+    assert isinstance(one, AttentionSpec), "refused before"
     if one.head_dim % 16 or spec.hidden % 32 or wide % 32:
         raise UnsupportedModel(
             f"sizes of this model are not supported by the CPU kernels: head size {one.head_dim} "

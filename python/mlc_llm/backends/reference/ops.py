@@ -12,10 +12,18 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import AttentionBlocks, ExpertMatrices, HeadNorms, LayerInputs, Part
+from mlc_llm.backends.base import (
+    AttentionBlocks,
+    ExpertMatrices,
+    HeadNorms,
+    LayerInputs,
+    Part,
+    StateInputs,
+)
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
+from mlc_llm.kernels.reference_conv import causal_conv
 from mlc_llm.kernels.reference_experts import expert_product
-from mlc_llm.models.spec import AttentionSpec, ExpertsSpec
+from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ShortConvSpec
 
 MOST = 20
 """Tokens that `top_tokens` finds for each row."""
@@ -135,6 +143,16 @@ class ReferenceOps:
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
         return op.reshape(out, (q.shape[0], spec.query_width))
+
+    def short_conv(
+        self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
+    ) -> Tensor:
+        b, c, u = op.split(thirds, 3, axis=1)
+        args = [b * u, weight, inputs.rows, inputs.state]
+        kernel = causal_conv(spec.width, spec.kernel)
+        shapes = [floats(*inputs.state.shape), floats(*b.shape)]
+        _, y = op.tensor_ir_inplace_op(kernel, "causal_conv", args, [3, -1], shapes)
+        return c * y
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)

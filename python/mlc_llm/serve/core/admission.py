@@ -53,7 +53,7 @@ class Admission:
         self._vocab_size = limits.vocab_size
         self._stop_token_ids = stop_token_ids
         self._policy = policy
-        self._can_pin = config.prefix_cache_mode == "radix" and not limits.windows
+        self._can_pin = config.prefix_cache_mode == "radix" and not limits.only_whole
         longest = limits.context_window
         self.context = min(config.max_single_sequence_length or longest, longest)
         """Most tokens of a prompt and its answer together."""

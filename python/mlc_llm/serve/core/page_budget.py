@@ -16,6 +16,7 @@ class PageBudget:
         self._runner = runner
         self.page_size = limits.page_size
         self._window, self._windows = limits.window, limits.windows
+        self._has_states = limits.has_states
         self._reserved = 0
 
     def start_step(self) -> None:
@@ -46,7 +47,10 @@ class PageBudget:
         return needed
 
     def can_fork(self, length: int, shared: int) -> bool:
-        """A fork with the first `shared` tokens would see no page that is given back already."""
+        """A fork with the first `shared` tokens would see no page that is given back already, and
+        would not cut a state."""
+        if self._has_states and shared != length:
+            return False
         size = self.page_size
         return all(
             window.unseen(length - 1, size).stop <= window.unseen(shared, size).stop

@@ -67,7 +67,7 @@ class PrefixCache:
         """on_remove: gives the sequence's slot and its pages back.
         max_num_sequence: most sequences, active and kept ones together.
         max_recycling: 0 keeps none; None and -1 set no other limit.
-        exact_only: a sequence is taken over whole or not at all (models with windows).
+        exact_only: a sequence is taken over whole or not at all (models with windows or states).
         enabled: False keeps nothing and finds nothing.
         """
         self._on_remove = on_remove

@@ -28,7 +28,7 @@ class Slots:
             self._free,
             max_num_sequence=self.num_slots,
             max_recycling=config.prefix_cache_max_num_recycling_seqs,
-            exact_only=bool(limits.windows),
+            exact_only=limits.only_whole,
             enabled=config.prefix_cache_mode == "radix",
         )
 

@@ -104,7 +104,7 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
     assert bundle.gguf is not None
     backend = choose_backend(kernels)
     plan = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors)
-    spec, layers = plan.spec, [layer.mixer for layer in plan.spec.layers]
+    spec, layers = plan.spec, plan.spec.attention_layers.values()
     return ModelSize(
         groups=tuple(_group_size(group, backend) for group in spec.kv_groups),
         query_width=max(one.query_width for one in layers),
@@ -116,6 +116,7 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         context_window=bundle.context_window,
         weight_bytes=packed_bytes(plan, backend),
         ropes=len(spec.ropes),
+        state_bytes=sum(4 * math.prod(one.state_shape) for one in spec.recurrent_layers.values()),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
     )
@@ -125,7 +126,7 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     """Size of the packed weights' file, as `compiler/weights.py` writes it."""
     total = 0
     for source in plan.vectors.values():
-        total = _aligned(total) + 4 * source.shape[0]
+        total = _aligned(total) + 4 * math.prod(source.shape)
     for prefix, sources in plan.matrices.items():
         *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
         rows = sum(source.shape[-2] for source in sources)
