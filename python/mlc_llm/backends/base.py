@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import tvm
+    import tvm_ffi
+    from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
 
     from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ModelSpec, ShortConvSpec
@@ -29,6 +32,13 @@ Numbers: TypeAlias = "array[int] | array[float]"
 Table: TypeAlias = "tuple[Numbers, int]"
 """int32 (`array("i")`) or float32 (`array("f")`), row by row, and how long a row is; 0 for a plain
 list of numbers."""
+Matrix: TypeAlias = "nn.Module"
+"""What `Ops.matrix` or `Ops.expert_matrices` has made: a module with the parameter `packed`."""
+Input: TypeAlias = object
+"""What `Ops.linear` multiplies: a tensor, or what `norm` and `gated` return, which a backend may
+compute as a part of the product."""
+DeviceTensor: TypeAlias = "tvm_ffi.Tensor"
+"""A tensor in the memory of a device, at run time."""
 Part: TypeAlias = "tuple[Tensor, int]"
 """A part of a joined result: the tensor, and the column that the part begins with."""
 
@@ -45,7 +55,7 @@ class WeightLayout(Protocol):
         """Shape and dtype of the packed tensor."""
         ...
 
-    def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+    def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
         """The packed tensor of quantised values, or of floats."""
         ...
 
@@ -63,10 +73,10 @@ class HeadNorms:
 class ExpertMatrices:
     """What `Ops.matrix` and `Ops.expert_matrices` have made for a mixture of experts."""
 
-    router: Any
-    gate: Any
-    up: Any
-    down: Any
+    router: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True)
@@ -110,8 +120,7 @@ class AttentionBlocks:
 class Ops(Protocol):
     """The operations of a model at build time, over tensors float32 [tokens, width].
 
-    One object serves one library. `Input` is what `linear` multiplies: a tensor, or what `norm` and
-    `gated` return, which a backend may compute as a part of the product.
+    One object serves one library.
     """
 
     has_fast_tokens: bool
@@ -128,28 +137,27 @@ class Ops(Protocol):
         """Columns of the result of `linear` with a matrix of so many rows."""
         ...
 
-    def matrix(self, rows: int, columns: int, kind: str, role: str) -> Any:
-        """A module with the parameter `packed`. kind: the file's tensor type. role: "embedding",
+    def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
+        """kind: the file's tensor type. role: "embedding",
         "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out" or "head"; some are
         more sensitive to rounding than others."""
 
-    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Any:
-        """A module with the parameter `packed`: the packed matrix of each expert, one behind the
-        other."""
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
+        """The packed matrix of each expert, one behind the other."""
 
-    def tied_head(self, embedding: Any) -> Any:
+    def tied_head(self, embedding: Matrix) -> Matrix:
         """The matrix of an embedding, as `linear` takes it."""
 
-    def embedding(self, table: Any, tokens: Tensor, scale: float) -> Tensor:
+    def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
         """Rows of the table, times `scale`."""
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Any:
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         """An Input: x / sqrt(mean(x^2) + eps) * weight."""
 
-    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Any:
+    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns."""
 
-    def linear(self, matrix: Any, x: Any, add_to: Tensor | None = None) -> Tensor:
+    def linear(self, matrix: Matrix, x: Input, add_to: Tensor | None = None) -> Tensor:
         """x W^T for an Input x; added to `add_to` in place if that is given."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -168,7 +176,7 @@ class Ops(Protocol):
     def capped(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap)."""
 
-    def moe(self, spec: ExpertsSpec, x: Any, matrices: ExpertMatrices) -> Tensor:
+    def moe(self, spec: ExpertsSpec, x: Input, matrices: ExpertMatrices) -> Tensor:
         """The weighted sum of what the chosen experts make of an Input, [tokens, hidden]."""
 
     def attention(
@@ -178,14 +186,14 @@ class Ops(Protocol):
         norms: HeadNorms | None,
         layer: LayerInputs,
         learned_sinks: Tensor | None = None,
-    ) -> Any:
+    ) -> Input:
         """An Input: rotates queries and keys, stores keys and values in the pages (in place), and
         attends over all that is seen: [tokens, heads * head_dim]. learned_sinks: float32 [heads],
         if the spec has them."""
 
     def short_conv(
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
-    ) -> Any:
+    ) -> Input:
         """An Input: c * conv(b * u) for b, c and u, the thirds of a row. weight: float32
         [width, kernel], the newest token's last. A token takes the tokens before it from its row of
         the batch, and those before the row from the sequence's state."""
@@ -200,7 +208,9 @@ class Ops(Protocol):
 
     def sample(self, vocab: int, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor: ...
 
-    def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> Any: ...
+    def top_tokens(
+        self, vocab: int, logits: Tensor, rows: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def edit_logits(
         self,
@@ -220,27 +230,33 @@ class Ops(Protocol):
 class Staging(Protocol):
     """Takes a step's few numbers to the device."""
 
-    def tensors(self, *tables: Table) -> list[Any]:
+    def tensors(self, *tables: Table) -> list[DeviceTensor]:
         """A tensor of each table's values; they are good until the next call."""
         ...
+
+
+class Functions(Protocol):
+    """The functions of a library, by name."""
+
+    def __getitem__(self, name: str) -> tvm_ffi.Function: ...
 
 
 class Device(Protocol):
     """Memory and code of a device at run time."""
 
-    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> Any:
+    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> Functions:
         """The functions of a library, by name. `files` and `requires`: what `compile` returned.
         Raises BrokenLibrary."""
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+    def zeros(self, shape: Sequence[int], dtype: str) -> DeviceTensor:
         """A tensor for KV pages and the like."""
 
-    def upload(self, array: npt.NDArray[Any]) -> Any:
+    def upload(self, array: npt.NDArray[np.generic]) -> DeviceTensor:
         """A tensor of an array's values, which stays. It may be the array's own memory."""
 
     def staging(self) -> Staging: ...
 
-    def read(self, tensor: Any) -> npt.NDArray[Any]:
+    def read(self, tensor: DeviceTensor) -> npt.NDArray[Any]:
         """A tensor's values; they are good until the next step."""
 
 
@@ -285,11 +301,11 @@ class Backend(Protocol):
         """How matrices of a tensor type are kept. Raises UnsupportedModel."""
         ...
 
-    def weights_identity(self) -> dict[str, Any]:
+    def weights_identity(self) -> dict[str, object]:
         """All that decides how weights are packed."""
         ...
 
-    def library_identity(self) -> dict[str, Any]:
+    def library_identity(self) -> dict[str, object]:
         """All that decides the code, beside the model and the sources."""
         ...
 
@@ -297,6 +313,6 @@ class Backend(Protocol):
         """Loads TVM's compiler."""
         ...
 
-    def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
+    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         """Makes the code of a Relax module. Raises whatever TVM raises."""
         ...

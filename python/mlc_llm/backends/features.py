@@ -7,7 +7,7 @@ compiled, with the layer and the feature in the message.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import (
@@ -22,7 +22,7 @@ from mlc_llm.models.spec import (
 if TYPE_CHECKING:
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.backends.base import ExpertMatrices, Part, StateInputs
+    from mlc_llm.backends.base import ExpertMatrices, Input, Matrix, Part, StateInputs
 
 Feature: TypeAlias = Literal[
     "score caps",
@@ -91,15 +91,15 @@ class PlainOps:
     `Backend.check` has refused every model that would call these.
     """
 
-    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Any:
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
         raise AssertionError("experts were not refused")
 
-    def moe(self, spec: ExpertsSpec, x: Any, matrices: ExpertMatrices) -> Tensor:
+    def moe(self, spec: ExpertsSpec, x: Input, matrices: ExpertMatrices) -> Tensor:
         raise AssertionError("experts were not refused")
 
     def short_conv(
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
-    ) -> Any:
+    ) -> Input:
         raise AssertionError("short convolutions were not refused")
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:

@@ -140,5 +140,5 @@ def _kv(raw: dict[str, Any]) -> KVInfo:
     return KVInfo(raw["page_size"], raw["dtype"], tuple(groups))
 
 
-def _digest(raw: dict[str, Any]) -> str:
+def _digest(raw: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()

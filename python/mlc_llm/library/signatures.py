@@ -45,7 +45,6 @@ copy_pages   of each group of layers: sources [n], targets [n]; pages -> the pag
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo, StateInfo
 
@@ -63,7 +62,7 @@ NO_TOKEN = -1
 MASK_BITS = 32
 """Tokens of a word of a mask."""
 
-Tensor = Callable[..., Any]
+Tensor = Callable[..., object]
 """(dtype, *shape) -> whatever stands for a tensor. A text in a shape is a size callers choose."""
 
 
@@ -75,7 +74,7 @@ def signatures(
     rope_dims: tuple[int, ...],
     kv: KVInfo,
     states: tuple[StateInfo, ...] = (),
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """By function and argument, in order; `params`, which `forward` takes last, is left out."""
     logits = tensor("float32", "s", padded_vocab)
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
@@ -109,7 +108,9 @@ def signatures(
     }
 
 
-def _forward(tensor: Tensor, ropes: list[Any], groups: int, pages: list[Any]) -> dict[str, Any]:
+def _forward(
+    tensor: Tensor, ropes: list[object], groups: int, pages: list[object]
+) -> dict[str, object]:
     return {
         "tokens": tensor("int32", "m"),
         "position": tensor("int32", "m"),
@@ -126,14 +127,14 @@ def _forward(tensor: Tensor, ropes: list[Any], groups: int, pages: list[Any]) ->
     }
 
 
-def _states(tensor: Tensor, states: tuple[StateInfo, ...]) -> dict[str, Any]:
+def _states(tensor: Tensor, states: tuple[StateInfo, ...]) -> dict[str, object]:
     if not states:
         return {}
     kept = [tensor("float32", "slots", *one.shape) for one in states]
     return {"state_rows": tensor("int32", "r", 4), "states": kept}
 
 
-def _pages(tensor: Tensor, kv: KVInfo) -> list[Any]:
+def _pages(tensor: Tensor, kv: KVInfo) -> list[object]:
     """One tensor a layer of attention, in the order of the layers."""
     by_layer: dict[int, tuple[int, KVGroupInfo]] = {
         layer: (g, group) for g, group in enumerate(kv.groups) for layer in group.layers

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import ExpertMatrices, HeadNorms, LayerInputs, Ops, StateInputs
+from mlc_llm.backends.base import ExpertMatrices, HeadNorms, Input, LayerInputs, Ops, StateInputs
 from mlc_llm.backends.base import Part as Columns
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -28,8 +28,7 @@ class Product(NamedTuple):
     """matrix x + bias, not computed yet: a backend can add it to the residual stream in one go."""
 
     matrix: nn.Module
-    x: Any
-    """An Input (see `backends.base.Ops`)."""
+    x: Input
     bias: Tensor | None = None
 
     def value(self, ops: Ops) -> Tensor:
@@ -67,7 +66,7 @@ class MergedLinear:
             setattr(owner, name, matrix)
             self._matrices.append(matrix)
 
-    def __call__(self, x: Any) -> list[Columns]:
+    def __call__(self, x: Input) -> list[Columns]:
         """(tensor, first column) of each part; the tensors are one and the same if joined."""
         results = [self._ops.linear(matrix, x) for matrix in self._matrices]
         if not self._is_joined:
@@ -75,7 +74,7 @@ class MergedLinear:
         starts = [sum(self._widths[:i]) for i in range(len(self._widths))]
         return [(results[0], start) for start in starts]
 
-    def with_biases(self, x: Any, *biases: Tensor) -> list[Columns]:
+    def with_biases(self, x: Input, *biases: Tensor) -> list[Columns]:
         """The same, each part with its bias."""
         parts = zip(self(x), biases, strict=True)
         return [self._ops.add_bias(part, bias) for part, bias in parts]
@@ -96,7 +95,7 @@ class AttentionBlock:
         self._to_qkv = MergedLinear(layer.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
         layer.o = ops.matrix(hidden, spec.query_width, model.kinds[f"{prefix}o"], "o")
 
-    def __call__(self, x: Any, inputs: LayerInputs | StateInputs) -> Product:
+    def __call__(self, x: Input, inputs: LayerInputs | StateInputs) -> Product:
         assert isinstance(inputs, LayerInputs), "a layer of attention keeps pages"
         layer, spec = self._layer, self._spec
         if spec.qkv_bias:
@@ -124,7 +123,7 @@ class ShortConvBlock:
         layer.conv_in = ops.matrix(3 * wide, hidden, model.kinds[f"{prefix}conv_in"], "conv_in")
         layer.conv_out = ops.matrix(hidden, wide, model.kinds[f"{prefix}conv_out"], "conv_out")
 
-    def __call__(self, x: Any, inputs: LayerInputs | StateInputs) -> Product:
+    def __call__(self, x: Input, inputs: LayerInputs | StateInputs) -> Product:
         assert isinstance(inputs, StateInputs), "a recurrent layer keeps a state"
         layer, ops = self._layer, self._ops
         thirds = ops.linear(layer.conv_in, x)
@@ -145,7 +144,7 @@ class DenseBlock:
         kind = model.kinds[prefix + self._down]
         setattr(layer, self._down, ops.matrix(model.hidden, spec.intermediate, kind, "down"))
 
-    def __call__(self, x: Any) -> Product:
+    def __call__(self, x: Input) -> Product:
         layer, spec = self._layer, self._spec
         if spec.bias:
             gate, up = self._to_gate_up.with_biases(x, layer.gate_bias, layer.up_bias)
@@ -174,7 +173,7 @@ class ExpertsBlock:
             layer.shared = Part()
             self._shared = DenseBlock(layer, model, index, spec.shared, "shared", ops)
 
-    def __call__(self, x: Any) -> Tensor:
+    def __call__(self, x: Input) -> Tensor:
         experts = self._layer.experts
         matrices = ExpertMatrices(self._layer.router, experts.gate, experts.up, experts.down)
         y = self._ops.moe(self._spec, x, matrices)

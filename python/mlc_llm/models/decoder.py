@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import LayerInputs, Ops, StateInputs
+from mlc_llm.backends.base import Input, LayerInputs, Ops, StateInputs
 from mlc_llm.models.blocks import Part, Product, Result, feed_forward_block, mixer_block
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import layer_vectors
@@ -30,8 +29,8 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         x = self._add(x, self.mixer(self._normed(x, "attention_norm"), inputs), "attention")
         return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
 
-    def _normed(self, x: Tensor, name: str) -> Any:
-        """The Input of a block."""
+    def _normed(self, x: Tensor, name: str) -> Input:
+        """What a block reads."""
         return self.ops.norm(x, getattr(self, name), self.eps) if self.spec.pre_norms else x
 
     def _add(self, x: Tensor, result: Result, half: str) -> Tensor:
@@ -102,15 +101,15 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
             logits = ops.scaled(logits, spec.logit_scale)
         return logits if spec.logit_cap is None else ops.capped(logits, spec.logit_cap)
 
-    def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Any:
+    def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor:
         return self.ops.sample(self.spec.tokens, logits, options, top_k)
 
-    def top_tokens(self, logits: Tensor, rows: Tensor) -> Any:
+    def top_tokens(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.ops.top_tokens(self.spec.tokens, logits, rows)
 
     def edit_logits(
         self, place: Tensor, number: Tensor, masked: Tensor, allowed: Tensor, logits: Tensor
-    ) -> Any:
+    ) -> Tensor:
         return self.ops.edit_logits(self.spec.tokens, place, number, masked, allowed, logits)
 
     def keep_logits(self, logits: Tensor, rows: Tensor) -> Tensor:
@@ -119,7 +118,9 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         return self.ops.chosen_logits(kept, rows, token)
 
-    def copy_pages(self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]) -> Any:
+    def copy_pages(
+        self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]
+    ) -> list[Tensor]:
         groups = self.spec.group_of_layer()
         return [
             self.ops.copy_pages(one, sources[groups[i]], targets[groups[i]], of_layer)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary, Metadata
+
+if TYPE_CHECKING:
+    import tvm_ffi
 
 
 def read_metadata(folder: Path) -> Metadata:
@@ -40,5 +43,5 @@ class Library:
         files = list(self.metadata.sha256)
         self._functions = self.device.link(folder, files, self.metadata.requires)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> tvm_ffi.Function:
         return self._functions[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import LogitBias
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device
+    from mlc_llm.backends.base import Device, DeviceTensor
 
 
 class PreparedBias:
@@ -41,7 +41,7 @@ class PreparedBias:
     def is_for(self, vocab_size: int, device: Device) -> bool:
         return self._vocab_size == vocab_size and self._device is device
 
-    def tensors(self, row: int) -> tuple[Any, Any]:
+    def tensors(self, row: int) -> tuple[DeviceTensor, DeviceTensor]:
         """`place` and `number` for a row of the batch; they are good until the next call."""
         if row != self._row:
             self._row = row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +40,9 @@ from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, Numbers, Table
+    from mlc_llm.backends.base import Device, DeviceTensor, Numbers, Table
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.generic]
 MAX_INT32 = 2**31 - 1
 
 
@@ -116,7 +116,7 @@ class ModelRunner:
     def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
         arrays = params_in(packed)
         self._params = ordered_params(arrays, self.metadata.params, device)
-        inverse = [np.array(arrays[rope_param(i)]) for i in range(self.metadata.ropes)]
+        inverse = [np.array(arrays[rope_param(i)], np.float32) for i in range(self.metadata.ropes)]
         far = None if window is None else window.far
         spare = 0 if window is None else self._limits.max_batch_tokens
         self._ropes = RopeTables(inverse, device, far=far, step_tokens=spare)
@@ -227,7 +227,7 @@ class ModelRunner:
 
     def _logits(
         self, tokens: Numbers, placed: Placements, logit_rows: Numbers, more: Sequence[Table] = ()
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[DeviceTensor, list[DeviceTensor]]:
         """Logits behind the tokens at `logit_rows`, and the tables `more` as tensors: all go in at
         once, while the code that does it is in the processor's caches."""
         ropes, position, sink_position = self._ropes.rows(placed.position)
@@ -280,22 +280,22 @@ def _check_window(metadata: Metadata, window: Window | None) -> None:
         raise InvalidField("sliding_window_size", window.size if window else -1, words)
 
 
-def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> Any:
+def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_ffi.Array:
     """One zeroed tensor a layer of attention; counts: pages of each group."""
-    tensors: dict[int, Any] = {}
+    tensors: dict[int, DeviceTensor] = {}
     for group, count in zip(info.groups, counts, strict=True):
         shape = (count, group.kv_heads, 2, info.page_size * group.head_dim)
         tensors |= {layer: device.zeros(shape, info.dtype) for layer in group.layers}
     return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
 
 
-def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> Any:
+def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> tvm_ffi.Array:
     """One zeroed tensor a recurrent layer."""
     slots = slots_for(sequences)
     return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
 
 
-def _window_tensors(windows: Sequence[Window | None], device: Device) -> Any:
+def _window_tensors(windows: Sequence[Window | None], device: Device) -> tvm_ffi.Array:
     """`forward`'s input `windows`; without a window a token sees all before it."""
     seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
     return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from mlc_llm.runtime.packed_file import BrokenParams, Entry, Packed
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.generic]
 
 
 def params_in(packed: Packed) -> dict[str, Array]:
@@ -26,7 +26,9 @@ def params_in(packed: Packed) -> dict[str, Array]:
         raise BrokenParams(f"{packed.folder}: {error}") from error
 
 
-def ordered_params(arrays: dict[str, Array], infos: Sequence[ParamInfo], device: Device) -> Any:
+def ordered_params(
+    arrays: dict[str, Array], infos: Sequence[ParamInfo], device: Device
+) -> tvm_ffi.Array:
     """The tensors that `forward` takes, as one TVM array.
 
     Raises BrokenParams if an array is missing, or its type or shape is not that in `infos`.

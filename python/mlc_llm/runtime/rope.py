@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device
+    from mlc_llm.backends.base import Device, DeviceTensor
 
 
 Floats = npt.NDArray[np.float32]
@@ -26,7 +26,7 @@ class RopeTable:
         self._inverse, self._device, self._spare = inverse_frequencies, device, spare
         self._grow(FIRST_ROWS)
 
-    def reaching(self, length: int) -> Any:
+    def reaching(self, length: int) -> DeviceTensor:
         """A tensor float32 [at least `length`, 2, head_dim/2], a row a position."""
         if length > self._length:
             self._grow(max(length, 2 * self._length))
@@ -69,7 +69,7 @@ class RopeTables:
         self._tables = [RopeTable(one, device, spare=step_tokens) for one in inverse_frequencies]
         self._frequencies = [one.astype(np.float64) for one in inverse_frequencies]
 
-    def rows(self, positions: Numbers) -> tuple[list[Any], Numbers, Numbers]:
+    def rows(self, positions: Numbers) -> tuple[list[DeviceTensor], Numbers, Numbers]:
         """The tables as tensors, and which of their rows turn a step's tokens and which turn their
         queries for sinks."""
         far, last = self._far, max(positions)
@@ -82,7 +82,7 @@ class RopeTables:
                 own[i] = self._fill(i, position)
         return tensors, own, array("i", [min(position, far) for position in positions])
 
-    def _reaching(self, length: int) -> list[Any]:
+    def _reaching(self, length: int) -> list[DeviceTensor]:
         return [table.reaching(length) for table in self._tables]
 
     def _fill(self, i: int, position: int) -> int:

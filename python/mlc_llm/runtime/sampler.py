@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.library.signatures import (
     CHOSEN_LOGITS,
@@ -27,7 +27,7 @@ from mlc_llm.runtime.logit_processor import Edits
 from mlc_llm.runtime.tables import table
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, Table
+    from mlc_llm.backends.base import Device, DeviceTensor, Table
 
 NOT_FINITE = "the model produced logits that are not finite"
 BELOW_ONE = 1 - 2**-24
@@ -74,11 +74,11 @@ class Choice:
 class Drawn(NamedTuple):
     """Tensors on the device, which may still be computed."""
 
-    tokens: Any
+    tokens: DeviceTensor | None
     """int32, a row; None where nothing was sampled."""
-    top: Any
+    top: Sequence[DeviceTensor] | None
     """What `top_tokens` gave for the rows that were asked for; None where there are none."""
-    logits: Any
+    logits: DeviceTensor | None
     """float32, of the chosen token of each of these rows, as the model gave it."""
 
 
@@ -93,7 +93,7 @@ class Sampler:
         self._keep, self._chosen = library[KEEP_LOGITS], library[CHOSEN_LOGITS]
         self._sample, self._read = library[SAMPLE], library.device.read
 
-    def draw(self, logits: Any, choice: Choice, tensors: Sequence[Any]) -> Drawn:
+    def draw(self, logits: DeviceTensor, choice: Choice, tensors: Sequence[DeviceTensor]) -> Drawn:
         """Choose a token for each row of logits [s, padded_vocab], which are edited in place.
 
         tensors: those of `choice.tables`.
@@ -111,7 +111,7 @@ class Sampler:
         tokens = self._sample(logits, options, top_k)
         return Drawn(tokens, top, self._chosen(kept, rows, tokens))
 
-    def _change(self, logits: Any, choice: Choice, edits: Sequence[Any]) -> None:
+    def _change(self, logits: DeviceTensor, choice: Choice, edits: Sequence[DeviceTensor]) -> None:
         for row, bias in choice.biases:
             self._edit(*bias.tensors(row), *self._no_masks, logits)
         if choice.is_edited:
@@ -128,6 +128,7 @@ class Sampler:
         return sampled
 
     def _add_logprobs(self, sampled: list[Sampled], choice: Choice, drawn: Drawn) -> None:
+        assert drawn.top is not None
         ids, logprobs, total = map(self._read, drawn.top)
         found = (ids, logprobs, self._read(drawn.logits) - total)
         lists = (values.tolist() for values in found)

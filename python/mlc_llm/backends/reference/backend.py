@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
 from mlc_llm.errors import InvalidField
 
 if TYPE_CHECKING:
+    import tvm
+
     from mlc_llm.models.spec import ModelSpec
 
 
@@ -40,10 +42,10 @@ class ReferenceBackend:
 
         return DenseLayout(kind)
 
-    def weights_identity(self) -> dict[str, Any]:
+    def weights_identity(self) -> dict[str, object]:
         return {"kernels": self.name}
 
-    def library_identity(self) -> dict[str, Any]:
+    def library_identity(self) -> dict[str, object]:
         return {"kernels": self.name}
 
     def ops(self) -> Ops:
@@ -51,7 +53,7 @@ class ReferenceBackend:
 
         return ReferenceOps()
 
-    def compile(self, module: Any, folder: Path, triple: str | None = None) -> Compiled:
+    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         import tvm
 
         from mlc_llm.backends.cpu.codegen import compile_module

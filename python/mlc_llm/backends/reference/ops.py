@@ -6,7 +6,6 @@ What every other backend computes is held against this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import relax
 from tvm.relax.frontend import nn
@@ -31,7 +30,7 @@ GREEDY = 1e-5
 """At or below this temperature the most likely token is taken."""
 
 
-def floats(*shape: Any) -> Tensor:
+def floats(*shape: object) -> Tensor:
     """A placeholder that tells an operator the shape of its result."""
     return Tensor.placeholder(list(shape), "float32")
 
@@ -187,7 +186,7 @@ class ReferenceOps:
         token = op.sum(op.astype(passed, "int32"), axis=1)
         return chosen(logits, op.sum(weight, axis=1), temperature, token)
 
-    def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> Any:
+    def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x = taken(columns((logits, 0), vocab), rows)
         best = op.max(x, axis=1, keepdims=True)
         total = op.log(op.sum(op.exp(x - best), axis=1, keepdims=True)) + best
