@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mlc_llm.runtime.batch import slots_for
+from mlc_llm.runtime.batch import state_slots
 from mlc_llm.runtime.state_table import EMPTY, StateTable
 
 SEQUENCES = 4
@@ -17,7 +17,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.table = StateTable(SEQUENCES)
-        self.slots: list[tuple[int, ...]] = [()] * slots_for(SEQUENCES)
+        self.slots: list[tuple[int, ...]] = [()] * state_slots(SEQUENCES)
         self.tokens: dict[int, tuple[int, ...]] = {}
         self.before: dict[int, tuple[int, ...]] = {}
         """Tokens before the last step, where it can be undone."""

@@ -146,7 +146,7 @@ class Window:
         return held - (-step_tokens // page_size)
 
 
-def slots_for(sequences: int) -> int:
+def state_slots(sequences: int) -> int:
     """Slots for the states of so many sequences: two each, and an empty one."""
     return 2 * sequences + 1
 

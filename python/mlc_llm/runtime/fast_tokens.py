@@ -29,27 +29,30 @@ class FastTokens:
         """Of what was arranged last."""
 
     def arranged(
-        self, rows: Sequence[BatchRow], tokens: Numbers, places: Numbers
+        self, rows: Sequence[BatchRow], tokens: Numbers, logit_rows: Numbers
     ) -> tuple[Sequence[BatchRow], Numbers, Numbers]:
-        """Rows and their tokens in the order in which they are computed, and where the tokens at
-        `places` are then. A row that is a prompt in part becomes two rows of its sequence."""
+        """Rows and tokens in the order in which they are computed, and `logit_rows` in that order.
+
+        logit_rows: which tokens get logits, by index among `tokens`. A row that is a prompt in part
+        becomes two rows of its sequence.
+        """
         if not self._are_wanted:
-            return rows, tokens, places
+            return rows, tokens, logit_rows
         self.count = sum(row.prompt_tokens for row in rows)
-        rows, places = prompts_first(rows, places)
-        return rows, array("i", [token for row in rows for token in row.token_ids]), places
+        rows, logit_rows = prompts_first(rows, logit_rows)
+        return rows, array("i", [token for row in rows for token in row.token_ids]), logit_rows
 
 
-def prompts_first(rows: Sequence[BatchRow], places: Numbers) -> tuple[list[BatchRow], Numbers]:
-    """Tokens of prompts, then all others; and the new places of the tokens that are at `places`."""
+def prompts_first(rows: Sequence[BatchRow], logit_rows: Numbers) -> tuple[list[BatchRow], Numbers]:
+    """Rows with tokens of prompts, then rows with all others; and `logit_rows` in that order."""
     prompts = [BatchRow(row.seq_id, row.token_ids[: row.prompt_tokens], ()) for row in rows]
     others = [BatchRow(row.seq_id, row.token_ids[row.prompt_tokens :], ()) for row in rows]
     prompt_at, other_at = 0, sum(row.prompt_tokens for row in rows)
-    new_places: list[int] = []
+    now_at: list[int] = []
     for prompt, other in zip(prompts, others, strict=True):
-        new_places += range(prompt_at, prompt_at + len(prompt.token_ids))
-        new_places += range(other_at, other_at + len(other.token_ids))
+        now_at += range(prompt_at, prompt_at + len(prompt.token_ids))
+        now_at += range(other_at, other_at + len(other.token_ids))
         prompt_at += len(prompt.token_ids)
         other_at += len(other.token_ids)
-    moved = array("i", [new_places[int(place)] for place in places])
+    moved = array("i", [now_at[int(row)] for row in logit_rows])
     return [row for row in prompts + others if row.token_ids], moved

@@ -21,7 +21,7 @@ from mlc_llm.runtime.batch import (
     RunnerLimits,
     Sampling,
     Window,
-    slots_for,
+    state_slots,
 )
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
@@ -154,16 +154,16 @@ class ModelRunner:
         """Start a step. A device may still compute when this returns; no other step may start
         before `collect`."""
         samplings: list[Sampling] = []
-        tokens, places = array("i"), array("i")
+        tokens, sampled = array("i"), array("i")
         for row in batch.rows:
             self._check(row)
             tokens.extend(row.token_ids)
-            places.extend(range(len(tokens) - len(row.samplings), len(tokens)))
+            sampled.extend(range(len(tokens) - len(row.samplings), len(tokens)))
             samplings += row.samplings
         assert 0 < len(tokens) <= self._limits.max_batch_tokens, f"batch of {len(tokens)} tokens"
         if not self._choice.is_for(samplings):
             self._choice = Choice.of(samplings, self._limits.vocab_size, self._library.device)
-        rows, ids, logit_rows = self._fast.arranged(batch.rows, tokens, places)
+        rows, ids, logit_rows = self._fast.arranged(batch.rows, tokens, sampled)
         placed = self._place(rows)
         try:
             drawn = self._compute.call(self._drawn, ids, placed, logit_rows)
@@ -210,11 +210,11 @@ class ModelRunner:
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 of_prompt = min(max(prompt_tokens - start, 0), len(part))
                 whole = [BatchRow(seq_id, part, (), of_prompt)]
-                rows, tokens, places = self._fast.arranged(
+                rows, tokens, logit_rows = self._fast.arranged(
                     whole, array("i", part), array("i", range(len(part)))
                 )
-                place = self._place(rows)
-                logits, _ = self._compute.call(self._logits, tokens, place, places)
+                placed = self._place(rows)
+                logits, _ = self._compute.call(self._logits, tokens, placed, logit_rows)
                 self._cache.trim(seq_id)
                 yield self._read(logits)[:, : self._limits.vocab_size].copy()
         finally:
@@ -291,7 +291,7 @@ def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_f
 
 def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> tvm_ffi.Array:
     """One zeroed tensor a recurrent layer."""
-    slots = slots_for(sequences)
+    slots = state_slots(sequences)
     return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mlc_llm.runtime.batch import slots_for
+from mlc_llm.runtime.batch import state_slots
 
 Numbers: TypeAlias = "array[int]"
 EMPTY = 0
@@ -38,7 +38,7 @@ class StateTable:
     check their number."""
 
     def __init__(self, max_num_sequence: int) -> None:
-        self._num_slots = slots_for(max_num_sequence)
+        self._num_slots = state_slots(max_num_sequence)
         self.reset()
 
     def lengths(self) -> dict[int, int]:

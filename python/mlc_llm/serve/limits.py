@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.runtime.batch import SINK_BLOCK, Window, slots_for
+from mlc_llm.runtime.batch import SINK_BLOCK, Window, state_slots
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
@@ -96,7 +96,7 @@ def plan_memory(
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
         windowed=_windowed(asked, size),
-        states=slots_for(asked.max_num_sequence) * size.state_bytes,
+        states=state_slots(asked.max_num_sequence) * size.state_bytes,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,
     )
