@@ -134,7 +134,9 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
-    ("mlc_llm.cli.session", "mlc_llm.serve.sync_engine"),  # --help must not load TVM
+    # Weights are read meanwhile; and --help must not load TVM.
+    ("mlc_llm.cli.opening", "mlc_llm.cli.session"),
+    ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
@@ -156,6 +158,7 @@ LAZY = {
     ("mlc_llm.backends.cpu.layout", "mlc_llm.backends.cpu.packing"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.registry", "mlc_llm.backends.reference.backend"),
+    ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.checks"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.codegen"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.device"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.layout"),

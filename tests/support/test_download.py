@@ -16,7 +16,8 @@ import pytest
 
 from mlc_llm.errors import CacheError, ModelNotFound
 from mlc_llm.support import download
-from mlc_llm.support.download import DEFAULT_MODEL, PackagedFile, packaged_file
+from mlc_llm.support.default_model import DEFAULT_MODEL, PackagedFile
+from mlc_llm.support.download import packaged_file
 from mlc_llm.support.progress import Progress, no_progress
 
 CONTENT = b"GGUF and so on" * 10_000

@@ -11,7 +11,8 @@ from mlc_llm.cli.chat_input import is_interactive, plain_lines, typed_messages
 from mlc_llm.cli.conversation import load_messages, save_messages
 from mlc_llm.cli.dialogue import Dialogue
 from mlc_llm.cli.guard import OK, explain
-from mlc_llm.cli.session import Session, open_session
+from mlc_llm.cli.opening import open_session
+from mlc_llm.cli.session import Session
 from mlc_llm.cli.shape import naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, note
 from mlc_llm.cli.wrapping import WrappedOutput

@@ -10,7 +10,7 @@ from mlc_llm.compiler.keys import known_weights
 from mlc_llm.errors import MLCError
 from mlc_llm.library.metadata import INDEX_FILE
 from mlc_llm.runtime.read_ahead import ReadAhead
-from mlc_llm.support.download import DEFAULT_MODEL
+from mlc_llm.support.default_model import DEFAULT_MODEL
 from mlc_llm.support.machine import describe
 from mlc_llm.support.superseded import is_sound
 

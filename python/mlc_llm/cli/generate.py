@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from mlc_llm.cli import options
 from mlc_llm.cli.guard import OK
-from mlc_llm.cli.session import Answer, Session, open_session
+from mlc_llm.cli.opening import open_session
 from mlc_llm.cli.shape import naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, is_piped, note, read_input
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.support.leaving import INTERRUPTED, say_interrupted
 from mlc_llm.support.progress import set_quiet
+
+if TYPE_CHECKING:
+    from mlc_llm.cli.session import Answer, Session
 
 MAX_PROMPT_BYTES = 64 * 2**20
 

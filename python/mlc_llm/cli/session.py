@@ -8,19 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from mlc_llm.cli.early import begin_early
-from mlc_llm.cli.flags import naming_flags
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
-from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.answers import Usage
-from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import SequenceText
-from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -209,31 +204,6 @@ class Session:
             completion_tokens=run.usage.completion_tokens,
             timings=run.timings(self._load_s),
         )
-
-
-def open_session(model: str | None, device: str, config: EngineConfig) -> Session:
-    """Open the model that was named (None: the default one) on an engine of its own.
-
-    Raises `UserError` for a model or a config that cannot be used, naming the flag.
-    """
-    started = time.perf_counter()
-    with ReadAhead() as reading, naming_flags():
-        begin_early(reading, model, config.kernels)
-        # The engine loads TVM, which takes a second that `--help` should not cost.
-        from mlc_llm.serve.sync_engine import SyncMLCEngine
-
-        outputs: list[RequestStreamOutput] = []
-        engine = SyncMLCEngine(
-            model,
-            device,
-            mode=config.mode or "local",
-            engine_config=config,
-            request_stream_callback=outputs.extend,
-            reading=reading,
-        )
-    load_s = time.perf_counter() - started
-    collect_from_now()
-    return Session(engine, engine.bundle, outputs, window=engine.longest_sequence, load_s=load_s)
 
 
 class _Run:

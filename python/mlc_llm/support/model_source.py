@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from mlc_llm.errors import InvalidField, MLCError, ModelNotFound
-from mlc_llm.support.download import DEFAULT_MODEL, packaged_file
+from mlc_llm.support.default_model import DEFAULT_MODEL
+from mlc_llm.support.download import packaged_file
 from mlc_llm.support.files import cache_root, file_lock, forget_empty, write_file
 from mlc_llm.support.hub import fetch_files, list_files, plain_reason
 from mlc_llm.support.progress import ProgressFactory

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
-from mlc_llm.backends.features import refuse_missing
-from mlc_llm.errors import InvalidField, UnsupportedModel
-from mlc_llm.models.spec import AttentionSpec
+from mlc_llm.errors import InvalidField
 
 if TYPE_CHECKING:
     import tvm
 
     from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
-    from mlc_llm.models.spec import LayerSpec, ModelSpec
+    from mlc_llm.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ class CpuBackend:
         return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles))
 
     def check(self, spec: ModelSpec) -> None:
-        refuse_missing(spec, self.name)
-        for layer in dict.fromkeys(spec.layers):
-            _check_layer(spec, layer)
+        from mlc_llm.backends.cpu.checks import check
+
+        check(spec, self.name)
 
     def layout(self, kind: str) -> WeightLayout:
         from mlc_llm.backends.cpu.layout import CpuLayout
@@ -82,15 +80,3 @@ class CpuBackend:
 
         requires = ("amx",) if self.isa.amx_tiles else ()
         return compile_module(module, target_for(self.isa, triple), folder, requires)
-
-
-def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
-    """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
-    one, wide = layer.mixer, layer.feed_forward.intermediate
-    assert isinstance(one, AttentionSpec), "refused before"
-    if one.head_dim % 16 or spec.hidden % 32 or wide % 32:
-        raise UnsupportedModel(
-            f"sizes of this model are not supported by the CPU kernels: head size {one.head_dim} "
-            f"(a multiple of 16), hidden {spec.hidden} and feed-forward {wide} (multiples of 32); "
-            "use --kernels reference"
-        )

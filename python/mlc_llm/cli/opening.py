@@ -1,0 +1,42 @@
+"""Opens a model for a command. The reading of its weights begins before the engine is imported."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from mlc_llm.cli.early import begin_early
+from mlc_llm.cli.flags import naming_flags
+from mlc_llm.runtime.read_ahead import ReadAhead
+from mlc_llm.support.garbage import collect_from_now
+
+if TYPE_CHECKING:
+    from mlc_llm.cli.session import Session
+    from mlc_llm.serve.config import EngineConfig
+    from mlc_llm.serve.data import RequestStreamOutput
+
+
+def open_session(model: str | None, device: str, config: EngineConfig) -> Session:
+    """Open the model that was named (None: the default one) on an engine of its own.
+
+    Raises `UserError` for a model or a config that cannot be used, naming the flag.
+    """
+    started = time.perf_counter()
+    with ReadAhead() as reading, naming_flags():
+        begin_early(reading, model, config.kernels)
+        # While the weights are read. The engine loads TVM, which `--help` does not need.
+        from mlc_llm.cli.session import Session
+        from mlc_llm.serve.sync_engine import SyncMLCEngine
+
+        outputs: list[RequestStreamOutput] = []
+        engine = SyncMLCEngine(
+            model,
+            device,
+            mode=config.mode or "local",
+            engine_config=config,
+            request_stream_callback=outputs.extend,
+            reading=reading,
+        )
+    load_s = time.perf_counter() - started
+    collect_from_now()
+    return Session(engine, engine.bundle, outputs, window=engine.longest_sequence, load_s=load_s)
