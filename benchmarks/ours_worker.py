@@ -25,6 +25,7 @@ from mlc_llm.errors import MLCError
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner
+from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
@@ -194,14 +195,16 @@ def _peak_memory() -> int:
 
 
 def main() -> None:
-    worker = Worker(Path(sys.argv[1]))
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            value = getattr(worker, request.pop("do"))(**request)
-            print(json.dumps({"value": value}), flush=True)
-        except MLCError as error:
-            print(json.dumps({"error": str(error)}), flush=True)
+    # As the threads of engines and the command line do: this process never forks.
+    with computing_here():
+        worker = Worker(Path(sys.argv[1]))
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                value = getattr(worker, request.pop("do"))(**request)
+                print(json.dumps({"value": value}), flush=True)
+            except MLCError as error:
+                print(json.dumps({"error": str(error)}), flush=True)
 
 
 if __name__ == "__main__":
