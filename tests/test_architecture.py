@@ -32,7 +32,7 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors"}
+GROUND = {"errors", "json_file"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "tokenizers", "protocol"}
 BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
@@ -73,6 +73,7 @@ SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.strea
 MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve", "without_torch"},
     "errors": set(),
+    "json_file": {"errors"},
     "without_torch": set(),
     "library": GROUND,
     "protocol": GROUND,

@@ -176,3 +176,13 @@ def test_a_config_that_is_no_object(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelFileError, match=r"config.json"):
         HuggingFaceFolder.open(tmp_path)
+
+
+def test_a_config_that_is_too_large_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(tmp_path, {"model.safetensors": WEIGHTS})
+    monkeypatch.setattr("mlc_llm.loader.huggingface.MAX_JSON_BYTES", 5)
+    with pytest.raises(ModelFileError) as caught:
+        HuggingFaceFolder.open(tmp_path)
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: larger than 5 bytes"

@@ -6,13 +6,13 @@ read but what stands in the folder itself, and no file that could run code (pick
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.gguf_tensors import GGUFTensor
 from mlc_llm.loader.safetensors_file import SafetensorsFile
@@ -39,7 +39,7 @@ class HuggingFaceFolder:
     @classmethod
     def open(cls, path: Path) -> HuggingFaceFolder:
         """Raises ModelNotFound, ModelFileError, UnsupportedModel (weights of another form)."""
-        config = read_object(path / CONFIG)
+        config = read_json_object(path / CONFIG, MAX_JSON_BYTES)
         index = path / INDEX
         weight_map = _weight_map(index) if index.is_file() else None
         names = _only_file(path) if weight_map is None else sorted(set(weight_map.values()))
@@ -51,22 +51,9 @@ class HuggingFaceFolder:
         return cls(path, config, tensors, opened)
 
 
-def read_object(path: Path) -> dict[str, object]:
-    """The object in a JSON file of the folder. Raises ModelFileError."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelFileError(f"{path}: larger than {MAX_JSON_BYTES} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
-    if not isinstance(found, dict):
-        raise ModelFileError(f"{path}: should hold a JSON object")
-    return found
-
-
 def _weight_map(index: Path) -> dict[str, str]:
     """Tensor -> file, each file one of the folder itself."""
-    found = read_object(index).get("weight_map")
+    found = read_json_object(index, MAX_JSON_BYTES).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ModelFileError(f"{index}: weight_map should be an object that names tensors")
     for name, file in found.items():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tokenizers as hf
 
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
+from mlc_llm.json_file import read_json_object
 from mlc_llm.tokenizers.byte_level import BYTES
 from mlc_llm.tokenizers.parts import Backends, Parts, Strip
 from mlc_llm.tokenizers.sentencepiece import SPACE, byte_of
@@ -40,11 +41,11 @@ def parts_of_folder(folder: Path) -> Parts:
     """
     if not (folder / "tokenizer.json").is_file():
         raise _missing(folder)
-    spec = _json(folder / "tokenizer.json")
+    spec = read_json_object(folder / "tokenizer.json", MAX_BYTES, may_be_missing=True)
     plain = _backend(folder, spec, encode_special=True)
     added = _added_tokens(folder, spec)
     special = {token.text: token.id for token in added if token.is_special}
-    config = _json(folder / "tokenizer_config.json")
+    config = read_json_object(folder / "tokenizer_config.json", MAX_BYTES, may_be_missing=True)
     bos = special.get(_named(config, "bos_token"))
     continued = _continued(folder, spec, plain)
     backends = Backends(
@@ -73,21 +74,6 @@ def _missing(folder: Path) -> ModelNotFound | UnsupportedModel:
             f"{folder}: {other[0]} is not supported; convert it to tokenizer.json"
         )
     return ModelNotFound(f"{folder}: cannot find any tokenizer (tokenizer.json)")
-
-
-def _json(path: Path) -> JsonObject:
-    """The object in a file; an empty one if there is no file."""
-    try:
-        if not path.is_file():
-            return {}
-        if path.stat().st_size > MAX_BYTES:
-            raise ModelFileError(f"{path}: larger than {MAX_BYTES} bytes")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelFileError(f"{path}: should hold a JSON object")
-    return value
 
 
 def _backend(folder: Path, spec: JsonObject, *, encode_special: bool) -> hf.Tokenizer:
@@ -182,7 +168,9 @@ def _named(config: JsonObject, name: str) -> str:
 
 
 def _end_ids(folder: Path, special: dict[str, int], config: JsonObject) -> frozenset[int]:
-    stated = _json(folder / "generation_config.json").get("eos_token_id", [])
+    stated = read_json_object(
+        folder / "generation_config.json", MAX_BYTES, may_be_missing=True
+    ).get("eos_token_id", [])
     ids = {one for one in (stated if isinstance(stated, list) else [stated]) if type(one) is int}
     texts = {_named(config, "eos_token"), *END_TEXTS}
     return frozenset(ids | {special[text] for text in texts if text in special})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UserError
+from mlc_llm.json_file import read_json_object
 from mlc_llm.protocol.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_settings(folder: Path) -> ModelSettings:
     """
     named = _chat_config(folder / CHAT_CONFIG_FILE)
     path = folder / GENERATION_CONFIG_FILE
-    generation = _json_object(path)
+    generation = read_json_object(path, MAX_CONFIG_BYTES, may_be_missing=True)
     stops = _stop_token_ids(generation)
     with _naming(path):
         sampling = _sampling(generation)
@@ -83,7 +83,7 @@ def read_settings(folder: Path) -> ModelSettings:
 
 def _chat_config(path: Path) -> tuple[MLCChatConfig, Conversation] | None:
     """What mlc-chat-config.json says, and the template that it names; None: no such file."""
-    values = _json_object(path)
+    values = read_json_object(path, MAX_CONFIG_BYTES, may_be_missing=True)
     if not values:
         return None
     from mlc_llm.serve.opening import chat_config
@@ -105,21 +105,6 @@ def _stop_token_ids(generation: dict[str, JsonValue]) -> frozenset[int]:
     stated = generation.get("eos_token_id", [])
     ids = stated if isinstance(stated, list) else [stated]
     return frozenset(one for one in ids if isinstance(one, int) and not isinstance(one, bool))
-
-
-def _json_object(path: Path) -> dict[str, JsonValue]:
-    """The object in a JSON file; empty if there is no such file. Raises `ModelFileError`."""
-    try:
-        if not path.is_file():
-            return {}
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelFileError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: {error}") from None
-    if not isinstance(values, dict):
-        raise ModelFileError(f"{path}: should hold a JSON object")
-    return values
 
 
 @contextmanager
