@@ -80,14 +80,14 @@ class Memory:
         """The tokens in the sequence's pages, -1 for those that are gone."""
         sequence = self.cache._sequences[seq_id]
         pages = self.slots.reshape(-1, PAGE)[sequence.pages]
-        pages[list(sequence.gone)] = -1
+        pages[list(sequence.freed)] = -1
         return pages.reshape(-1)[: sequence.length].tolist()
 
     def lacks(self, seq_id: int, length: int) -> bool:
         """Whether the token behind the first `length` would see one that is gone, or lie in a
         page that is."""
-        held, gone = self.held(seq_id), self.cache._sequences[seq_id].gone
-        return any(held[i] < 0 for i in self.seen(length, length)) or gone.stop * PAGE > length
+        held, freed = self.held(seq_id), self.cache._sequences[seq_id].freed
+        return any(held[i] < 0 for i in self.seen(length, length)) or freed.stop * PAGE > length
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -27,12 +27,12 @@ class SequencePages:
 
     pages: Numbers = field(default_factory=lambda: array("i"))
     length: int = 0
-    gone: range = range(0)
+    freed: range = range(0)
     """Places in `pages` that were given back; what stands there means nothing."""
 
     @property
     def owned(self) -> Numbers:
-        return self.pages[: self.gone.start] + self.pages[self.gone.stop :]
+        return self.pages[: self.freed.start] + self.pages[self.freed.stop :]
 
 
 class Placement(NamedTuple):
@@ -99,7 +99,7 @@ class PageTable:
         if rest and not self._free:
             raise RequestError("no free KV page to fork a sequence")
         self.add(child)
-        forked = SequencePages(source.pages[:full], length, source.gone)
+        forked = SequencePages(source.pages[:full], length, source.freed)
         for page in forked.owned:
             self._references[page] += 1
         if rest:
@@ -132,10 +132,10 @@ class PageTable:
             return
         sequence = self._sequences[seq_id]
         unseen = self._window.unseen(sequence.length - 1 - undone, self._page_size)
-        fresh = slice(max(sequence.gone.stop, unseen.start), unseen.stop)
+        fresh = slice(max(sequence.freed.stop, unseen.start), unseen.stop)
         if fresh.start < fresh.stop:
             self._drop(sequence.pages[fresh])
-            sequence.gone = range(unseen.start, unseen.stop)
+            sequence.freed = range(unseen.start, unseen.stop)
             sequence.pages[fresh] = array("i", bytes(4 * (fresh.stop - fresh.start)))
 
     def remove(self, seq_id: int) -> None:
@@ -165,7 +165,7 @@ class PageTable:
             for start in range(0, n, block):
                 blocks.extend((len(places) + start, min(block, n - start), len(page_ids)))
             slots.extend([pages[at // size] * size + at % size for at in new])
-            if sequence.gone:
+            if sequence.freed:
                 cut = self._cut(sequence)
                 page_ids.extend(pages[: cut.start])
                 pages = pages[cut.stop :]
@@ -188,18 +188,18 @@ class PageTable:
         )
 
     def _cut(self, sequence: SequencePages) -> range:
-        """Whole splits among the pages that are gone: no token that is still to come sees them, so
+        """Whole splits among the pages that are freed: no token that is still to come sees them, so
         a step costs what the window does, however long the sequence."""
-        gone, split = sequence.gone, self._split
-        start = -(-gone.start // split) * split
-        return range(start, max(start, gone.stop // split * split))
+        freed, split = sequence.freed, self._split
+        start = -(-freed.start // split) * split
+        return range(start, max(start, freed.stop // split * split))
 
     def _check_seen(self, sequence: SequencePages, length: int) -> None:
-        """AssertionError if the token behind the first `length` would see a page that is gone."""
-        if sequence.gone:
+        """AssertionError if the token behind the first `length` would see a page that is freed."""
+        if sequence.freed:
             assert self._window is not None
             unseen = self._window.unseen(length, self._page_size)
-            assert sequence.gone.stop <= unseen.stop, "pages are gone that would be seen"
+            assert sequence.freed.stop <= unseen.stop, "pages are freed that would be seen"
 
     def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
         totals = dict(rows)

@@ -60,12 +60,12 @@ class FakeSequence:
 
     pages: list[int] = field(default_factory=list)
     length: int = 0
-    gone: set[int] = field(default_factory=set)
+    freed: set[int] = field(default_factory=set)
     """Indices in `pages` of the pages that were given back."""
 
     @property
     def owned(self) -> list[int]:
-        return [page for i, page in enumerate(self.pages) if i not in self.gone]
+        return [page for i, page in enumerate(self.pages) if i not in self.freed]
 
 
 class FakeRunner:
@@ -114,11 +114,11 @@ class FakeRunner:
         assert 0 < length <= source.length
         self.add_sequence(child)
         full, rest = divmod(length, self.limits.page_size)
-        forked = FakeSequence(source.pages[:full], length, set(source.gone))
+        forked = FakeSequence(source.pages[:full], length, set(source.freed))
         for page in forked.owned:
             self._pages.share(page)
         if rest:
-            assert full not in source.gone
+            assert full not in source.freed
             copy = self._pages.take()
             self._pages.tokens[copy] = self._pages.tokens[source.pages[full]][:rest]
             forked.pages.append(copy)
@@ -129,7 +129,7 @@ class FakeRunner:
         assert 0 <= num_tokens <= sequence.length
         sequence.length -= num_tokens
         kept = self._pages_for(sequence.length)
-        assert not sequence.gone or kept > max(sequence.gone), "pages are needed that are gone"
+        assert not sequence.freed or kept > max(sequence.freed), "pages are needed that are freed"
         for page in sequence.pages[kept:]:
             self._pages.drop(page)
         del sequence.pages[kept:]
@@ -164,7 +164,7 @@ class FakeRunner:
         sequence, size = self.sequences[seq_id], self.limits.page_size
         found: list[int] = []
         for i, page in enumerate(sequence.pages):
-            found += [-1] * size if i in sequence.gone else self._pages.tokens[page]
+            found += [-1] * size if i in sequence.freed else self._pages.tokens[page]
         assert len(found) == sequence.length
         return found
 
@@ -209,9 +209,9 @@ class FakeRunner:
         if self.limits.window is None:
             return
         unseen = self.limits.window.unseen(sequence.length - 1, self.limits.page_size)
-        for i in set(unseen) - sequence.gone:
+        for i in set(unseen) - sequence.freed:
             self._pages.drop(sequence.pages[i])
-        sequence.gone |= set(unseen)
+        sequence.freed |= set(unseen)
 
     def _sample(self, tokens: Sequence[int], sampling: Sampling) -> Sampled:
         if self.bad_rows(tokens):
