@@ -199,7 +199,7 @@ class PageTable:
         if sequence.freed:
             assert self._window is not None
             unseen = self._window.unseen(length, self._page_size)
-            assert sequence.freed.stop <= unseen.stop, "pages are freed that would be seen"
+            assert sequence.freed.stop <= unseen.stop, "pages are gone that would be seen"
 
     def _reserve(self, rows: Sequence[tuple[int, int]]) -> None:
         totals = dict(rows)

@@ -129,7 +129,7 @@ class FakeRunner:
         assert 0 <= num_tokens <= sequence.length
         sequence.length -= num_tokens
         kept = self._pages_for(sequence.length)
-        assert not sequence.freed or kept > max(sequence.freed), "pages are needed that are freed"
+        assert not sequence.freed or kept > max(sequence.freed), "pages are needed that are gone"
         for page in sequence.pages[kept:]:
             self._pages.drop(page)
         del sequence.pages[kept:]
