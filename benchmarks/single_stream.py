@@ -4,6 +4,8 @@
 
 `decode` is 128 tokens after 128 tokens of context. `prefill N` is a prompt of N tokens, up to its
 first sampled token. The results are tokens a second. Each test runs once before it is measured.
+`decode here` computes on the calling thread, as the command line and threaded engines do; `decode`
+hands each step to a thread of ours, as `SyncMLCEngine` does.
 With `--prompt-precision fast`, prompts are also measured in this setting, in turns with exact ones.
 """
 
@@ -28,6 +30,7 @@ from ours import (
 )
 
 from mlc_llm.runtime.batch import Runner
+from mlc_llm.runtime.compute_thread import computing_here
 
 DEPTH = 128
 """Tokens of context before decode is measured."""
@@ -64,10 +67,17 @@ def decode(runner: Runner) -> float:
     return DECODE / (time.perf_counter() - start)
 
 
+def decode_here(runner: Runner) -> float:
+    """As `decode`; no step is handed to another thread."""
+    with computing_here():
+        return decode(runner)
+
+
 MEASURES: dict[str, Callable[[Runner], float]] = {
     "prefill 128": lambda runner: prefill(runner, 128),
     "prefill 512": lambda runner: prefill(runner, 512),
     "decode": decode,
+    "decode here": decode_here,
 }
 
 

@@ -1,4 +1,12 @@
-"""A short causal convolution over ragged rows, one number at a time: slow and obvious."""
+"""A short causal convolution over ragged rows, one number at a time: slow and obvious.
+
+for row of rows:                        one sequence: `first`, `count`, slots `old` and `new`
+    for t < count, d < width:
+        for j < kernel:                 i = t + j - (kernel - 1), the input's index in the row
+            out[first + t, d] += weight[d, j] * (x[first + i, d], or of `old` where i < 0)
+    for p < kernel - 1, d < width:      the last inputs of the row
+        state[new, p, d] = input count + p - (kernel - 1) of the row, or of `old`
+"""
 
 from __future__ import annotations
 

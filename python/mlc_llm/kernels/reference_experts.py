@@ -1,4 +1,9 @@
-"""Products with the matrices of chosen experts, one number at a time: slow and obvious."""
+"""Products with the matrices of chosen experts, one number at a time: slow and obvious.
+
+for i < m, c < chosen, r < rows:        a token, one of its experts, an output
+    for k < columns:
+        out[i, c, r] += matrices[experts[i, c], r, k] * x[i, c, k]
+"""
 
 from __future__ import annotations
 
