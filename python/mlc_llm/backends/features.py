@@ -29,9 +29,19 @@ Feature: TypeAlias = Literal[
     "learned attention sinks",
     "biases",
     "attention without a rotary embedding",
+    "rotary embeddings of parts of a head",
+    "scaled rotary embeddings",
+    "norms over all heads",
+    "queries scaled by position",
     "experts",
+    "biases of experts",
+    "networks without a gate",
+    "activations other than SiLU and tanh GELU",
+    "parallel layers",
     "short convolutions",
     "residual multipliers",
+    "layer norms",
+    "learned positions",
     "logit multipliers",
     "logit caps",
 ]
@@ -49,6 +59,20 @@ def _attention(layer: LayerSpec, is_asked: Callable[[AttentionSpec], bool]) -> b
     return isinstance(layer.mixer, AttentionSpec) and is_asked(layer.mixer)
 
 
+def _is_ungated(layer: LayerSpec) -> bool:
+    return isinstance(layer.feed_forward, DenseSpec) and not layer.feed_forward.gated
+
+
+def _has_expert_biases(layer: LayerSpec) -> bool:
+    return isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.bias
+
+
+def _turns_parts(spec: ModelSpec) -> bool:
+    """Whether some layer rotates less than its whole heads."""
+    layers = spec.attention_layers.values()
+    return any(one.rope is not None and spec.ropes[one.rope].dim < one.head_dim for one in layers)
+
+
 _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "score caps": lambda layer: _attention(layer, lambda one: one.score_cap is not None),
     "learned attention sinks": lambda layer: _attention(layer, lambda one: one.learned_sinks),
@@ -56,11 +80,25 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "attention without a rotary embedding": lambda layer: _attention(
         layer, lambda one: one.rope is None
     ),
+    "norms over all heads": lambda layer: _attention(layer, lambda one: one.qk_norm == "all"),
+    "queries scaled by position": lambda layer: _attention(
+        layer, lambda one: one.query_scaling is not None
+    ),
+    "biases of experts": _has_expert_biases,
+    "networks without a gate": _is_ungated,
+    "activations other than SiLU and tanh GELU": lambda layer: (
+        layer.feed_forward.activation not in ("silu", "gelu_tanh")
+    ),
+    "parallel layers": lambda layer: layer.parallel,
     "short convolutions": lambda layer: isinstance(layer.mixer, ShortConvSpec),
     "experts": lambda layer: isinstance(layer.feed_forward, ExpertsSpec),
     "residual multipliers": lambda layer: layer.residual_scale != 1.0,
 }
 _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
+    "rotary embeddings of parts of a head": _turns_parts,
+    "scaled rotary embeddings": lambda spec: any(one.magnitude != 1.0 for one in spec.ropes),
+    "layer norms": lambda spec: spec.norm == "layer",
+    "learned positions": lambda spec: spec.learned_positions > 0,
     "logit multipliers": lambda spec: spec.logit_scale != 1.0,
     "logit caps": lambda spec: spec.logit_cap is not None,
 }
@@ -81,7 +119,9 @@ def refuse_missing(spec: ModelSpec, kernels: str, has: Collection[Feature] = ())
 
 
 def _missing(need: str, kernels: str) -> UnsupportedModel:
-    words = f"{need}, which the {kernels} kernels cannot compute; use --kernels reference"
+    words = f"{need}, which the {kernels} kernels cannot compute"
+    if kernels != "reference":
+        words += "; use --kernels reference"
     return UnsupportedModel(words)
 
 

@@ -94,7 +94,7 @@ def _spec(
 ) -> ModelSpec:
     """kinds: GLOBAL or LOCAL, of each layer."""
     mlp = DenseSpec(sizes.intermediate, "gelu_tanh")
-    whole = replace(mixer, qk_norm=True)
+    whole = replace(mixer, qk_norm="head")
     local = replace(whole, rope=LOCAL, window=window)
     made = {GLOBAL: whole, LOCAL: local}
     layers = [LayerSpec(made[kind], mlp, post_norms=True) for kind in kinds]

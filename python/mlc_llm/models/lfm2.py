@@ -74,6 +74,6 @@ def _kinds(values: Values, layers: int) -> list[bool]:
 
 def _spec(sizes: Sizes, rope: RopeSpec, kernel: int, has_attention: Sequence[bool]) -> ModelSpec:
     mlp = DenseSpec(sizes.intermediate)
-    attention = LayerSpec(replace(sizes.attention(), qk_norm=True), mlp)
+    attention = LayerSpec(replace(sizes.attention(), qk_norm="head"), mlp)
     conv = LayerSpec(ShortConvSpec(sizes.hidden, kernel), mlp)
     return sizes.model([attention if one else conv for one in has_attention], [rope])

@@ -35,5 +35,5 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
 
 
 def _spec(sizes: Sizes, rope: RopeSpec) -> ModelSpec:
-    layer = LayerSpec(replace(sizes.attention(), qk_norm=True), DenseSpec(sizes.intermediate))
+    layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), DenseSpec(sizes.intermediate))
     return sizes.model([layer] * sizes.layers, [rope])

@@ -25,7 +25,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         intermediate=sizes.intermediate,
         renormalize=values.flag("expert_weights_norm", True),
     )
-    layer = LayerSpec(replace(sizes.attention(), qk_norm=True), experts)
+    layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
     rope = values.rope(sizes.head_dim, GGUF_THETA)
     return plan_gguf(sizes.model([layer] * sizes.layers, [rope]), tensors)
 
@@ -45,7 +45,7 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
         renormalize=values.flag("norm_topk_prob", False),
     )
     step, dense = values.count("decoder_sparse_step", 1), values.counts("mlp_only_layers", 10_000)
-    sparse_layer = LayerSpec(replace(sizes.attention(), qk_norm=True), experts)
+    sparse_layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
     layers = [sparse_layer] * sizes.layers
     for i in range(sizes.layers):
         if i in dense or (i + 1) % step:

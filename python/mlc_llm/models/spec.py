@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
+"""gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
+gate * sigmoid(1.702 gate) * (up + 1)."""
+Norm = Literal["rms", "layer"]
+"""Root mean square (Zhang and Sennrich 2019), or mean and variance with a bias (Ba et al. 2016)."""
+QKNorm = Literal["head", "all"]
+"""Over each head with one weight vector for all of them, or over all heads of a token together."""
 Router = Literal["softmax_then_top", "top_then_softmax"]
 """Whether the router's softmax is over all experts, or over the chosen ones only."""
 
@@ -28,6 +34,16 @@ class RopeSpec:
     """Positions are divided by this."""
     factors: str | tuple[float, ...] | None = None
     """Divisors (Llama 3 scaling), one a frequency, or the name of the file's tensor of them."""
+    magnitude: float = 1.0
+    """Rotated elements are multiplied by this (YaRN, Peng et al. 2023; LongRoPE)."""
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """A query at a position p is multiplied by 1 + beta * ln(1 + floor(p / context)) (Llama 4)."""
+
+    beta: float
+    context: int
 
 
 @dataclass(frozen=True)
@@ -46,8 +62,9 @@ class AttentionSpec:
     sink_query: bool = False
     """The engine's window, not the model's own, decides what is seen: the first tokens of a
     sequence are seen with a query of their own, turned by `sink_position`."""
-    qk_norm: bool = False
-    """Each head's query and key get an RMS norm of their own before they are rotated."""
+    qk_norm: QKNorm | None = None
+    """Queries and keys get an RMS norm before they are rotated."""
+    query_scaling: QueryScaling | None = None
     score_cap: float | None = None
     """A score s becomes cap * tanh(s / cap), before the softmax."""
     learned_sinks: bool = False
@@ -66,12 +83,15 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """down(activation(gate(y)) * up(y)); gate and up have `intermediate` rows."""
+    """down(activation(gate(y)) * up(y)); gate and up have `intermediate` rows.
+
+    If it is not gated, it is down(activation(up(y)))."""
 
     intermediate: int
     activation: Activation = "silu"
     bias: bool = False
-    """All three matrices have one."""
+    """All matrices have one."""
+    gated: bool = True
 
     @property
     def width(self) -> int:
@@ -82,8 +102,8 @@ class DenseSpec:
 @dataclass(frozen=True)
 class ExpertsSpec:
     """A mixture of experts (Shazeer et al. 2017): a router, a matrix [num_experts, hidden], chooses
-    `experts_per_token` experts for each token. Each expert is a dense network without biases; their
-    results are added, times their weights."""
+    `experts_per_token` experts for each token. Each expert is a gated dense network; their results
+    are added, times their weights."""
 
     num_experts: int
     experts_per_token: int
@@ -93,6 +113,8 @@ class ExpertsSpec:
     router: Router = "softmax_then_top"
     renormalize: bool = False
     """The weights of the chosen experts are divided by their sum."""
+    bias: bool = False
+    """The router and all matrices of the experts have one."""
     shared_intermediate: int = 0
     """Of a network that computes every token, beside the chosen ones; 0: there is none."""
 
@@ -133,7 +155,8 @@ class LayerSpec:
     """x += mixer(norm(x)), then x += feed_forward(norm(x)).
 
     The norms before are there if `pre_norms`. With `post_norms` there is another norm before each
-    sum. What is added is multiplied by `residual_scale`.
+    sum. What is added is multiplied by `residual_scale`. A parallel layer computes both parts from
+    the same x: x += mixer(norm(x)) + feed_forward(norm(x)).
     """
 
     mixer: Mixer
@@ -141,6 +164,9 @@ class LayerSpec:
     pre_norms: bool = True
     post_norms: bool = False
     residual_scale: float = 1.0
+    parallel: bool = False
+    one_norm: bool = False
+    """Both parts of a parallel layer read one and the same norm."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +196,10 @@ class ModelSpec:
     tied_head: bool
     """The head is the embedding table."""
     embedding_scale: float = 1.0
+    norm: Norm = "rms"
+    """Of the layers and of the last one."""
+    learned_positions: int = 0
+    """Rows of a table, one a position, which are added to the embedding; 0: there is no table."""
     logit_scale: float = 1.0
     """Logits are multiplied by this, before the cap."""
     logit_cap: float | None = None

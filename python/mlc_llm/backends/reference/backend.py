@@ -8,12 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import InvalidField
 
 if TYPE_CHECKING:
     import tvm
 
     from mlc_llm.models.spec import ModelSpec
+
+MISSING: frozenset[Feature] = frozenset(
+    {
+        "rotary embeddings of parts of a head",
+        "scaled rotary embeddings",
+        "norms over all heads",
+        "queries scaled by position",
+        "biases of experts",
+        "networks without a gate",
+        "activations other than SiLU and tanh GELU",
+        "parallel layers",
+        "layer norms",
+        "learned positions",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,8 @@ class ReferenceBackend:
         raise InvalidField("prompt_precision", "fast", words)
 
     def check(self, spec: ModelSpec) -> None:
-        """It computes whatever a spec can say."""
+        """Raises UnsupportedModel naming the feature that these kernels lack."""
+        refuse_missing(spec, self.name, set(FEATURES) - MISSING)
 
     def layout(self, kind: str) -> WeightLayout:
         from mlc_llm.backends.reference.layout import DenseLayout
