@@ -136,6 +136,7 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
     # Weights are read meanwhile; and --help must not load TVM.
+    ("mlc_llm.cli.opening", "numpy"),  # before what imports it from deep inside
     ("mlc_llm.cli.opening", "mlc_llm.cli.session"),
     ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),
     # What `generate --raw` does not need is half of the time that its imports would take.
