@@ -53,6 +53,7 @@ COMPILER = {
     "models",
     "models.spec",
     "loader",
+    "model_files",
 }
 BUNDLE = {f"serve.opening.{name}" for name in ("bundle", "header_cache", "settings", "chat_config")}
 """The files that open a model before anything is compiled."""
@@ -66,6 +67,7 @@ OPENS_A_BUNDLE = {
     "conversation_template",
     "models",
     "models.spec",
+    "model_files",
 }
 OPENING = {*COMPILER, *CORE, *BUNDLE, "serve.core.speculation", "compiler", "runtime"}
 SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
@@ -95,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(SHAPES, GROUND),
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.spec": GROUND,
+    "model_files": {*GROUND, "loader", "models", "models.spec", "quantization"},
     "compiler": COMPILER,
     "runtime": {*GROUND, *BACKENDS, "runtime.batch", "library", "protocol", "support"},
     "runtime.batch": GROUND,

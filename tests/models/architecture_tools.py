@@ -13,7 +13,9 @@ from kept_libraries import build_kept
 from mlc_llm.backends.registry import backend_of, choose_backend
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.loader.huggingface import HuggingFaceFolder
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.huggingface import plan_folder
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -31,9 +33,18 @@ def runner_of(path: Path, folder: Path, kernels: str | None, num_pages: int = 24
     return runner_of_plan(plan, file.tensors, folder, kernels, num_pages)
 
 
+def runner_of_folder(
+    path: Path, folder: Path, kernels: str | None, num_pages: int = 24
+) -> ModelRunner:
+    """The same for a Hugging Face folder."""
+    opened = HuggingFaceFolder.open(path)
+    plan, tensors = plan_folder(opened.config, opened.tensors)
+    return runner_of_plan(plan, tensors, folder, kernels, num_pages)
+
+
 def runner_of_plan(
     plan: WeightPlan,
-    tensors: Mapping[str, GGUFTensor],
+    tensors: Mapping[str, Tensor],
     folder: Path,
     kernels: str | None,
     num_pages: int = 24,

@@ -31,6 +31,8 @@ NAMES = ("architectures", "model_type")
 LENGTH = 80
 WORST = 1e-4
 """Of the largest logit."""
+SAME = 1e-5
+"""The same between the two file formats."""
 
 
 def sizes(seed: int) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def test_spec_from_config_equals_spec_from_gguf(tmp_path: Path, kind: str, seed:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
-    from architecture_tools import relative_error, runner_of
+    from architecture_tools import relative_error, runner_of, runner_of_folder
 
     torch.manual_seed(seed)
     model, more = made(kind, seed)
@@ -136,3 +138,8 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
     runner = runner_of(tmp_path / "model.gguf", tmp_path, "reference")
     for chunk in (None, 7, 1):
         assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+    model.save_pretrained(tmp_path / "folder")
+    (tmp_path / "of-folder").mkdir()
+    same = runner_of_folder(tmp_path / "folder", tmp_path / "of-folder", "reference")
+    assert relative_error(same.logits(tokens), exact) <= WORST
+    assert relative_error(same.logits(tokens), runner.logits(tokens)) <= SAME

@@ -19,7 +19,9 @@ from mlc_llm.support.files import cache_root
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
 
-SHAPING_FOLDERS = ("kernels", "models", "compiler", "quantization", "backends", "library")
+SHAPING_FOLDERS = (
+    "kernels", "models", "model_files", "compiler", "quantization", "backends", "library",
+)  # fmt: skip
 """Source folders. After any change in them, libraries and packed weights are made again."""
 _FIRST_PART = re.compile(r"(.+)-00001-of-(0[01]\d{3})\.gguf", re.IGNORECASE | re.DOTALL)
 _PACKAGE = Path(__file__).resolve().parent.parent

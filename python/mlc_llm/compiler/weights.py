@@ -1,4 +1,4 @@
-"""Packs the weights of a GGUF file into the parameters of a model library.
+"""Packs the weights of a model into the parameters of a model library.
 
 The folder holds two files. `params.bin` has the tensors, each at a multiple of PARAMS_ALIGNMENT
 bytes. `params.json` is {size, crc32, tensors: [{name, shape, dtype, offset}]}, with the tensors in
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlc_llm.backends.base import Backend, WeightLayout
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, rope_param
-from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.loader.tensor import Tensor
 from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.block_format import Grouped
@@ -33,7 +33,7 @@ Indices = npt.NDArray[np.int64]
 def pack_weights(
     plan: WeightPlan,
     backend: Backend,
-    tensors: Mapping[str, GGUFTensor],
+    tensors: Mapping[str, Tensor],
     folder: Path,
     advance: Callable[[int], None],
 ) -> None:
@@ -75,7 +75,7 @@ def inverse_frequencies(rope: RopeSpec, factors: Floats | None) -> Floats:
 
 
 def _parameters(
-    plan: WeightPlan, backend: Backend, tensors: Mapping[str, GGUFTensor]
+    plan: WeightPlan, backend: Backend, tensors: Mapping[str, Tensor]
 ) -> Iterator[tuple[str, Array]]:
     for name, source in plan.vectors.items():
         values = _floats(tensors[source.tensor])
@@ -94,14 +94,14 @@ def _parameters(
         yield rope_param(i), inverse_frequencies(rope, factors)
 
 
-def _rope_factors(rope: RopeSpec, tensors: Mapping[str, GGUFTensor]) -> Floats | None:
+def _rope_factors(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> Floats | None:
     if isinstance(rope.factors, str):
         return _floats(tensors[rope.factors])
     return None if rope.factors is None else np.array(rope.factors, np.float32)
 
 
 def _matrix(
-    layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[str, GGUFTensor]
+    layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[str, Tensor]
 ) -> Array:
     orders = [_row_order(s, tensors[s.tensor].shape[0]) for s in sources]
     if layout.is_float:
@@ -119,15 +119,13 @@ def _matrix(
     return layout.pack(parts[0] if len(parts) == 1 else _joined(parts))
 
 
-def _stack(layout: WeightLayout, source: Source, tensors: Mapping[str, GGUFTensor]) -> Array:
+def _stack(layout: WeightLayout, source: Source, tensors: Mapping[str, Tensor]) -> Array:
     """The packed matrix of each expert, one behind the other."""
     tensor, (experts, rows, columns) = tensors[source.tensor], source.shape
     sizes, dtype = layout.shape(rows, columns)
-    packed, size = np.empty((experts, *sizes), dtype), len(tensor.data) // experts
+    packed = np.empty((experts, *sizes), dtype)
     for i in range(experts):
-        data = tensor.data[i * size : (i + 1) * size]
-        one = {source.tensor: replace(tensor, shape=(rows, columns), data=data)}
-        packed[i] = _matrix(layout, (source,), one)
+        packed[i] = _matrix(layout, (source,), {source.tensor: tensor.matrix(i)})
     return packed
 
 
@@ -156,7 +154,7 @@ def _joined(parts: list[Grouped]) -> Grouped:
     )
 
 
-def _floats(tensor: GGUFTensor) -> Floats:
+def _floats(tensor: Tensor) -> Floats:
     values = np.ascontiguousarray(dequantize(tensor.kind, tensor.data, tensor.shape))
     _check_finite(tensor.name, values)
     return values

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +81,12 @@ class GGUFTensor:
     kind: str
     data: npt.NDArray[np.uint8]
     path: Path
+
+    def matrix(self, index: int) -> GGUFTensor:
+        """One matrix of a stack [matrices, rows, columns]."""
+        size = len(self.data) // self.shape[0]
+        data = self.data[index * size : (index + 1) * size]
+        return replace(self, shape=self.shape[1:], data=data)
 
     def give_back(self) -> None:
         """Let the system take back the memory of all pages of this file that were read. `data`

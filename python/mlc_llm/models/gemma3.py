@@ -14,6 +14,7 @@ from mlc_llm.models.config_values import ConfigValues, rope_of
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.tensor_names import LLAMA_NAMES, Origin, PlusOne, layers
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 GLOBAL_EVERY = 6
@@ -27,6 +28,19 @@ HEAD_DIM = 256
 """Where a `config.json` does not say it."""
 KINDS = {GLOBAL: "full_attention", LOCAL: "sliding_attention"}
 """Names of layers in a `config.json`."""
+_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+GEMMA_NAMES: dict[str, Origin] = {
+    "output_norm.weight": PlusOne("model.norm.weight"),
+    **{name: PlusOne(one) for name, one in layers(_NORMS).items()},
+}
+HF_NAMES = LLAMA_NAMES | GEMMA_NAMES
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:

@@ -9,6 +9,7 @@ from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec, ShortConvSpec
+from mlc_llm.models.tensor_names import LLAMA_NAMES, Squeezed, layers
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
@@ -19,6 +20,27 @@ CONV, ATTENTION = "conv", "full_attention"
 """Names of layers in a `config.json`."""
 LAST_NORM = "token_embd_norm.weight"
 """Converters call the norm before the head so."""
+HF_NAMES = (
+    LLAMA_NAMES
+    | layers(
+        {
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.out_proj": "conv.out_proj",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_down": "feed_forward.w2",
+            "ffn_up": "feed_forward.w3",
+        }
+    )
+    | {
+        "output_norm.weight": "model.embedding_norm.weight",
+        "blk.{i}.shortconv.conv.weight": Squeezed("model.layers.{i}.conv.conv.weight"),
+    }
+)
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:

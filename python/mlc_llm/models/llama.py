@@ -9,11 +9,13 @@ from dataclasses import replace
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.tensor_names import LLAMA_NAMES
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, as converters of Llama 3 write them."""
 THETA = 10_000.0
+HF_NAMES = LLAMA_NAMES
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:

@@ -9,12 +9,14 @@ from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.tensor_names import LLAMA_NAMES
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 GGUF_THETA, CONFIG_THETA = 1_000_000.0, 10_000.0
 """What a file means that does not say it."""
 HEAD_DIM = 128
 """Where a `config.json` does not say it."""
+HF_NAMES = LLAMA_NAMES
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:

@@ -12,7 +12,10 @@ from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.qwen3 import CONFIG_THETA, GGUF_THETA, HEAD_DIM
 from mlc_llm.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+
+HF_NAMES = LLAMA_NAMES | EXPERT_NAMES
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:

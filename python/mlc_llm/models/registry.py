@@ -9,6 +9,7 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models import gemma3, lfm2, llama, qwen3, qwen3_moe
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
+from mlc_llm.models.tensor_names import FolderNames
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
 
@@ -23,10 +24,14 @@ class Architecture(NamedTuple):
     """Of a `config.json`, where it names no class."""
     read_gguf: Callable[[Mapping[str, object], Tensors], WeightPlan]
     read_config: Callable[[Mapping[str, object]], ModelSpec]
+    names: FolderNames
+    """Of the tensors in a Hugging Face folder."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    gguf: Architecture(gguf, config, model_type, module.read_gguf, module.read_config)
+    gguf: Architecture(
+        gguf, config, model_type, module.read_gguf, module.read_config, module.HF_NAMES
+    )
     for gguf, config, model_type, module in (
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
         ("lfm2", "Lfm2ForCausalLM", "lfm2", lfm2),
@@ -52,14 +57,17 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """What the model of a `config.json` is. Raises UnsupportedModel, ModelFileError."""
-    classes = config.get("architectures")
-    if isinstance(classes, list) and classes:
-        row = _row(classes[0], _BY_CLASS)
-    else:
-        row = _row(config.get("model_type"), _BY_TYPE)
-    spec = row.read_config(config)
+    spec = architecture_of(config).read_config(config)
     check_sizes(spec)
     return spec
+
+
+def architecture_of(config: Mapping[str, object]) -> Architecture:
+    """The row for the class or the type in a `config.json`. Raises UnsupportedModel."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes:
+        return _row(classes[0], _BY_CLASS)
+    return _row(config.get("model_type"), _BY_TYPE)
 
 
 def _row(name: object, rows: Mapping[str, Architecture]) -> Architecture:

@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF file make which parameter of a model.
+"""Which tensors of a model make which parameter of a model.
 
 GGUF names tensors alike in all architectures (ggml, docs/gguf.md, "Standardized tensor names"), so
 the plan follows from the spec: a parameter that the spec asks for must be there in the right shape,
@@ -22,6 +22,8 @@ from mlc_llm.models.spec import (
 )
 from mlc_llm.models.spec_checks import check_sizes
 
+LAST_NORM = "output_norm.weight"
+"""The norm before the head."""
 FLOAT_KINDS = ("F32", "F16", "BF16")
 """Tensor types that vectors may have."""
 
@@ -41,7 +43,7 @@ Tensors = Mapping[str, TensorInfo]
 
 @dataclass(frozen=True)
 class Source:
-    """One tensor of the file, in full or as part of a joined matrix."""
+    """One tensor of the model, in full or as part of a joined matrix."""
 
     tensor: str
     shape: tuple[int, ...]
@@ -73,7 +75,7 @@ def plan_gguf(
     tensors: Tensors,
     *,
     interleaved_rope: bool = False,
-    last_norm: str = "output_norm.weight",
+    last_norm: str = LAST_NORM,
 ) -> WeightPlan:
     """The plan, with the tensor types filled into its spec.
 
@@ -94,6 +96,14 @@ def plan_gguf(
             raise UnsupportedModel(f"tensor {name} of type {tensors[name].kind}")
     kinds = {prefix: tensors[sources[0].tensor].kind for prefix, sources in matrices.items()}
     return WeightPlan(replace(spec, kinds=kinds), matrices, vectors)
+
+
+def wanted_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes of all tensors that a plan takes, by name, where each matrix is a tensor."""
+    matrices = [source for _, sources in _matrices(spec, {}, False) for source in sources]
+    found = {source.tensor: source.shape for source in matrices}
+    found |= {source.tensor: source.shape for _, source in _vectors(spec, False)}
+    return found | {LAST_NORM: (spec.hidden,)}
 
 
 def _matrices(

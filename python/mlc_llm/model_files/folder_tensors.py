@@ -1,0 +1,144 @@
+"""The tensors of a model folder under GGUF's names, each checked before it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.tensor_views import (
+    PlusOneView,
+    RowsView,
+    StackView,
+    TransposedView,
+    View,
+)
+from mlc_llm.models.tensor_names import (
+    Either,
+    FolderNames,
+    Origin,
+    PlusOne,
+    Rows,
+    Squeezed,
+    Transposed,
+)
+from mlc_llm.models.weight_plan import FLOAT_KINDS
+
+Shape = tuple[int, ...]
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def named_tensors(
+    wanted: Mapping[str, Shape], names: FolderNames, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """What is wanted, by GGUF's name -> shape, out of a folder's tensors. Nothing is read.
+
+    Raises ModelFileError for a tensor that is missing or has another shape, UnsupportedModel for
+    one that is not wanted or has another type; both have the folder's own name of it.
+    """
+    found = _Found(wanted, names, tensors)
+    views = {name: found.tensor(name) for name in wanted}
+    for name in sorted(set(tensors) - found.used):
+        if not any(_fits(pattern, name) for pattern in names.ignored):
+            raise UnsupportedModel(
+                f"tensor {name} is not part of the architecture as it is known here"
+            )
+    return views
+
+
+class _Found:
+    """Looks tensors up and notes which ones were used."""
+
+    def __init__(
+        self, wanted: Mapping[str, Shape], names: FolderNames, tensors: Mapping[str, Tensor]
+    ) -> None:
+        self._wanted, self._origins, self._tensors = wanted, names.origins, tensors
+        self.used: set[str] = set()
+
+    def tensor(self, name: str) -> Tensor:
+        """By GGUF's name, in the shape that is wanted."""
+        layer = _LAYER.match(name)
+        pattern = name if layer is None else f"blk.{{i}}.{name[layer.end() :]}"
+        if pattern not in self._origins:
+            raise UnsupportedModel(f"no name is known of the folder's tensor {name}")
+        numbers = {} if layer is None else {"i": layer[1]}
+        return self._made(self._origins[pattern], name, self._wanted[name], numbers)
+
+    def _made(self, origin: Origin, name: str, shape: Shape, numbers: dict[str, str]) -> Tensor:
+        """What an origin says, in a shape. name: GGUF's."""
+        if isinstance(origin, str):
+            return self._plain(origin, shape, numbers)
+        if isinstance(origin, Either):
+            there = [one for one in origin.origins if self._has(one, numbers)]
+            return self._made((there or origin.origins)[0], name, shape, numbers)
+        if isinstance(origin, PlusOne):
+            return PlusOneView(self._made(origin.of, name, shape, numbers), shape)
+        if isinstance(origin, Transposed):
+            turned = (*shape[:-2], shape[-1], shape[-2])
+            return TransposedView(self._made(origin.of, name, turned, numbers), shape)
+        if isinstance(origin, Squeezed):
+            return View(self._squeezed(origin, shape, numbers), shape)
+        return self._rows(origin, name, shape, numbers)
+
+    def _rows(self, origin: Rows, name: str, shape: Shape, numbers: dict[str, str]) -> Tensor:
+        parts = [part.format(**numbers) for part in origin.parts]
+        axis = -min(2, len(shape))
+        counts = [self._wanted[part][axis] for part in parts]
+        whole = list(shape)
+        whole[axis] = sum(counts)
+        of = self._made(origin.of, name, tuple(whole), numbers)
+        return RowsView(of, shape, sum(counts[: parts.index(name)]))
+
+    def _squeezed(self, origin: Squeezed, shape: Shape, numbers: dict[str, str]) -> Tensor:
+        assert isinstance(origin.of, str), "a tensor of the folder"
+        tensor = self._leaf(origin.of.format(**numbers))
+        if [one for one in tensor.shape if one != 1] != [one for one in shape if one != 1]:
+            raise _wrong_shape(tensor, shape)
+        return tensor
+
+    def _plain(self, pattern: str, shape: Shape, numbers: dict[str, str]) -> Tensor:
+        if "{e}" not in pattern:
+            return self._shaped(self._leaf(pattern.format(**numbers)), shape)
+        stack = [
+            self._shaped(self._leaf(pattern.format(**numbers, e=e)), shape[1:])
+            for e in range(shape[0])
+        ]
+        for one in stack:
+            if one.kind != stack[0].kind:
+                raise UnsupportedModel(
+                    f"tensor {one.name} of type {one.kind}, and {stack[0].name} of type "
+                    f"{stack[0].kind}"
+                )
+        return StackView(stack)
+
+    def _shaped(self, tensor: Tensor, shape: Shape) -> Tensor:
+        if tensor.shape != shape:
+            raise _wrong_shape(tensor, shape)
+        return tensor
+
+    def _leaf(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            raise ModelFileError(f"there is no tensor {name}")
+        tensor = self._tensors[name]
+        if tensor.kind not in FLOAT_KINDS:
+            known = ", ".join(FLOAT_KINDS)
+            raise UnsupportedModel(f"tensor {name} of type {tensor.kind}; supported: {known}")
+        self.used.add(name)
+        return tensor
+
+    def _has(self, origin: Origin, numbers: dict[str, str]) -> bool:
+        if isinstance(origin, str):
+            return origin.format(**numbers, e=0) in self._tensors
+        if isinstance(origin, Either):
+            return any(self._has(one, numbers) for one in origin.origins)
+        return self._has(origin.of, numbers)
+
+
+def _wrong_shape(tensor: Tensor, expected: Shape) -> ModelFileError:
+    return ModelFileError(f"tensor {tensor.name} has shape {tensor.shape}, expected {expected}")
+
+
+def _fits(pattern: str, name: str) -> bool:
+    number = re.escape(pattern).replace(re.escape("{i}"), r"\d+").replace(re.escape("{e}"), r"\d+")
+    return re.fullmatch(number, name) is not None

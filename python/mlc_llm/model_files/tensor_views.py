@@ -1,0 +1,116 @@
+"""Tensors that are made of other tensors when they are read. None of them holds a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, dequantize
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class View:
+    """Another shape of a tensor with the same bytes; the parent of all changes of one tensor."""
+
+    of: Tensor
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @property
+    def kind(self) -> str:
+        return self.of.kind
+
+    @property
+    def data(self) -> Bytes:
+        return self.of.data
+
+    def matrix(self, index: int) -> Tensor:
+        raise AssertionError(f"{self.name} is no stack of matrices")
+
+    def give_back(self) -> None:
+        self.of.give_back()
+
+
+@dataclass(frozen=True)
+class PlusOneView(View):
+    """value + 1, in float32."""
+
+    @property
+    def kind(self) -> str:
+        return "F32"
+
+    @property
+    def data(self) -> Bytes:
+        sums: Floats = dequantize(self.of.kind, self.of.data, self.of.shape) + np.float32(1)
+        return sums.reshape(-1).view(np.uint8)
+
+
+@dataclass(frozen=True)
+class TransposedView(View):
+    """The transposed matrix, of floats; or a stack of them."""
+
+    @property
+    def data(self) -> Bytes:
+        values = self.of.data.view(f"V{FLOAT_BYTES[self.kind]}").reshape(self.of.shape)
+        return np.ascontiguousarray(values.swapaxes(-1, -2)).reshape(-1).view(np.uint8)
+
+    def matrix(self, index: int) -> Tensor:
+        return TransposedView(self.of.matrix(index), self.shape[1:])
+
+
+@dataclass(frozen=True)
+class RowsView(View):
+    """Rows of a matrix, of each matrix in a stack, or of a vector."""
+
+    start: int
+
+    @property
+    def data(self) -> Bytes:
+        if len(self.shape) == 3:
+            return np.concatenate([self.matrix(i).data for i in range(self.shape[0])])
+        whole = self.of.data
+        row = len(whole) // self.of.shape[0]
+        return whole[self.start * row : (self.start + self.shape[0]) * row]
+
+    def matrix(self, index: int) -> Tensor:
+        return RowsView(self.of.matrix(index), self.shape[1:], self.start)
+
+
+@dataclass(frozen=True)
+class StackView:
+    """Matrices of one type and shape, one behind the other."""
+
+    of: Sequence[Tensor]
+
+    @property
+    def name(self) -> str:
+        return self.of[0].name
+
+    @property
+    def kind(self) -> str:
+        return self.of[0].kind
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.of), *self.of[0].shape)
+
+    @property
+    def data(self) -> Bytes:
+        return np.concatenate([one.data for one in self.of])
+
+    def matrix(self, index: int) -> Tensor:
+        return self.of[index]
+
+    def give_back(self) -> None:
+        for one in self.of:
+            one.give_back()

@@ -1,0 +1,129 @@
+"""Where the tensors lie in a Hugging Face folder, for each of GGUF's names.
+
+A `FolderNames` maps a name of GGUF to its origin: the folder's own name, or a change of what lies
+under one. In all names {i} is the number of the layer. {e} is the number of an expert: the matrices
+of all experts make one tensor [experts, rows, columns]. Names are those of Transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class PlusOne:
+    """Weights of a norm that the model adds 1 to (Gemma); GGUF holds the sum."""
+
+    of: Origin
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix [columns, rows], or a stack of them."""
+
+    of: Origin
+
+
+@dataclass(frozen=True)
+class Squeezed:
+    """A tensor with more axes, each of the size 1."""
+
+    of: Origin
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a fused matrix, of each one in a stack, or of a vector."""
+
+    of: Origin
+    parts: tuple[str, ...]
+    """GGUF's names of all its parts, from the first row on."""
+
+
+@dataclass(frozen=True)
+class Either:
+    """The first origin that the folder has."""
+
+    origins: tuple[Origin, ...]
+
+
+Origin: TypeAlias = str | PlusOne | Transposed | Squeezed | Rows | Either
+
+
+@dataclass(frozen=True)
+class FolderNames:
+    """A table of names. `names | {...}` is the table with some of them changed or added."""
+
+    origins: Mapping[str, Origin]
+    """By GGUF's name."""
+    ignored: tuple[str, ...] = ()
+    """Tensors of the folder that hold nothing which is computed from other numbers."""
+
+    def __or__(self, changed: Mapping[str, Origin]) -> FolderNames:
+        return replace(self, origins={**self.origins, **changed})
+
+    def ignoring(self, *names: str) -> FolderNames:
+        """The table that knows more tensors which are not needed."""
+        return replace(self, ignored=self.ignored + names)
+
+
+def fused(of: Origin, *parts: str) -> dict[str, Origin]:
+    """The origins of all parts of a fused matrix or vector. parts: as in `Rows`."""
+    return {part: Rows(of, parts) for part in parts}
+
+
+def layers(names: Mapping[str, str], end: str = "weight") -> dict[str, Origin]:
+    """Names behind the layer's number, without their end, as names in full."""
+    return {
+        f"blk.{{i}}.{gguf}.{end}": f"model.layers.{{i}}.{folder}.{end}"
+        for gguf, folder in names.items()
+    }
+
+
+_MATRICES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NORMS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+
+LLAMA_NAMES = FolderNames(
+    {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+        "output.weight": "lm_head.weight",
+        **layers(_MATRICES | _NORMS),
+        **layers(_MATRICES, "bias"),
+    },
+    ignored=("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
+)
+"""The names of a Llama, and of most models that were built after it."""
+
+_EXPERTS = "model.layers.{i}.mlp.experts"
+_FUSED_EXPERTS = fused(
+    f"{_EXPERTS}.gate_up_proj", "blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight"
+)
+EXPERT_NAMES: Mapping[str, Origin] = {
+    "blk.{i}.ffn_gate_inp.weight": "model.layers.{i}.mlp.gate.weight",
+    "blk.{i}.ffn_gate_exps.weight": Either(
+        (f"{_EXPERTS}.{{e}}.gate_proj.weight", _FUSED_EXPERTS["blk.{i}.ffn_gate_exps.weight"])
+    ),
+    "blk.{i}.ffn_up_exps.weight": Either(
+        (f"{_EXPERTS}.{{e}}.up_proj.weight", _FUSED_EXPERTS["blk.{i}.ffn_up_exps.weight"])
+    ),
+    "blk.{i}.ffn_down_exps.weight": Either(
+        (f"{_EXPERTS}.{{e}}.down_proj.weight", f"{_EXPERTS}.down_proj")
+    ),
+}
+"""The names of a mixture of experts: a matrix for each expert, or stacks of them."""
