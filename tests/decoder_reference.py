@@ -43,6 +43,7 @@ class Facts:
     window_of_layer: Callable[[int], Window | None] = lambda layer: None
     embedding_scale: float = 1.0
     rotates_layer: Callable[[int], bool] = lambda layer: True
+    query_factor: Callable[[npt.NDArray[np.int64]], Array] = lambda position: np.ones(len(position))
     score_cap: float | None = None
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -98,10 +99,11 @@ class ReferenceDecoder:
     def _attention(self, block: str, layer: int, x: Array) -> Array:
         normed = self._post(block + "attn_norm", x)
         q, k, v = (self._heads(self._linear(f"{block}attn_{n}", normed)) for n in "qkv")
-        q, k = self._post(block + "attn_q_norm", q), self._post(block + "attn_k_norm", k)
+        q, k = self._head_norm(block + "attn_q_norm", q), self._head_norm(block + "attn_k_norm", k)
         share = self.heads // self.kv_heads
         theta = self._theta(layer) if self.facts.rotates_layer(layer) else None
         k = np.repeat(self._rotated(k, theta), share, 1)
+        q = self.facts.query_factor(np.arange(len(x)))[:, None, None] * q
         scores = np.einsum("qhd,khd->hqk", self._rotated(q, theta), k) / np.sqrt(self.head_dim)
         if self.window is not None:
             size, sinks = self.window
@@ -173,6 +175,12 @@ class ReferenceDecoder:
 
     def _post(self, name: str, x: Array) -> Array:
         return self._norm(name, x) if f"{name}.weight" in self.tensors else x
+
+    def _head_norm(self, name: str, x: Array) -> Array:
+        """Each head alone, or all of a token, as the weight is long."""
+        if self.tensors.get(f"{name}.weight", x[0, 0]).size == self.head_dim:
+            return self._post(name, x)
+        return self._heads(self._norm(name, x.reshape(len(x), -1)))
 
     def _theta(self, layer: int) -> float:
         if self.facts.theta_of_layer is not None:

@@ -15,7 +15,7 @@ from decoder_reference import Facts, ReferenceDecoder
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.llama import read_gguf
-from mlc_llm.models.spec import ExpertsSpec, ModelSpec
+from mlc_llm.models.spec import ExpertsSpec, ModelSpec, QueryScaling
 from mlc_llm.models.weight_plan import WeightPlan, plan_gguf
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
@@ -88,6 +88,14 @@ CASES = {
         every_mixer(learned_sinks=True, window=9),
         {"window_of_layer": lambda layer: (9, 0)},
         {"attn_sinks.weight": (HEADS,)},
+    ),
+    "norms over all heads": Case(
+        every_mixer(qk_norm="all"),
+        more={"attn_q_norm.weight": (QUERY,), "attn_k_norm.weight": (KV,)},
+    ),
+    "queries scaled by position": Case(
+        every_mixer(query_scaling=QueryScaling(0.7, 11)),
+        {"query_factor": lambda position: 1 + 0.7 * np.log1p(position // 11)},
     ),
     "biases of attention": Case(
         every_mixer(qkv_bias=True, output_bias=True),

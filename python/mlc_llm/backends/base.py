@@ -62,7 +62,8 @@ class WeightLayout(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Weights float32 [head_dim] of the norms of each query head and each key head."""
+    """Weights of the norms of queries and keys, float32 [head_dim] for each head alone, or
+    [heads * head_dim] for all heads of a token together (`AttentionSpec.qk_norm`)."""
 
     query: Tensor
     key: Tensor

@@ -6,8 +6,11 @@ plan says which tensors of a file hold the weights (`weight_plan.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+
+from mlc_llm.errors import UnsupportedModel
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
 """gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
@@ -238,13 +241,21 @@ class ModelSpec:
     def has_sink_queries(self) -> bool:
         return any(one.sink_query for one in self.attention_layers.values())
 
-    def with_sink_queries(self) -> ModelSpec:
-        """For an engine with a sliding window, which the layers that see everything get."""
+    def with_attention(self, change: Callable[[int, AttentionSpec], AttentionSpec]) -> ModelSpec:
+        """change: gives the new attention of a layer, from its number and its attention."""
         layers = list(self.layers)
         for i, one in self.attention_layers.items():
-            if one.window is None:
-                layers[i] = replace(layers[i], mixer=replace(one, sink_query=True))
+            layers[i] = replace(layers[i], mixer=change(i, one))
         return replace(self, layers=tuple(layers))
+
+    def with_sink_queries(self) -> ModelSpec:
+        """For an engine with a sliding window, which the layers that see everything get. Raises
+        UnsupportedModel."""
+        for i, one in self.attention_layers.items():
+            if one.query_scaling is not None:
+                words = f"layer {i} scales queries by position: the engine can have no window"
+                raise UnsupportedModel(words)
+        return self.with_attention(lambda _, one: replace(one, sink_query=one.window is None))
 
     def group_of_layer(self) -> dict[int, int]:
         """Index into `kv_groups` of every layer of attention."""

@@ -226,9 +226,12 @@ def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
 
 def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:
     found = {}
-    if spec.qk_norm:
+    if spec.qk_norm == "head":
         found["q_norm"] = Vector("attn_q_norm.weight", (spec.head_dim,))
         found["k_norm"] = Vector("attn_k_norm.weight", (spec.head_dim,))
+    elif spec.qk_norm == "all":
+        found["q_norm"] = Vector("attn_q_norm.weight", (spec.query_width,), spec.heads)
+        found["k_norm"] = Vector("attn_k_norm.weight", (spec.kv_width,), spec.kv_heads)
     if spec.qkv_bias:
         found["q_bias"] = Vector("attn_q.bias", (spec.query_width,), spec.heads)
         found["k_bias"] = Vector("attn_k.bias", (spec.kv_width,), spec.kv_heads)

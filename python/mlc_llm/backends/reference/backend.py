@@ -20,8 +20,6 @@ MISSING: frozenset[Feature] = frozenset(
     {
         "rotary embeddings of parts of a head",
         "scaled rotary embeddings",
-        "norms over all heads",
-        "queries scaled by position",
         "biases of experts",
         "networks without a gate",
         "activations other than SiLU and tanh GELU",

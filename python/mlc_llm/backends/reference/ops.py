@@ -22,7 +22,7 @@ from mlc_llm.backends.base import (
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
 from mlc_llm.kernels.reference_conv import causal_conv
 from mlc_llm.kernels.reference_experts import expert_product
-from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ShortConvSpec
+from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, QueryScaling, ShortConvSpec
 
 MOST = 20
 """Tokens that `top_tokens` finds for each row."""
@@ -126,7 +126,10 @@ class ReferenceOps:
             for part, count in zip(qkv, (spec.heads, spec.kv_heads, spec.kv_heads), strict=True)
         )
         if norms is not None:
-            q, k = self.norm(q, norms.query, norms.eps), self.norm(k, norms.key, norms.eps)
+            q = self._normed_heads(spec, q, norms.query, norms.eps)
+            k = self._normed_heads(spec, k, norms.key, norms.eps)
+        if spec.query_scaling is not None:
+            q = q * query_scales(spec.query_scaling, layer.position)
         of_sinks = q
         if layer.rope is not None:
             at_sinks = layer.sink_position if spec.sink_query else layer.position
@@ -142,6 +145,13 @@ class ReferenceOps:
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
         return op.reshape(out, (q.shape[0], spec.query_width))
+
+    def _normed_heads(self, spec: AttentionSpec, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [tokens, heads, head_dim], each head normalised alone, or all of a token together."""
+        if spec.qk_norm == "head":
+            return self.norm(x, weight, eps)
+        together = op.reshape(x, (x.shape[0], int(weight.shape[0])))
+        return op.reshape(self.norm(together, weight, eps), tuple(x.shape))
 
     def short_conv(
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
@@ -276,6 +286,14 @@ def rotated(x: Tensor, rope: Tensor, position: Tensor) -> Tensor:
     low, high = op.split(x, 2, axis=2)
     assert dim % 2 == 0
     return op.concat([low * cos - high * sin, high * cos + low * sin], dim=2)
+
+
+def query_scales(spec: QueryScaling, position: Tensor) -> Tensor:
+    """The factor of each token's queries, [tokens, 1, 1]."""
+    context = relax.const(spec.context, "int32")
+    turns = nn.wrap_nested(relax.op.floor_divide(position._expr, context), "turns")
+    factor = op.log(op.astype(turns, "float32") + 1.0) * spec.beta + 1.0
+    return op.reshape(factor, (position.shape[0], 1, 1))
 
 
 def lowest_kept(inside: Tensor, kept: Tensor) -> Tensor:
