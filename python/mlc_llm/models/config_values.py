@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import Activation, RopeSpec
 from mlc_llm.models.values import MOST_LAYERS, Values
+from mlc_llm.models.yarn import Yarn, magnitude
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -19,12 +20,18 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
 }
 
+FULL, WINDOWED = "full_attention", "sliding_attention"
+"""Kinds of layers."""
+
 
 class ConfigValues(Values):
     """The fields of a `config.json`; null counts as absent."""
 
-    def __init__(self, config: Mapping[str, object]) -> None:
-        super().__init__(config, "", null_is_absent=True)
+    def __init__(
+        self, config: Mapping[str, object], defaults: Mapping[str, object] | None = None
+    ) -> None:
+        """defaults: of fields that are not there; a null that is there stays one."""
+        super().__init__({**(defaults or {}), **config}, "", null_is_absent=True)
 
     def sizes(
         self,
@@ -57,28 +64,53 @@ class ConfigValues(Values):
         """Raises UnsupportedModel."""
         return self.choice(key, ACTIVATIONS)
 
+    def windowed(self, layers: int, every: int) -> list[bool]:
+        """Which layers see through a window only. every: if no field says it, all but every so
+        many-th. Raises UnsupportedModel, ModelFileError."""
+        if not self.has("layer_types"):
+            return [(i + 1) % every > 0 for i in range(layers)]
+        return [kind == WINDOWED for kind in self.texts("layer_types", layers, (FULL, WINDOWED))]
+
     def rope(self, head_dim: int, theta: float) -> RopeSpec:
         """The one rotary embedding. theta: the default. Raises UnsupportedModel, ModelFileError."""
+        context = self.count("max_position_embeddings")
         if self.has("rope_parameters"):
-            return rope_of(self.part("rope_parameters"), head_dim, theta)
+            return rope_of(self.part("rope_parameters"), head_dim, theta, context)
         base = self.positive("rope_theta", theta)
         self.refuse_unless("partial_rotary_factor", 1.0)
         if self.has("rope_scaling"):
-            return rope_of(self.part("rope_scaling"), head_dim, base)
+            return rope_of(self.part("rope_scaling"), head_dim, base, context)
         return RopeSpec(base, head_dim)
 
+    def ropes_by_kind(
+        self, head_dim: int, theta: float, local_theta: float, local_key: str
+    ) -> tuple[RopeSpec, RopeSpec]:
+        """The rotary embedding of the layers that see everything, then that of those with a window,
+        which is not scaled where it has no fields of its own. theta, local_theta: the defaults;
+        local_key: the field of the second one. Raises UnsupportedModel, ModelFileError."""
+        if not self.has("rope_parameters"):
+            local = RopeSpec(self.positive(local_key, local_theta), head_dim)
+            return self.rope(head_dim, theta), local
+        both, context = self.part("rope_parameters"), self.count("max_position_embeddings")
+        return (
+            rope_of(both.part(FULL), head_dim, theta, context),
+            rope_of(both.part(WINDOWED), head_dim, local_theta, context),
+        )
 
-def rope_of(values: Values, head_dim: int, theta: float) -> RopeSpec:
-    """A rotary embedding from its own fields. theta: where these have none. Raises
+
+def rope_of(values: Values, head_dim: int, theta: float, context: int) -> RopeSpec:
+    """A rotary embedding from its own fields. theta, context: where these have none. Raises
     UnsupportedModel, ModelFileError."""
     base = values.positive("rope_theta", theta)
     values.refuse_unless("partial_rotary_factor", 1.0)
     name = "rope_type" if values.has("rope_type") else "type"
-    kind = values.choice(name, {k: k for k in ("default", "linear", "llama3")}, "default")
+    kind = values.choice(name, {k: k for k in ("default", "linear", "llama3", "yarn")}, "default")
     if kind == "linear":
         return RopeSpec(base, head_dim, linear=values.positive("factor"))
     if kind == "llama3":
         return RopeSpec(base, head_dim, factors=llama3_factors(values, head_dim, base))
+    if kind == "yarn":
+        return yarn_of(values, context).rope(base, head_dim)
     return RopeSpec(base, head_dim)
 
 
@@ -94,3 +126,20 @@ def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, 
         short = min(max((turns - low) / (high - low), 0.0), 1.0)
         found.append(1 / ((1 - short) / factor + short))
     return tuple(found)
+
+
+def yarn_of(values: Values, context: int) -> Yarn:
+    """context: of the first training, where the fields do not say it. Raises ModelFileError."""
+    factor = values.positive("factor")
+    found = magnitude(factor)
+    if values.get("mscale") and values.get("mscale_all_dim"):
+        mine, all_dims = values.positive("mscale"), values.positive("mscale_all_dim")
+        found = magnitude(factor, mine) / magnitude(factor, all_dims)
+    return Yarn(
+        factor,
+        values.count("original_max_position_embeddings", context),
+        values.positive("attention_factor", found),
+        values.positive("beta_fast", Yarn.fast),
+        values.positive("beta_slow", Yarn.slow),
+        values.flag("truncate", True),
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mlc_llm.models.config_values import ConfigValues, rope_of
+from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
@@ -21,13 +21,13 @@ GLOBAL_EVERY = 6
 """Layers 5, 11, ... see everything."""
 LARGEST_LAYERS = 62
 """Of the 27B model, which alone scales its scores by hidden / heads instead of the head's size."""
-GLOBAL, LOCAL = 0, 1
-"""Rotary tables."""
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-HEAD_DIM = 256
+DEFAULTS = {
+    "vocab_size": 262_208, "max_position_embeddings": 131_072, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6, "sliding_window": 4096,
+    "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
 """Where a `config.json` does not say it."""
-KINDS = {GLOBAL: "full_attention", LOCAL: "sliding_attention"}
-"""Names of layers in a `config.json`."""
 _NORMS = {
     "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -53,63 +53,46 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         values.rope(sizes.head_dim, GLOBAL_THETA),
         values.rope(sizes.head_dim, LOCAL_THETA, suffix="_swa"),
     )
-    window = values.count("attention.sliding_window")
-    mixer = sizes.attention(scaled_by**-0.5)
-    return plan_gguf(_spec(sizes, mixer, window, ropes, _alternating(sizes.layers)), tensors)
+    windowed = [False] * sizes.layers
+    if values.has("attention.sliding_window"):
+        windowed = values.windowed(sizes.layers, GLOBAL_EVERY)
+    window = values.count("attention.sliding_window") if any(windowed) else None
+    spec = _spec(sizes, sizes.attention(scaled_by**-0.5), window, ropes, windowed)
+    cap = values.cap("final_logit_softcapping")
+    return plan_gguf(replace(spec, logit_cap=cap), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
-    values = ConfigValues(config)
+    values = ConfigValues(config, DEFAULTS)
     values.refuse_unless("hidden_activation", "gelu_pytorch_tanh")
     values.refuse_unless("attention_bias", False)
     values.refuse_unless("use_bidirectional_attention", False)
-    sizes = values.sizes("gemma3", head_dim=HEAD_DIM, tied_head=True)
-    mixer = sizes.attention(values.positive("query_pre_attn_scalar", float(HEAD_DIM)) ** -0.5)
-    if values.has("attn_logit_softcapping"):
-        mixer = replace(mixer, score_cap=values.positive("attn_logit_softcapping"))
-    window = values.count("sliding_window")
-    spec = _spec(sizes, mixer, window, _ropes(values, sizes.head_dim), _kinds(values, sizes.layers))
-    if values.has("final_logit_softcapping"):
-        spec = replace(spec, logit_cap=values.positive("final_logit_softcapping"))
-    return spec
-
-
-def _alternating(layers: int, every: int = GLOBAL_EVERY) -> list[int]:
-    """GLOBAL or LOCAL, of each layer."""
-    return [LOCAL if (i + 1) % every else GLOBAL for i in range(layers)]
-
-
-def _kinds(values: ConfigValues, layers: int) -> list[int]:
-    """The same, as a `config.json` has it."""
-    if not values.has("layer_types"):
-        return _alternating(layers, values.count("sliding_window_pattern", GLOBAL_EVERY))
-    kinds = {name: kind for kind, name in KINDS.items()}
-    return [kinds[name] for name in values.texts("layer_types", layers, tuple(kinds))]
-
-
-def _ropes(values: ConfigValues, dim: int) -> tuple[RopeSpec, RopeSpec]:
-    if values.has("rope_parameters"):
-        both = values.part("rope_parameters")
-        return (
-            rope_of(both.part(KINDS[GLOBAL]), dim, GLOBAL_THETA),
-            rope_of(both.part(KINDS[LOCAL]), dim, LOCAL_THETA),
-        )
-    local = RopeSpec(values.positive("rope_local_base_freq", LOCAL_THETA), dim)
-    return values.rope(dim, GLOBAL_THETA), local
+    sizes = values.sizes("gemma3", tied_head=True)
+    scaled_by = values.positive("query_pre_attn_scalar", 256.0)
+    cap = values.cap("attn_logit_softcapping")
+    mixer = replace(sizes.attention(scaled_by**-0.5), score_cap=cap)
+    windowed = values.windowed(sizes.layers, values.count("sliding_window_pattern", GLOBAL_EVERY))
+    window = values.count("sliding_window") if any(windowed) else None
+    ropes = values.ropes_by_kind(
+        sizes.head_dim, GLOBAL_THETA, LOCAL_THETA, local_key="rope_local_base_freq"
+    )
+    spec = _spec(sizes, mixer, window, ropes, windowed)
+    return replace(spec, logit_cap=values.cap("final_logit_softcapping"))
 
 
 def _spec(
     sizes: Sizes,
     mixer: AttentionSpec,
-    window: int,
+    window: int | None,
     ropes: tuple[RopeSpec, RopeSpec],
-    kinds: Sequence[int],
+    windowed: Sequence[bool],
 ) -> ModelSpec:
-    """kinds: GLOBAL or LOCAL, of each layer."""
+    """windowed: whether each layer has the window, and the second rotary table."""
     mlp = DenseSpec(sizes.intermediate, "gelu_tanh")
     whole = replace(mixer, qk_norm="head")
-    local = replace(whole, rope=LOCAL, window=window)
-    made = {GLOBAL: whole, LOCAL: local}
-    layers = [LayerSpec(made[kind], mlp, post_norms=True) for kind in kinds]
+    local = replace(whole, rope=1, window=window)
+    layers = [
+        LayerSpec(local if is_local else whole, mlp, post_norms=True) for is_local in windowed
+    ]
     return sizes.model(layers, ropes, embedding_scale=sizes.hidden**0.5)

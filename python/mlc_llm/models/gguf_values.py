@@ -12,6 +12,7 @@ from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors
+from mlc_llm.models.yarn import Yarn, magnitude
 
 
 class GGUFValues(Values):
@@ -50,20 +51,47 @@ class GGUFValues(Values):
     ) -> RopeSpec:
         """theta: the default. suffix: of the key of theta; such a rope is not scaled. factors: the
         tensor of divisors, if there is one. Raises UnsupportedModel unless whole heads are rotated
-        and scaling is linear; ModelFileError."""
+        and scaling is linear or YaRN; ModelFileError."""
         dim = self.get("rope.dimension_count", head_dim)
         if dim != head_dim:
             raise UnsupportedModel(f"rotary embedding over {dim} of {head_dim} elements of a head")
-        linear = 1.0 if suffix else self._linear()
-        return RopeSpec(self.positive(f"rope.freq_base{suffix}", theta), head_dim, linear, factors)
+        base = self.positive(f"rope.freq_base{suffix}", theta)
+        kind = "none" if suffix else self.get("rope.scaling.type", "none")
+        if kind == "yarn" and factors is None:
+            return self._yarn().rope(base, head_dim)
+        return RopeSpec(base, head_dim, self._linear(kind), factors)
 
-    def _linear(self) -> float:
+    def _linear(self, kind: object) -> float:
         """Divisor of positions."""
-        scaling = self.get("rope.scaling.type", "none")
-        if scaling not in ("none", "linear"):
-            raise UnsupportedModel(f"rope scaling type {scaling!r}; supported are none and linear")
+        if kind not in ("none", "linear"):
+            raise UnsupportedModel(f"rope scaling type {kind!r}; supported are none and linear")
         factor = self.positive("rope.scaling.factor", 1.0)
-        return factor if scaling == "linear" else 1.0
+        return factor if kind == "linear" else 1.0
+
+    def _yarn(self) -> Yarn:
+        """A file that gives no factor of rotated elements has the paper's, divided by that of the
+        share in its `yarn_log_multiplier`."""
+        self.refuse_unless("rope.scaling.yarn_ext_factor", 1.0)
+        factor = self.positive("rope.scaling.factor")
+        part = self.get("rope.scaling.yarn_log_multiplier", 0.0)
+        shared = magnitude(factor, self.positive("rope.scaling.yarn_log_multiplier")) if part else 1
+        found = self.positive("rope.scaling.yarn_attn_factor", magnitude(factor) / shared)
+        return Yarn(
+            factor,
+            self.count("rope.scaling.original_context_length", self.count("context_length")),
+            found * self.positive("rope.scaling.attn_factor", 1.0),
+            self.positive("rope.scaling.yarn_beta_fast", Yarn.fast),
+            self.positive("rope.scaling.yarn_beta_slow", Yarn.slow),
+        )
+
+    def windowed(self, layers: int, every: int) -> list[bool]:
+        """Which layers see through a window only. every: if the file does not say it, all but every
+        so many-th. Raises ModelFileError."""
+        key = "attention.sliding_window_pattern"
+        if isinstance(self.get(key), list):
+            return self.flags(key, layers)
+        every = self.count(key, every)
+        return [(i + 1) % every > 0 for i in range(layers)]
 
     def layer_count(self, tensors: Tensors) -> int:
         """A file cannot have more layers than tensors. Raises ModelFileError."""

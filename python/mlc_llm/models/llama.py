@@ -1,5 +1,5 @@
-"""Llama (Touvron et al. 2023) and what is built like it: SmolLM2, TinyLlama, Mistral without its
-window."""
+"""Llama (Touvron et al. 2023; 3.x with its rotary scaling) and what is built like it: SmolLM2,
+TinyLlama. Other files here read a Llama and change what differs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,26 @@ FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, as converters of Llama 3 write them."""
 THETA = 10_000.0
 HF_NAMES = LLAMA_NAMES
+WINDOW = "attention.sliding_window"
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "llama")
+    spec = gguf_spec(values, tensors)
+    window = values.count(WINDOW) if values.get(WINDOW) else None
+    spec = spec.with_attention(lambda _, one: replace(one, window=window))
+    return plan_gguf(spec, tensors, interleaved_rope=True)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    return config_spec(ConfigValues(config), "llama")
+
+
+def gguf_spec(values: GGUFValues, tensors: Tensors) -> ModelSpec:
+    """A Llama of that name, with the biases that the file has. Raises UnsupportedModel,
+    ModelFileError."""
     sizes = values.sizes(tensors)
     factors = FREQUENCIES if FREQUENCIES in tensors else None
     rope = values.rope(sizes.head_dim, THETA, factors=factors)
@@ -30,16 +45,17 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         output_bias="blk.0.attn_output.bias" in tensors,
     )
     mlp = DenseSpec(sizes.intermediate, bias="blk.0.ffn_gate.bias" in tensors)
-    spec = sizes.model([LayerSpec(mixer, mlp)] * sizes.layers, [rope])
-    return plan_gguf(spec, tensors, interleaved_rope=True)
+    return sizes.model([LayerSpec(mixer, mlp)] * sizes.layers, [rope])
 
 
-def read_config(config: Mapping[str, object]) -> ModelSpec:
-    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
-    values = ConfigValues(config)
-    sizes = values.sizes("llama")
+def config_spec(
+    values: ConfigValues, name: str, *, theta: float = THETA, tied_head: bool = False
+) -> ModelSpec:
+    """A Llama. name: of the spec's architecture; theta, tied_head: defaults. Raises
+    UnsupportedModel, ModelFileError."""
+    sizes = values.sizes(name, tied_head=tied_head)
     has_bias = values.flag("attention_bias", False)
     mixer = replace(sizes.attention(), qkv_bias=has_bias, output_bias=has_bias)
     mlp = DenseSpec(sizes.intermediate, values.activation(), values.flag("mlp_bias", False))
     layers = [LayerSpec(mixer, mlp)] * sizes.layers
-    return sizes.model(layers, [values.rope(sizes.head_dim, THETA)])
+    return sizes.model(layers, [values.rope(sizes.head_dim, theta)])

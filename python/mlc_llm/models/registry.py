@@ -6,7 +6,22 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models import gemma3, lfm2, llama, qwen3, qwen3_moe
+from mlc_llm.models import (
+    gemma2,
+    gemma3,
+    granite,
+    lfm2,
+    llama,
+    mistral,
+    mistral3,
+    olmo2,
+    olmo3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    seed_oss,
+    smollm3,
+)
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.tensor_names import FolderNames
@@ -28,21 +43,29 @@ class Architecture(NamedTuple):
     """Of the tensors in a Hugging Face folder."""
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    gguf: Architecture(
-        gguf, config, model_type, module.read_gguf, module.read_config, module.HF_NAMES
-    )
+ROWS = tuple(
+    Architecture(gguf, config, model_type, module.read_gguf, module.read_config, module.HF_NAMES)
     for gguf, config, model_type, module in (
+        ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
+        ("granite", "GraniteForCausalLM", "granite", granite),
         ("lfm2", "Lfm2ForCausalLM", "lfm2", lfm2),
         ("llama", "LlamaForCausalLM", "llama", llama),
+        ("llama", "MistralForCausalLM", "mistral", mistral),
+        ("mistral3", "Ministral3ForCausalLM", "ministral3", mistral3),
+        ("olmo2", "Olmo2ForCausalLM", "olmo2", olmo2),
+        ("olmo2", "Olmo3ForCausalLM", "olmo3", olmo3),
+        ("qwen2", "Qwen2ForCausalLM", "qwen2", qwen2),
         ("qwen3", "Qwen3ForCausalLM", "qwen3", qwen3),
         ("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),
+        ("seed_oss", "SeedOssForCausalLM", "seed_oss", seed_oss),
+        ("smollm3", "SmolLM3ForCausalLM", "smollm3", smollm3),
     )
-}
-"""By `general.architecture` of GGUF."""
-_BY_CLASS = {row.config: row for row in ARCHITECTURES.values()}
-_BY_TYPE = {row.model_type: row for row in ARCHITECTURES.values()}
+)
+ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(ROWS)}
+"""By `general.architecture` of GGUF; where rows have one name there, the first of them."""
+_BY_CLASS = {row.config: row for row in ROWS}
+_BY_TYPE = {row.model_type: row for row in ROWS}
 
 
 def check_architecture(metadata: Mapping[str, object]) -> str:

@@ -35,12 +35,25 @@ class Values:
             raise self.wrong(key, value, "a number above 0")
         return float(value)  # type: ignore[arg-type]
 
+    def cap(self, key: str, default: float | None = None) -> float | None:
+        """A number above 0; 0 or no field means that there is no cap. Raises ModelFileError."""
+        value = self.get(key, default)
+        return None if value is None or value == 0 else self.positive(key, default)
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Raises ModelFileError."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
+
+    def flags(self, key: str, length: int) -> list[bool]:
+        """A list of so many truth values, which may be numbers. Raises ModelFileError."""
+        value = self.get(key)
+        found = value if isinstance(value, list) else []
+        if len(found) != length or any(one not in (0, 1) for one in found):
+            raise self.wrong(key, value, f"a list of {length} times 0 or 1")
+        return [bool(one) for one in found]
 
     def choice(self, key: str, allowed: Mapping[str, Choice], default: str | None = None) -> Choice:
         """What stands in `allowed` for the text. Raises UnsupportedModel."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
@@ -24,6 +25,7 @@ from mlc_llm.models.spec_checks import check_sizes
 
 LAST_NORM = "output_norm.weight"
 """The norm before the head."""
+SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 FLOAT_KINDS = ("F32", "F16", "BF16")
 """Tensor types that vectors may have."""
 
@@ -76,17 +78,19 @@ def plan_gguf(
     *,
     interleaved_rope: bool = False,
     last_norm: str = LAST_NORM,
+    names: Mapping[str, str] = SAME_NAMES,
 ) -> WeightPlan:
     """The plan, with the tensor types filled into its spec.
 
     interleaved_rope: the file pairs neighbouring rows of a query or key head; they are reordered.
-    last_norm: the tensor of the norm before the head.
+    last_norm: the tensor of the norm before the head. names: how this architecture's files name
+    vectors of a layer otherwise, such as {"ffn_norm.weight": "post_attention_norm.weight"}.
     Raises UnsupportedModel or ModelFileError naming the tensor at fault.
     """
     check_sizes(spec)
     matrices = dict(_matrices(spec, tensors, interleaved_rope))
     norm = {"norm": Source(last_norm, (spec.hidden,))}
-    vectors = norm | dict(_vectors(spec, interleaved_rope))
+    vectors = norm | dict(_vectors(spec, interleaved_rope, names))
     ropes = {r.factors: (r.dim // 2,) for r in spec.ropes if isinstance(r.factors, str)}
     wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
     wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
@@ -196,11 +200,14 @@ def _merged(
             yield prefix + name, (source,)
 
 
-def _vectors(spec: ModelSpec, interleaved: bool) -> Iterator[tuple[str, Source]]:
+def _vectors(
+    spec: ModelSpec, interleaved: bool, names: Mapping[str, str] = SAME_NAMES
+) -> Iterator[tuple[str, Source]]:
     for i, layer in enumerate(spec.layers):
         for name, one in layer_vectors(spec.hidden, layer).items():
             turned = one.rope_heads if interleaved else 0
-            yield f"layers.{i}.{name}", Source(f"blk.{i}.{one.tensor}", one.shape, turned)
+            tensor = names.get(one.tensor, one.tensor)
+            yield f"layers.{i}.{name}", Source(f"blk.{i}.{tensor}", one.shape, turned)
 
 
 def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
