@@ -126,7 +126,7 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
 
 
 def simple(spec: Any) -> Any:
-    """Numbers as GGUF has them, which is float32, and no divisors, which it may have as a tensor."""
+    """Numbers as GGUF has them, in float32, and no divisors, which it may have as a tensor."""
     ropes = tuple(
         replace(one, factors=None if one.magnitude == 1 else one.factors) for one in spec.ropes
     )
