@@ -86,6 +86,9 @@ def sizes(seed: int) -> dict[str, Any]:
         "max_position_embeddings": 256,
         "tie_word_embeddings": bool(seed % 2),
         "attn_implementation": "eager",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     }
 
 
