@@ -38,6 +38,8 @@ class Facts:
     architecture: str = "llama"
     interleaved: bool = True
     activation: Callable[[Array], Array] = silu
+    is_clamped: bool = False
+    """The activation is gpt-oss's, a function of gate and up."""
     theta_of_layer: Callable[[int], float] | None = None
     """None: the file's `rope.freq_base`."""
     window_of_layer: Callable[[int], Window | None] = lambda layer: None
@@ -149,19 +151,31 @@ class ReferenceDecoder:
 
     def _dense(self, block: str, x: Array, suffix: str = "") -> Array:
         gate, up = (self._linear(f"{block}ffn_{n}{suffix}", x) for n in ("gate", "up"))
-        return self._linear(f"{block}ffn_down{suffix}", self.facts.activation(gate) * up)
+        return self._linear(f"{block}ffn_down{suffix}", self._gated(gate, up))
+
+    def _gated(self, gate: Array, up: Array) -> Array:
+        if not self.facts.is_clamped:
+            return self.facts.activation(gate) * up
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
 
     def _experts(self, block: str, x: Array) -> Array:
         """Token by token, expert by expert."""
         facts, out = self.facts, np.zeros_like(x)
-        gate, up, down = (self._weight(f"{block}ffn_{n}_exps") for n in ("gate", "up", "down"))
-        for i, scores in enumerate(x @ self._weight(block + "ffn_gate_inp").T):
+
+        def times(name: str, e: int, y: Array) -> Array:
+            bias = self.tensors.get(f"{block}ffn_{name}_exps.bias")
+            product = self._weight(f"{block}ffn_{name}_exps")[e] @ y
+            return product if bias is None else product + bias[e]
+
+        for i, scores in enumerate(self._linear(block + "ffn_gate_inp", x)):
             best = np.argsort(-scores)[: facts.experts_per_token]
             weights = softmax(scores[best]) if facts.softmax_of_chosen else softmax(scores)[best]
             if facts.renormalize:
                 weights = weights / weights.sum()
             for weight, e in zip(weights, best, strict=True):
-                out[i] += weight * (down[e] @ (facts.activation(gate[e] @ x[i]) * (up[e] @ x[i])))
+                inner = self._gated(times("gate", e, x[i]), times("up", e, x[i]))
+                out[i] += weight * times("down", e, inner)
         return out
 
     def _linear(self, name: str, x: Array) -> Array:

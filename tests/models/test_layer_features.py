@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import pytest
 from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of_plan
-from decoder_reference import Facts, ReferenceDecoder
+from decoder_reference import Array, Facts, ReferenceDecoder
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.llama import read_gguf
@@ -23,6 +25,10 @@ from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 HIDDEN, WIDE, HEADS, KV_HEADS, DIM, LAYERS = 64, 96, 4, 2, 16, 2
 EXPERTS, CHOSEN, NARROW = 5, 2, 32
 Change = Callable[[ModelSpec], ModelSpec]
+
+
+def gelu(x: Array) -> Array:
+    return np.asarray(x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2)
 
 
 def every_layer(**changes: Any) -> Change:
@@ -60,6 +66,8 @@ class Case:
     """Tensors of a Llama's layer that this one has not."""
     kind: str = "F32"
     """Tensor type of the experts' matrices."""
+    factor: float = 1.0
+    """Of the values in `more`."""
 
 
 QUERY, KV = HEADS * DIM, KV_HEADS * DIM
@@ -68,6 +76,12 @@ EXPERT_TENSORS: dict[str, tuple[int, ...]] = {
     "ffn_gate_exps.weight": (EXPERTS, NARROW, HIDDEN),
     "ffn_up_exps.weight": (EXPERTS, NARROW, HIDDEN),
     "ffn_down_exps.weight": (EXPERTS, HIDDEN, NARROW),
+}
+EXPERT_BIASES: dict[str, tuple[int, ...]] = {
+    "ffn_gate_inp.bias": (EXPERTS,),
+    "ffn_gate_exps.bias": (EXPERTS, NARROW),
+    "ffn_up_exps.bias": (EXPERTS, NARROW),
+    "ffn_down_exps.bias": (EXPERTS, HIDDEN),
 }
 SHARED_TENSORS = {
     "ffn_gate_shexp.weight": (WIDE, HIDDEN),
@@ -108,6 +122,12 @@ CASES = {
         dense_biases,
         more={"ffn_gate.bias": (WIDE,), "ffn_up.bias": (WIDE,), "ffn_down.bias": (HIDDEN,)},
     ),
+    "exact GELU": Case(
+        lambda spec: every_layer(
+            feed_forward=replace(spec.layers[0].feed_forward, activation="gelu")
+        )(spec),
+        {"activation": gelu},
+    ),
     "a layer without rotation": Case(last_layer_unrotated, {"rotates_layer": lambda i: i == 0}),
     "no norms before": Case(
         every_layer(pre_norms=False, post_norms=True),
@@ -130,6 +150,22 @@ CASES = {
     "experts in blocks of 8 bits": Case(
         experts(), {"experts_per_token": CHOSEN}, EXPERT_TENSORS, DENSE, kind="Q8_0"
     ),
+    "experts in blocks of 4 bits": Case(
+        experts(), {"experts_per_token": CHOSEN}, EXPERT_TENSORS, DENSE, kind="Q4_0"
+    ),
+    "experts in blocks of microscaled floats": Case(
+        experts(), {"experts_per_token": CHOSEN}, EXPERT_TENSORS, DENSE, kind="MXFP4"
+    ),
+    "experts with biases": Case(
+        experts(bias=True), {"experts_per_token": CHOSEN}, EXPERT_TENSORS | EXPERT_BIASES, DENSE
+    ),
+    "clamped experts with biases": Case(
+        experts(bias=True, activation="clamped_swiglu"),
+        {"experts_per_token": CHOSEN, "is_clamped": True},
+        EXPERT_TENSORS | EXPERT_BIASES,
+        DENSE,
+        factor=8.0,  # so that some values are clamped
+    ),
     "experts with weights that sum to 1": Case(
         experts(renormalize=True),
         {"experts_per_token": CHOSEN, "renormalize": True},
@@ -143,6 +179,13 @@ CASES = {
         DENSE,
     ),
 }  # fmt: skip
+
+
+def quantized(values: npt.NDArray[np.float32], kind: str) -> TensorData:
+    if kind != "MXFP4":
+        return TensorData.quantized(values, kind)
+    blocks = gguf.quants.quantize(values, gguf.GGMLQuantizationType.MXFP4)
+    return TensorData(values.shape, kind, blocks.tobytes())
 
 
 def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
@@ -160,9 +203,9 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
             tensors[tensor.name] = TensorData.quantized(values, "F32")
     for name, size in case.more.items():
         for i in range(LAYERS):
-            values = rng.standard_normal(size).astype(np.float32)
+            values = rng.standard_normal(size) * case.factor / len(size) ** 3
             kind = case.kind if len(size) == 3 else "F32"
-            tensors[f"blk.{i}.{name}"] = TensorData.quantized(values / len(size) ** 3, kind)
+            tensors[f"blk.{i}.{name}"] = quantized(values.astype(np.float32), kind)
     write_gguf(folder / "model.gguf", plain.metadata, tensors)
     file = GGUFFile.open(folder / "model.gguf")
     plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=True)

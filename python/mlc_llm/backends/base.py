@@ -25,7 +25,13 @@ if TYPE_CHECKING:
     from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, ModelSpec, ShortConvSpec
+    from mlc_llm.models.spec import (
+        Activation,
+        AttentionSpec,
+        ExpertsSpec,
+        ModelSpec,
+        ShortConvSpec,
+    )
     from mlc_llm.quantization.block_format import Grouped
 
 Numbers: TypeAlias = "array[int] | array[float]"
@@ -71,6 +77,16 @@ class HeadNorms:
 
 
 @dataclass(frozen=True)
+class ExpertBiases:
+    """Biases of a mixture of experts: float32 [experts] of the router, else [experts, rows]."""
+
+    router: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
 class ExpertMatrices:
     """What `Ops.matrix` and `Ops.expert_matrices` have made for a mixture of experts."""
 
@@ -78,6 +94,7 @@ class ExpertMatrices:
     gate: Matrix
     up: Matrix
     down: Matrix
+    biases: ExpertBiases | None = None
 
 
 @dataclass(frozen=True)
@@ -155,8 +172,9 @@ class Ops(Protocol):
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         """An Input: x / sqrt(mean(x^2) + eps) * weight."""
 
-    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
-        """An Input: activation(gate) * up, each `width` columns."""
+    def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
+        """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of
+        both (`models/spec.py`)."""
 
     def linear(self, matrix: Matrix, x: Input, add_to: Tensor | None = None) -> Tensor:
         """x W^T for an Input x; added to `add_to` in place if that is given."""

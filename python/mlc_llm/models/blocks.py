@@ -7,7 +7,15 @@ from typing import NamedTuple, TypeAlias
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import ExpertMatrices, HeadNorms, Input, LayerInputs, Ops, StateInputs
+from mlc_llm.backends.base import (
+    ExpertBiases,
+    ExpertMatrices,
+    HeadNorms,
+    Input,
+    LayerInputs,
+    Ops,
+    StateInputs,
+)
 from mlc_llm.backends.base import Part as Columns
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -155,7 +163,8 @@ class DenseBlock:
 
 
 class ExpertsBlock:
-    """A mixture of experts. `layer` gets `router` and `experts`, and `shared` if there is one."""
+    """A mixture of experts. `layer` has the biases, and gets `router`, `experts` and, if there is
+    one, `shared`."""
 
     def __init__(
         self, layer: nn.Module, model: ModelSpec, index: int, spec: ExpertsSpec, ops: Ops
@@ -174,8 +183,14 @@ class ExpertsBlock:
             self._shared = DenseBlock(layer, model, index, spec.shared, "shared", ops)
 
     def __call__(self, x: Input) -> Tensor:
-        experts = self._layer.experts
-        matrices = ExpertMatrices(self._layer.router, experts.gate, experts.up, experts.down)
+        layer, experts = self._layer, self._layer.experts
+        biases = None
+        if self._spec.bias:
+            biases = ExpertBiases(
+                layer.router_bias, layer.expert_gate_bias, layer.expert_up_bias,
+                layer.expert_down_bias,
+            )  # fmt: skip
+        matrices = ExpertMatrices(layer.router, experts.gate, experts.up, experts.down, biases)
         y = self._ops.moe(self._spec, x, matrices)
         return y if self._shared is None else self._ops.add(y, self._shared(x).value(self._ops))
 

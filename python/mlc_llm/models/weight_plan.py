@@ -228,7 +228,19 @@ def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
         found["gate_bias"] = Vector("ffn_gate.bias", (mlp.intermediate,))
         found["up_bias"] = Vector("ffn_up.bias", (mlp.intermediate,))
         found["down_bias"] = Vector("ffn_down.bias", (hidden,))
+    if isinstance(mlp, ExpertsSpec) and mlp.bias:
+        found |= _expert_biases(hidden, mlp)
     return found
+
+
+def _expert_biases(hidden: int, spec: ExpertsSpec) -> dict[str, Vector]:
+    count, wide = spec.num_experts, spec.intermediate
+    return {
+        "router_bias": Vector("ffn_gate_inp.bias", (count,)),
+        "expert_gate_bias": Vector("ffn_gate_exps.bias", (count, wide)),
+        "expert_up_bias": Vector("ffn_up_exps.bias", (count, wide)),
+        "expert_down_bias": Vector("ffn_down_exps.bias", (count, hidden)),
+    }
 
 
 def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:

@@ -20,9 +20,7 @@ MISSING: frozenset[Feature] = frozenset(
     {
         "rotary embeddings of parts of a head",
         "scaled rotary embeddings",
-        "biases of experts",
         "networks without a gate",
-        "activations other than SiLU and tanh GELU",
         "parallel layers",
         "layer norms",
         "learned positions",

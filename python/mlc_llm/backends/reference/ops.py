@@ -19,10 +19,17 @@ from mlc_llm.backends.base import (
     Part,
     StateInputs,
 )
+from mlc_llm.backends.reference.activations import gated
+from mlc_llm.backends.reference.experts import ExpertStack, chosen_experts, weighted_results
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
 from mlc_llm.kernels.reference_conv import causal_conv
-from mlc_llm.kernels.reference_experts import expert_product
-from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, QueryScaling, ShortConvSpec
+from mlc_llm.models.spec import (
+    Activation,
+    AttentionSpec,
+    ExpertsSpec,
+    QueryScaling,
+    ShortConvSpec,
+)
 
 MOST = 20
 """Tokens that `top_tokens` finds for each row."""
@@ -40,13 +47,6 @@ class Matrix(nn.Module):  # type: ignore[misc]
 
     def __init__(self, rows: int, columns: int) -> None:
         self.packed = nn.Parameter((rows, columns), "float32")
-
-
-class ExpertStack(nn.Module):  # type: ignore[misc]
-    """A parameter float32 [experts, rows, columns]."""
-
-    def __init__(self, experts: int, rows: int, columns: int) -> None:
-        self.packed = nn.Parameter((experts, rows, columns), "float32")
 
 
 class ReferenceOps:
@@ -82,8 +82,8 @@ class ReferenceOps:
         mean = op.sum(x * x, axis=-1, keepdims=True) / float(x.shape[-1])
         return x / op.sqrt(mean + eps) * weight
 
-    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Tensor:
-        return activated(activation, columns(gate, width)) * columns(up, width)
+    def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Tensor:
+        return gated(activation, columns(gate, width), columns(up, width))
 
     def linear(self, matrix: Matrix, x: Tensor, add_to: Tensor | None = None) -> Tensor:
         y = op.matmul(x, op.permute_dims(matrix.packed))
@@ -105,13 +105,10 @@ class ReferenceOps:
         return op.tanh(x / cap) * cap
 
     def moe(self, spec: ExpertsSpec, x: Tensor, matrices: ExpertMatrices) -> Tensor:
-        weight, chosen_experts = routed(spec, self.linear(matrices.router, x))
-        rows = op.reshape(x, (x.shape[0], 1, x.shape[1]))
-        gate = expert_products(matrices.gate, rows, chosen_experts)
-        up = expert_products(matrices.up, rows, chosen_experts)
-        gated = activated(spec.activation, gate) * up
-        each = expert_products(matrices.down, gated, chosen_experts)
-        return op.sum(each * op.unsqueeze(weight, 2), axis=1)
+        scores, biases = self.linear(matrices.router, x), matrices.biases
+        if biases is not None:
+            scores = scores + biases.router
+        return weighted_results(spec, x, chosen_experts(spec, scores), matrices)
 
     def attention(
         self,
@@ -242,34 +239,6 @@ def columns(part: Part, width: int) -> Tensor:
         return tensor
     call = relax.op.strided_slice(tensor._expr, [1], [start], [start + width])
     return nn.wrap_nested(call, "columns")
-
-
-def activated(activation: str, x: Tensor) -> Tensor:
-    return op.silu(x) if activation == "silu" else op.gelu(x, approximate="tanh")
-
-
-def routed(spec: ExpertsSpec, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Of scores [tokens, num_experts] the weights, float32, and the numbers, int32, of the chosen
-    experts, both [tokens, experts_per_token]."""
-    if spec.router == "softmax_then_top":
-        scores = op.softmax(scores, axis=1)
-    count = spec.experts_per_token
-    weight, experts = op.topk(scores, count, axis=1, ret_type="both", dtype="int32")
-    if spec.router == "top_then_softmax":
-        weight = op.softmax(weight, axis=1)
-    if spec.renormalize:
-        weight = weight / op.sum(weight, axis=1, keepdims=True)
-    return weight, experts
-
-
-def expert_products(stack: ExpertStack, x: Tensor, experts: Tensor) -> Tensor:
-    """[tokens, chosen, rows]: each chosen expert's matrix times the row of x that it reads. x:
-    [tokens, chosen, columns], or [tokens, 1, columns] where all experts read the same."""
-    count, rows, width = (int(size) for size in stack.packed.shape)
-    inputs, chosen = int(x.shape[1]), int(experts.shape[1])
-    kernel = expert_product(count, rows, width, chosen, is_shared=inputs == 1)
-    out = floats(x.shape[0], chosen, rows)
-    return op.tensor_ir_op(kernel, "expert_product", [x, experts, stack.packed], out)
 
 
 def heads_of(part: Part, heads: int, head_dim: int) -> Tensor:
