@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.registry import ARCHITECTURES, read_config, read_gguf
+from mlc_llm.models.registry import ROWS, read_config, read_gguf
 from mlc_llm.models.spec import ExpertsSpec, ModelSpec, RopeSpec
 
 SIZES: dict[str, Any] = {
@@ -113,7 +113,7 @@ def of_gguf(name: str, more: dict[str, Any], *, tied: bool) -> ModelSpec:
 )
 def test_the_spec_is_that_of_the_gguf_file(config: dict[str, Any], expected: ModelSpec) -> None:
     assert read_config(config) == expected
-    (row,) = (one for one in ARCHITECTURES.values() if one.config == config["architectures"][0])
+    (row,) = (one for one in ROWS if one.config == config["architectures"][0])
     assert read_config({**config, "architectures": None, "model_type": row.model_type}) == expected
 
 

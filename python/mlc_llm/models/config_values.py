@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import Activation, RopeSpec
+from mlc_llm.models.spec import Activation, ExpertsSpec, RopeSpec
 from mlc_llm.models.values import MOST_LAYERS, Values
 from mlc_llm.models.yarn import Yarn, magnitude
 
@@ -59,6 +59,11 @@ class ConfigValues(Values):
             norm_eps=self.positive(eps),
             tied_head=self.flag("tie_word_embeddings", tied_head),
         )
+
+    def experts(self, intermediate: int) -> ExpertsSpec:
+        """intermediate: the size of one expert. Raises ModelFileError."""
+        name = "num_local_experts" if self.has("num_local_experts") else "num_experts"
+        return ExpertsSpec(self.count(name), self.count("num_experts_per_tok"), intermediate)
 
     def activation(self, key: str = "hidden_act") -> Activation:
         """Raises UnsupportedModel."""

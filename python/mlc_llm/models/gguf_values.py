@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import RopeSpec
+from mlc_llm.models.spec import ExpertsSpec, RopeSpec
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors
 from mlc_llm.models.yarn import Yarn, magnitude
@@ -45,6 +45,11 @@ class GGUFValues(Values):
             norm_eps=self.positive("attention.layer_norm_rms_epsilon"),
             tied_head="output.weight" not in tensors,
         )
+
+    def experts(self, intermediate: int) -> ExpertsSpec:
+        """intermediate: the size of one expert. Raises ModelFileError."""
+        chosen = self.count("expert_used_count")
+        return ExpertsSpec(self.count("expert_count"), chosen, intermediate)
 
     def rope(
         self, head_dim: int, theta: float, *, suffix: str = "", factors: str | None = None

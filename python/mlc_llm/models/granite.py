@@ -17,26 +17,34 @@ HF_NAMES = llama.HF_NAMES
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
-    values = GGUFValues(metadata, "granite")
+    spec = gguf_spec(GGUFValues(metadata, "granite"), tensors)
+    return plan_gguf(spec, tensors, interleaved_rope=True)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    return config_spec(ConfigValues(config), "granite")
+
+
+def gguf_spec(values: GGUFValues, tensors: Tensors) -> ModelSpec:
+    """A Granite of that name. Raises UnsupportedModel, ModelFileError."""
     values.refuse_unless("rope.scaling.finetuned", True)  # false: no layer rotates
     spec = llama.gguf_spec(values, tensors)
     scale = next(iter(spec.attention_layers.values())).scale
-    spec = _multiplied(
+    return _multiplied(
         spec,
         values.positive("attention.scale", scale),
         values.positive("embedding_scale", 1.0),
         values.positive("residual_scale", 1.0),
         values.positive("logit_scale"),
     )
-    return plan_gguf(spec, tensors, interleaved_rope=True)
 
 
-def read_config(config: Mapping[str, object]) -> ModelSpec:
-    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
-    values = ConfigValues(config)
+def config_spec(values: ConfigValues, name: str) -> ModelSpec:
+    """A Granite. name: of the spec's architecture. Raises UnsupportedModel, ModelFileError."""
     names = "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"
-    multipliers = (values.positive(name, 1.0) for name in names)
-    return _multiplied(llama.config_spec(values, "granite"), *multipliers)
+    multipliers = (values.positive(one, 1.0) for one in names)
+    return _multiplied(llama.config_spec(values, name), *multipliers)
 
 
 def _multiplied(

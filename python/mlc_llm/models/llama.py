@@ -25,6 +25,9 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     spec = gguf_spec(values, tensors)
     window = values.count(WINDOW) if values.get(WINDOW) else None
     spec = spec.with_attention(lambda _, one: replace(one, window=window))
+    if values.get("expert_count"):  # a Mixtral
+        experts = values.experts(values.count("feed_forward_length"))
+        spec = spec.with_feed_forward(replace(experts, renormalize=True))
     return plan_gguf(spec, tensors, interleaved_rope=True)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.qwen3 import CONFIG_THETA, GGUF_THETA, HEAD_DIM
-from mlc_llm.models.spec import DenseSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
@@ -22,12 +22,8 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "qwen3moe")
     sizes = values.sizes(tensors, intermediate="expert_feed_forward_length")
-    experts = ExpertsSpec(
-        num_experts=values.count("expert_count"),
-        experts_per_token=values.count("expert_used_count"),
-        intermediate=sizes.intermediate,
-        renormalize=values.flag("expert_weights_norm", True),
-    )
+    is_sum_one = values.flag("expert_weights_norm", True)
+    experts = replace(values.experts(sizes.intermediate), renormalize=is_sum_one)
     layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
     rope = values.rope(sizes.head_dim, GGUF_THETA)
     return plan_gguf(sizes.model([layer] * sizes.layers, [rope]), tensors)
@@ -40,13 +36,8 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     values.refuse_unless("attention_bias", False)
     values.refuse_unless("use_sliding_window", False)
     sizes = values.sizes("qwen3moe", head_dim=HEAD_DIM, intermediate="moe_intermediate_size")
-    of_version_5 = "num_local_experts"
-    experts = ExpertsSpec(
-        num_experts=values.count(of_version_5 if values.has(of_version_5) else "num_experts"),
-        experts_per_token=values.count("num_experts_per_tok"),
-        intermediate=sizes.intermediate,
-        renormalize=values.flag("norm_topk_prob", False),
-    )
+    is_sum_one = values.flag("norm_topk_prob", False)
+    experts = replace(values.experts(sizes.intermediate), renormalize=is_sum_one)
     step, dense = values.count("decoder_sparse_step", 1), values.counts("mlp_only_layers", 10_000)
     sparse_layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
     layers = [sparse_layer] * sizes.layers

@@ -241,6 +241,11 @@ class ModelSpec:
     def has_sink_queries(self) -> bool:
         return any(one.sink_query for one in self.attention_layers.values())
 
+    def with_feed_forward(self, one: FeedForward) -> ModelSpec:
+        """With this feed-forward network in every layer."""
+        layers = tuple(replace(layer, feed_forward=one) for layer in self.layers)
+        return replace(self, layers=layers)
+
     def with_attention(self, change: Callable[[int, AttentionSpec], AttentionSpec]) -> ModelSpec:
         """change: gives the new attention of a layer, from its number and its attention."""
         layers = list(self.layers)
