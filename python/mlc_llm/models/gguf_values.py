@@ -52,18 +52,25 @@ class GGUFValues(Values):
         return ExpertsSpec(self.count("expert_count"), chosen, intermediate)
 
     def rope(
-        self, head_dim: int, theta: float, *, suffix: str = "", factors: str | None = None
+        self,
+        head_dim: int,
+        theta: float,
+        *,
+        suffix: str = "",
+        factors: str | None = None,
+        truncate: bool = True,
     ) -> RopeSpec:
         """theta: the default. suffix: of the key of theta; such a rope is not scaled. factors: the
-        tensor of divisors, if there is one. Raises UnsupportedModel unless whole heads are rotated
-        and scaling is linear or YaRN; ModelFileError."""
+        tensor of divisors, if there is one. truncate: as in `Yarn`; no key says it. Raises
+        UnsupportedModel unless whole heads are rotated and scaling is linear or YaRN;
+        ModelFileError."""
         dim = self.get("rope.dimension_count", head_dim)
         if dim != head_dim:
             raise UnsupportedModel(f"rotary embedding over {dim} of {head_dim} elements of a head")
         base = self.positive(f"rope.freq_base{suffix}", theta)
         kind = "none" if suffix else self.get("rope.scaling.type", "none")
         if kind == "yarn" and factors is None:
-            return self._yarn().rope(base, head_dim)
+            return self._yarn(truncate).rope(base, head_dim)
         return RopeSpec(base, head_dim, self._linear(kind), factors)
 
     def _linear(self, kind: object) -> float:
@@ -73,7 +80,7 @@ class GGUFValues(Values):
         factor = self.positive("rope.scaling.factor", 1.0)
         return factor if kind == "linear" else 1.0
 
-    def _yarn(self) -> Yarn:
+    def _yarn(self, truncate: bool) -> Yarn:
         """A file that gives no factor of rotated elements has the paper's, divided by that of the
         share in its `yarn_log_multiplier`."""
         self.refuse_unless("rope.scaling.yarn_ext_factor", 1.0)
@@ -87,6 +94,7 @@ class GGUFValues(Values):
             found * self.positive("rope.scaling.attn_factor", 1.0),
             self.positive("rope.scaling.yarn_beta_fast", Yarn.fast),
             self.positive("rope.scaling.yarn_beta_slow", Yarn.slow),
+            truncate,
         )
 
     def windowed(self, layers: int, every: int) -> list[bool]:

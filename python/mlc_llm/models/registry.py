@@ -9,6 +9,7 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models import (
     gemma2,
     gemma3,
+    gpt_oss,
     granite,
     granitemoe,
     lfm2,
@@ -51,6 +52,7 @@ ROWS = tuple(
     for gguf, config, model_type, module in (
         ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
+        ("gpt-oss", "GptOssForCausalLM", "gpt_oss", gpt_oss),
         ("granite", "GraniteForCausalLM", "granite", granite),
         ("granitemoe", "GraniteMoeForCausalLM", "granitemoe", granitemoe),
         ("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared", granitemoe),

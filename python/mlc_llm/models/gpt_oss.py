@@ -1,0 +1,66 @@
+"""gpt-oss (OpenAI 2025): experts with biases and a clamped SwiGLU, and learned attention sinks.
+
+Every other layer, the first one included, sees a window only. The router's softmax is over the
+chosen experts. Converters call the norm before the experts as others call a norm after attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mlc_llm.models.config_values import ConfigValues
+from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.sizes import Sizes
+from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.tensor_names import LLAMA_NAMES
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+
+THETA = 150_000.0
+DEFAULTS = {"sliding_window": 128, "head_dim": 64}
+"""Where a `config.json` does not say it."""
+FULL_EVERY = 2
+"""Layers 1, 3, ... see everything."""
+HF_NAMES = LLAMA_NAMES
+RENAMED = {"ffn_norm.weight": "post_attention_norm.weight"}
+
+
+def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
+    """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
+    values = GGUFValues(metadata, "gpt-oss")
+    sizes = values.sizes(tensors, intermediate="expert_feed_forward_length")
+    experts = values.experts(sizes.intermediate)
+    rope = values.rope(sizes.head_dim, THETA, truncate=False)
+    window = values.count("attention.sliding_window")
+    windows = [window if one else None for one in values.windowed(sizes.layers, FULL_EVERY)]
+    return plan_gguf(_spec(sizes, experts, windows, rope, has_bias=True), tensors, names=RENAMED)
+
+
+def read_config(config: Mapping[str, object]) -> ModelSpec:
+    """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+    values = ConfigValues(config, DEFAULTS)
+    values.refuse_unless("hidden_act", "silu")
+    values.refuse_unless("swiglu_alpha", 1.702)
+    values.refuse_unless("swiglu_limit", 7.0)
+    sizes = values.sizes("gpt-oss")
+    experts = values.experts(sizes.intermediate)
+    rope = values.rope(sizes.head_dim, THETA)
+    window = values.count("sliding_window")
+    windows = [window if one else None for one in values.windowed(sizes.layers, FULL_EVERY)]
+    has_bias = values.flag("attention_bias", True)
+    return _spec(sizes, experts, windows, rope, has_bias=has_bias)
+
+
+def _spec(
+    sizes: Sizes,
+    experts: ExpertsSpec,
+    windows: Sequence[int | None],
+    rope: RopeSpec,
+    *,
+    has_bias: bool,
+) -> ModelSpec:
+    """has_bias: attention has biases; experts always have."""
+    mixer = replace(sizes.attention(), learned_sinks=True, qkv_bias=has_bias, output_bias=has_bias)
+    experts = replace(experts, activation="clamped_swiglu", router="top_then_softmax", bias=True)
+    layers = [LayerSpec(replace(mixer, window=window), experts) for window in windows]
+    return sizes.model(layers, [rope])
