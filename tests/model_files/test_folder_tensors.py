@@ -14,8 +14,10 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_tensors import Shape, named_tensors
 from mlc_llm.model_files.huggingface import plan_folder
 from mlc_llm.models.tensor_names import (
+    Alternate,
     Either,
     FolderNames,
+    Microscaled,
     Origin,
     PlusOne,
     Rows,
@@ -23,6 +25,7 @@ from mlc_llm.models.tensor_names import (
     Transposed,
     fused,
 )
+from mlc_llm.quantization.ggml_blocks import dequantize
 
 Floats = npt.NDArray[np.float32]
 RNG = np.random.default_rng(0)
@@ -86,6 +89,56 @@ def test_rows_of_a_fused_matrix_and_of_its_bias() -> None:
     assert (np.concatenate(matrices) == floats(tensors["f.2"])).all()
     vectors = [floats(views[f"blk.2.{name}.b"]) for name in shapes]
     assert (np.concatenate(vectors) == floats(tensors["b.2"])).all()
+
+
+def test_every_other_row_and_number() -> None:
+    tensors = folder(m__7=(EXPERTS, 2 * ROWS, COLUMNS))
+    values = floats(tensors["m.7"])
+    names = FolderNames({"blk.{i}.x": Alternate("m.{i}", -2, 1)})
+    view = named_tensors({"blk.7.x": (EXPERTS, ROWS, COLUMNS)}, names, tensors)["blk.7.x"]
+    assert (floats(view) == values[:, 1::2]).all()
+    assert (floats(view.matrix(2)) == values[2, 1::2]).all()
+    odd = found(Alternate("m.{i}", -1, 1), (EXPERTS, 2 * ROWS, COLUMNS // 2), tensors)
+    assert (odd == values[:, :, 1::2]).all()
+    biases = folder(b__7=(EXPERTS, COLUMNS))
+    even = found(Alternate("b.{i}", -1, 0), (EXPERTS, COLUMNS // 2), biases)
+    assert (even == floats(biases["b.7"])[:, ::2]).all()
+
+
+def microscaled(rows: int, columns: int) -> dict[str, GGUFTensor]:
+    """Random blocks, and exponents near that of 1."""
+    shape = (EXPERTS, rows, columns // 32)
+    blocks = RNG.integers(0, 256, (*shape, 16), np.uint8)
+    scales = RNG.integers(120, 135, shape, np.uint8)
+    return {"b.7": tensor("b.7", blocks, "U8"), "s.7": tensor("s.7", scales, "U8")}
+
+
+def test_matrices_in_blocks_of_microscaled_floats() -> None:
+    """Against the formula of Transformers: a table of 16 values, times 2 ** (exponent - 127)."""
+    tensors, shape = microscaled(ROWS, 64), (EXPERTS, ROWS, 64)
+    names = FolderNames({"blk.{i}.x": Microscaled("b.{i}", "s.{i}")})
+    view = named_tensors({"blk.7.x": shape}, names, tensors)["blk.7.x"]
+    magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    table = np.array(magnitudes + [-one for one in magnitudes], np.float32)
+    pairs = tensors["b.7"].data.reshape(-1, 16)
+    numbers = np.stack([table[pairs & 15], table[pairs >> 4]], axis=2).reshape(-1, 32)
+    exact = np.ldexp(numbers, tensors["s.7"].data.reshape(-1, 1).astype(np.int32) - 127)
+    assert view.kind == "MXFP4"
+    assert (dequantize("MXFP4", view.data, shape) == exact.reshape(shape)).all()
+    one = view.matrix(1)
+    assert (dequantize("MXFP4", one.data, shape[1:]) == exact.reshape(shape)[1]).all()
+
+
+def test_microscaled_floats_that_do_not_fit() -> None:
+    origin, shape = Microscaled("b.{i}", "s.{i}"), (EXPERTS, ROWS, 64)
+    with pytest.raises(
+        ModelFileError, match=r"^tensor s\.7 has shape \(3, 4, 2\), expected \(3, 4, 3"
+    ):
+        found(origin, (EXPERTS, ROWS, 96), microscaled(ROWS, 64))
+    with pytest.raises(UnsupportedModel, match=r"^tensor b\.7: rows of 72 numbers in MXFP4"):
+        found(origin, (EXPERTS, ROWS, 72), microscaled(ROWS, 64))
+    with pytest.raises(UnsupportedModel, match=r"^tensor b\.7 of type F32; supported: U8"):
+        found(origin, shape, folder(b__7=shape, s__7=shape))
 
 
 GATE, UP = "blk.{i}.gate", "blk.{i}.up"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.tensor_views import (
+    AlternateView,
+    MicroscaledView,
     PlusOneView,
     RowsView,
     StackView,
@@ -15,8 +17,10 @@ from mlc_llm.model_files.tensor_views import (
     View,
 )
 from mlc_llm.models.tensor_names import (
+    Alternate,
     Either,
     FolderNames,
+    Microscaled,
     Origin,
     PlusOne,
     Rows,
@@ -72,14 +76,30 @@ class _Found:
         if isinstance(origin, Either):
             there = [one for one in origin.origins if self._has(one, numbers)]
             return self._made((there or origin.origins)[0], name, shape, numbers)
+        if isinstance(origin, Microscaled):
+            return self._microscaled(origin, shape, numbers)
+        if isinstance(origin, Squeezed):
+            return View(self._squeezed(origin, shape, numbers), shape)
+        return self._changed(origin, name, shape, numbers)
+
+    def _changed(
+        self,
+        origin: PlusOne | Transposed | Rows | Alternate,
+        name: str,
+        shape: Shape,
+        numbers: dict[str, str],
+    ) -> Tensor:
+        if isinstance(origin, Rows):
+            return self._rows(origin, name, shape, numbers)
         if isinstance(origin, PlusOne):
             return PlusOneView(self._made(origin.of, name, shape, numbers), shape)
         if isinstance(origin, Transposed):
             turned = (*shape[:-2], shape[-1], shape[-2])
             return TransposedView(self._made(origin.of, name, turned, numbers), shape)
-        if isinstance(origin, Squeezed):
-            return View(self._squeezed(origin, shape, numbers), shape)
-        return self._rows(origin, name, shape, numbers)
+        whole = list(shape)
+        whole[origin.axis] *= 2
+        of = self._made(origin.of, name, tuple(whole), numbers)
+        return AlternateView(of, shape, origin.axis, origin.first)
 
     def _rows(self, origin: Rows, name: str, shape: Shape, numbers: dict[str, str]) -> Tensor:
         parts = [part.format(**numbers) for part in origin.parts]
@@ -89,6 +109,15 @@ class _Found:
         whole[axis] = sum(counts)
         of = self._made(origin.of, name, tuple(whole), numbers)
         return RowsView(of, shape, sum(counts[: parts.index(name)]))
+
+    def _microscaled(self, origin: Microscaled, shape: Shape, numbers: dict[str, str]) -> Tensor:
+        blocks = self._leaf(origin.of.format(**numbers), ("U8",))
+        scales = self._leaf(origin.scales.format(**numbers), ("U8",))
+        if shape[-1] % 32:
+            raise UnsupportedModel(f"tensor {blocks.name}: rows of {shape[-1]} numbers in MXFP4")
+        by_block = (*shape[:-1], shape[-1] // 32)
+        self._shaped(scales, by_block)
+        return MicroscaledView(self._shaped(blocks, (*by_block, 16)), shape, scales)
 
     def _squeezed(self, origin: Squeezed, shape: Shape, numbers: dict[str, str]) -> Tensor:
         assert isinstance(origin.of, str), "a tensor of the folder"
@@ -117,12 +146,12 @@ class _Found:
             raise _wrong_shape(tensor, shape)
         return tensor
 
-    def _leaf(self, name: str) -> Tensor:
+    def _leaf(self, name: str, kinds: Sequence[str] = FLOAT_KINDS) -> Tensor:
         if name not in self._tensors:
             raise ModelFileError(f"there is no tensor {name}")
         tensor = self._tensors[name]
-        if tensor.kind not in FLOAT_KINDS:
-            known = ", ".join(FLOAT_KINDS)
+        if tensor.kind not in kinds:
+            known = ", ".join(kinds)
             raise UnsupportedModel(f"tensor {name} of type {tensor.kind}; supported: {known}")
         self.used.add(name)
         return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -84,6 +85,50 @@ class RowsView(View):
 
     def matrix(self, index: int) -> Tensor:
         return RowsView(self.of.matrix(index), self.shape[1:], self.start)
+
+
+@dataclass(frozen=True)
+class AlternateView(View):
+    """Every other row of each matrix (axis -2), or every other number (axis -1)."""
+
+    axis: int
+    first: int
+
+    @property
+    def data(self) -> Bytes:
+        whole, shape = self.of.data, self.of.shape
+        unit = len(whole) // math.prod(shape[: len(shape) + self.axis + 1])
+        return np.ascontiguousarray(whole.reshape(-1, 2, unit)[:, self.first]).reshape(-1)
+
+    def matrix(self, index: int) -> Tensor:
+        return AlternateView(self.of.matrix(index), self.shape[1:], self.axis, self.first)
+
+
+@dataclass(frozen=True)
+class MicroscaledView(View):
+    """Matrices in ggml's MXFP4: the exponent of a block, then 16 bytes. Byte i has number i in its
+    low half and number i + 16 in its high half. of: blocks with neighbours in a byte."""
+
+    scales: Tensor
+
+    @property
+    def kind(self) -> str:
+        return "MXFP4"
+
+    @property
+    def data(self) -> Bytes:
+        pairs = self.of.data.reshape(-1, 16)
+        numbers = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(-1, 2, 16)
+        halves = numbers[:, 0] | numbers[:, 1] << 4
+        return np.hstack([self.scales.data.reshape(-1, 1), halves]).reshape(-1)
+
+    def matrix(self, index: int) -> Tensor:
+        scales = self.scales.matrix(index)
+        return MicroscaledView(self.of.matrix(index), self.shape[1:], scales)
+
+    def give_back(self) -> None:
+        self.of.give_back()
+        self.scales.give_back()
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
-from mlc_llm.models.tensor_names import LLAMA_NAMES
+from mlc_llm.models.tensor_names import (
+    LLAMA_NAMES,
+    Alternate,
+    Either,
+    Microscaled,
+    Origin,
+    Transposed,
+)
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
 
 THETA = 150_000.0
@@ -21,7 +29,36 @@ DEFAULTS = {"sliding_window": 128, "head_dim": 64}
 """Where a `config.json` does not say it."""
 FULL_EVERY = 2
 """Layers 1, 3, ... see everything."""
-HF_NAMES = LLAMA_NAMES
+_MLP, _EXPERTS = "model.layers.{i}.mlp", "model.layers.{i}.mlp.experts"
+
+
+def _halves(name: str, first: Literal[0, 1]) -> dict[str, Origin]:
+    """gate or up: every other column of a stack, every other row of its blocks."""
+    blocks = Microscaled(f"{_EXPERTS}.gate_up_proj_blocks", f"{_EXPERTS}.gate_up_proj_scales")
+    floats = Transposed(Alternate(f"{_EXPERTS}.gate_up_proj", -1, first))
+    return {
+        f"blk.{{i}}.ffn_{name}_exps.weight": Either((Alternate(blocks, -2, first), floats)),
+        f"blk.{{i}}.ffn_{name}_exps.bias": Alternate(f"{_EXPERTS}.gate_up_proj_bias", -1, first),
+    }
+
+
+HF_NAMES = (
+    LLAMA_NAMES
+    | _halves("gate", 0)
+    | _halves("up", 1)
+    | {
+        "blk.{i}.attn_sinks.weight": "model.layers.{i}.self_attn.sinks",
+        "blk.{i}.ffn_gate_inp.weight": f"{_MLP}.router.weight",
+        "blk.{i}.ffn_gate_inp.bias": f"{_MLP}.router.bias",
+        "blk.{i}.ffn_down_exps.weight": Either(
+            (
+                Microscaled(f"{_EXPERTS}.down_proj_blocks", f"{_EXPERTS}.down_proj_scales"),
+                Transposed(f"{_EXPERTS}.down_proj"),
+            )
+        ),
+        "blk.{i}.ffn_down_exps.bias": f"{_EXPERTS}.down_proj_bias",
+    }
+)
 RENAMED = {"ffn_norm.weight": "post_attention_norm.weight"}
 
 

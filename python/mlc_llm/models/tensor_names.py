@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,37 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Alternate:
+    """Every other row of a matrix or of each one in a stack, or every other number of a row."""
+
+    of: Origin
+    axis: Literal[-2, -1]
+    """-2: rows, -1: numbers."""
+    first: Literal[0, 1]
+
+
+@dataclass(frozen=True)
+class Microscaled:
+    """A stack of matrices in MXFP4 (Open Compute Project 2023), as two tensors of bytes.
+
+    A block is 32 numbers of 4 bits, two neighbours in a byte, the first one in its low half. It has
+    an exponent of 8 bits.
+    """
+
+    of: str
+    """Blocks [matrices, rows, blocks, 16]."""
+    scales: str
+    """Exponents [matrices, rows, blocks]."""
+
+
+@dataclass(frozen=True)
 class Either:
     """The first origin that the folder has."""
 
     origins: tuple[Origin, ...]
 
 
-Origin: TypeAlias = str | PlusOne | Transposed | Squeezed | Rows | Either
+Origin: TypeAlias = str | PlusOne | Transposed | Squeezed | Rows | Alternate | Microscaled | Either
 
 
 @dataclass(frozen=True)
