@@ -129,7 +129,7 @@ def default(cls: type, doc: FieldDoc) -> str:
 
 def parameters() -> str:
     """The arguments of `create`."""
-    docs = [doc for cls in chat_parameters.CLASSES for doc in field_docs(cls)]
+    docs = [doc for cls in chat_parameters.CHAT_CLASSES for doc in field_docs(cls)]
     rows = [(f"`{d.name}`", f"`{d.kind}`", d.text) for d in docs]
     return table(("argument", "type", "meaning"), rows)
 

@@ -145,6 +145,9 @@ LAZY = {
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
+    ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM
+    ("mlc_llm.serve", "mlc_llm.serve.async_engine"),
+    ("mlc_llm.serve", "mlc_llm.serve.engine"),
     ("mlc_llm.quantization", "mlc_llm.quantization.schemes"),  # all block formats
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
     ("mlc_llm.protocol.generation_rules", "mlc_llm.protocol.request_parts"),  # pydantic

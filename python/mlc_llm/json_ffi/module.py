@@ -15,6 +15,7 @@ import tvm_ffi
 from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.json_ffi import codec
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
+from mlc_llm.serve.chat_model import chat_model_of
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.openai.chunk_json import ChunkJSON
@@ -87,7 +88,7 @@ class JSONFFIModule:
         """
         self._engine.check_usable()
         try:
-            model = self._model()
+            model = chat_model_of(self._engine.loaded)
             request = codec.parse_request(request_json_str)
             return self._start(request, request_id, model)
         except IdInUse as error:
@@ -112,13 +113,6 @@ class JSONFFIModule:
     def get_complete_engine_config(self) -> str:
         """The config with every limit, as JSON."""
         return self._engine.get_complete_engine_config().asjson()
-
-    def _model(self) -> ChatModel:
-        loaded = self._engine.loaded
-        bundle, longest = loaded.bundle, loaded.core.longest_sequence
-        return ChatModel(
-            bundle.tokenizer, bundle.chat_template, bundle.defaults, longest, loaded.load_id
-        )
 
     def _start(self, request: ChatCompletionRequest, request_id: str, model: ChatModel) -> bool:
         """Queue a request. The slow work comes after its id is known, so that an abort can end it

@@ -1,4 +1,4 @@
-"""The arguments of `chat.completions.create`, the same for every engine that has it."""
+"""The arguments of `create`, the same for every engine that has it: of chats and of completions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ from typing import TypedDict
 from mlc_llm.protocol.messages import GivenMessage, GivenTool
 
 
-class _NeededParameters(TypedDict):
-    messages: Sequence[GivenMessage]
-    """The conversation: dicts of OpenAI's shape."""
-
-
-class ChatParameters(_NeededParameters, total=False):
+class SamplingParameters(TypedDict, total=False):
     """Named as in OpenAI's API. A parameter that is left out, or None, has its default."""
 
     model: str | None
-    """The name that the chunks of the answer repeat. It chooses nothing."""
+    """The name that the answer repeats. It chooses nothing."""
     frequency_penalty: float | None
     """See `GenerationConfig`."""
     presence_penalty: float | None
     """See `GenerationConfig`."""
-    logprobs: bool
-    """Report the log-probability of each token."""
-    top_logprobs: int
-    """Report this many of the likeliest tokens too, 0 to 20. It needs `logprobs`."""
     logit_bias: Mapping[int, float] | None
     """See `GenerationConfig`."""
     max_tokens: int | None
@@ -37,17 +28,13 @@ class ChatParameters(_NeededParameters, total=False):
     stop: str | Sequence[str] | None
     """The answer ends before this text, or before any of these texts."""
     stream: bool
-    """Whether the answer comes in chunks. The default is True."""
+    """Whether the answer comes in chunks. The default is False; `JSONFFIEngine` only streams."""
     stream_options: Mapping[str, object] | None
     """`{"include_usage": True}` asks for a last chunk with the usage."""
     temperature: float | None
     """See `GenerationConfig`."""
     top_p: float | None
     """See `GenerationConfig`."""
-    tools: Sequence[GivenTool] | None
-    """The functions that the model may call: dicts of OpenAI's shape."""
-    tool_choice: str | Mapping[str, object] | None
-    """`"none"`, `"auto"`, or OpenAI's object that names a function."""
     user: str | None
     """Says who asks. It changes nothing."""
     response_format: Mapping[str, object] | None
@@ -58,17 +45,55 @@ class ChatParameters(_NeededParameters, total=False):
     """More fields of the request, which OpenAI's API does not have, such as `debug_config`."""
 
 
-CLASSES = (_NeededParameters, ChatParameters)
+class _NeededForChat(TypedDict):
+    messages: Sequence[GivenMessage]
+    """The conversation: dicts of OpenAI's shape."""
+
+
+class ChatParameters(_NeededForChat, SamplingParameters, total=False):
+    """The arguments of `chat.completions.create`."""
+
+    logprobs: bool
+    """Report the log-probability of each token."""
+    top_logprobs: int
+    """Report this many of the likeliest tokens too, 0 to 20. It needs `logprobs`."""
+    tools: Sequence[GivenTool] | None
+    """The functions that the model may call: dicts of OpenAI's shape."""
+    tool_choice: str | Mapping[str, object] | None
+    """`"none"`, `"auto"`, or OpenAI's object that names a function."""
+
+
+class _NeededForCompletion(TypedDict):
+    prompt: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+    """One text or several, or the token ids of one or of several."""
+
+
+class CompletionParameters(_NeededForCompletion, SamplingParameters, total=False):
+    """The arguments of `completions.create`."""
+
+    best_of: int | None
+    """Only the value of `n`: answers are not compared."""
+    echo: bool
+    """The text of each answer begins with its prompt."""
+    logprobs: int | None
+    """Report the log-probability of each token, and of this many of the likeliest, 0 to 5."""
+    suffix: str | None
+    """Text behind the answer; it is refused, unless it is empty."""
+
+
+CHAT_CLASSES = (_NeededForChat, SamplingParameters, ChatParameters)
+COMPLETION_CLASSES = (_NeededForCompletion, SamplingParameters, CompletionParameters)
 """The parameters in order: first those without a default."""
 
-_NEEDED = ChatParameters.__required_keys__
-_KNOWN = _NEEDED | ChatParameters.__optional_keys__
 
+def check_names(given: Iterable[str], of: type = ChatParameters) -> None:
+    """Raise TypeError for an unknown or a missing parameter, as Python does for any function.
 
-def check_names(given: Iterable[str]) -> None:
-    """Raise TypeError for an unknown or a missing parameter, as Python does for any function."""
-    names = set(given)
-    for name in sorted(names - _KNOWN):
+    of: the class with the parameters.
+    """
+    names, needed = set(given), of.__required_keys__  # type: ignore[attr-defined]
+    known = needed | of.__optional_keys__  # type: ignore[attr-defined]
+    for name in sorted(names - known):
         raise TypeError(f"create() got an unexpected keyword argument {name!r}")
-    for name in sorted(_NEEDED - names):
+    for name in sorted(needed - names):
         raise TypeError(f"create() missing a required keyword-only argument: {name!r}")

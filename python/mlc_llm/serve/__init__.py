@@ -1,7 +1,9 @@
-"""Engines and what goes in and out of them. The contracts are here; engines load TVM, so each is
-imported from its own file."""
+"""Engines and what goes in and out of them. Engines load TVM, so each is loaded when it is asked
+for."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from mlc_llm.serve import data
 from mlc_llm.serve.config import EngineConfig
@@ -9,4 +11,28 @@ from mlc_llm.serve.core.radix_tree import PagedRadixTree
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.request import Request
 
-__all__ = ["EngineConfig", "PagedRadixTree", "Request", "RequestStreamOutput", "data"]
+if TYPE_CHECKING:
+    from mlc_llm.serve.async_engine import AsyncMLCEngine
+    from mlc_llm.serve.engine import MLCEngine
+
+__all__ = [
+    "AsyncMLCEngine",
+    "EngineConfig",
+    "MLCEngine",
+    "PagedRadixTree",
+    "Request",
+    "RequestStreamOutput",
+    "data",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MLCEngine":
+        from mlc_llm.serve.engine import MLCEngine
+
+        return MLCEngine
+    if name == "AsyncMLCEngine":
+        from mlc_llm.serve.async_engine import AsyncMLCEngine
+
+        return AsyncMLCEngine
+    raise AttributeError(f"module {__name__} has no attribute {name}")

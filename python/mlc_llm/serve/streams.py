@@ -69,6 +69,11 @@ class RequestStream(Generic[Item]):
         self._abort = abort
         self._is_over = False
 
+    @property
+    def is_over(self) -> bool:
+        """It has all items, or it was closed."""
+        return self._is_over
+
     def end(self, *last: Item) -> None:
         """Give the reader the last items. Nothing comes after them."""
         self._is_over = True

@@ -95,6 +95,13 @@ class Tokenizer:
         backends = self._parts.backends()
         return _ids(backends.recognising if special else backends.plain, texts)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a text at the start of a prompt, as ordinary text: with the begin-of-text
+        token where the model wants one."""
+        bos = self.bos_token_id if self.add_bos else None
+        ids = self.encode(text)
+        return ids if bos is None else [bos, *ids]
+
     def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
         """Token ids of one text that is given in pieces. Strings are ordinary text, integers are
         the control tokens between them. The result equals `encode(whole text, special=True)` if no

@@ -65,9 +65,10 @@ class _WholeChoice:
             index=index,
             finish_reason=self._finish_reason,
             message=message,
-            logprobs=None if self._logprobs is None else _logprobs(self._logprobs),
+            logprobs=None if self._logprobs is None else chat_logprobs(self._logprobs),
         )
 
 
-def _logprobs(tokens: list[str]) -> LogProbs:
+def chat_logprobs(tokens: list[str]) -> LogProbs:
+    """The log-probabilities of tokens. tokens: JSON texts, as the engine writes them."""
     return LogProbs(content=[LogProbsContent.model_validate_json(token) for token in tokens])

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pydantic import BaseModel
+
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ContextLengthExceeded, InvalidField
-from mlc_llm.protocol.chat_parameters import ChatParameters
+from mlc_llm.protocol.chat_parameters import ChatParameters, CompletionParameters
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
+from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.chat import chat_prompt
 from mlc_llm.serve.request import Request
@@ -33,12 +35,24 @@ class ChatModel(NamedTuple):
     """See `OpenEngine.load_id`."""
 
 
-def request_of(parameters: ChatParameters) -> ChatCompletionRequest:
+def request_of(parameters: ChatParameters, *, stream: bool = True) -> ChatCompletionRequest:
+    """The request of the arguments of `create`. stream: the default. Raises `UserError` that names
+    the field."""
+    return ChatCompletionRequest.parse(_fields(parameters, ChatCompletionRequest, stream))
+
+
+def completion_request_of(parameters: CompletionParameters) -> CompletionRequest:
     """The request of the arguments of `create`. Raises `UserError` that names the field."""
-    fields = ChatCompletionRequest.model_fields
-    own = {name: value for name, value in parameters.items() if name in fields}
+    return CompletionRequest.parse(_fields(parameters, CompletionRequest, False))
+
+
+def _fields(
+    parameters: ChatParameters | CompletionParameters, kind: type[BaseModel], stream: bool
+) -> dict[str, object]:
+    given = dict[str, object](parameters)
+    own = {name: value for name, value in given.items() if name in kind.model_fields}
     more = parameters.get("extra_body") or {}
-    return ChatCompletionRequest.parse({"stream": True, **own, **more})
+    return {"stream": stream, **own, **more}
 
 
 def check_chat_request(request: ChatCompletionRequest) -> None:

@@ -1,0 +1,294 @@
+"""`AsyncMLCEngine`: OpenAI's API in Python, for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+from mlc_llm.protocol.chat_parameters import (
+    ChatParameters,
+    CompletionParameters,
+    check_names,
+)
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.openai_api_protocol import (
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+    CompletionResponse,
+)
+from mlc_llm.serve.client import EngineClient, News
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.engine_utils import random_uuid
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.metrics import EngineMetrics
+from mlc_llm.serve.openai.calls import Call, Part, Streamed, chat_call
+from mlc_llm.serve.openai.completions import completion_call
+from mlc_llm.serve.openai.raw_calls import DeltaOutput, Deltas, metrics_in, prompt_part
+from mlc_llm.serve.openai.requests import completion_request_of, request_of
+
+if TYPE_CHECKING:
+    import tvm
+    from typing_extensions import Unpack
+
+StreamedT = TypeVar("StreamedT")
+WholeT = TypeVar("WholeT")
+
+
+class AsyncReader:
+    """The chunks of all parts of one call, for the one task that reads them.
+
+    `take` runs on the event loop. All else may be called from any thread.
+    """
+
+    def __init__(self, parts: Sequence[Part], abort: Callable[[str], None]) -> None:
+        """abort: ends the request with this id. There must be a running event loop."""
+        self.loop = asyncio.get_running_loop()
+        self.is_over = False
+        self._parts, self._abort = parts, abort
+        self._open_parts = len(parts)
+        self._news: deque[News] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def take(self, news: News) -> None:
+        """Add a chunk, and wake the task that waits for one."""
+        self._news.append(news)
+        self._open_parts -= news[1].usage_json is not None
+        self.is_over = self.is_over or self._open_parts == 0
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def close(self) -> None:
+        """Abort what has not ended. It may be called more than once."""
+        if not self.is_over:
+            self.is_over = True
+            for part in self._parts:
+                self._abort(part.request_id)
+
+    def __aiter__(self) -> AsyncReader:
+        return self
+
+    async def __anext__(self) -> News:
+        while not self._news:
+            if self._open_parts == 0:
+                raise StopAsyncIteration
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        return self._news.popleft()
+
+
+def _deliver(all_news: list[tuple[AsyncReader, News]]) -> None:
+    """Wake each event loop once, with all that a step has brought for its readers."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AsyncReader, News]]] = {}
+    for one in all_news:
+        by_loop.setdefault(one[0].loop, []).append(one)
+    for loop, news in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_hand_out, news)
+        except RuntimeError:  # the loop is closed: nobody can read any more
+            for reader, _ in news:
+                reader.close()
+
+
+def _hand_out(all_news: list[tuple[AsyncReader, News]]) -> None:
+    for reader, news in all_news:
+        reader.take(news)
+
+
+Client = EngineClient[AsyncReader]
+
+
+class AsyncAnswerChunks(AsyncIterator[StreamedT], Generic[StreamedT]):
+    """The chunks of an answer, as they come. `close`, the end of an `async with` block, cancelling
+    the task that reads, or losing the last reference ends the request, if it has not ended."""
+
+    def __init__(self, reader: AsyncReader, streamed: Streamed[StreamedT]) -> None:
+        self._reader, self._streamed = reader, streamed
+        self._made: deque[StreamedT] = deque()
+
+    async def __anext__(self) -> StreamedT:
+        """Raises `RequestError` if the request failed."""
+        try:
+            while not self._made:
+                self._made.extend(self._streamed.of(*await anext(self._reader)))
+            return self._made.popleft()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    async def close(self) -> None:
+        """End the request. It may be called more than once."""
+        self._reader.close()
+
+    aclose = close
+
+    async def __aenter__(self) -> AsyncAnswerChunks[StreamedT]:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        self._reader.close()
+
+
+async def _begin(client: Client, parts: Sequence[Part]) -> AsyncReader:
+    """Start a call. Templates, tokens and grammars are made on another thread."""
+    reader = AsyncReader(parts, client.abort)
+    try:
+        await asyncio.to_thread(client.start, parts, reader)
+    except BaseException:
+        reader.close()
+        raise
+    return reader
+
+
+async def _answer(
+    client: Client, call: Call[StreamedT, WholeT], *, stream: bool
+) -> AsyncAnswerChunks[StreamedT] | WholeT:
+    reader = await _begin(client, call.parts)
+    if stream:
+        return AsyncAnswerChunks(reader, call.streamed)
+    try:
+        async for news in reader:
+            call.whole.put(*news)
+    finally:
+        reader.close()
+    return call.whole.response()
+
+
+class AsyncChatCompletions:
+    """`chat.completions`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def create(
+        self, **parameters: Unpack[ChatParameters]
+    ) -> AsyncAnswerChunks[ChatCompletionStreamResponse] | ChatCompletionResponse:
+        """The answer to a conversation; with `stream=True` an asynchronous iterator of its chunks.
+
+        Cancelling it ends the request. Raises `TypeError` for a parameter that does not exist,
+        `UserError` that names a wrong field, and `RequestError` if the request fails (the iterator
+        raises it where it happens).
+        """
+        check_names(parameters)
+        request = request_of(parameters, stream=False)
+        request_id = parameters.get("request_id") or f"chatcmpl-{random_uuid()}"
+        call = chat_call(request, request_id, self._client.model)
+        return await _answer(self._client, call, stream=request.stream)
+
+
+class AsyncChat:
+    """`chat`, as in OpenAI's client."""
+
+    def __init__(self, client: Client) -> None:
+        self.completions = AsyncChatCompletions(client)
+
+
+class AsyncCompletions:
+    """`completions`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def create(
+        self, **parameters: Unpack[CompletionParameters]
+    ) -> AsyncAnswerChunks[CompletionResponse] | CompletionResponse:
+        """What follows a prompt, or each of several: as `chat.completions.create`, without a chat
+        template. With several prompts, the choices of each follow those of the one before."""
+        check_names(parameters, CompletionParameters)
+        request = completion_request_of(parameters)
+        request_id = parameters.get("request_id") or f"cmpl-{random_uuid()}"
+        call = completion_call(request, request_id, self._client.model)
+        return await _answer(self._client, call, stream=request.stream)
+
+
+class AsyncMLCEngine:
+    """A model behind OpenAI's API: `await chat.completions.create` and `await completions.create`.
+
+    It can be used from any event loop, from several at once too. It is an asynchronous context
+    manager: at the end of the `async with` block, or when nobody refers to it or to an answer of it
+    any more, its threads end and its memory is freed. The constructor opens the model, which takes
+    up to seconds; call it before the event loop runs, or on another thread.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        device: str | tvm.runtime.Device = "auto",
+        *,
+        model_lib: str | None = None,
+        mode: Literal["local", "interactive", "server"] = "server",
+        engine_config: EngineConfig | Mapping[str, object] | None = None,
+        enable_tracing: bool = False,
+    ) -> None:
+        """`model`: see `open_model`; None is the default model. `mode`: see `EngineConfig`.
+        `engine_config`: may be a dict of its fields. `enable_tracing`: `trace_recorder` records
+        what happens to each request. Raises `UserError` for a model, a device or a config that
+        cannot be used."""
+        self.trace_recorder = EventTraceRecorder() if enable_tracing else None
+        self._client: Client = EngineClient(
+            _deliver,
+            model,
+            device,
+            model_lib=model_lib,
+            mode=mode,
+            engine_config=engine_config,
+            trace=self.trace_recorder,
+        )
+        self.chat = AsyncChat(self._client)
+        self.completions = AsyncCompletions(self._client)
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """The config with every limit. Raises `MLCError` if no model is loaded."""
+        return self._client.engine_config
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its answer ends with `abort`. Unknown ids are ignored."""
+        self._client.abort(request_id)
+
+    async def metrics(self) -> EngineMetrics:
+        """The engine's numbers at this moment. Raises `MLCError` if no model is loaded."""
+        part = self._client.metrics_part(f"metrics-{random_uuid()}")
+        reader = await _begin(self._client, [part])
+        return metrics_in([chunk async for _, chunk in reader])
+
+    async def reload(self, engine_config: EngineConfig | None = None) -> None:
+        """Abort all requests, and open the model that a config names; None: the same as before.
+        Raises what opening raises; then nothing is loaded."""
+        await asyncio.to_thread(self._client.reload, engine_config)
+
+    async def unload(self) -> None:
+        """Abort all requests and free the model's memory. `reload` brings it back."""
+        await asyncio.to_thread(self._client.unload)
+
+    async def reset(self) -> None:
+        """Abort all requests, forget all prefixes and metrics."""
+        self._client.reset()
+
+    def terminate(self) -> None:
+        """Abort all requests and end the threads. Every reader gets its end. It may be called more
+        than once, and it waits for the step that runs."""
+        self._client.terminate()
+
+    async def __aenter__(self) -> AsyncMLCEngine:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.terminate)
+
+    async def _generate(
+        self,
+        prompt: str | Sequence[int],
+        generation_config: GenerationConfig,
+        request_id: str,
+    ) -> AsyncIterator[list[DeltaOutput]]:
+        """What each choice of a request without a protocol gets in a step; the usage comes last."""
+        part = prompt_part(prompt, generation_config, request_id, self._client.model)
+        chunks = AsyncAnswerChunks(await _begin(self._client, [part]), Deltas(part.n))
+        async with chunks:
+            async for outputs in chunks:
+                yield outputs

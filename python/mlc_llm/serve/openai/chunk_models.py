@@ -1,0 +1,83 @@
+"""Chunks as the models of OpenAI's API, for engines whose callers are Python programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from mlc_llm.errors import RequestError
+from mlc_llm.protocol.openai_api_protocol import (
+    ChatCompletionDelta,
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+    ChatCompletionStreamResponseChoice,
+    UsageInfo,
+)
+from mlc_llm.serve.openai.answers import WholeAnswer, chat_logprobs
+from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
+
+
+def failure(chunk: Chunk, request_id: str) -> RequestError | None:
+    """The error of a request that failed; None if the chunk has none."""
+    if chunk.error is None:
+        return None
+    return RequestError(f"request {request_id} failed: {chunk.error.message}")
+
+
+class ChatChunks:
+    """Makes the chunks of one chat request."""
+
+    def __init__(self, request_id: str, model: str, *, include_usage: bool) -> None:
+        """model: the name in the request. include_usage: whether a last chunk has the usage."""
+        self._request_id, self._model, self._include_usage = request_id, model, include_usage
+        self._created = int(time.time())
+
+    def of(self, _part: int, chunk: Chunk) -> Iterator[ChatCompletionStreamResponse]:
+        """Nothing for a usage that was not asked for. Raises `RequestError` for a failure."""
+        error = failure(chunk, self._request_id)
+        if error is not None:
+            raise error
+        if chunk.usage_json is None:
+            yield self._made([_choice(piece) for piece in chunk.pieces], None)
+        elif self._include_usage:
+            yield self._made([], UsageInfo.model_validate_json(chunk.usage_json))
+
+    def _made(
+        self, choices: list[ChatCompletionStreamResponseChoice], usage: UsageInfo | None
+    ) -> ChatCompletionStreamResponse:
+        return ChatCompletionStreamResponse(
+            id=self._request_id,
+            choices=choices,
+            created=self._created,
+            model=self._model,
+            usage=usage,
+        )
+
+
+def _choice(piece: ChoicePiece) -> ChatCompletionStreamResponseChoice:
+    return ChatCompletionStreamResponseChoice(
+        finish_reason=piece.finish_reason,
+        index=piece.choice,
+        delta=ChatCompletionDelta(role="assistant", content=piece.text),
+        logprobs=None if piece.logprobs is None else chat_logprobs(piece.logprobs),
+    )
+
+
+class WholeChat:
+    """Collects the whole answer to one chat request."""
+
+    def __init__(self, request_id: str, model: str, n: int) -> None:
+        """model: the name in the request. n: choices."""
+        self._request_id, self._model = request_id, model
+        self._answer = WholeAnswer(n)
+
+    def put(self, _part: int, chunk: Chunk) -> None:
+        """Raises `RequestError` if the request failed."""
+        error = failure(chunk, self._request_id)
+        if error is not None:
+            raise error
+        self._answer.put(chunk)
+
+    def response(self) -> ChatCompletionResponse:
+        """The answer; the request must have ended."""
+        return self._answer.response(self._request_id, self._model)

@@ -1,0 +1,222 @@
+"""Completion calls, the older API: a prompt is continued as it stands, without a chat template."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+from mlc_llm.errors import ContextLengthExceeded, InvalidField
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.openai_api_protocol import (
+    CompletionLogProbs,
+    CompletionRequest,
+    CompletionResponse,
+    CompletionResponseChoice,
+    LogProbsContent,
+    UsageInfo,
+)
+from mlc_llm.serve.data import FinishReason, TokenData
+from mlc_llm.serve.openai.calls import Call, Part
+from mlc_llm.serve.openai.chunk_models import failure
+from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
+from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.request import Request
+
+CompletionCall = Call[CompletionResponse, CompletionResponse]
+Prompt = str | list[int]
+
+_log = logging.getLogger(__name__)
+
+
+def completion_call(
+    request: CompletionRequest, request_id: str, model: ChatModel
+) -> CompletionCall:
+    """The call of a request. With several prompts, each is a request of its own to the engine, and
+    its choices follow those of the prompt before. Raises `UserError`."""
+    _check(request)
+    config = request.generation_config().merged_over(model.defaults)
+    prompts = request.prompts
+    ids = [request_id if len(prompts) == 1 else f"{request_id}-{i}" for i in range(len(prompts))]
+    parts = [
+        Part(one, config.n, _Making(one, prompt, config, model))
+        for one, prompt in zip(ids, prompts, strict=True)
+    ]
+    echoes = [_shown(prompt, model) if request.echo else "" for prompt in prompts]
+    head = _Head(request_id, request.model or "", config.n, echoes)
+    streamed = CompletionChunks(head, include_usage=request.include_usage)
+    return Call(parts, streamed, WholeCompletion(head))
+
+
+def _check(request: CompletionRequest) -> None:
+    """Raises `InvalidField` for what this version cannot do."""
+    if request.suffix:
+        raise InvalidField("suffix", request.suffix, "text cannot be inserted before a suffix")
+    if request.echo and request.logprobs is not None:
+        allowed = "not together with logprobs: prompts have no log-probabilities in this version"
+        raise InvalidField("echo", True, allowed)
+    unknown = request.unknown_fields()
+    if unknown:
+        _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+
+
+class _Making:
+    """Makes the engine's request of one prompt."""
+
+    def __init__(
+        self, request_id: str, prompt: Prompt, config: GenerationConfig, model: ChatModel
+    ) -> None:
+        self._request_id, self._prompt = request_id, prompt
+        self._config, self._model = config, model
+
+    def __call__(self) -> Request:
+        """Raises `InvalidField`, `ContextLengthExceeded`."""
+        model, prompt = self._model, self._prompt
+        ids = model.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+        if len(ids) >= model.context:
+            raise ContextLengthExceeded(len(ids), model.context)
+        return Request(self._request_id, [TokenData(ids)], self._config, model.load_id)
+
+
+def _shown(prompt: Prompt, model: ChatModel) -> str:
+    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+
+
+class _Head:
+    """What all chunks of a call have in common."""
+
+    def __init__(self, request_id: str, model: str, n: int, echoes: Sequence[str]) -> None:
+        """n: choices of a prompt. echoes: the text before the choices of each prompt."""
+        self.request_id, self.n, self.echoes = request_id, n, echoes
+        self._model, self._created = model, int(time.time())
+
+    def response(
+        self, choices: list[CompletionResponseChoice], usage: UsageInfo | None
+    ) -> CompletionResponse:
+        return CompletionResponse(
+            id=self.request_id,
+            choices=choices,
+            created=self._created,
+            model=self._model,
+            usage=usage,
+        )
+
+
+class _Usages:
+    """The sum of the usages of all parts."""
+
+    def __init__(self, parts: int) -> None:
+        self._left, self._sum = parts, UsageInfo()
+
+    def put(self, usage_json: str) -> UsageInfo | None:
+        """The sum, once all parts have ended."""
+        one, total = UsageInfo.model_validate_json(usage_json), self._sum
+        self._left -= 1
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            setattr(total, name, getattr(total, name) + getattr(one, name))
+        details = one.prompt_tokens_details
+        if details is not None:
+            before = total.prompt_tokens_details
+            cached = details.cached_tokens + (before.cached_tokens if before else 0)
+            total.prompt_tokens_details = details.model_copy(update={"cached_tokens": cached})
+        total.extra = one.extra  # the measurements of the last part
+        return total if self._left == 0 else None
+
+
+class CompletionChunks:
+    """Makes the chunks of one call."""
+
+    def __init__(self, head: _Head, *, include_usage: bool) -> None:
+        self._head, self._include_usage = head, include_usage
+        self._usages = _Usages(len(head.echoes))
+        self._written: dict[int, int] = {}
+        """The length of each choice's text so far."""
+
+    def of(self, part: int, chunk: Chunk) -> Iterator[CompletionResponse]:
+        """Nothing for a usage that was not asked for. Raises `RequestError` for a failure."""
+        error = failure(chunk, self._head.request_id)
+        if error is not None:
+            raise error
+        if chunk.usage_json is None:
+            yield self._head.response([self._choice(part, one) for one in chunk.pieces], None)
+            return
+        usage = self._usages.put(chunk.usage_json)
+        if usage is not None and self._include_usage:
+            yield self._head.response([], usage)
+
+    def _choice(self, part: int, piece: ChoicePiece) -> CompletionResponseChoice:
+        index = part * self._head.n + piece.choice
+        text = piece.text
+        if index not in self._written:
+            self._written[index], text = 0, self._head.echoes[part] + text
+        logprobs = None
+        if piece.logprobs is not None:
+            logprobs = completion_logprobs(piece.logprobs, self._written[index])
+        self._written[index] += len(text)
+        return CompletionResponseChoice(
+            finish_reason=piece.finish_reason, index=index, text=text, logprobs=logprobs
+        )
+
+
+class WholeCompletion:
+    """Collects the whole answer of one call."""
+
+    def __init__(self, head: _Head) -> None:
+        self._head, self._usages = head, _Usages(len(head.echoes))
+        self._choices = [_WholeChoice(echo) for echo in head.echoes for _ in range(head.n)]
+        self._usage: UsageInfo | None = None
+
+    def put(self, part: int, chunk: Chunk) -> None:
+        """Raises `RequestError` if a request failed."""
+        error = failure(chunk, self._head.request_id)
+        if error is not None:
+            raise error
+        for piece in chunk.pieces:
+            self._choices[part * self._head.n + piece.choice].put(piece)
+        if chunk.usage_json is not None:
+            self._usage = self._usages.put(chunk.usage_json)
+
+    def response(self) -> CompletionResponse:
+        """The answer; all requests must have ended."""
+        choices = [choice.response(i) for i, choice in enumerate(self._choices)]
+        return self._head.response(choices, self._usage)
+
+
+class _WholeChoice:
+    def __init__(self, echo: str) -> None:
+        self._pieces = [echo]
+        self._finish_reason: FinishReason | None = None
+        self._logprobs: list[str] | None = None
+
+    def put(self, piece: ChoicePiece) -> None:
+        self._pieces.append(piece.text)
+        self._finish_reason = piece.finish_reason
+        if piece.logprobs is not None:
+            self._logprobs = (self._logprobs or []) + piece.logprobs
+
+    def response(self, index: int) -> CompletionResponseChoice:
+        tokens = self._logprobs
+        return CompletionResponseChoice(
+            finish_reason=self._finish_reason,
+            index=index,
+            text="".join(self._pieces),
+            logprobs=None if tokens is None else completion_logprobs(tokens, 0),
+        )
+
+
+def completion_logprobs(tokens: Sequence[str], offset: int) -> CompletionLogProbs:
+    """Log-probabilities in the form of parallel lists.
+
+    tokens: JSON texts, as the engine writes them. offset: where the first begins in the text of its
+    choice, in characters. The likely tokens of each place include the one that was chosen, with the
+    same number: clients compare the two.
+    """
+    found = CompletionLogProbs()
+    for one in map(LogProbsContent.model_validate_json, tokens):
+        found.text_offset.append(offset)
+        found.tokens.append(one.token)
+        found.token_logprobs.append(one.logprob)
+        top = {other.token: other.logprob for other in one.top_logprobs}
+        found.top_logprobs.append({**top, one.token: one.logprob} if top else None)
+        offset += len(one.token)
+    return found
