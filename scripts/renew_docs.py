@@ -22,7 +22,10 @@ from mlc_llm.protocol.field_docs import FieldDoc, field_docs
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data, limits, metrics
 from mlc_llm.serve.answers import ChatAnswer, Generated, Usage
+from mlc_llm.serve.async_engine import AsyncMLCEngine
 from mlc_llm.serve.config import MODES, EngineConfig
+from mlc_llm.serve.engine import ChatCompletions, MLCEngine
+from mlc_llm.serve.engine import Completions as TextCompletions
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.sync_engine import SyncMLCEngine
@@ -127,9 +130,9 @@ def default(cls: type, doc: FieldDoc) -> str:
     return repr(getattr(cls(), doc.name)) if issubclass(cls, BaseModel) else doc.default
 
 
-def parameters() -> str:
-    """The arguments of `create`."""
-    docs = [doc for cls in chat_parameters.CHAT_CLASSES for doc in field_docs(cls)]
+def parameters(classes: tuple[type, ...]) -> str:
+    """The arguments of `create`, which are the fields of these classes."""
+    docs = [doc for cls in classes for doc in field_docs(cls)]
     rows = [(f"`{d.name}`", f"`{d.kind}`", d.text) for d in docs]
     return table(("argument", "type", "meaning"), rows)
 
@@ -211,8 +214,20 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "ThreadedEngine": lambda: with_methods(ThreadedEngine, inner=INNER),
     "JSONFFIEngine": lambda: with_methods(JSONFFIEngine),
     "Completions": lambda: "\n\n".join(
-        [*method("chat.completions.create", Completions.create), parameters()]
+        [
+            *method("chat.completions.create", Completions.create),
+            parameters(chat_parameters.CHAT_CLASSES),
+        ]
     ),
+    "MLCEngine": lambda: "\n\n".join(
+        [
+            with_methods(MLCEngine),
+            *method("chat.completions.create", ChatCompletions.create),
+            *method("completions.create", TextCompletions.create),
+        ]
+    ),
+    "completion parameters": lambda: parameters(chat_parameters.COMPLETION_CLASSES),
+    "AsyncMLCEngine": lambda: with_methods(AsyncMLCEngine),
     "TextData": lambda: words(data.TextData),
     "TokenData": lambda: words(data.TokenData),
     "Request": lambda: words(Request),

@@ -28,9 +28,7 @@ def chat(engine: MLCEngine, text: str, **more: Any) -> ChatCompletionResponse:
     return found
 
 
-def stream(
-    engine: MLCEngine, text: str, **more: Any
-) -> AnswerChunks[ChatCompletionStreamResponse]:
+def stream(engine: MLCEngine, text: str, **more: Any) -> AnswerChunks[ChatCompletionStreamResponse]:
     messages = [{"role": "user", "content": text}]
     found = engine.chat.completions.create(messages=messages, stream=True, **more)
     assert isinstance(found, AnswerChunks)
