@@ -29,7 +29,7 @@ PRINTS = {
     r"held at a time: \d{3} tokens\n\s*\w",
     "Seeds": r"same answer: True\nanother seed: True\nsequences of one request differ: [23]\n",
     "Log-probabilities": r"(?m)\A('.*': [01]\.\d\d of \[.*\]\n){6}\Z",
-    "asyncio": r"question 19.*\n\['one text', 'another text'\]\n",
+    "asyncio": r"\A\['one text', 'another text'\]\n",
     "Several processes": r"\['one prompt', 'another prompt'\]\n",
     "`GenerationConfig`": r"9 forms\n",
     "Errors": r"temperature \| -1 \| should .*\n4096 tokens are the limit\n",
