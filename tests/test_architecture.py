@@ -178,8 +178,8 @@ LAZY = {
     ("mlc_llm.backends.reference.backend", "tvm"),
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
-    ("mlc_llm.support.hub", "huggingface_hub"),  # an extra
-    ("mlc_llm.support.hub", "huggingface_hub.utils"),
+    ("mlc_llm.support.hub_model", "mlc_llm.support.hub"),  # HTTP is for downloads only
+    ("mlc_llm.support.hub_model", "mlc_llm.support.hub_download"),
 }
 """The closed list of imports inside functions: importer -> imported."""
 

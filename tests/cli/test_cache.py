@@ -1,4 +1,4 @@
-"""`mlc_llm cache`: what it lists of a real cache, and what it removes of it."""
+"""`mlc_llm list`, `remove` and `pull`: what they show and change of a real cache."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         (folder / name).write_bytes(bytes(1000))
         (folder / ".lock").touch()
+        (folder / ".repository.complete.json").write_text("{}")
     (home / "history").write_text("hello")
     return home
 
@@ -52,7 +53,7 @@ def use(model: Path) -> jit.Prepared:
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     capsys.readouterr()
-    assert main(["cache", *words, "--json"]) == 0
+    assert main([*words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -82,59 +83,93 @@ def test_list_names_models(cache: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_list_for_people(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["cache", "list"]) == 0
+    assert main(["list"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.split() == ["model", "kind", "size", "last", "use"]
     assert any(line.split()[:3] == ["ann.gguf", "packed", "weights"] for line in lines)
     assert lines[-1].endswith(f" in {cache}")
 
 
-def test_clear_leaves_what_would_need_a_network(
+def test_remove_leaves_what_would_need_a_network(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = ask(capsys, "list")["bytes"]
-    removed = ask(capsys, "clear")
+    removed = ask(capsys, "remove", "--made")
     assert kinds(removed["removed"]) == {"ann.gguf": MADE, "bob.gguf": MADE}
-    assert removed["bytes"] == before - 2000
+    assert removed["bytes"] == before - 2004
     assert listed(capsys) == {"default.gguf": {"download"}, "user/repo": {"download"}}
     assert not [one for one in (cache / "model_lib").iterdir() if one.is_dir()]
 
 
-def test_clear_all(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(ask(capsys, "clear", "--all")["removed"]) == 10
+def test_remove_all(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(ask(capsys, "remove", "--all")["removed"]) == 10
     assert listed(capsys) == {} and (cache / "history").read_text() == "hello"
-    assert main(["cache", "clear", "--all"]) == 0
-    assert f"nothing to clear in {cache}" in capsys.readouterr().out
+    assert main(["remove", "--all"]) == 0
+    assert f"nothing to remove in {cache}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["ann.gguf", "ann", "/a/folder/ann.gguf"])
-def test_clear_of_one_model(cache: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remove_of_one_model(cache: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["cache", "clear", name]) == 0
+    assert main(["remove", name]) == 0
     out = capsys.readouterr().out
     assert "ann.gguf" in out and "bob.gguf" not in out and f" removed from {cache}" in out
     assert set(listed(capsys)) == {"bob.gguf", "default.gguf", "user/repo"}
 
 
-def test_clear_of_a_download(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cache", "clear", "user/repo", "--quiet"]) == 0
+def test_remove_of_a_download(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["remove", "user/repo", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert set(listed(capsys)) == {"ann.gguf", "bob.gguf", "default.gguf"}
 
 
 @pytest.mark.parametrize(
+    "name", ["user/repo", "HF://user/repo", "https://huggingface.co/user/repo/"]
+)
+def test_what_was_made_of_a_download_goes_with_it(
+    cache: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cache / "model_weights" / "hf" / "user" / "repo"
+    use(write_tiny_model(folder / "weights.gguf", shape=TinyShape(layers=3)))
+    assert listed(capsys)["weights.gguf"] == MADE
+    removed = kinds(ask(capsys, "remove", name)["removed"])
+    assert removed == {"weights.gguf": MADE, "user/repo": {"download"}}
+    assert {one.name for one in folder.iterdir()} == {".lock"}
+    assert set(listed(capsys)) == {"ann.gguf", "bob.gguf", "default.gguf"}
+
+
+def test_a_part_of_a_download_is_shown_and_removed(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = cache / "model_weights" / "hf" / "eve" / "repo" / ".parts"
+    parts.mkdir(parents=True)
+    with (parts / "m").open("wb") as file:
+        file.write(bytes(4096))
+        file.truncate(1 << 30)
+    found = ask(capsys, "list", "eve/repo")
+    assert kinds(found["entries"]) == {"eve/repo": {"part of a download"}}
+    assert found["bytes"] < 1 << 20
+    assert main(["remove", "eve/repo", "--quiet"]) == 0 and not parts.parent.exists()
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["clear", "eve"], "the cache has nothing of 'eve'"),
-        (["clear", "ann", "--all"], "--all and NAME exclude each other"),
-        (["list", "--all"], "--all goes with clear"),
+        (["remove", "eve"], "the cache has nothing of 'eve'; mlc_llm list shows what it has"),
+        (["remove", "ann", "eve"], "the cache has nothing of 'eve'"),
+        (["list", "eve"], "the cache has nothing of 'eve'"),
+        (["remove", "ann", "--all"], "say what to remove: NAME, --made or --all, one of them"),
+        (["remove", "--made", "--all"], "say what to remove"),
+        (["remove"], "say what to remove"),
+        (["pull", "user/repo"], "'user/repo' cannot be downloaded; give HF://user/repo, "),
+        (["pull", "HF://user"], "model = 'HF://user' is not allowed"),
     ],
 )
 def test_mistakes(
     cache: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert main(["cache", *words]) == 2
+    assert main(words) == 2
     caught = capsys.readouterr()
     assert said in caught.err and caught.err.count("\n") == 1 and caught.out == ""
     assert set(listed(capsys)) == {"ann.gguf", "bob.gguf", "default.gguf", "user/repo"}
@@ -153,7 +188,7 @@ def test_who_has_weights_open_keeps_them_and_others_make_them_again(
     weights = use(tmp_path / "ann.gguf").weights
     before = (weights / PARAMS_FILE).read_bytes()
     with (weights / PARAMS_FILE).open("rb") as file:
-        assert main(["cache", "clear", "--quiet"]) == 0
+        assert main(["remove", "--made", "--quiet"]) == 0
         assert not weights.exists() and file.read() == before
     assert lock_of(weights).exists(), "others may wait for it"
     again = use(tmp_path / "ann.gguf").weights
@@ -171,7 +206,7 @@ def test_builds_of_older_versions_have_no_name(
     assert found["(not known)"] == {"library", "vocabulary"}
     assert found["ann.gguf"] == {"packed weights"}
     shutil.rmtree(cache / "model_weights")
-    assert set(kinds(ask(capsys, "clear")["removed"])) == {"(not known)"}
+    assert set(kinds(ask(capsys, "remove", "--made")["removed"])) == {"(not known)"}
 
 
 def test_doctor_names_models(cache: Path) -> None:

@@ -39,6 +39,8 @@ COMMANDS = (
         "show how much memory a model needs; exit code 1: too much",
         "mlc_llm.cli.fit",
     ),
-    Command("cache", "list or remove the files that are kept for models", "mlc_llm.cli.cache"),
+    Command("pull", "download a model, or its newest version", "mlc_llm.cli.pull"),
+    Command("list", "show the models in the cache, with sizes and last use", "mlc_llm.cli.list"),
+    Command("remove", "remove models and what was made of them", "mlc_llm.cli.remove"),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),
 )

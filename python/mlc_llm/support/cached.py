@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from mlc_llm.support.files import cache_errors, discard, file_lock, is_temporary
+from mlc_llm.support.hub_address import COMPLETE, PARTS
 from mlc_llm.support.kept import about, last_use
 from mlc_llm.support.superseded import PURPOSE_FILE, lock_of
 
@@ -21,9 +22,12 @@ ABOUT_FILE = "about.txt"
 NO_NAME = "(not known)"
 """The model of a build of an older version, which does not say its model."""
 
-Kind = Literal["packed weights", "library", "vocabulary", "checksum", "download", "other"]
+Kind = Literal[
+    "packed weights", "library", "vocabulary", "checksum", "download", "part of a download", "other"
+]
 MADE_HERE: tuple[Kind, ...] = ("packed weights", "library", "vocabulary", "checksum")
 """Kinds that can be made again without the network; that only takes time."""
+DOWNLOADED: tuple[Kind, ...] = ("download", "part of a download")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def remove(entry: Entry) -> None:
     process is making it, this call waits. Raises CacheError.
     """
     with cache_errors(entry.path):
-        if entry.kind == "download":
+        if entry.kind in DOWNLOADED:
             _remove_download(entry.path)
         elif entry.path.is_dir():
             with file_lock(lock_of(entry.path)):
@@ -74,10 +78,18 @@ def bytes_in(path: Path) -> int:
     total = 0
     for one in [path, *(path.rglob("*") if path.is_dir() else ())]:
         try:
-            total += one.lstat().st_size if not one.is_dir() else 0
+            total += _bytes_of(one) if not one.is_dir() else 0
         except OSError:
             continue
     return total
+
+
+def _bytes_of(file: Path) -> int:
+    """Size of a file. A part of a download counts only what has arrived."""
+    found = file.lstat()
+    if file.parent.name == PARTS and hasattr(found, "st_blocks"):
+        return min(found.st_size, 512 * found.st_blocks)
+    return found.st_size
 
 
 def _things(root: Path) -> Iterator[Path]:
@@ -99,7 +111,7 @@ def _entry(root: Path, path: Path) -> Entry | None:
     try:
         kind, model = _kind_and_model(root, path)
         size = bytes_in(path)
-        if kind == "download" and size == 0:
+        if kind in DOWNLOADED and size == 0:
             return None
         return Entry(kind, model, path, size, _last_use(path))
     except OSError:
@@ -116,7 +128,8 @@ def _kind_and_model(root: Path, path: Path) -> tuple[Kind, str]:
         return _read_about(_about_build(path), "packed weights")
     if place[0] == "model_weights" and path.is_dir():
         if place[1] == "hf":
-            return "download", "/".join(place[2:])
+            whole = any(path.glob(f"*{COMPLETE}"))
+            return "download" if whole else "part of a download", "/".join(place[2:])
         return "download", next((one.name for one in path.glob("*.gguf")), path.name)
     return "other", path.relative_to(root).as_posix()
 

