@@ -375,7 +375,7 @@ def test_control_tokens_that_swallow_space(tmp_path: Path, byte_level: Tokenizer
     ("files", "error", "words"),
     [
         ({}, ModelNotFound, "cannot find any tokenizer"),
-        ({"tokenizer.model": "x"}, UnsupportedModel, "tokenizer.model is not supported"),
+        ({"tekken.json": "{}"}, UnsupportedModel, "no tokenizer in tekken.json; known are"),
         ({"tokenizer.json": "{"}, ModelFileError, "tokenizer.json"),
         ({"tokenizer.json": "[1]"}, ModelFileError, "should hold a JSON object"),
         ({"tokenizer.json": "{}"}, ModelFileError, "tokenizer.json"),

@@ -10,7 +10,6 @@ from tokenizers import models
 
 from mlc_llm.tokenizers.parts import Prefix, Tables, broken_merges, hidden
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
-from mlc_llm.tokenizers.word_rules import word_rule
 
 
 def _byte_characters() -> list[str]:
@@ -69,7 +68,7 @@ def tables(vocabulary: Vocabulary) -> Tables:
 
 
 def _bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]]) -> models.BPE:
-    whole = word_rule(vocabulary.pre, vocabulary.architecture).takes_whole_words
+    whole = vocabulary.word_rule.takes_whole_words
     try:
         return models.BPE(vocab=ids, merges=merges, fuse_unk=False, ignore_merges=whole)
     except Exception as error:  # the library raises bare exceptions
@@ -78,7 +77,7 @@ def _bpe(vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, st
 
 def _names_taken_whole(vocabulary: Vocabulary) -> set[str]:
     """Names of control tokens that are one word in ordinary text, if the rule takes whole words."""
-    rule = word_rule(vocabulary.pre, vocabulary.architecture)
+    rule = vocabulary.word_rule
     if not rule.takes_whole_words:
         return set()
     return {name for name in vocabulary.control if rule.words(name) == [name]}
@@ -108,7 +107,7 @@ def is_spelled(vocabulary: Vocabulary) -> bool:
 
 def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) -> None:
     """Set how text is cut into words. A text after other text is cut like any other."""
-    rule = word_rule(vocabulary.pre, vocabulary.architecture)
+    rule = vocabulary.word_rule
     backend.pre_tokenizer = rule.cutter
     if rule.normalizer is not None:
         backend.normalizer = rule.normalizer

@@ -1,192 +1,52 @@
-"""Builds a tokenizer from a folder with tokenizer.json, the format of the `tokenizers` library."""
+"""Finds the tokenizer of a folder. Of several files, the first of these is taken:
+
+1. tokenizer.json (the `tokenizers` library's format);
+2. tokenizer.model, spiece.model or tiktoken.model (SentencePiece's, or tiktoken's text);
+3. one file `*.tiktoken`;
+4. vocab.json with merges.txt (byte-level BPE);
+5. vocab.txt (WordPiece).
+"""
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import tokenizers as hf
+from mlc_llm.errors import ModelNotFound, UnsupportedModel
+from mlc_llm.tokenizers.bpe_files import parts_of_bpe_files
+from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.parts import Parts
+from mlc_llm.tokenizers.spm_file import parts_of_model_file
+from mlc_llm.tokenizers.tiktoken_file import is_tiktoken, parts_of_tiktoken
+from mlc_llm.tokenizers.tokenizer_json import parts_of_json
+from mlc_llm.tokenizers.wordpiece_file import parts_of_word_list
 
-from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
-from mlc_llm.json_file import read_json_object
-from mlc_llm.tokenizers.byte_level import BYTES
-from mlc_llm.tokenizers.parts import Backends, Parts, Strip
-from mlc_llm.tokenizers.sentencepiece import SPACE, byte_of
-from mlc_llm.tokenizers.vocabulary import END_TEXTS
-
-MAX_BYTES = 256 * 2**20
-_OTHER_KINDS = ("tokenizer.model", "vocab.json", "tokenizer_model")
-
-JsonObject = dict[str, object]
-"""An object of a JSON file."""
-
-
-class _AddedToken(NamedTuple):
-    """An entry of `added_tokens`."""
-
-    id: int
-    text: str
-    is_special: bool
-    strip: Strip
+JSON = "tokenizer.json"
+_MODELS = ("tokenizer.model", "spiece.model", "tiktoken.model")
+_OTHER_KINDS = ("tekken.json", "sentencepiece.bpe.model", "vocab.json", "merges.txt")
+KNOWN = f"{JSON}, {', '.join(_MODELS)}, *.tiktoken, vocab.json with merges.txt, or vocab.txt"
 
 
 def parts_of_folder(folder: Path) -> Parts:
-    """Read tokenizer.json, and tokenizer_config.json and generation_config.json if they exist.
-
-    Raises `ModelNotFound`, `UnsupportedModel`, or `ModelFileError`, which names the file.
-    """
-    if not (folder / "tokenizer.json").is_file():
-        raise _missing(folder)
-    spec = read_json_object(folder / "tokenizer.json", MAX_BYTES, may_be_missing=True)
-    plain = _backend(folder, spec, encode_special=True)
-    added = _added_tokens(folder, spec)
-    special = {token.text: token.id for token in added if token.is_special}
-    config = read_json_object(folder / "tokenizer_config.json", MAX_BYTES, may_be_missing=True)
-    bos = special.get(_named(config, "bos_token"))
-    continued = _continued(folder, spec, plain)
-    backends = Backends(
-        recognising=_backend(folder, spec, encode_special=False),
-        plain=plain,
-        continued=continued,
-        after_control=continued,
-    )
-    return Parts(
-        backends=lambda: backends,
-        token_bytes=_token_bytes(folder, spec, plain, added),
-        vocab_size=plain.get_vocab_size(),
-        special_tokens=special,
-        bos_token_id=bos,
-        eos_token_ids=_end_ids(folder, special, config),
-        add_bos=bos is not None and _adds(config, plain, bos),
-        strips_leading_space=_strips_leading_space(spec),
-        strips={one.id: one.strip for one in added if one.is_special and any(one.strip)},
-    )
+    """Raises `ModelNotFound`, `UnsupportedModel`, or `ModelFileError`, which names the file."""
+    config = FolderConfig.read(folder)
+    if (folder / JSON).is_file():
+        return parts_of_json(folder / JSON, config)
+    for path in (folder / name for name in _MODELS):
+        if path.is_file():
+            build = parts_of_tiktoken if is_tiktoken(path) else parts_of_model_file
+            return build(path, config)
+    ranks = sorted(folder.glob("*.tiktoken"))
+    if len(ranks) == 1:
+        return parts_of_tiktoken(ranks[0], config)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return parts_of_bpe_files(folder, config)
+    if (folder / "vocab.txt").is_file():
+        return parts_of_word_list(folder / "vocab.txt", config)
+    raise _missing(folder, [path.name for path in ranks])
 
 
-def _missing(folder: Path) -> ModelNotFound | UnsupportedModel:
-    other = [name for name in _OTHER_KINDS if (folder / name).is_file()]
+def _missing(folder: Path, ranks: list[str]) -> ModelNotFound | UnsupportedModel:
+    other = ranks + [name for name in _OTHER_KINDS if (folder / name).is_file()]
     if other:
-        return UnsupportedModel(
-            f"{folder}: {other[0]} is not supported; convert it to tokenizer.json"
-        )
-    return ModelNotFound(f"{folder}: cannot find any tokenizer (tokenizer.json)")
-
-
-def _backend(folder: Path, spec: JsonObject, *, encode_special: bool) -> hf.Tokenizer:
-    try:
-        made = hf.Tokenizer.from_str(json.dumps(spec))
-    except Exception as error:  # the library raises bare exceptions
-        raise ModelFileError(f"{folder / 'tokenizer.json'}: {error}") from None
-    made.no_truncation()
-    made.no_padding()
-    made.encode_special_tokens = encode_special
-    return made
-
-
-def _added_tokens(folder: Path, spec: JsonObject) -> list[_AddedToken]:
-    found = []
-    for entry in _items(spec.get("added_tokens")):
-        one = entry if isinstance(entry, dict) else {}
-        token_id, text = one.get("id"), one.get("content")
-        if not isinstance(token_id, int) or not isinstance(text, str):
-            wanted = "each of added_tokens should have an id and a content"
-            raise ModelFileError(f"{folder / 'tokenizer.json'}: {wanted}")
-        strip = Strip(bool(one.get("lstrip")), bool(one.get("rstrip")))
-        found.append(_AddedToken(token_id, text, bool(one.get("special")), strip))
-    return found
-
-
-def _continued(folder: Path, spec: JsonObject, plain: hf.Tokenizer) -> hf.Tokenizer:
-    """A tokenizer that adds no space before the first word of a text."""
-    cutter = copy.deepcopy(spec.get("pre_tokenizer"))
-    first = [node for node in _nodes(cutter) if _adds_first_space(node)]
-    if not first:
-        return plain
-    for node in first:
-        node["prepend_scheme"] = "never"
-        node.pop("add_prefix_space", None)
-    return _backend(folder, {**spec, "pre_tokenizer": cutter}, encode_special=True)
-
-
-def _adds_first_space(node: JsonObject) -> bool:
-    return node.get("type") == "Metaspace" and node.get("prepend_scheme") == "first"
-
-
-def _nodes(node: object) -> Iterator[JsonObject]:
-    """A step of the tokenizer, and all steps inside it if it is a sequence."""
-    if isinstance(node, dict):
-        yield node
-        for key in ("pretokenizers", "decoders", "normalizers"):
-            for inner in _items(node.get(key)):
-                yield from _nodes(inner)
-
-
-def _items(value: object) -> list[object]:
-    """The items of a list; none if it is no list."""
-    return value if isinstance(value, list) else []
-
-
-def _token_bytes(
-    folder: Path, spec: JsonObject, backend: hf.Tokenizer, added: list[_AddedToken]
-) -> Callable[[int], bytes]:
-    texts = {token.id: token.text.encode() for token in added}
-    kinds = {node.get("type") for node in _nodes(spec.get("decoder"))}
-    if "ByteLevel" in kinds:
-        return partial(_byte_level_bytes, backend, texts)
-    if "ByteFallback" in kinds or "Metaspace" in kinds:
-        return partial(_fallback_bytes, backend, texts)
-    raise UnsupportedModel(
-        f"{folder / 'tokenizer.json'}: decoder {sorted(map(str, kinds))} is not supported; "
-        "supported: ByteLevel, ByteFallback, Metaspace"
-    )
-
-
-def _byte_level_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: int) -> bytes:
-    if token_id in added:
-        return added[token_id]
-    token = backend.id_to_token(token_id) or ""
-    try:
-        return bytes([BYTES[character] for character in token])
-    except KeyError:  # not written in the table: the token is its own text
-        return token.encode()
-
-
-def _fallback_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: int) -> bytes:
-    if token_id in added:
-        return added[token_id].replace(SPACE.encode(), b" ")
-    token = backend.id_to_token(token_id) or ""
-    return byte_of(token) or token.replace(SPACE, " ").encode()
-
-
-def _named(config: JsonObject, name: str) -> str:
-    value = config.get(name)
-    return str(value.get("content")) if isinstance(value, dict) else str(value)
-
-
-def _end_ids(folder: Path, special: dict[str, int], config: JsonObject) -> frozenset[int]:
-    stated = read_json_object(
-        folder / "generation_config.json", MAX_BYTES, may_be_missing=True
-    ).get("eos_token_id", [])
-    ids = {one for one in (stated if isinstance(stated, list) else [stated]) if type(one) is int}
-    texts = {_named(config, "eos_token"), *END_TEXTS}
-    return frozenset(ids | {special[text] for text in texts if text in special})
-
-
-def _adds(config: JsonObject, backend: hf.Tokenizer, bos: int) -> bool:
-    stated = config.get("add_bos_token")
-    if isinstance(stated, bool):
-        return stated
-    return backend.encode("", add_special_tokens=True).ids[:1] == [bos]
-
-
-def _strips_leading_space(spec: JsonObject) -> bool:
-    for node in _nodes(spec.get("decoder")):
-        if node.get("type") == "Strip" and node.get("content") == " " and node.get("start", 0):
-            return True
-        if node.get("type") == "Metaspace" and node.get("prepend_scheme", "always") != "never":
-            return True
-    return False
+        return UnsupportedModel(f"{folder}: no tokenizer in {', '.join(other)}; known are {KNOWN}")
+    return ModelNotFound(f"{folder}: cannot find any tokenizer ({KNOWN})")

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, models
 
 from mlc_llm.tokenizers import byte_level, sentencepiece, unigram, wordpiece
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
+from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 from mlc_llm.tokenizers.words import Words
@@ -40,17 +41,26 @@ _KINDS: dict[str, Kind] = {
 
 def parts_of_metadata(metadata: Mapping[str, object]) -> Parts:
     """Raises `ModelFileError` for a broken vocabulary, `UnsupportedModel` for an unknown kind."""
-    vocabulary = Vocabulary.from_metadata(metadata)
+    return parts_of_vocabulary(Vocabulary.from_metadata(metadata))
+
+
+def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = None) -> Parts:
+    """The tokenizer of a vocabulary, from whatever file. config: what the files beside it say.
+
+    Raises ModelFileError, which names keys of GGUF, and UnsupportedModel.
+    """
     made = _backends(vocabulary)
     kind = _KINDS[vocabulary.model]
+    added = {} if config is None else config.added
     return Parts(
         backends=lambda: made,
         token_bytes=partial(kind.token_bytes, vocabulary),
         vocab_size=len(vocabulary.tokens),
         special_tokens=vocabulary.control,
         bos_token_id=vocabulary.ids.get("bos_token_id"),
-        eos_token_ids=vocabulary.end_ids,
+        eos_token_ids=vocabulary.end_ids | (config.end_ids if config else frozenset()),
         add_bos=vocabulary.add_bos,
+        strips={i: one.strip for i, one in added.items() if one.is_special and any(one.strip)},
         strips_leading_space=kind is wordpiece or kind.prefix(vocabulary) is not Prefix.NONE,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import tokenizers as hf
 from tokenizers import models
@@ -40,6 +40,13 @@ class Prefix(Enum):
     NONE = "nothing"
     FIRST = "the start of a text"
     EVERY = "each stretch between control tokens"
+
+
+class Prepare(Protocol):
+    """Prepares a text for the library's tokenizer."""
+
+    def __call__(self, text: str, *, continued: bool = False) -> str:
+        """continued: for text after other text."""
 
 
 class Tables(NamedTuple):
@@ -91,3 +98,7 @@ class Parts:
     """Id -> what it strips, for control tokens that remove white space."""
     words: Words | None = None
     """Encodes short texts before the backends are made."""
+    prepare: Prepare | None = None
+    """Prepares each text. Then the backends are all the same one, which knows no control tokens."""
+    after_control: Prefix = Prefix.NONE
+    """Whether `prepare` adds a space to text after a control token."""

@@ -12,7 +12,7 @@ from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.tokenizers.control import ControlFinder
 from mlc_llm.tokenizers.folder import parts_of_folder
 from mlc_llm.tokenizers.from_gguf import parts_of_flat, parts_of_metadata
-from mlc_llm.tokenizers.parts import Parts
+from mlc_llm.tokenizers.parts import Parts, Prefix
 
 
 class Tokenizer:
@@ -22,7 +22,8 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path | str) -> None:
-        """Open a folder with tokenizer.json. (For a `.gguf` file use `from_gguf_metadata`.)
+        """Open a folder with a tokenizer, or its tokenizer.json. `folder` says which of several
+        files is taken. (For a `.gguf` file use `from_gguf_metadata`.)
 
         Raises `ModelNotFound`, `ModelFileError`, `UnsupportedModel`.
         """
@@ -92,8 +93,18 @@ class Tokenizer:
         known = None if words is None else words.encode(texts, special=special)
         if known is not None:
             return known
+        if self._parts.prepare is not None and special:
+            return [self.encode_segments(self.split_control(text)) for text in texts]
         backends = self._parts.backends()
-        return _ids(backends.recognising if special else backends.plain, texts)
+        prepared = self._prepared(texts, [False] * len(texts))
+        return _ids(backends.recognising if special else backends.plain, prepared)
+
+    def _prepared(self, texts: Sequence[str], continued: Sequence[bool]) -> list[str]:
+        prepare = self._parts.prepare
+        if prepare is None:
+            return list(texts)
+        both = zip(texts, continued, strict=True)
+        return [prepare(text, continued=goes_on) for text, goes_on in both]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text at the start of a prompt, as ordinary text: with the begin-of-text
@@ -123,6 +134,10 @@ class Tokenizer:
         """Token ids of each piece. Which backend encodes it depends on what is before it."""
         backends = self._parts.backends()
         follows_control = [i > 0 and isinstance(segments[i - 1], int) for i in range(len(pieces))]
+        if self._parts.prepare is not None:
+            spaced = self._parts.after_control is Prefix.EVERY
+            continued = [i > 0 and not (spaced and one) for i, one in enumerate(follows_control)]
+            return _ids(backends.plain, self._prepared(pieces, continued))
         after_control = iter(_ids(backends.after_control, list(compress(pieces, follows_control))))
         others = [piece for piece, one in zip(pieces, follows_control, strict=True) if not one]
         rest = iter(_ids(backends.plain, others[:1]) + _ids(backends.continued, others[1:]))
@@ -163,9 +178,10 @@ class Tokenizer:
         """Raise `ContextLengthExceeded` if the texts need more than `max_tokens` tokens, even if
         every token were as long as the longest one. Nothing is encoded.
         """
-        characters = sum(map(len, texts))
-        if characters <= max_tokens:
+        texts = list(texts)
+        if sum(map(len, texts)) <= max_tokens:
             return
+        characters = sum(map(len, self._prepared(texts, [False] * len(texts))))
         fewest = characters // self._longest_token()
         if fewest > max_tokens:
             raise ContextLengthExceeded(fewest, max_tokens, at_least=True)

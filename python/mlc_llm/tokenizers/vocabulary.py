@@ -10,6 +10,7 @@ from itertools import chain
 from typing import TypeVar, cast
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.tokenizers.word_rules import WordRule, word_rule
 
 MAX_TOKENS = 4 * 2**20
 MAX_MERGES = 4 * MAX_TOKENS
@@ -90,6 +91,13 @@ class Vocabulary:
     """Text is changed to lower case first (WordPiece only)."""
     strip_accents: bool = False
     """Accents are removed first (WordPiece only)."""
+    rule: WordRule | None = None
+    """The word rule itself, if it has no name (byte-level only)."""
+
+    @property
+    def word_rule(self) -> WordRule:
+        """How text is cut into words. Raises UnsupportedModel for an unknown name."""
+        return self.rule or word_rule(self.pre, self.architecture)
 
     @cached_property
     def control(self) -> dict[str, int]:

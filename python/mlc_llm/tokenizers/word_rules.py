@@ -6,6 +6,7 @@ order, each to the pieces that the step before it made.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -92,6 +93,10 @@ class WordRule:
         """Changes the text before the cutter; None if nothing is changed."""
         return normalizers.NFC() if self.composes else None
 
+    def whole(self) -> WordRule:
+        """The same rule, but a word that is a token becomes that token."""
+        return replace(self, takes_whole_words=True)
+
     def words(self, text: str) -> list[str]:
         """The words of a text, in characters of GPT-2's table."""
         if self.normalizer is not None and not text.isascii():
@@ -166,3 +171,24 @@ def word_rule(pre: str, architecture: str) -> WordRule:
         raise UnsupportedModel(f"tokenizer.ggml.pre = {pre!r} is not supported; supported: {known}")
     rule = RULES[pre]
     return replace(rule, composes=True) if architecture in _COMPOSING else rule
+
+
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|(\}\+)(?=[|)]|$)|(\$)|(\}\+)", re.DOTALL)
+
+
+@cache
+def rule_of_expression(expression: str) -> WordRule:
+    """The rule of tiktoken that has this expression. A word that is a token becomes that token.
+
+    What means another thing in the `tokenizers` library is rewritten: `$` is the end of the text,
+    and `{1,3}+` is possessive. Raises UnsupportedModel.
+    """
+    if any(found[3] for found in _PARTS.finditer(expression)):
+        raise UnsupportedModel(f"the pattern {expression[:80]!r}: }}+ inside an alternative")
+    rewritten = _PARTS.sub(lambda one: "}" if one[1] else r"\z" if one[2] else one[0], expression)
+    try:
+        rule = WordRule((_split(rewritten), _SPELL), takes_whole_words=True)
+        rule.words("")
+    except Exception as error:  # the library raises bare exceptions
+        raise UnsupportedModel(f"the pattern {expression[:80]!r}: {error}") from None
+    return rule

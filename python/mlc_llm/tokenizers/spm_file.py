@@ -1,0 +1,155 @@
+"""Builds a tokenizer from SentencePiece's `tokenizer.model`: the ids are SentencePiece's own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import tokenizers as hf
+from tokenizers import AddedToken, models, pre_tokenizers
+
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.tokenizers.characters import CharacterTable
+from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, hidden
+from mlc_llm.tokenizers.sentencepiece import recovered_merges, token_bytes
+from mlc_llm.tokenizers.spm_model import BPE, UNIGRAM, SentencePieceModel, read_model
+from mlc_llm.tokenizers.spm_text import TextPreparer
+from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
+
+_SHIFTED = frozenset(
+    f"{name}Tokenizer"
+    for name in ("XLMRoberta", "Camembert", "MBart", "MBart50", "Nllb", "Barthez", "Pegasus")
+)
+"""Classes whose ids are not those of their file."""
+_USER_DEFINED_SCORE = -0.1
+
+
+def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
+    """Raises ModelFileError, which names the field, or UnsupportedModel."""
+    kind = config.text("tokenizer_class").removesuffix("Fast")
+    if kind in _SHIFTED:
+        raise UnsupportedModel(f"{path}: the ids of a {kind} are not supported")
+    model = read_model(path)
+    vocabulary = _vocabulary(model, config, path.name)
+    backend = _backend(model, vocabulary, path)
+    preparer = TextPreparer(
+        _characters(model, path),
+        vocabulary.user_defined,
+        adds_space=model.adds_space,
+        merges_spaces=model.merges_spaces,
+    )
+    return Parts(
+        backends=lambda: Backends(backend, backend, backend, backend),
+        token_bytes=partial(token_bytes, vocabulary),
+        vocab_size=len(vocabulary.tokens),
+        special_tokens=vocabulary.control,
+        bos_token_id=vocabulary.ids.get("bos_token_id"),
+        eos_token_ids=vocabulary.end_ids | config.end_ids,
+        add_bos=vocabulary.add_bos,
+        strips_leading_space=model.adds_space,
+        strips={one.id: one.strip for one in config.added.values() if any(one.strip)},
+        prepare=preparer.prepared,
+        after_control=_after_control(model, config),
+    )
+
+
+def _after_control(model: SentencePieceModel, config: FolderConfig) -> Prefix:
+    """Where a space is added. Transformers' option `legacy` means: after control tokens too."""
+    if not model.adds_space:
+        return Prefix.NONE
+    return Prefix.FIRST if config.flag("legacy") is False else Prefix.EVERY
+
+
+def _vocabulary(model: SentencePieceModel, config: FolderConfig, file: str) -> Vocabulary:
+    tokens, kinds = list(model.tokens), list(model.kinds)
+    config.completed(tokens, kinds, file)
+    stated = {"bos_token_id": model.bos_id, "eos_token_id": model.eos_id}
+    stated |= {"padding_token_id": model.pad_id}
+    usual = {key: i for key, i in stated.items() if i >= 0}
+    ids = config.ids(tokens, usual) | {"unknown_token_id": model.unknown_id}
+    add_bos = config.flag("add_bos_token")
+    if add_bos is None:
+        add_bos = model.algorithm == BPE
+    return Vocabulary(
+        model="llama" if model.algorithm == BPE else "t5",
+        pre="default",
+        architecture="",
+        tokens=tokens,
+        kinds=kinds,
+        scores=model.scores,
+        merges=None,
+        ids=ids,
+        add_bos=add_bos and "bos_token_id" in ids,
+        add_space_prefix=model.adds_space,
+    )
+
+
+def _characters(model: SentencePieceModel, path: Path) -> CharacterTable | None:
+    try:
+        return CharacterTable(model.characters) if model.characters else None
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: normalizer_spec.{error}") from None
+
+
+def _backend(model: SentencePieceModel, vocabulary: Vocabulary, path: Path) -> hf.Tokenizer:
+    try:
+        table = _bpe(vocabulary) if model.algorithm == BPE else _unigram(model, vocabulary)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{path}: {error}") from None
+    made = hf.Tokenizer(table)
+    if model.algorithm == UNIGRAM and TokenKind.BYTE in model.kinds:
+        # The name of a byte token in a text is text; without this cut the table would find it.
+        cut = hf.Regex("<(?=0x[0-9A-F]{2}>)")
+        made.pre_tokenizer = pre_tokenizers.Split(cut, behavior="isolated")
+    scored = _scored_wholes(model, vocabulary)
+    wholes = [text for text, i in vocabulary.user_defined.items() if i not in scored]
+    made.add_tokens([AddedToken(text, normalized=False, special=False) for text in wholes])
+    return made
+
+
+def _scored_wholes(model: SentencePieceModel, vocabulary: Vocabulary) -> set[int]:
+    """User-defined tokens that compete with others. In BPE none does."""
+    kind = TokenKind.USER_DEFINED
+    both = zip(model.kinds, vocabulary.kinds[: len(model.kinds)], strict=True)
+    own = {i for i, (one, other) in enumerate(both) if one == other == kind}
+    return own if model.algorithm == UNIGRAM else set()
+
+
+def _bpe(vocabulary: Vocabulary) -> models.BPE:
+    tokens, kinds = vocabulary.tokens, vocabulary.kinds
+    ids = {token: i for i, token in enumerate(tokens)}
+    normal = {tokens[i]: i for i, kind in enumerate(kinds) if kind == TokenKind.NORMAL}
+    scores = dict(zip(tokens, vocabulary.scores or (), strict=False))
+    lacking = set("".join(normal)) - normal.keys() - vocabulary.user_defined.keys()
+    for token in normal if lacking else ():
+        for character in lacking.intersection(token):
+            raise UnsupportedModel(f"pieces: {token[:40]!r} needs the piece {character!r}")
+    merges = recovered_merges(normal, {token: scores[token] for token in normal}, {})
+    seen = (TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.BYTE)
+    names = {tokens[i] for i, kind in enumerate(kinds) if kind not in seen}
+    return models.BPE(
+        vocab=hidden(ids, names),
+        merges=merges,
+        unk_token=f" {tokens[vocabulary.ids['unknown_token_id']]}",
+        fuse_unk=True,
+        byte_fallback=TokenKind.BYTE in kinds,
+    )
+
+
+def _unigram(model: SentencePieceModel, vocabulary: Vocabulary) -> models.Unigram:
+    """The table. A token that no text contains gets a space in front, and the lowest score of the
+    others, because the library computes the score of unknown text from the lowest score of all."""
+    both = zip(model.scores, model.kinds, strict=True)
+    lowest = min((score for score, kind in both if kind == TokenKind.NORMAL), default=0.0)
+    wholes = _scored_wholes(model, vocabulary)
+    pieces = []
+    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
+        if i in wholes:
+            pieces.append((token, _USER_DEFINED_SCORE))
+        elif kind == TokenKind.NORMAL:
+            pieces.append((token, model.scores[i]))
+        else:
+            seen = kind in (TokenKind.BYTE, TokenKind.USER_DEFINED)
+            pieces.append((token if seen else f" {token}", lowest))
+    return models.Unigram(pieces, model.unknown_id, byte_fallback=TokenKind.BYTE in model.kinds)
