@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import tokenizers as hf
 from tokenizers import models
 
-from mlc_llm.errors import ModelFileError
+from mlc_llm.errors import InvalidField, ModelFileError
 from mlc_llm.tokenizers.words import Words
 
 
@@ -49,6 +49,16 @@ class Prepare(Protocol):
         """continued: for text after other text."""
 
 
+class Prepared(NamedTuple):
+    """Encodes texts without control tokens, each prepared first."""
+
+    prepare: Prepare
+    encode: Callable[[Sequence[str]], list[list[int]]]
+    """Ids of prepared texts."""
+    after_control: Prefix
+    """EVERY: text after a control token gets a space, as at the start of a text."""
+
+
 class Tables(NamedTuple):
     """Models of the `tokenizers` library, from which the tokenizers are made."""
 
@@ -81,6 +91,28 @@ def hidden(ids: Mapping[str, int], names: Collection[str]) -> dict[str, int]:
     return {f" {token}" if token in names else token: i for token, i in ids.items()}
 
 
+def library_ids(backend: hf.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts. Raises InvalidField for a text with a lone surrogate."""
+    # encode_batch_fast() lets other threads run. encode() blocks them for a second per megabyte.
+    try:
+        found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    except TypeError:
+        check_unicode(texts)
+        raise
+    return [one.ids for one in found]
+
+
+def check_unicode(texts: Iterable[str]) -> None:
+    """Raise InvalidField for a text with a lone surrogate."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidField(
+                "prompt", text, f"character {error.start} is a lone surrogate, not Unicode text"
+            ) from None
+
+
 @dataclass(frozen=True)
 class Parts:
     """The pieces of a `Tokenizer`."""
@@ -98,7 +130,5 @@ class Parts:
     """Id -> what it strips, for control tokens that remove white space."""
     words: Words | None = None
     """Encodes short texts before the backends are made."""
-    prepare: Prepare | None = None
-    """Prepares each text. Then the backends are all the same one, which knows no control tokens."""
-    after_control: Prefix = Prefix.NONE
-    """Whether `prepare` adds a space to text after a control token."""
+    prepared: Prepared | None = None
+    """Encodes all texts; then there are no backends."""

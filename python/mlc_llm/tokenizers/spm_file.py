@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import tokenizers as hf
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers.characters import CharacterTable
 from mlc_llm.tokenizers.folder_config import FolderConfig
-from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, hidden
+from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Prepared, hidden, library_ids
 from mlc_llm.tokenizers.sentencepiece import recovered_merges, token_bytes
 from mlc_llm.tokenizers.spm_model import BPE, UNIGRAM, SentencePieceModel, read_model
 from mlc_llm.tokenizers.spm_text import TextPreparer
+from mlc_llm.tokenizers.spm_unigram import Unigram
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
 _SHIFTED = frozenset(
@@ -22,7 +24,6 @@ _SHIFTED = frozenset(
     for name in ("XLMRoberta", "Camembert", "MBart", "MBart50", "Nllb", "Barthez", "Pegasus")
 )
 """Classes whose ids are not those of their file."""
-_USER_DEFINED_SCORE = -0.1
 
 
 def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
@@ -32,7 +33,6 @@ def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
         raise UnsupportedModel(f"{path}: the ids of a {kind} are not supported")
     model = read_model(path)
     vocabulary = _vocabulary(model, config, path.name)
-    backend = _backend(model, vocabulary, path)
     preparer = TextPreparer(
         _characters(model, path),
         vocabulary.user_defined,
@@ -40,7 +40,7 @@ def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
         merges_spaces=model.merges_spaces,
     )
     return Parts(
-        backends=lambda: Backends(backend, backend, backend, backend),
+        backends=_no_backends,
         token_bytes=partial(token_bytes, vocabulary),
         vocab_size=len(vocabulary.tokens),
         special_tokens=vocabulary.control,
@@ -49,9 +49,16 @@ def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
         add_bos=vocabulary.add_bos,
         strips_leading_space=model.adds_space,
         strips={one.id: one.strip for one in config.added.values() if any(one.strip)},
-        prepare=preparer.prepared,
-        after_control=_after_control(model, config),
+        prepared=Prepared(
+            preparer.prepared,
+            _encoder(model, vocabulary, path),
+            _after_control(model, config),
+        ),
     )
+
+
+def _no_backends() -> Backends:
+    raise AssertionError("SentencePiece's files are encoded by `Parts.prepared`")
 
 
 def _after_control(model: SentencePieceModel, config: FolderConfig) -> Prefix:
@@ -92,28 +99,18 @@ def _characters(model: SentencePieceModel, path: Path) -> CharacterTable | None:
         raise ModelFileError(f"{path}: normalizer_spec.{error}") from None
 
 
-def _backend(model: SentencePieceModel, vocabulary: Vocabulary, path: Path) -> hf.Tokenizer:
+def _encoder(
+    model: SentencePieceModel, vocabulary: Vocabulary, path: Path
+) -> Callable[[Sequence[str]], list[list[int]]]:
+    if model.algorithm == UNIGRAM:
+        return Unigram(vocabulary, model.scores).encode
     try:
-        table = _bpe(vocabulary) if model.algorithm == BPE else _unigram(model, vocabulary)
+        made = hf.Tokenizer(_bpe(vocabulary))
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{path}: {error}") from None
-    made = hf.Tokenizer(table)
-    if model.algorithm == UNIGRAM and TokenKind.BYTE in model.kinds:
-        # The name of a byte token in a text is text; without this cut the table would find it.
-        cut = hf.Regex("<(?=0x[0-9A-F]{2}>)")
-        made.pre_tokenizer = pre_tokenizers.Split(cut, behavior="isolated")
-    scored = _scored_wholes(model, vocabulary)
-    wholes = [text for text, i in vocabulary.user_defined.items() if i not in scored]
+    wholes = vocabulary.user_defined
     made.add_tokens([AddedToken(text, normalized=False, special=False) for text in wholes])
-    return made
-
-
-def _scored_wholes(model: SentencePieceModel, vocabulary: Vocabulary) -> set[int]:
-    """User-defined tokens that compete with others. In BPE none does."""
-    kind = TokenKind.USER_DEFINED
-    both = zip(model.kinds, vocabulary.kinds[: len(model.kinds)], strict=True)
-    own = {i for i, (one, other) in enumerate(both) if one == other == kind}
-    return own if model.algorithm == UNIGRAM else set()
+    return partial(library_ids, made)
 
 
 def _bpe(vocabulary: Vocabulary) -> models.BPE:
@@ -135,21 +132,3 @@ def _bpe(vocabulary: Vocabulary) -> models.BPE:
         fuse_unk=True,
         byte_fallback=TokenKind.BYTE in kinds,
     )
-
-
-def _unigram(model: SentencePieceModel, vocabulary: Vocabulary) -> models.Unigram:
-    """The table. A token that no text contains gets a space in front, and the lowest score of the
-    others, because the library computes the score of unknown text from the lowest score of all."""
-    both = zip(model.scores, model.kinds, strict=True)
-    lowest = min((score for score, kind in both if kind == TokenKind.NORMAL), default=0.0)
-    wholes = _scored_wholes(model, vocabulary)
-    pieces = []
-    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
-        if i in wholes:
-            pieces.append((token, _USER_DEFINED_SCORE))
-        elif kind == TokenKind.NORMAL:
-            pieces.append((token, model.scores[i]))
-        else:
-            seen = kind in (TokenKind.BYTE, TokenKind.USER_DEFINED)
-            pieces.append((token if seen else f" {token}", lowest))
-    return models.Unigram(pieces, model.unknown_id, byte_fallback=TokenKind.BYTE in model.kinds)

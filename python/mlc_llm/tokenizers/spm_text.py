@@ -32,12 +32,14 @@ class TextPreparer:
     def prepared(self, text: str, *, continued: bool = False) -> str:
         """The text that the model sees. continued: for text after other text, which gets no space
         in front."""
+        empty = not text
         if self._characters is not None:
             text = self._replaced(text, self._characters)
         if self._merges_spaces:
-            text = _RUNS.sub(" ", text).rstrip(" ")
+            text = _RUNS.sub(" ", text).rstrip(f" {SPACE}")
             text = text if continued else text.lstrip(" ")
-        if text and self._adds_space and not continued:
+            empty = not text
+        if self._adds_space and not continued and not empty:
             text = f" {text}"
         return text.replace(" ", SPACE)
 

@@ -20,7 +20,7 @@ from mlc_llm.tokenizers.parts import Parts
 from mlc_llm.tokenizers.sentencepiece import recovered_merges
 from mlc_llm.tokenizers.text_lines import read_lines
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind, Vocabulary
-from mlc_llm.tokenizers.word_rules import WordRule, rule_of_expression, word_rule
+from mlc_llm.tokenizers.word_rules import RULES, WordRule, rule_of_expression, word_rule
 
 _LINE = re.compile(r"([A-Za-z0-9+/]+={0,2}) (\d{1,7})", re.ASCII)
 
@@ -28,8 +28,8 @@ _LINE = re.compile(r"([A-Za-z0-9+/]+={0,2}) (\d{1,7})", re.ASCII)
 class _Kind(NamedTuple):
     """What a file of tiktoken does not say."""
 
-    pre: str
-    """The word rule."""
+    rule: str
+    """The name of the word rule, or its expression."""
     special: dict[int, str]
     """Control tokens, by their distance from the end of the ranks."""
 
@@ -56,7 +56,8 @@ _LLAMA3 = _Kind(
     ),
 )
 _CL100K = _Kind(
-    "dbrx",
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s",
     {
         **{1: "<|endoftext|>", 2: "<|fim_prefix|>", 3: "<|fim_middle|>", 4: "<|fim_suffix|>"},
         20: "<|endofprompt|>",
@@ -153,4 +154,6 @@ def _kind(path: Path, config: FolderConfig) -> tuple[WordRule, dict[int, str]]:
             f"{path}: it does not say how text is cut into words; neither its name does, nor "
             f"model_type = {model[:40]!r}; known: {known}; pat_str in tokenizer_config.json may"
         )
-    return word_rule(kind.pre, "").whole(), kind.special
+    if kind.rule in RULES:
+        return word_rule(kind.rule, "").whole(), kind.special
+    return rule_of_expression(kind.rule), kind.special

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 
-import tokenizers as hf
-
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.tokenizers.control import ControlFinder
 from mlc_llm.tokenizers.folder import parts_of_folder
 from mlc_llm.tokenizers.from_gguf import parts_of_flat, parts_of_metadata
-from mlc_llm.tokenizers.parts import Parts, Prefix
+from mlc_llm.tokenizers.parts import Parts, Prefix, check_unicode, library_ids
 
 
 class Tokenizer:
@@ -53,7 +51,8 @@ class Tokenizer:
 
     def complete(self) -> None:
         """Build everything now that the encoding of a later text would build first."""
-        self._parts.backends()
+        if self._parts.prepared is None:
+            self._parts.backends()
 
     def _set_up(self, parts: Parts) -> None:
         self._parts = parts
@@ -93,18 +92,11 @@ class Tokenizer:
         known = None if words is None else words.encode(texts, special=special)
         if known is not None:
             return known
-        if self._parts.prepare is not None and special:
-            return [self.encode_segments(self.split_control(text)) for text in texts]
+        if self._parts.prepared is not None:
+            pieces = [self.split_control(text) if special else [text] for text in texts]
+            return [self._encode_prepared(one) for one in pieces]
         backends = self._parts.backends()
-        prepared = self._prepared(texts, [False] * len(texts))
-        return _ids(backends.recognising if special else backends.plain, prepared)
-
-    def _prepared(self, texts: Sequence[str], continued: Sequence[bool]) -> list[str]:
-        prepare = self._parts.prepare
-        if prepare is None:
-            return list(texts)
-        both = zip(texts, continued, strict=True)
-        return [prepare(text, continued=goes_on) for text, goes_on in both]
+        return library_ids(backends.recognising if special else backends.plain, texts)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text at the start of a prompt, as ordinary text: with the begin-of-text
@@ -117,6 +109,8 @@ class Tokenizer:
         """Token ids of one text that is given in pieces. Strings are ordinary text, integers are
         the control tokens between them. The result equals `encode(whole text, special=True)` if no
         string contains the name of a control token and no two strings follow each other."""
+        if self._parts.prepared is not None:
+            return self._encode_prepared(segments)
         pieces = [
             self._stripped(segments, i) if isinstance(segment, str) else ""
             for i, segment in enumerate(segments)
@@ -134,14 +128,31 @@ class Tokenizer:
         """Token ids of each piece. Which backend encodes it depends on what is before it."""
         backends = self._parts.backends()
         follows_control = [i > 0 and isinstance(segments[i - 1], int) for i in range(len(pieces))]
-        if self._parts.prepare is not None:
-            spaced = self._parts.after_control is Prefix.EVERY
-            continued = [i > 0 and not (spaced and one) for i, one in enumerate(follows_control)]
-            return _ids(backends.plain, self._prepared(pieces, continued))
-        after_control = iter(_ids(backends.after_control, list(compress(pieces, follows_control))))
+        after_control = iter(
+            library_ids(backends.after_control, list(compress(pieces, follows_control)))
+        )
         others = [piece for piece, one in zip(pieces, follows_control, strict=True) if not one]
-        rest = iter(_ids(backends.plain, others[:1]) + _ids(backends.continued, others[1:]))
+        rest = iter(
+            library_ids(backends.plain, others[:1]) + library_ids(backends.continued, others[1:])
+        )
         return [next(after_control if one else rest) for one in follows_control]
+
+    def _encode_prepared(self, segments: Sequence[str | int]) -> list[int]:
+        """As `encode_segments`."""
+        prepared = self._parts.prepared
+        assert prepared is not None
+        check_unicode(one for one in segments if isinstance(one, str))
+        spaced = prepared.after_control is Prefix.EVERY
+        ids: list[int] = []
+        for i, segment in enumerate(segments):
+            if isinstance(segment, int):
+                ids.append(segment)
+                continue
+            follows_control = i > 0 and isinstance(segments[i - 1], int)
+            text = self._stripped(segments, i)
+            text = prepared.prepare(text, continued=i > 0 and not (spaced and follows_control))
+            ids += prepared.encode([text])[0]
+        return ids
 
     def split_control(self, text: str) -> list[str | int]:
         """Cut a text at the names of control tokens. Returns pieces for `encode_segments`."""
@@ -179,9 +190,11 @@ class Tokenizer:
         every token were as long as the longest one. Nothing is encoded.
         """
         texts = list(texts)
-        if sum(map(len, texts)) <= max_tokens:
+        characters = sum(map(len, texts))
+        if characters <= max_tokens:
             return
-        characters = sum(map(len, self._prepared(texts, [False] * len(texts))))
+        if self._parts.prepared is not None:  # it may make a text shorter
+            characters = sum(len(self._parts.prepared.prepare(text)) for text in texts)
         fewest = characters // self._longest_token()
         if fewest > max_tokens:
             raise ContextLengthExceeded(fewest, max_tokens, at_least=True)
@@ -207,23 +220,3 @@ def _control_id(segments: Sequence[str | int], i: int) -> int:
     """The control token at an index; -1 if there is none."""
     segment = segments[i] if 0 <= i < len(segments) else -1
     return segment if isinstance(segment, int) else -1
-
-
-def _ids(backend: hf.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    # encode_batch_fast() lets other threads run. encode() blocks them for a second per megabyte.
-    try:
-        found = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-    except TypeError:
-        raise _not_unicode(texts) from None
-    return [one.ids for one in found]
-
-
-def _not_unicode(texts: Sequence[str]) -> InvalidField:
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            return InvalidField(
-                "prompt", text, f"character {error.start} is a lone surrogate, not Unicode text"
-            )
-    raise AssertionError("the library refused a valid text")
