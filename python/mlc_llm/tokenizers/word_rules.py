@@ -173,7 +173,9 @@ def word_rule(pre: str, architecture: str) -> WordRule:
     return replace(rule, composes=True) if architecture in _COMPOSING else rule
 
 
-_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|(\}\+)(?=[|)]|$)|(\$)|(\}\+)", re.DOTALL)
+_PARTS = re.compile(
+    r"\\[pP]\{\w+\}|\\.|\[\^?\]?(?:\\.|[^\]])*\]|(\}\+)(?=[|)]|$)|(\$)|(\}\+)", re.DOTALL
+)
 
 
 @cache
