@@ -91,6 +91,9 @@ class Vocabulary:
     """Text is changed to lower case first (WordPiece only)."""
     strip_accents: bool = False
     """Accents are removed first (WordPiece only)."""
+    marks_continuations: bool = False
+    """Tokens inside a word begin with "##", as in vocab.txt; else tokens at the start of a word
+    begin with "▁" (WordPiece only)."""
     rule: WordRule | None = None
     """The word rule itself, if it has no name (byte-level only)."""
 

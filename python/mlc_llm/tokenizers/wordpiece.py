@@ -6,12 +6,15 @@ in front. In the `tokenizers` library, the first has nothing in front and the se
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import tokenizers as hf
 from tokenizers import models, normalizers, pre_tokenizers
 
 from mlc_llm.errors import ModelFileError
+from mlc_llm.tokenizers import sentencepiece
 from mlc_llm.tokenizers.parts import Prefix, Tables, hidden
-from mlc_llm.tokenizers.sentencepiece import SPACE, token_bytes
+from mlc_llm.tokenizers.sentencepiece import SPACE
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 
 __all__ = ["finish", "prefix", "tables", "token_bytes"]
@@ -26,13 +29,23 @@ def tables(vocabulary: Vocabulary) -> Tables:
     if "unknown_token_id" not in vocabulary.ids:
         raise ModelFileError("tokenizer.ggml.unknown_token_id is missing: the tokenizer needs it")
     names = vocabulary.control
-    ids = {_spelled(token, names): i for i, token in enumerate(vocabulary.tokens)}
+    whole = set(vocabulary.tokens) if vocabulary.marks_continuations else names
+    ids = {_spelled(token, whole): i for i, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.tokens[vocabulary.ids["unknown_token_id"]]
     return Tables(_table(ids, unknown), _table(hidden(ids, names), f" {unknown}"))
 
 
-def _spelled(token: str, names: dict[str, int]) -> str:
-    if token in names:
+def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
+    """The bytes that a token stands for."""
+    token = vocabulary.tokens[token_id]
+    if not vocabulary.marks_continuations or token in vocabulary.control:
+        return sentencepiece.token_bytes(vocabulary, token_id)
+    return token[2:].encode() if token.startswith(_CONTINUES) else f" {token}".encode()
+
+
+def _spelled(token: str, whole: Collection[str]) -> str:
+    """A token as the library writes it; whole: tokens that are written so already."""
+    if token in whole:
         return token
     return token.removeprefix(SPACE) if token.startswith(SPACE) else _CONTINUES + token
 

@@ -8,7 +8,6 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.from_gguf import parts_of_vocabulary
 from mlc_llm.tokenizers.parts import Parts
-from mlc_llm.tokenizers.sentencepiece import SPACE
 from mlc_llm.tokenizers.text_lines import naming, read_lines
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind, Vocabulary
 
@@ -25,9 +24,7 @@ def parts_of_word_list(path: Path, config: FolderConfig) -> Parts:
     if config.flag("tokenize_chinese_chars") is False:
         raise UnsupportedModel(f"{config.folder}: tokenize_chinese_chars = false is not supported")
     control = {text for text in _SPECIAL if text in lines}
-    tokens = [line if line in control else _spelled(line) for line in lines]
-    if len(set(tokens)) < len(tokens):
-        raise UnsupportedModel(f"{path}: a token that begins with ##{SPACE} is not supported")
+    tokens = list(lines)
     kinds = [int(TokenKind.CONTROL if one in control else TokenKind.NORMAL) for one in lines]
     config.completed(tokens, kinds, path.name)
     places = {text: i for i, text in enumerate(tokens)}
@@ -47,11 +44,7 @@ def parts_of_word_list(path: Path, config: FolderConfig) -> Parts:
         add_space_prefix=False,
         lowercase=lowercase,
         strip_accents=lowercase if accents is None else accents,
+        marks_continuations=True,
     )
     with naming(config.folder, {"tokenizer.ggml.unknown_token_id": "unk_token"}):
         return parts_of_vocabulary(vocabulary, config)
-
-
-def _spelled(line: str) -> str:
-    """A token as GGUF files write it."""
-    return line[2:] if line.startswith("##") and len(line) > 2 else SPACE + line
