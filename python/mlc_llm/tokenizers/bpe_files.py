@@ -75,10 +75,10 @@ def _rule(config: FolderConfig) -> str:
 def _tokens(path: Path) -> list[str | None]:
     """The token of each id; None for an id that has none."""
     entries = read_json_object(path, MAX_BYTES)
-    most = min(MAX_TOKENS, 2 * len(entries) + 1)
-    tokens: list[str | None] = [None] * (1 + max(map(_id, entries.values()), default=-1))
-    if not tokens or len(tokens) > most:
-        raise ModelFileError(f"{path}: {len(entries)} tokens with ids up to {len(tokens) - 1}")
+    highest = max(map(_id, entries.values()), default=-1)
+    if highest < 0 or highest >= min(MAX_TOKENS, 2 * len(entries) + 1):
+        raise ModelFileError(f"{path}: {len(entries)} tokens with ids up to {highest}")
+    tokens: list[str | None] = [None] * (highest + 1)
     for text, token_id in entries.items():
         if tokens[token_id] is not None:
             raise ModelFileError(f"{path}: {text[:40]!r} and {tokens[token_id]!r} have one id")

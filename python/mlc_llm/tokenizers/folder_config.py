@@ -1,4 +1,4 @@
-"""What the JSON files beside a vocabulary say: special and added tokens, and the chat template.
+"""What the JSON files beside a vocabulary say of special and added tokens.
 
 tokenizer_config.json comes before special_tokens_map.json, and both before added_tokens.json. All
 of them are Transformers' formats.
@@ -82,24 +82,6 @@ class FolderConfig:
         value = self.values.get(name)
         return value if isinstance(value, str) else ""
 
-    @property
-    def chat_template(self) -> str | None:
-        """The source of the chat template: chat_template.jinja, else that in tokenizer_config.json
-        (of several the one named "default"), else that in chat_template.json."""
-        path = self.folder / "chat_template.jinja"
-        if path.is_file() and path.stat().st_size <= MAX_BYTES:
-            try:
-                return path.read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ModelFileError(f"{path}: {error}") from None
-        stated = self.values.get("chat_template")
-        if stated is None:
-            stated = _json(self.folder, "chat_template.json").get("chat_template")
-        if isinstance(stated, list):
-            named = {one.get("name"): one.get("template") for one in stated if _is_object(one)}
-            stated = named.get("default")
-        return stated if isinstance(stated, str) else None
-
     def completed(self, tokens: list[str], kinds: list[int], file: str) -> None:
         """Put the added tokens into a vocabulary of the file `file`: over its own, or behind them.
         An id that nothing names gets a token that no text contains. Raises ModelFileError."""
@@ -148,10 +130,6 @@ def _json(folder: Path, name: str) -> JsonObject:
     return read_json_object(folder / name, MAX_BYTES, may_be_missing=True)
 
 
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 def _specials(values: JsonObject) -> list[object]:
     more = values.get("additional_special_tokens")
     roles = [value for name, value in values.items() if name.endswith("_token")]
@@ -160,11 +138,12 @@ def _specials(values: JsonObject) -> list[object]:
 
 def _added_by_text(folder: Path) -> list[AddedToken]:
     """added_tokens.json: text -> id."""
-    entries = _json(folder, _ADDED)
-    for text, token_id in entries.items():
-        if type(token_id) is not int:
-            raise ModelFileError(f"{folder / _ADDED}: {text[:40]!r} should have a number")
-    return [AddedToken(i, text, False, Strip(False, False)) for text, i in entries.items()]  # type: ignore[arg-type]
+    found = []
+    for text, token_id in _json(folder, _ADDED).items():
+        if type(token_id) is not int or not text:
+            raise ModelFileError(f"{folder / _ADDED}: {text[:40]!r} should be a token with an id")
+        found.append(AddedToken(token_id, text, False, Strip(False, False)))
+    return found
 
 
 def _added_by_id(folder: Path, config: JsonObject) -> list[AddedToken]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import tokenizers as hf
 from tokenizers import models, normalizers, pre_tokenizers
 
+from mlc_llm.errors import ModelFileError
 from mlc_llm.tokenizers.parts import Prefix, Tables, broken_merges
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
 SPACE = "▁"
 _BLANK = SPACE + "\t\n"
 _GEMMA = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma-embedding")
+_MOST_SQUARES = 1 << 27
+"""The sum of the squares of tokens' lengths. Vocabularies of 256 thousand tokens have 2^24."""
 _PREFIX_FIRST = "[INST]"
 """A control token of Mistral's vocabularies, version 3 and later. These add a space only at the
 start of a text. Older ones, like Llama's, add one before each piece of text."""
@@ -75,6 +78,12 @@ def finish(backend: hf.Tokenizer, vocabulary: Vocabulary, *, continued: bool) ->
     backend.normalizer = normalizers.Sequence([*first, written])
     if _is_gemma(vocabulary):
         backend.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+
+
+def check_lengths(field: str, tokens: Iterable[str]) -> None:
+    """Raise ModelFileError for tokens whose beginnings and ends are too many to look at."""
+    if sum(len(token) ** 2 for token in tokens) > _MOST_SQUARES:
+        raise ModelFileError(f"{field}: the tokens are too long and too many")
 
 
 def recovered_merges(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers.protobuf import Message, Value
+from mlc_llm.tokenizers.sentencepiece import check_lengths
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
 
 MAX_BYTES = 256 * 2**20
@@ -135,9 +136,12 @@ def _check(found: SentencePieceModel) -> None:
     if found.kinds.count(TokenKind.UNKNOWN) != 1:
         count = found.kinds.count(TokenKind.UNKNOWN)
         raise ModelFileError(f"pieces: {count} pieces of type UNKNOWN, one is needed")
-    if len(set(found.tokens)) < len(found.tokens):
-        twice = next(i for i, one in enumerate(found.tokens) if one in found.tokens[:i])
-        raise ModelFileError(f"pieces[{twice}].piece = {found.tokens[twice][:40]!r} is there twice")
+    check_lengths("pieces", found.tokens)
+    places = {token: i for i, token in enumerate(found.tokens)}  # of equal ones, the last
+    for i, token in enumerate(found.tokens if len(places) < len(found.tokens) else ()):
+        if places[token] != i:
+            last = f"pieces[{places[token]}].piece"
+            raise ModelFileError(f"{last} = {token[:40]!r} is there twice")
     for name in ("bos_id", "eos_id", "pad_id"):
         value = getattr(found, name)
         if value >= len(found.tokens):

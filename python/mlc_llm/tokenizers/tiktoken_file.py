@@ -17,7 +17,7 @@ from mlc_llm.tokenizers.byte_level import CHARACTERS
 from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.from_gguf import parts_of_vocabulary
 from mlc_llm.tokenizers.parts import Parts
-from mlc_llm.tokenizers.sentencepiece import recovered_merges
+from mlc_llm.tokenizers.sentencepiece import check_lengths, recovered_merges
 from mlc_llm.tokenizers.text_lines import read_lines
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind, Vocabulary
 from mlc_llm.tokenizers.word_rules import RULES, WordRule, rule_of_expression, word_rule
@@ -135,6 +135,7 @@ def _tokens(path: Path) -> list[str]:
         except binascii.Error as error:
             raise ModelFileError(f"{path}: line {number} = {line[:40]!r}: {error}") from None
         tokens[rank] = "".join(CHARACTERS[byte] for byte in data)
+    check_lengths(str(path), tokens)
     lacking = set(CHARACTERS) - set(tokens)
     if lacking or len(set(tokens)) < len(tokens):
         raise ModelFileError(f"{path}: a byte has no token of its own, or a token is there twice")
