@@ -108,8 +108,15 @@ def test_user_defined_tokens_are_whole(algorithm: int, tmp_path: Path) -> None:
     wholes = [("a<x>", 0.0, USER_DEFINED), ("▁▁", 0.0, USER_DEFINED), ("b▁a", 0.0, USER_DEFINED)]
     made = opened(tmp_path, model([*WORDS, *wholes], algorithm, normalizer=NO_PREFIX))
     assert shown(made, "ba<x>b  b") == ["b", "a<x>", "b", "  ", "b"]
-    likely = ["ab", " ab"]  # all tokens compete in unigram models
-    assert shown(made, "ab ab") == (["a", "b a", "b"] if algorithm == BPE else likely)
+    assert shown(made, "ab ab") == ["a", "b a", "b"] if algorithm == BPE else ["ab", " ab"]
+
+
+@pytest.mark.parametrize(("score", "wanted"), [(-0.95, ["é", "a"]), (-0.85, ["éa"])])
+def test_the_score_of_a_user_defined_token(score: float, wanted: list[str], tmp_path: Path) -> None:
+    # Each byte of it but one counts 0.1, so é has 0.1.
+    more = [("a", -1.0, NORMAL), ("é", 0.0, USER_DEFINED), ("éa", score, NORMAL)]
+    made = opened(tmp_path, model([*START, *more], UNIGRAM, normalizer=NO_PREFIX))
+    assert shown(made, "éa") == wanted
 
 
 def test_characters_are_replaced_but_in_user_defined_tokens(tmp_path: Path) -> None:

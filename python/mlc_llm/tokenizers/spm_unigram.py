@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
 _UNKNOWN_LESS = 10.0
-_USER_DEFINED = -0.1
-"""The score of a user-defined token, whatever the file says."""
+_USER_DEFINED = 0.1
+"""The score of a user-defined token, times its bytes less one. The file's score is not used."""
 
 
 class Unigram:
@@ -22,15 +22,15 @@ class Unigram:
     def __init__(self, vocabulary: Vocabulary, scores: Sequence[float]) -> None:
         """scores: of the first tokens; those behind them are never found by this class."""
         self._unknown = vocabulary.ids["unknown_token_id"]
-        normal = array("f")
+        rows = list(enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)))
+        normal = array("f", (scores[i] for i, (_, kind) in rows if kind == TokenKind.NORMAL))
         self._pieces: dict[str, tuple[int, float]] = {}
-        rows = enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
         for i, (token, kind) in rows:
             if kind == TokenKind.NORMAL:
-                normal.append(scores[i])
-                self._pieces[token] = i, normal[-1]
+                self._pieces[token] = i, scores[i]
             elif kind == TokenKind.USER_DEFINED:
-                self._pieces[token] = i, _USER_DEFINED
+                total = len(token.encode()) * _USER_DEFINED - _USER_DEFINED
+                self._pieces[token] = i, array("f", [total])[0]
         self._unknown_score = array("f", [min(normal, default=0.0) - _UNKNOWN_LESS])[0]
         self._starts = {token[:end] for token in self._pieces for end in range(1, len(token))}
         self._bytes = _byte_ids(vocabulary)

@@ -1,0 +1,259 @@
+"""Ids equal those of the programs that make the files: sentencepiece, tiktoken, tokenizers and
+Transformers. The vocabularies are trained here. Tests of a package that is missing are skipped."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import unicodedata
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import tokenizers as hf
+from tokenizer_corpus import corpus
+from tokenizers import models, pre_tokenizers, trainers
+
+from mlc_llm.tokenizers import Tokenizer
+from mlc_llm.tokenizers.byte_level import BYTES
+
+EDGES = [
+    "", " ", "   ", "  lead", "trail  ", "▁", "▁▁a  b   ", "a▁", "<s>a</s>", "<unk> ⁇", "<0x0A>x",
+    "\t\tx\n\n y", "a\n  ", "a \n\n", "\u0000 x", "\u200b\u00ad\ufeff ", "\u0085\u00a0 x\u2028 ",
+    "ﬁ\u0301 e\u0301 \u1e9b\u0323 ｶﾞ ① ㍿ Ⅷ ½", "가각 \u1100\u1161\u11a8", "ﬁx ab  c",
+    "a<think>b <think> hello world <c> the thing", "'S 'LL I'm 1234567", "!!!\n\n/x", "$5 $",
+    "a" * 500, "é" * 300, "😀" * 300,
+]  # fmt: skip
+"""Texts beside the corpus."""
+
+
+def package(name: str) -> ModuleType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the packages' own
+        found: ModuleType = pytest.importorskip(name, reason=f"the package {name} is missing")
+    return found
+
+
+def texts() -> list[str]:
+    return [*corpus()[::2], *EDGES]
+
+
+def wrong(made: Tokenizer, encode: Callable[[str], list[int]], **options: Any) -> list[object]:
+    """The first texts whose ids differ, with both lists."""
+    every = texts()
+    both = zip(every, made.encode_batch(every, **options), strict=True)
+    return [(one, ids, other) for one, ids in both if (other := encode(one)) != ids][:3]
+
+
+# --- SentencePiece -----------------------------------------------------------------------------
+
+SPM: dict[str, dict[str, Any]] = {
+    "bpe-llama": {"byte_fallback": True, "split_digits": True},
+    "bpe-gemma": {
+        "byte_fallback": True,
+        "add_dummy_prefix": False,
+        "user_defined_symbols": ["▁▁", "▁▁▁", "\t", "<think>", "hello▁w"],
+        "control_symbols": ["<start_of_turn>", "<c>"],
+    },
+    "bpe-nmt": {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
+    "bpe-folded": {"normalization_rule_name": "nmt_nfkc_cf", "byte_fallback": True},
+    "bpe-phrases": {"split_by_whitespace": False, "normalization_rule_name": "nmt_nfkc"},
+    "unigram-t5": {"normalization_rule_name": "nmt_nfkc", "remove_extra_whitespaces": True},
+    "unigram-bytes": {"byte_fallback": True},
+    "unigram-wholes": {
+        "byte_fallback": True,
+        "user_defined_symbols": ["<think>", "ing", "the", "ﬁx", "ab  c"],
+        "control_symbols": ["<c>"],
+        "normalization_rule_name": "nmt_nfkc",
+    },
+    "unigram-no-prefix": {
+        "normalization_rule_name": "nfkc",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": True,
+    },
+}
+"""Options of training. What they do not say is as in Llama's vocabularies."""
+
+
+def trained(spm: ModuleType, kind: str) -> bytes:
+    lines = [text.replace("\n", " ")[:1000] for text in corpus()[:700] if text.strip()]
+    options = {
+        "model_type": kind.partition("-")[0],
+        "vocab_size": 2200,
+        "character_coverage": 0.98,
+        "hard_vocab_limit": False,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "minloglevel": 2,
+        "num_threads": 1,
+    }
+    written = io.BytesIO()
+    sentences = iter(lines)
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=sentences, model_writer=written, **(options | SPM[kind])
+    )
+    return written.getvalue()
+
+
+@pytest.mark.parametrize("kind", SPM)
+def test_sentencepiece(kind: str, tmp_path: Path) -> None:
+    spm = package("sentencepiece")
+    data = trained(spm, kind)
+    (tmp_path / "tokenizer.model").write_bytes(data)
+    made, theirs = Tokenizer(tmp_path), spm.SentencePieceProcessor(model_proto=data)
+    assert made.vocab_size == theirs.vocab_size()
+    assert (made.bos_token_id, made.eos_token_ids) == (theirs.bos_id(), {theirs.eos_id()})
+    assert wrong(made, theirs.encode) == []
+    assert made.decode(made.encode("Hello world")).lower() == "hello world"
+
+
+# --- byte-level BPE ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> hf.Tokenizer:
+    """A trained byte-level vocabulary with one special token."""
+    made = hf.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=2500,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    made.train_from_iterator(corpus(), trainer)
+    return made
+
+
+def bpe_folder(folder: Path, byte_level: hf.Tokenizer, config: dict[str, Any]) -> Path:
+    byte_level.model.save(str(folder))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def test_bpe_files(byte_level: hf.Tokenizer, tmp_path: Path) -> None:
+    made = Tokenizer(bpe_folder(tmp_path, byte_level, {"tokenizer_class": "GPT2Tokenizer"}))
+    theirs = hf.Tokenizer(byte_level.model)
+    theirs.pre_tokenizer = byte_level.pre_tokenizer
+    assert wrong(made, lambda text: list(theirs.encode(text).ids)) == []
+
+
+QWEN2 = {
+    "tokenizer_class": "Qwen2Tokenizer",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+    "bos_token": None,
+    "added_tokens_decoder": {
+        str(2500 + i): {
+            **{"content": text, "special": special, "lstrip": False, "rstrip": False},
+            **{"single_word": False, "normalized": False},
+        }
+        for i, (text, special) in enumerate([("<|im_end|>", True), ("<think>", False)])
+    },
+}
+
+
+@pytest.mark.oracle
+@pytest.mark.slow
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("config", [{"tokenizer_class": "GPT2Tokenizer"}, QWEN2])
+def test_bpe_files_of_transformers(
+    config: dict[str, Any],
+    special: bool,
+    byte_level: hf.Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    theirs = of_transformers(bpe_folder(tmp_path, byte_level, config), config["tokenizer_class"])
+    made = Tokenizer(tmp_path)
+    options = {"add_special_tokens": False, "split_special_tokens": not special}
+    assert wrong(made, lambda text: theirs.encode(text, **options), special=special) == []
+
+
+def of_transformers(folder: Path, name: str) -> Any:
+    transformers = package("transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(transformers, name).from_pretrained(str(folder))
+
+
+# --- WordPiece ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_word_pieces(lowercase: bool, tmp_path: Path) -> None:
+    theirs = hf.BertWordPieceTokenizer(lowercase=lowercase)
+    theirs.train_from_iterator(corpus(), vocab_size=2500, show_progress=False)
+    theirs.save_model(str(tmp_path))
+    config = json.dumps({"do_lower_case": lowercase})
+    (tmp_path / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    plain = hf.BertWordPieceTokenizer(str(tmp_path / "vocab.txt"), lowercase=lowercase)
+    plain._tokenizer.encode_special_tokens = True
+    made = Tokenizer(tmp_path)
+    encode = lambda text: list(plain.encode(text, add_special_tokens=False).ids)  # noqa: E731
+    assert wrong(made, encode) == []
+
+
+# --- tiktoken ----------------------------------------------------------------------------------
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TIKTOKEN: list[tuple[str, str, str]] = [
+    ("cl100k_base.tiktoken", "", ""),
+    ("o200k_base.tiktoken", "", ""),
+    ("qwen.tiktoken", "", LLAMA3.replace("{1,3}", "")),
+    ("tokenizer.model", "llama", LLAMA3),
+]
+"""Name of the file, type of the model, expression; "": the package's own for this name."""
+
+
+def expression_of(file: str) -> str:
+    """The expression of a vocabulary that the package tiktoken knows, out of its source."""
+    source = Path(package("tiktoken_ext.openai_public").__file__ or "").read_text(encoding="utf-8")
+    body = source.partition(f"def {file.partition('.')[0]}(")[2].partition("\ndef ")[0]
+    found = [one for one in body.split('"""')[1::2] if "\\p{" in one or "\\s" in one]
+    return "|".join(found)
+
+
+def rank_file(ranks: dict[bytes, int]) -> str:
+    return "".join(f"{base64.b64encode(token).decode()} {i}\n" for token, i in ranks.items())
+
+
+def ranks_of(byte_level: hf.Tokenizer) -> dict[bytes, int]:
+    entries = sorted(byte_level.get_vocab().items(), key=lambda entry: entry[1])
+    tokens: Sequence[str] = [token for token, _ in entries if token != "<|endoftext|>"]
+    return {bytes(BYTES[one] for one in token): i for i, token in enumerate(tokens)}
+
+
+@pytest.mark.parametrize("by_pattern", [False, True])
+@pytest.mark.parametrize("kind", TIKTOKEN)
+def test_tiktoken(
+    kind: tuple[str, str, str], by_pattern: bool, byte_level: hf.Tokenizer, tmp_path: Path
+) -> None:
+    tiktoken = package("tiktoken")
+    file, model, expression = kind
+    expression = expression or expression_of(file)
+    ranks = ranks_of(byte_level)
+    name = "other.tiktoken" if by_pattern else file
+    config = {"pat_str": expression} if by_pattern else {}
+    (tmp_path / name).write_text(rank_file(ranks), encoding="ascii")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}), encoding="utf-8")
+    theirs = tiktoken.Encoding(
+        "trained", pat_str=expression, mergeable_ranks=ranks, special_tokens={}
+    )
+    composes = file.startswith("qwen") and not by_pattern
+
+    def encode(text: str) -> list[int]:
+        composed = unicodedata.normalize("NFC", text) if composes else text
+        ids: list[int] = theirs.encode_ordinary(composed)
+        return ids
+
+    assert wrong(Tokenizer(tmp_path), encode) == []
