@@ -178,6 +178,8 @@ LAZY = {
     ("mlc_llm.backends.reference.backend", "tvm"),
     ("mlc_llm.support.progress", "rich"),  # of use on a terminal only
     ("mlc_llm.support.progress", "rich.console"),
+    # A GGUF file holds its vocabulary.
+    ("mlc_llm.tokenizers.tokenizer", "mlc_llm.tokenizers.folder"),
     ("mlc_llm.support.hub_model", "mlc_llm.support.hub"),  # HTTP is for downloads only
     ("mlc_llm.support.hub_model", "mlc_llm.support.hub_download"),
 }

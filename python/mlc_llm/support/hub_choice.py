@@ -26,6 +26,7 @@ _TEXTS = _SETTINGS | {
 }
 """What is read in a folder of other weights."""
 _ENDINGS = (".jinja", ".tiktoken")
+_USUAL = re.compile(r"model(-\d+-of-\d+)?\.safetensors", re.ASCII)
 _SHARD = re.compile(r"params_shard_\d+\.bin", re.ASCII)
 """Plain numbers in upstream's own folders. Every other .bin file may be a pickle."""
 _NO_MODEL = ("mmproj", "imatrix")
@@ -68,10 +69,10 @@ def _texts(top: Sequence[str], wanted: Iterable[str]) -> list[str]:
 
 
 def _weights(top: Sequence[str]) -> list[str]:
-    """Weights at the top of a repository. Files of adapters and of other makers' programs lie
-    beside `model*.safetensors` in many of them, so these come alone where they exist."""
+    """Weights at the top of a repository. Where they have the usual names, they come alone: beside
+    them may lie adapters, other precisions, and files of other programs."""
     tensors = [name for name in top if name.endswith(".safetensors")]
-    usual = [name for name in tensors if name.startswith("model")]
+    usual = [name for name in tensors if _USUAL.fullmatch(name)]
     return (usual or tensors) + [name for name in top if _SHARD.fullmatch(name)]
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import tokenizers as hf
 from tokenizers import AddedToken, models
 
 from mlc_llm.tokenizers import byte_level, sentencepiece, unigram, wordpiece
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
-from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 from mlc_llm.tokenizers.words import Words
+
+if TYPE_CHECKING:
+    from mlc_llm.tokenizers.folder_config import FolderConfig
 
 
 class Kind(Protocol):

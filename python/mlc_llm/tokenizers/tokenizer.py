@@ -8,7 +8,6 @@ from pathlib import Path
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.tokenizers.control import ControlFinder
-from mlc_llm.tokenizers.folder import parts_of_folder
 from mlc_llm.tokenizers.from_gguf import parts_of_flat, parts_of_metadata
 from mlc_llm.tokenizers.parts import Parts, Prefix, check_unicode, library_ids
 
@@ -25,6 +24,8 @@ class Tokenizer:
 
         Raises `ModelNotFound`, `ModelFileError`, `UnsupportedModel`.
         """
+        from mlc_llm.tokenizers.folder import parts_of_folder
+
         path = Path(path)
         if path.suffix == ".gguf":
             raise UnsupportedModel(f"{path}: open the file and pass its metadata to Tokenizer")
