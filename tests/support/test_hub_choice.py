@@ -91,7 +91,16 @@ def test_two_files_that_fit_a_tag() -> None:
 def test_a_folder_of_safetensors() -> None:
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index, other = "model.safetensors.index.json", "consolidated.safetensors"
-    names = [*TEXTS, *shards, index, other, "model.fp16.safetensors", "tokenizer.model", "data.json", "qwen.tiktoken"]
+    names = [
+        *TEXTS,
+        *shards,
+        index,
+        other,
+        "model.fp16.safetensors",
+        "tokenizer.model",
+        "data.json",
+        "qwen.tiktoken",
+    ]
     needed = {*TEXTS, *shards, index, "tokenizer.model", "qwen.tiktoken"}
     assert chosen("HF://u/r", *names) == ("config.json", needed)
     assert chosen("HF://u/r", *TEXTS, other) == ("config.json", {*TEXTS, other})

@@ -20,6 +20,7 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import BYTES
+from mlc_llm.tokenizers.spm_model import read_model
 
 EDGES = [
     "", " ", "   ", "  lead", "trail  ", "▁", "▁▁a  b   ", "a▁", "<s>a</s>", "<unk> ⁇", "<0x0A>x",
@@ -109,6 +110,31 @@ def test_sentencepiece(kind: str, tmp_path: Path) -> None:
     assert (made.bos_token_id, made.eos_token_ids) == (theirs.bos_id(), {theirs.eos_id()})
     assert wrong(made, theirs.encode) == []
     assert made.decode(made.encode("Hello world")).lower() == "hello world"
+
+
+def as_gguf(data: bytes, folder: Path) -> dict[str, Any]:
+    """What llama.cpp's converter writes of a unigram model."""
+    (folder / "spiece.model").write_bytes(data)
+    model = read_model(folder / "spiece.model")
+    values = {
+        "model": "t5",
+        "tokens": model.tokens,
+        "scores": model.scores,
+        "token_type": model.kinds,
+        "precompiled_charsmap": list(model.characters),
+        "add_space_prefix": model.adds_space,
+        "remove_extra_whitespaces": model.merges_spaces,
+        "unknown_token_id": model.unknown_id,
+    }
+    return {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SPM if kind.startswith("unigram")])
+def test_unigram_out_of_gguf(kind: str, tmp_path: Path) -> None:
+    spm = package("sentencepiece")
+    data = trained(spm, kind)
+    made = Tokenizer.from_gguf_metadata(as_gguf(data, tmp_path))
+    assert wrong(made, spm.SentencePieceProcessor(model_proto=data).encode) == []
 
 
 # --- byte-level BPE ----------------------------------------------------------------------------

@@ -22,8 +22,6 @@ from pathlib import Path
 from threading import Thread
 from typing import IO, TypeAlias
 
-from mlc_llm import __version__
-
 LISTING_S = 7.0
 """Seconds to wait for the list of files. With all imports, a user waits less than ten."""
 STALL_S = 10.0
@@ -183,7 +181,7 @@ def _some(answer: Answer, url: str, most: int) -> bytes:
 
 def _opened(url: str, headers: dict[str, str], timeout: float) -> Answer:
     request = urllib.request.Request(url, headers=headers)
-    request.add_header("User-Agent", f"mlc_llm/{__version__}")
+    request.add_header("User-Agent", "mlc_llm")
     request.add_header("Accept-Encoding", "identity")
     token = _token()
     if token:

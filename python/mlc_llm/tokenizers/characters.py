@@ -14,7 +14,7 @@ from array import array
 
 from mlc_llm.errors import ModelFileError
 
-_NAME = "precompiled_charsmap"
+NAME = "precompiled_charsmap"
 _PLAIN = range(32, 127)
 
 
@@ -25,7 +25,7 @@ class CharacterTable:
         """Raises ModelFileError if the data has another form."""
         size = struct.unpack_from("<I", data)[0] if len(data) >= 4 else 0
         if size == 0 or size % 4 or size >= len(data) - 4 or data[-1]:
-            raise ModelFileError(f"{_NAME}: {len(data)} bytes that are no table")
+            raise ModelFileError(f"{NAME}: {len(data)} bytes that are no table")
         self._units = array("I", data[4 : 4 + size])
         if sys.byteorder == "big":
             self._units.byteswap()
@@ -76,14 +76,14 @@ class CharacterTable:
         start = self._unit(node) & 0x7FFFFFFF
         end = self._texts.find(b"\0", start)
         if end < 0:
-            raise ModelFileError(f"{_NAME}: a replacement begins at byte {start}, outside")
+            raise ModelFileError(f"{NAME}: a replacement begins at byte {start}, outside")
         return self._texts[start:end].decode("utf-8", "replace")
 
     def _unit(self, place: int) -> int:
         try:
             return self._units[place]
         except IndexError:
-            raise ModelFileError(f"{_NAME}: unit {place} is outside the trie") from None
+            raise ModelFileError(f"{NAME}: unit {place} is outside the trie") from None
 
     def _keeps_plain(self) -> bool:
         """Whether no key has a plain character (ASCII, printable) alone or in second place."""

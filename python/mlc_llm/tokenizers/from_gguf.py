@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 import tokenizers as hf
 from tokenizers import AddedToken, models
 
-from mlc_llm.tokenizers import byte_level, sentencepiece, unigram, wordpiece
+from mlc_llm.errors import ModelFileError
+from mlc_llm.tokenizers import byte_level, sentencepiece, wordpiece
+from mlc_llm.tokenizers.characters import NAME
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
 from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
+from mlc_llm.tokenizers.prepared import prepared_parts
+from mlc_llm.tokenizers.unigram import Unigram
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 from mlc_llm.tokenizers.words import Words
 
@@ -36,9 +40,8 @@ _KINDS: dict[str, Kind] = {
     "llama": sentencepiece,
     "gemma4": sentencepiece,
     "bert": wordpiece,
-    "t5": unigram,
 }
-"""The module for each value of `tokenizer.ggml.model`."""
+"""The module for each value of `tokenizer.ggml.model`; `t5` has none."""
 
 
 def parts_of_metadata(metadata: Mapping[str, object]) -> Parts:
@@ -51,6 +54,8 @@ def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = No
 
     Raises ModelFileError, which names keys of GGUF, and UnsupportedModel.
     """
+    if vocabulary.model == "t5":
+        return _unigram(vocabulary)
     made = _backends(vocabulary)
     kind = _KINDS[vocabulary.model]
     added = {} if config is None else config.added
@@ -65,6 +70,14 @@ def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = No
         strips={i: one.strip for i, one in added.items() if one.is_special and any(one.strip)},
         strips_leading_space=kind is wordpiece or kind.prefix(vocabulary) is not Prefix.NONE,
     )
+
+
+def _unigram(vocabulary: Vocabulary) -> Parts:
+    try:
+        return prepared_parts(vocabulary, Unigram(vocabulary).encode)
+    except ModelFileError as error:
+        text = str(error).replace(NAME, f"tokenizer.ggml.{NAME}")
+        raise ModelFileError(text) from None
 
 
 def flat_form(metadata: Mapping[str, object]) -> bytes | None:

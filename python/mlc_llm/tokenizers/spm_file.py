@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +11,12 @@ import tokenizers as hf
 from tokenizers import AddedToken, models
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.tokenizers.characters import CharacterTable
 from mlc_llm.tokenizers.folder_config import FolderConfig
-from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Prepared, hidden, library_ids
-from mlc_llm.tokenizers.sentencepiece import recovered_merges, token_bytes
-from mlc_llm.tokenizers.spm_model import BPE, UNIGRAM, SentencePieceModel, read_model
-from mlc_llm.tokenizers.spm_text import TextPreparer
-from mlc_llm.tokenizers.spm_unigram import Unigram
+from mlc_llm.tokenizers.parts import Parts, Prefix, hidden, library_ids
+from mlc_llm.tokenizers.prepared import prepared_parts
+from mlc_llm.tokenizers.sentencepiece import recovered_merges
+from mlc_llm.tokenizers.spm_model import BPE, SentencePieceModel, read_model
+from mlc_llm.tokenizers.unigram import Unigram
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
 _SHIFTED = frozenset(
@@ -33,39 +33,19 @@ def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
         raise UnsupportedModel(f"{path}: the ids of a {kind} are not supported")
     model = read_model(path)
     vocabulary = _vocabulary(model, config, path.name)
-    preparer = TextPreparer(
-        _characters(model, path),
-        vocabulary.user_defined,
-        adds_space=model.adds_space,
-        merges_spaces=model.merges_spaces,
-    )
-    return Parts(
-        backends=_no_backends,
-        token_bytes=partial(token_bytes, vocabulary),
-        vocab_size=len(vocabulary.tokens),
-        special_tokens=vocabulary.control,
-        bos_token_id=vocabulary.ids.get("bos_token_id"),
-        eos_token_ids=vocabulary.end_ids | config.end_ids,
-        add_bos=vocabulary.add_bos,
-        strips_leading_space=model.adds_space,
+    # Transformers' option `legacy` means: a space goes after control tokens too.
+    after_control = Prefix.FIRST if config.flag("legacy") is False else Prefix.EVERY
+    try:
+        parts = prepared_parts(vocabulary, _encoder(vocabulary), after_control)
+    except ModelFileError as error:
+        raise ModelFileError(f"{path}: normalizer_spec.{error}") from None
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{path}: {error}") from None
+    return replace(
+        parts,
+        eos_token_ids=parts.eos_token_ids | config.end_ids,
         strips={one.id: one.strip for one in config.added.values() if any(one.strip)},
-        prepared=Prepared(
-            preparer.prepared,
-            _encoder(model, vocabulary, path),
-            _after_control(model, config),
-        ),
     )
-
-
-def _no_backends() -> Backends:
-    raise AssertionError("SentencePiece's files are encoded by `Parts.prepared`")
-
-
-def _after_control(model: SentencePieceModel, config: FolderConfig) -> Prefix:
-    """Where a space is added. Transformers' option `legacy` means: after control tokens too."""
-    if not model.adds_space:
-        return Prefix.NONE
-    return Prefix.FIRST if config.flag("legacy") is False else Prefix.EVERY
 
 
 def _vocabulary(model: SentencePieceModel, config: FolderConfig, file: str) -> Vocabulary:
@@ -89,25 +69,15 @@ def _vocabulary(model: SentencePieceModel, config: FolderConfig, file: str) -> V
         ids=ids,
         add_bos=add_bos and "bos_token_id" in ids,
         add_space_prefix=model.adds_space,
+        merges_spaces=model.merges_spaces,
+        characters=model.characters,
     )
 
 
-def _characters(model: SentencePieceModel, path: Path) -> CharacterTable | None:
-    try:
-        return CharacterTable(model.characters) if model.characters else None
-    except ModelFileError as error:
-        raise ModelFileError(f"{path}: normalizer_spec.{error}") from None
-
-
-def _encoder(
-    model: SentencePieceModel, vocabulary: Vocabulary, path: Path
-) -> Callable[[Sequence[str]], list[list[int]]]:
-    if model.algorithm == UNIGRAM:
-        return Unigram(vocabulary, model.scores).encode
-    try:
-        made = hf.Tokenizer(_bpe(vocabulary))
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{path}: {error}") from None
+def _encoder(vocabulary: Vocabulary) -> Callable[[Sequence[str]], list[list[int]]]:
+    if vocabulary.model == "t5":
+        return Unigram(vocabulary).encode
+    made = hf.Tokenizer(_bpe(vocabulary))
     wholes = vocabulary.user_defined
     made.add_tokens([AddedToken(text, normalized=False, special=False) for text in wholes])
     return partial(library_ids, made)
