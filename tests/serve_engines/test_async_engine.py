@@ -18,7 +18,8 @@ from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionStreamResponse,
     CompletionResponse,
 )
-from mlc_llm.serve.async_engine import AsyncAnswerChunks, _hand_out
+from mlc_llm.serve.async_engine import AsyncAnswerChunks
+from mlc_llm.serve.async_reader import _hand_out
 
 LONG = "abc " * 400
 
@@ -84,7 +85,7 @@ def test_the_loop_is_woken_once_a_step(
         calls.append(len(news))
         _hand_out(news)
 
-    monkeypatch.setattr("mlc_llm.serve.async_engine._hand_out", counted)
+    monkeypatch.setattr("mlc_llm.serve.async_reader._hand_out", counted)
 
     async def ask() -> None:
         await asyncio.gather(*[chat(async_engine, "x" * 50, n=4) for _ in range(4)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from mlc_llm.protocol.chat_parameters import (
@@ -18,12 +18,13 @@ from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionStreamResponse,
     CompletionResponse,
 )
-from mlc_llm.serve.client import EngineClient, News
+from mlc_llm.serve.async_reader import AsyncClient, AsyncReader, begin, deliver_to_loops
+from mlc_llm.serve.client import EngineClient
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.engine_utils import random_uuid
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
-from mlc_llm.serve.openai.calls import Call, Part, Streamed, chat_call
+from mlc_llm.serve.openai.calls import Call, Streamed, chat_call
 from mlc_llm.serve.openai.completions import completion_call
 from mlc_llm.serve.openai.raw_calls import DeltaOutput, Deltas, metrics_in, prompt_part
 from mlc_llm.serve.openai.requests import completion_request_of, request_of
@@ -34,69 +35,6 @@ if TYPE_CHECKING:
 
 StreamedT = TypeVar("StreamedT")
 WholeT = TypeVar("WholeT")
-
-
-class AsyncReader:
-    """The chunks of all parts of one call, for the one task that reads them.
-
-    `take` runs on the event loop. All else may be called from any thread.
-    """
-
-    def __init__(self, parts: Sequence[Part], abort: Callable[[str], None]) -> None:
-        """abort: ends the request with this id. There must be a running event loop."""
-        self.loop = asyncio.get_running_loop()
-        self.is_over = False
-        self._parts, self._abort = parts, abort
-        self._open_parts = len(parts)
-        self._news: deque[News] = deque()
-        self._waiting: asyncio.Future[None] | None = None
-
-    def take(self, news: News) -> None:
-        """Add a chunk, and wake the task that waits for one."""
-        self._news.append(news)
-        self._open_parts -= news[1].usage_json is not None
-        self.is_over = self.is_over or self._open_parts == 0
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-
-    def close(self) -> None:
-        """Abort what has not ended. It may be called more than once."""
-        if not self.is_over:
-            self.is_over = True
-            for part in self._parts:
-                self._abort(part.request_id)
-
-    def __aiter__(self) -> AsyncReader:
-        return self
-
-    async def __anext__(self) -> News:
-        while not self._news:
-            if self._open_parts == 0:
-                raise StopAsyncIteration
-            self._waiting = self.loop.create_future()
-            await self._waiting
-        return self._news.popleft()
-
-
-def _deliver(all_news: list[tuple[AsyncReader, News]]) -> None:
-    """Wake each event loop once, with all that a step has brought for its readers."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AsyncReader, News]]] = {}
-    for one in all_news:
-        by_loop.setdefault(one[0].loop, []).append(one)
-    for loop, news in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_hand_out, news)
-        except RuntimeError:  # the loop is closed: nobody can read any more
-            for reader, _ in news:
-                reader.close()
-
-
-def _hand_out(all_news: list[tuple[AsyncReader, News]]) -> None:
-    for reader, news in all_news:
-        reader.take(news)
-
-
-Client = EngineClient[AsyncReader]
 
 
 class AsyncAnswerChunks(AsyncIterator[StreamedT], Generic[StreamedT]):
@@ -133,21 +71,10 @@ class AsyncAnswerChunks(AsyncIterator[StreamedT], Generic[StreamedT]):
         self._reader.close()
 
 
-async def _begin(client: Client, parts: Sequence[Part]) -> AsyncReader:
-    """Start a call. Templates, tokens and grammars are made on another thread."""
-    reader = AsyncReader(parts, client.abort)
-    try:
-        await asyncio.to_thread(client.start, parts, reader)
-    except BaseException:
-        reader.close()
-        raise
-    return reader
-
-
 async def _answer(
-    client: Client, call: Call[StreamedT, WholeT], *, stream: bool
+    client: AsyncClient, call: Call[StreamedT, WholeT], *, stream: bool
 ) -> AsyncAnswerChunks[StreamedT] | WholeT:
-    reader = await _begin(client, call.parts)
+    reader = await begin(client, call.parts)
     if stream:
         return AsyncAnswerChunks(reader, call.streamed)
     try:
@@ -161,7 +88,7 @@ async def _answer(
 class AsyncChatCompletions:
     """`chat.completions`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def create(
@@ -183,14 +110,14 @@ class AsyncChatCompletions:
 class AsyncChat:
     """`chat`, as in OpenAI's client."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self.completions = AsyncChatCompletions(client)
 
 
 class AsyncCompletions:
     """`completions`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def create(
@@ -229,8 +156,8 @@ class AsyncMLCEngine:
         what happens to each request. Raises `UserError` for a model, a device or a config that
         cannot be used."""
         self.trace_recorder = EventTraceRecorder() if enable_tracing else None
-        self._client: Client = EngineClient(
-            _deliver,
+        self._client: AsyncClient = EngineClient(
+            deliver_to_loops,
             model,
             device,
             model_lib=model_lib,
@@ -253,7 +180,7 @@ class AsyncMLCEngine:
     async def metrics(self) -> EngineMetrics:
         """The engine's numbers at this moment. Raises `MLCError` if no model is loaded."""
         part = self._client.metrics_part(f"metrics-{random_uuid()}")
-        reader = await _begin(self._client, [part])
+        reader = await begin(self._client, [part])
         return metrics_in([chunk async for _, chunk in reader])
 
     async def reload(self, engine_config: EngineConfig | None = None) -> None:
@@ -288,7 +215,7 @@ class AsyncMLCEngine:
     ) -> AsyncIterator[list[DeltaOutput]]:
         """What each choice of a request without a protocol gets in a step; the usage comes last."""
         part = prompt_part(prompt, generation_config, request_id, self._client.model)
-        chunks = AsyncAnswerChunks(await _begin(self._client, [part]), Deltas(part.n))
+        chunks = AsyncAnswerChunks(await begin(self._client, [part]), Deltas(part.n))
         async with chunks:
             async for outputs in chunks:
                 yield outputs

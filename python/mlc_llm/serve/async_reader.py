@@ -1,0 +1,84 @@
+"""Carries the chunks of calls from the thread of the engine to tasks of event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mlc_llm.serve.client import EngineClient, News
+from mlc_llm.serve.openai.calls import Part
+
+
+class AsyncReader:
+    """The chunks of all parts of one call, for the one task that reads them.
+
+    `take` runs on the event loop. All else may be called from any thread.
+    """
+
+    def __init__(self, parts: Sequence[Part], abort: Callable[[str], None]) -> None:
+        """abort: ends the request with this id. There must be a running event loop."""
+        self.loop = asyncio.get_running_loop()
+        self.is_over = False
+        self._parts, self._abort = parts, abort
+        self._open_parts = len(parts)
+        self._news: deque[News] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def take(self, news: News) -> None:
+        """Add a chunk, and wake the task that waits for one."""
+        self._news.append(news)
+        self._open_parts -= news[1].usage_json is not None
+        self.is_over = self.is_over or self._open_parts == 0
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def close(self) -> None:
+        """Abort what has not ended. It may be called more than once."""
+        if not self.is_over:
+            self.is_over = True
+            for part in self._parts:
+                self._abort(part.request_id)
+
+    def __aiter__(self) -> AsyncReader:
+        return self
+
+    async def __anext__(self) -> News:
+        while not self._news:
+            if self._open_parts == 0:
+                raise StopAsyncIteration
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        return self._news.popleft()
+
+
+def deliver_to_loops(all_news: list[tuple[AsyncReader, News]]) -> None:
+    """Wake each event loop once, with all that a step has brought for its readers."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AsyncReader, News]]] = {}
+    for one in all_news:
+        by_loop.setdefault(one[0].loop, []).append(one)
+    for loop, news in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_hand_out, news)
+        except RuntimeError:  # the loop is closed: nobody can read any more
+            for reader, _ in news:
+                reader.close()
+
+
+def _hand_out(all_news: list[tuple[AsyncReader, News]]) -> None:
+    for reader, news in all_news:
+        reader.take(news)
+
+
+AsyncClient = EngineClient[AsyncReader]
+
+
+async def begin(client: AsyncClient, parts: Sequence[Part]) -> AsyncReader:
+    """Start a call. Templates, tokens and grammars are made on another thread."""
+    reader = AsyncReader(parts, client.abort)
+    try:
+        await asyncio.to_thread(client.start, parts, reader)
+    except BaseException:
+        reader.close()
+        raise
+    return reader
