@@ -34,6 +34,7 @@ class Command:
 COMMANDS = (
     Command("generate", "answer one prompt and stop", "mlc_llm.cli.generate"),
     Command("chat", "talk with a model in the terminal", "mlc_llm.cli.chat"),
+    Command("serve", "serve a model over HTTP, as OpenAI's API", "mlc_llm.cli.serve"),
     Command(
         "fit",
         "show how much memory a model needs; exit code 1: too much",

@@ -46,8 +46,8 @@ SETTINGS = {
 """The name of a field is also its flag (`top_p`, `--top-p`) and its name in `/set`."""
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Flags: which model, and where it runs."""
+def add_model(parser: argparse.ArgumentParser, *, system: bool = True) -> None:
+    """Flags: which model, and where it runs. system: with the flag of the system message."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
@@ -55,16 +55,17 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "(default: SmolLM2-135M-Instruct, downloaded once)",
     )
     group.add_argument("--device", default="auto", help="where to run (default: %(default)s)")
-    group.add_argument("--system", help="the system message, instead of the model's own")
+    if system:
+        group.add_argument("--system", help="the system message, instead of the model's own")
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Flags: how the engine runs the model."""
+def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None:
+    """Flags: how the engine runs the model. mode: the default."""
     group = parser.add_argument_group("engine")
     group.add_argument(
         "--mode",
         choices=MODES,
-        default=MODE,
+        default=mode,
         metavar="MODE",
         help=f"how much memory to take: one of {', '.join(MODES)} (default: %(default)s)",
     )

@@ -40,6 +40,16 @@ class AsyncReader:
             for part in self._parts:
                 self._abort(part.request_id)
 
+    async def next_all(self) -> list[News] | None:
+        """Wait for a chunk, and return all that have come; None after the last one."""
+        while not self._news:
+            if self._open_parts == 0:
+                return None
+            await self._news_come()
+        found = list(self._news)
+        self._news.clear()
+        return found
+
     def __aiter__(self) -> AsyncReader:
         return self
 
@@ -47,9 +57,12 @@ class AsyncReader:
         while not self._news:
             if self._open_parts == 0:
                 raise StopAsyncIteration
-            self._waiting = self.loop.create_future()
-            await self._waiting
+            await self._news_come()
         return self._news.popleft()
+
+    async def _news_come(self) -> None:
+        self._waiting = self.loop.create_future()
+        await self._waiting
 
 
 def deliver_to_loops(all_news: list[tuple[AsyncReader, News]]) -> None:

@@ -147,6 +147,11 @@ class EngineClient(Generic[ReaderT]):
         return chat_model_of(self._engine.loaded)
 
     @property
+    def model_name(self) -> str:
+        """The name of the loaded model. Raises `MLCError` if none is loaded."""
+        return self._engine.loaded.bundle.name
+
+    @property
     def engine_config(self) -> EngineConfig:
         """The config with every limit. Raises `MLCError` if no model is loaded."""
         return self._engine.get_complete_engine_config()
@@ -165,7 +170,7 @@ class EngineClient(Generic[ReaderT]):
                 self._callback.running.open(request_id, one)
                 begun[request_id] = one
                 if not reader.is_over:
-                    self._engine.make_and_add(request_id, n, make)
+                    self._engine.make_and_add(request_id, n, make, raises=True)
         except BaseException:
             self._drop(begun)
             raise
@@ -187,6 +192,11 @@ class EngineClient(Generic[ReaderT]):
     def abort(self, request_id: str) -> None:
         """End a request: its answer ends with `abort`. Unknown ids are ignored."""
         self._engine.abort_request(request_id)
+
+    def abort_all(self) -> None:
+        """End all requests: their answers end with `abort`."""
+        for request_id in self._callback.running.ids():
+            self._engine.abort_request(request_id)
 
     def reload(self, config: EngineConfig | None = None) -> None:
         """Abort everything, and open the model of this config; None: the same as before. Raises

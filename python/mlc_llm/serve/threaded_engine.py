@@ -149,14 +149,19 @@ class ThreadedEngine(Stoppable):
         """
         self.make_and_add(request.request_id, request.n, lambda: request)
 
-    def make_and_add(self, request_id: str, n: int, make: Callable[[], Request]) -> None:
+    def make_and_add(
+        self, request_id: str, n: int, make: Callable[[], Request], *, raises: bool = False
+    ) -> None:
         """Like `add_request`, for a request with this id and `n` that `make` makes slowly. Raises
-        what `make` raises, unless the request was aborted before."""
+        what `make` raises, unless the request was aborted before. With `raises`, it also raises the
+        `UserError` for which the engine would refuse the request."""
         self.check_usable()
         open_request = self._open_requests.add(request_id, n)
         try:
             with Inside():
                 arrival = self._prepared(make(), open_request)
+                if raises and arrival.prepared is not None and arrival.prepared.error is not None:
+                    raise arrival.prepared.error
                 self._put(Instruction(InstructionKind.kAddRequest, arrival))
         except BaseException as error:
             is_open = self._open_requests.remove(open_request)

@@ -1,0 +1,44 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mlc_llm.protocol.openai_api_protocol import CompletionRequest, CompletionResponse
+from mlc_llm.serve.openai.calls import Streamed
+from mlc_llm.serve.openai.chunks import Chunk
+from mlc_llm.serve.openai.completions import completion_call
+from mlc_llm.serve.server.answer import answer_call
+from mlc_llm.serve.server.body import read_json_text
+from mlc_llm.serve.server.context import context_of, ignored, new_id
+from mlc_llm.serve.server.stream_json import check_end
+
+
+class CompletionStream:
+    """Writes the chunks of one call of the older API."""
+
+    def __init__(self, request_id: str, streamed: Streamed[CompletionResponse]) -> None:
+        self._request_id, self._streamed = request_id, streamed
+
+    def texts(self, part: int, chunk: Chunk) -> Iterator[str]:
+        """Raises `RequestError` for a request that failed or was ended."""
+        check_end(chunk, self._request_id)
+        for one in self._streamed.of(part, chunk):
+            yield one.model_dump_json()
+
+
+async def completions(request: Request) -> Response:
+    """What follows a prompt, or each of several."""
+    context = context_of(request)
+    data = await read_json_text(request, context.settings.limits)
+    body = CompletionRequest.parse_text(data)
+    name = context.check_name(body.model)
+    context.check_debug(body)
+    request_id = new_id("cmpl")
+    call = completion_call(body.model_copy(update={"model": name}), request_id, context.model)
+    writer = CompletionStream(request_id, call.streamed) if body.stream else None
+    headers = ignored(body)
+    return await answer_call(request, context, call, writer, size=len(data), headers=headers)

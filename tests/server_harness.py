@@ -1,0 +1,116 @@
+"""A server on the echo engine in a thread of this process, and a plain HTTP client for it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from threaded_harness import eventually
+
+from mlc_llm.serve.async_reader import AsyncClient, deliver_to_loops
+from mlc_llm.serve.client import EngineClient
+from mlc_llm.serve.server.context import ServerContext
+from mlc_llm.serve.server.run import Server, listen
+from mlc_llm.serve.server.settings import ServerSettings
+
+JSON = {"content-type": "application/json"}
+
+
+@dataclass
+class Reply:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    data: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        body = self.json
+        assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+        found: dict[str, Any] = body["error"]
+        return found
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream, which must end as it should."""
+        lines = [one for one in self.data.decode().split("\n\n") if one]
+        assert all(one.startswith("data: ") for one in lines if not one.startswith(":"))
+        found = [one.removeprefix("data: ") for one in lines if not one.startswith(":")]
+        assert found[-1] == "[DONE]"
+        return [json.loads(one) for one in found[:-1]]
+
+
+@dataclass
+class Running:
+    """A server, and where it listens."""
+
+    server: Server
+    client: AsyncClient
+    context: ServerContext
+    port: int
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+
+    def call(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """body: bytes, or what becomes JSON."""
+        connection = self.connect()
+        try:
+            data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+            connection.request(method, path, data, {**(JSON if data else {}), **(headers or {})})
+            found = connection.getresponse()
+            kept = {name.lower(): value for name, value in found.getheaders()}
+            return Reply(found.status, kept, found.read())
+        finally:
+            connection.close()
+
+    def chat(self, text: str, **more: Any) -> Reply:
+        body = {"messages": [{"role": "user", "content": text}], **more}
+        return self.call("POST", "/v1/chat/completions", body)
+
+    @property
+    def requests(self) -> int:
+        """Requests that the engine has."""
+        return len(self.client._callback.running)
+
+    def wait_idle(self) -> None:
+        eventually(lambda: self.requests == 0, "a request goes on")
+        eventually(lambda: self.context.admission.answers == 0, "an answer goes on")
+
+
+@contextmanager
+def running(settings: ServerSettings | None = None) -> Iterator[Running]:
+    """A server until the end of the block."""
+    settings = settings or ServerSettings(port=0)
+    settings.check()
+    client: AsyncClient = EngineClient(
+        deliver_to_loops, "mock://echo", "cpu",
+        model_lib=None, mode="server", engine_config=None, trace=None,
+    )  # fmt: skip
+    context = ServerContext(client, client.model_name, settings)
+    own = listen(context)
+    assert own is not None
+    server = Server(context)
+    thread = threading.Thread(target=server.run, args=([own],))
+    thread.start()
+    try:
+        eventually(lambda: server.started, "the server did not start")
+        yield Running(server, client, context, own.getsockname()[1])
+    finally:
+        server.end(at_once=True)
+        thread.join(10)
+        own.close()
+        client.terminate()
+        assert not thread.is_alive()
