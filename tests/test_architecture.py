@@ -97,7 +97,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(SHAPES, GROUND),
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.spec": GROUND,
-    "model_files": {*GROUND, "loader", "models", "models.spec", "quantization"},
+    "model_files": {
+        *GROUND,
+        "loader",
+        "models",
+        "models.spec",
+        "quantization",
+        "tokenizers",
+        "conversation_template",
+        "protocol",
+    },
     "compiler": COMPILER,
     "runtime": {*GROUND, *BACKENDS, "runtime.batch", "library", "protocol", "support"},
     "runtime.batch": GROUND,
@@ -159,6 +168,8 @@ LAZY = {
     ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.requests"),  # pydantic
     ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar.compiler"),  # llguidance
     ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic
+    # Only folders need it, with all block formats.
+    ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.huggingface"),
     ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.weights"),

@@ -14,7 +14,7 @@ from mlc_llm.cli import checkup
 from mlc_llm.cli.__main__ import main
 from mlc_llm.compiler import jit
 from mlc_llm.library.metadata import METADATA_FILE, PARAMS_FILE
-from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.support import content
 from mlc_llm.support.superseded import lock_of
@@ -48,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def use(model: Path) -> jit.Prepared:
     open_model(str(model))
-    return jit.prepare(GGUFFile.open(model), "portable")
+    return jit.prepare(GGUFModel.open(model), "portable")
 
 
 def ask(capsys: pytest.CaptureFixture[str], *words: str) -> Any:

@@ -11,7 +11,7 @@ from mlc_llm.cli import early
 from mlc_llm.compiler.jit import packed_weights
 from mlc_llm.compiler.keys import known_weights
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
-from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.support import content
 from mlc_llm.testing.tiny_model import write_tiny_model
@@ -38,4 +38,4 @@ def test_a_command_reads_what_the_engine_will_ask_for(
     for file in (PARAMS_FILE, INDEX_FILE):
         (folder / file).write_bytes(b"x")
     early.begin_early(reading, str(model))
-    assert begun == [folder] == [packed_weights(GGUFFile.open(model))]
+    assert begun == [folder] == [packed_weights(GGUFModel.open(model))]

@@ -11,8 +11,7 @@ from tiny_models import TinyModels
 
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler import jit, keys
-from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.models.registry import read_gguf
+from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.support.superseded import PURPOSE_FILE
 
 PORTABLE, VNNI, AMX = map(backend_of, ("portable", "vnni", "amx"))
@@ -21,8 +20,8 @@ PORTABLE, VNNI, AMX = map(backend_of, ("portable", "vnni", "amx"))
 def test_a_new_version_has_new_keys_and_the_old_purposes(
     tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = GGUFFile.open(tiny_models.path("plain"))
-    plan = read_gguf(file.metadata, file.tensors)
+    file = GGUFModel.open(tiny_models.path("plain"))
+    plan = file.plan()
 
     def names() -> list[str]:
         return [
@@ -45,9 +44,9 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
 ) -> None:
     found = set()
     for name in ("plain", "floats"):
-        file = GGUFFile.open(tiny_models.path(name))
+        file = GGUFModel.open(tiny_models.path(name))
         for one in (PORTABLE, VNNI):
-            plan = read_gguf(file.metadata, file.tensors)
+            plan = file.plan()
             content = jit.content_of_model(file)
             found |= {jit.library_purpose(plan, one)}
             found |= set(jit.weights_purposes(content, file.path, one))
@@ -57,8 +56,8 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
 def test_a_library_with_more_kernels_does_not_take_the_place_of_one_with_fewer(
     tiny_models: TinyModels,
 ) -> None:
-    file = GGUFFile.open(tiny_models.path("plain"))
-    plan = read_gguf(file.metadata, file.tensors)
+    file = GGUFModel.open(tiny_models.path("plain"))
+    plan = file.plan()
     fast = AMX.with_fast_tokens()
     assert jit.library_key(plan, AMX) != jit.library_key(plan, fast)
     assert jit.library_purpose(plan, AMX) != jit.library_purpose(plan, fast)

@@ -11,7 +11,7 @@ import pytest
 from mlc_llm.compiler import jit, weights
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, PARAMS_FILE
-from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 
@@ -26,7 +26,7 @@ def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def folder_of(path: Path) -> Path:
-    return jit.prepare(GGUFFile.open(path), "portable").weights
+    return jit.prepare(GGUFModel.open(path), "portable").weights
 
 
 def bytes_of(path: Path) -> bytes:
@@ -95,7 +95,7 @@ def test_weights_of_a_file_that_changes_while_it_is_packed_are_not_kept(
 
 def test_weights_of_a_file_replaced_behind_its_opening_are_not_kept(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model.gguf", seed=1)
-    opened = GGUFFile.open(model)
+    opened = GGUFModel.open(model)
     write_tiny_model(tmp_path / "other.gguf", seed=2).replace(model)
     with pytest.raises(ModelFileError, match=r"model\.gguf was changed while it was opened"):
         jit.prepare(opened, "portable")

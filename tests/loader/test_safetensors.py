@@ -64,7 +64,7 @@ def test_one_file_and_shards_are_the_same_model(tmp_path: Path) -> None:
     assert whole.tensors.keys() == split.tensors.keys()
     for name, tensor in whole.tensors.items():
         assert tensor.data.tobytes() == split.tensors[name].data.tobytes()
-    assert [path.name for path, _ in split.opened] == sorted(parts)
+    assert [path.name for path, _ in split.opened] == ["config.json", *sorted(parts)]
 
 
 @pytest.mark.parametrize(

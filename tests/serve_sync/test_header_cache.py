@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.serve.opening import header_cache
-from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.bundle import ModelBundle, open_model
 from mlc_llm.serve.opening.header_cache import kept_head
 from mlc_llm.support.files import cache_root
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
@@ -22,15 +24,20 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model.gguf"
 
 
+def file_of(bundle: ModelBundle) -> GGUFFile:
+    assert isinstance(bundle.files, GGUFModel)
+    return bundle.files.file
+
+
 def test_a_model_opened_again_is_the_same(model: Path) -> None:
     assert kept_head(model) is None
     first = open_model(str(model))
     head = kept_head(model)
-    assert head is not None and first.gguf is not None and head.passed == first.gguf.list_ends
+    file = file_of(first)
+    assert head is not None and head.passed == file.list_ends
     again = open_model(str(model))
-    assert again.gguf is not None
-    assert dict(again.gguf.metadata) == dict(first.gguf.metadata)
-    assert again.gguf.tensors.keys() == first.gguf.tensors.keys()
+    assert dict(file_of(again).metadata) == dict(file.metadata)
+    assert file_of(again).tensors.keys() == file.tensors.keys()
     assert again.tokenizer.encode("hello é") == first.tokenizer.encode("hello é")
     assert again.stop_token_ids == first.stop_token_ids
 
@@ -78,5 +85,5 @@ def test_a_file_replaced_while_it_is_opened_is_read_as_it_is(
         return head
 
     monkeypatch.setattr(header_cache, "kept_head", replaced)
-    gguf, head = header_cache.open_with_head(model)
-    assert head is None and "blk.2.attn_q.weight" in gguf.tensors
+    found = header_cache.open_with_head(model)
+    assert found.head is None and "blk.2.attn_q.weight" in found.tensors

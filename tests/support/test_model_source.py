@@ -38,7 +38,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_folder_with_one_model(tmp_path: Path) -> None:
     touch(tmp_path, "readme.txt", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf")
-    with pytest.raises(ModelNotFound, match=r"neither a \.gguf file nor mlc-chat-config\.json"):
+    with pytest.raises(ModelNotFound, match=r"no \.gguf file, no mlc-chat-config\.json, no config"):
         resolve_model(str(tmp_path))
     touch(tmp_path, "m-00001-of-00003.gguf")
     path = tmp_path / "m-00001-of-00003.gguf"
@@ -49,6 +49,13 @@ def test_a_folder_with_a_chat_config(tmp_path: Path) -> None:
     touch(tmp_path / "Mine", "mlc-chat-config.json", "a.gguf", "b.gguf")
     folder = tmp_path / "Mine"
     assert resolve_model(str(folder)) == ModelSource(folder, "folder", "Mine")
+
+
+def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
+    folder = touch(tmp_path / "Mine", "config.json", "model.safetensors")
+    assert resolve_model(str(folder)) == ModelSource(folder, "folder", "Mine")
+    path = touch(folder, "a.gguf") / "a.gguf"
+    assert resolve_model(str(folder)) == ModelSource(path, "gguf", "a")
 
 
 def test_a_folder_with_several_models_names_them(tmp_path: Path) -> None:
@@ -67,5 +74,5 @@ def test_nothing_there(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="neither"):
+    with pytest.raises(ModelNotFound, match="no mlc-chat-config"):
         resolve_model(str(tmp_path))

@@ -24,8 +24,7 @@ from mlc_llm.compiler.keys import (
 )
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, VERSION
-from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.models.registry import read_gguf
+from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
@@ -50,7 +49,7 @@ class Prepared:
 
 
 def prepare(
-    model: GGUFFile,
+    model: ModelFiles,
     kernels: str | None = None,
     *,
     vocab_size: int | None = None,
@@ -75,7 +74,7 @@ def prepare(
     backend = choose_backend(kernels)
     if fast:
         backend = backend.with_fast_tokens()
-    plan = read_gguf(model.metadata, model.tensors)
+    plan = model.plan()
     spec = replace(plan.spec, active_vocab=vocab_size)
     plan = replace(plan, spec=spec.with_sink_queries() if windowed else spec)
     backend.check(plan.spec)
@@ -93,7 +92,7 @@ def prepare(
 class _Work:
     """What is done when the cache has no library or no weights."""
 
-    model: GGUFFile
+    model: ModelFiles
     plan: WeightPlan
     backend: Backend
     show: ShowProgress
@@ -119,7 +118,7 @@ class _Work:
         record_about(folder, "packed weights", self.model.path.name)
 
 
-def packed_weights(model: GGUFFile, kernels: str | None = None) -> Path | None:
+def packed_weights(model: ModelFiles, kernels: str | None = None) -> Path | None:
     """The folder of a model's packed weights in the cache.
 
     None if they are not there, or if finding that out would take more than milliseconds. Raises
@@ -134,7 +133,7 @@ def packed_weights(model: GGUFFile, kernels: str | None = None) -> Path | None:
     return folder if is_sound(folder, INDEX_FILE) else None
 
 
-def content_of_model(model: GGUFFile) -> str:
+def content_of_model(model: ModelFiles) -> str:
     """A name for what is in the opened files of a model.
 
     Raises ModelFileError if other files have taken their places, or if they cannot be read.
@@ -145,7 +144,7 @@ def content_of_model(model: GGUFFile) -> str:
         raise ModelFileError(f"{model.path}: cannot be read: {error.strerror}") from error
 
 
-def _named(model: GGUFFile, contents: Sequence[Content]) -> str:
+def _named(model: ModelFiles, contents: Sequence[Content]) -> str:
     for (path, stat), content in zip(model.opened, contents, strict=True):
         if content.state != FileState.of(stat):
             raise ModelFileError(f"{path} was changed while it was opened; start again")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.gguf_tensors import GGUFTensor
@@ -27,8 +27,8 @@ MAX_SHARDS = 1024
 class HuggingFaceFolder:
     """An opened model folder.
 
-    config: what config.json says. tensors: by the names that the folder uses. opened: the weight
-    files, in order, as they were when they were opened.
+    config: what config.json says. tensors: by the names that the folder uses. opened: config.json
+    and the weight files, in order, as they were when they were opened.
     """
 
     path: Path
@@ -39,6 +39,7 @@ class HuggingFaceFolder:
     @classmethod
     def open(cls, path: Path) -> HuggingFaceFolder:
         """Raises ModelNotFound, ModelFileError, UnsupportedModel (weights of another form)."""
+        state = _state(path / CONFIG)
         config = read_json_object(path / CONFIG, MAX_JSON_BYTES)
         index = path / INDEX
         weight_map = _weight_map(index) if index.is_file() else None
@@ -47,8 +48,15 @@ class HuggingFaceFolder:
         tensors = _joined(path, files)
         if weight_map is not None:
             _check_index(index, weight_map, files)
-        opened = tuple((file.path, file.stat) for file in files.values())
-        return cls(path, config, tensors, opened)
+        opened = [(path / CONFIG, state), *((file.path, file.stat) for file in files.values())]
+        return cls(path, config, tensors, tuple(opened))
+
+
+def _state(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise ModelNotFound(f"{path}: {error.strerror}") from None
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -1,16 +1,63 @@
-"""A Hugging Face folder: what the model is, and its tensors under GGUF's names."""
+"""A model in a Hugging Face folder: config.json, safetensors files and a tokenizer."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.loader.huggingface import HuggingFaceFolder
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_tensors import named_tensors
+from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.models.registry import architecture_of, read_config
 from mlc_llm.models.weight_plan import WeightPlan, plan_gguf, wanted_tensors
+from mlc_llm.tokenizers import Tokenizer
 
 HEAD = "output.weight"
+
+
+@dataclass(frozen=True)
+class HuggingFaceModel:
+    """See `ModelFiles`."""
+
+    folder: HuggingFaceFolder
+    weights: WeightPlan
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def open(cls, path: Path) -> HuggingFaceModel:
+        """Raises ModelNotFound, ModelFileError, UnsupportedModel."""
+        folder = HuggingFaceFolder.open(path)
+        return cls(folder, *plan_folder(folder.config, folder.tensors))
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+    @property
+    def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
+        return self.folder.opened
+
+    @property
+    def context_window(self) -> int:
+        return self.weights.spec.context_window
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return token_ids(self.folder.config.get("eos_token_id"))
+
+    def plan(self) -> WeightPlan:
+        return self.weights
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.path)
+
+    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+        return folder_template(self.path)
 
 
 def plan_folder(
@@ -23,7 +70,15 @@ def plan_folder(
     ModelFileError naming the field or the tensor at fault.
     """
     names, spec = architecture_of(config).names, read_config(config)
+    _check_not_quantized(config)
     if spec.tied_head and names.origins[HEAD] in tensors:
         spec = replace(spec, tied_head=False)
     found = named_tensors(wanted_tensors(spec), names, tensors)
     return plan_gguf(spec, found), found
+
+
+def _check_not_quantized(config: Mapping[str, object]) -> None:
+    how = config.get("quantization_config")
+    if how is not None:
+        method = how.get("quant_method") if isinstance(how, Mapping) else how
+        raise UnsupportedModel(f"quantization_config.quant_method is {str(method)[:60]!r}; none is")

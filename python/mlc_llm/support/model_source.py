@@ -12,18 +12,22 @@ from mlc_llm.support.default_model import DEFAULT_MODEL
 from mlc_llm.support.download import packaged_file
 from mlc_llm.support.gguf_parts import is_later_part, stem_of
 from mlc_llm.support.hub_address import parse_address
-from mlc_llm.support.hub_choice import CHAT_CONFIG
+from mlc_llm.support.hub_choice import CHAT_CONFIG, CONFIG
 from mlc_llm.support.hub_model import fetched_model
 from mlc_llm.support.progress import ProgressFactory
 
-_FORMS = "a .gguf file, a folder with one, a folder with mlc-chat-config.json, or HF://user/repo"
+CONFIG_FILE = CONFIG
+_FORMS = (
+    "a .gguf file, a folder with one, a folder with config.json and safetensors files, a folder "
+    "with mlc-chat-config.json, or HF://user/repo"
+)
 _SHOWN_NAMES = 8
 
 
 @dataclass(frozen=True)
 class ModelSource:
     """The files of a model. path: the .gguf file (of a split one the first), or the folder with
-    mlc-chat-config.json. name: shown to users."""
+    mlc-chat-config.json or config.json. name: shown to users."""
 
     path: Path
     kind: Literal["gguf", "folder"]
@@ -81,7 +85,8 @@ def _local(path: Path, model: str) -> ModelSource:
     if not path.is_dir():
         return _gguf(path)
     names = sorted(child.name for child in path.iterdir() if child.is_file())
-    if CHAT_CONFIG in names:
+    has_gguf = any(name.lower().endswith(".gguf") for name in names)
+    if CHAT_CONFIG in names or (CONFIG_FILE in names and not has_gguf):
         return ModelSource(path, "folder", path.resolve().name)
     return _gguf(path / _only_model(names, str(path)))
 
@@ -92,6 +97,6 @@ def _only_model(names: Iterable[str], place: str) -> str:
     if len(models) == 1:
         return models[0]
     if not models:
-        raise ModelNotFound(f"{place}: neither a .gguf file nor {CHAT_CONFIG} there")
+        raise ModelNotFound(f"{place}: no .gguf file, no {CHAT_CONFIG}, no {CONFIG_FILE} there")
     shown = ", ".join(models[:_SHOWN_NAMES]) + (", ..." if len(models) > _SHOWN_NAMES else "")
     raise ModelNotFound(f"{place}: {len(models)} models there, name one: {place}/FILE of {shown}")

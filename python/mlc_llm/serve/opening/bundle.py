@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelNotFound, UnsupportedModel
-from mlc_llm.loader.gguf import GGUFFile, Value
-from mlc_llm.models.registry import check_architecture
+from mlc_llm.loader.gguf import Value
+from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve.opening.header_cache import keep_head, open_with_head, tokenizer_of
+from mlc_llm.serve.opening.header_cache import open_with_head
 from mlc_llm.serve.opening.settings import (
     ModelSettings,
     read_settings,
     settings_of_default_model,
 )
-from mlc_llm.support.model_source import ModelSource, resolve_model
+from mlc_llm.support.model_source import CONFIG_FILE, ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MOCK_ECHO = "mock://echo"
 
-OnFile = Callable[[GGUFFile], None]
+OnFiles = Callable[[ModelFiles], None]
 
 
 class ModelInfo(NamedTuple):
@@ -44,7 +44,7 @@ class ModelBundle:
     """A model's opened files and what they say. Nothing is computed or copied yet."""
 
     source: ModelSource | None
-    gguf: GGUFFile | None
+    files: ModelFiles | None
     """None for an engine that computes nothing: the echo engine needs no weights."""
     tokenizer: Tokenizer
     chat_template: ChatTemplate | Conversation | None
@@ -74,8 +74,8 @@ def parse_models(
     return [ModelInfo(model, model_lib), *more]
 
 
-def open_models(models: list[ModelInfo], on_file: OnFile | None = None) -> list[ModelBundle]:
-    """Open every model; `on_file`: see `open_model`.
+def open_models(models: list[ModelInfo], on_files: OnFiles | None = None) -> list[ModelBundle]:
+    """Open every model; `on_files`: see `open_model`.
 
     Raises `ModelNotFound` for a library that is not there, and what `open_model` raises.
     """
@@ -85,38 +85,45 @@ def open_models(models: list[ModelInfo], on_file: OnFile | None = None) -> list[
                 f"model_lib {one.model_lib!r}: no such folder; leave it out, and the model is "
                 "compiled for this machine"
             )
-    return [open_model(one.model, on_file) for one in models]
+    return [open_model(one.model, on_files) for one in models]
 
 
-def open_model(model: str | None = None, on_file: OnFile | None = None) -> ModelBundle:
-    """Open a `.gguf` file, a folder with one, a model that has to be fetched, or the default one.
+def open_model(model: str | None = None, on_files: OnFiles | None = None) -> ModelBundle:
+    """Open a `.gguf` file, a folder with a model, one that has to be fetched, or the default one.
 
     The files mlc-chat-config.json and generation_config.json are read in a folder and in a fetched
-    model. `on_file` gets the file when its header is known to be sound, before the tokenizer is
-    made. Raises `ModelNotFound`, `ModelFileError` or `UnsupportedModel`.
+    model. `on_files` gets the files when their headers are known to be sound, before the tokenizer
+    is made. Raises `ModelNotFound`, `ModelFileError` or `UnsupportedModel`.
     """
     source = resolve_model(model)
     path = _gguf_of(source)
-    gguf, head = open_with_head(path)
-    if on_file is not None:
-        on_file(gguf)
-    settings = _settings_of(model, path)
-    tokenizer = tokenizer_of(head, gguf) or open_tokenizer(gguf)
-    if head is None:
-        keep_head(gguf)
-    template = _chat_template(gguf, tokenizer)
+    files = _open_folder(source.path) if path is None else open_with_head(path)
+    if on_files is not None:
+        on_files(files)
+    settings = _settings_of(model, path or source.path)
+    tokenizer = files.tokenizer()
+    template = files.chat_template(tokenizer)
     return ModelBundle(
         source=source,
-        gguf=gguf,
+        files=files,
         tokenizer=tokenizer,
         chat_template=template or settings.template,
         name=source.name,
-        context_window=_context_window(gguf, settings),
-        stop_token_ids=_stop_token_ids(tokenizer, settings),
+        context_window=_context_window(files, settings),
+        stop_token_ids=_stop_token_ids(tokenizer, settings, files.stop_token_ids),
         defaults=settings.defaults(with_template=template is None),
         sliding_window=settings.sliding_window,
         attention_sinks=settings.attention_sinks,
     )
+
+
+def _open_folder(path: Path) -> ModelFiles:
+    """The model in a folder that has no `.gguf` file."""
+    if not (path / CONFIG_FILE).is_file():
+        raise UnsupportedModel(f"{path}: neither a .gguf file nor {CONFIG_FILE} in this folder")
+    from mlc_llm.model_files.huggingface import HuggingFaceModel
+
+    return HuggingFaceModel.open(path)
 
 
 def open_without_weights(model: str | None, context_window: int) -> ModelBundle:
@@ -131,7 +138,7 @@ def open_without_weights(model: str | None, context_window: int) -> ModelBundle:
     tokenizer = Tokenizer(source.path)
     return ModelBundle(
         source=source,
-        gguf=None,
+        files=None,
         tokenizer=tokenizer,
         chat_template=settings.template,
         name=source.name,
@@ -151,7 +158,7 @@ def echo_bundle(context_window: int) -> ModelBundle:
 
     return ModelBundle(
         source=None,
-        gguf=None,
+        files=None,
         tokenizer=Tokenizer.from_gguf_metadata(_byte_vocabulary()),
         chat_template=PLAIN_TEMPLATE,
         name=MOCK_ECHO,
@@ -161,29 +168,14 @@ def echo_bundle(context_window: int) -> ModelBundle:
     )
 
 
-def open_tokenizer(gguf: GGUFFile) -> Tokenizer:
-    """The tokenizer in the file, or the one in tokenizer.json beside it.
-
-    Raises `UnsupportedModel` if there is neither, and what `Tokenizer` raises.
-    """
-    if "tokenizer.ggml.model" in gguf.metadata:
-        return Tokenizer.from_gguf_metadata(gguf.metadata)
-    if (gguf.path.parent / "tokenizer.json").is_file():
-        return Tokenizer(gguf.path.parent)
-    raise UnsupportedModel(f"{gguf.path}: no tokenizer in the file, no tokenizer.json beside it")
-
-
-def _gguf_of(source: ModelSource) -> Path:
-    """The one GGUF file of a model; for a split model, its first part."""
+def _gguf_of(source: ModelSource) -> Path | None:
+    """The one GGUF file of a model; for a split model, its first part. None: it has none."""
     if source.kind == "gguf":
         return source.path
     found = sorted(source.path.glob("*.gguf"))
     first = [path for path in found if "-of-" not in path.stem or "-00001-of-" in path.stem]
     if not first:
-        raise UnsupportedModel(
-            f"{source.path}: no .gguf file in this folder; other weight formats are not supported "
-            "yet"
-        )
+        return None
     if len(first) > 1:
         names = ", ".join(path.name for path in first[:5])
         raise UnsupportedModel(f"{source.path}: several models in this folder ({names}); name one")
@@ -191,36 +183,24 @@ def _gguf_of(source: ModelSource) -> Path:
 
 
 def _settings_of(model: str | None, path: Path) -> ModelSettings:
-    """path: the model's file. The JSON files beside a file that was named itself are not read:
-    they may belong to another model."""
+    """path: the model's file or folder. The JSON files beside a file that was named itself are not
+    read: they may belong to another model."""
     if model is None:
         return settings_of_default_model()
+    if path.is_dir():
+        return read_settings(path)
     return ModelSettings() if Path(model).expanduser() == path else read_settings(path.parent)
 
 
-def _chat_template(gguf: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = gguf.get_str("tokenizer.chat_template", None)
-    if source is None:
-        return None
-    bos = _text(tokenizer, tokenizer.bos_token_id)
-    eos = _text(tokenizer, gguf.get_int("tokenizer.ggml.eos_token_id", None))
-    return ChatTemplate(source, bos=bos, eos=eos)
+def _context_window(files: ModelFiles, settings: ModelSettings) -> int:
+    stated = settings.context_window
+    return files.context_window if stated is None else min(files.context_window, stated)
 
 
-def _text(tokenizer: Tokenizer, token_id: int | None) -> str:
-    if token_id is None:
-        return ""
-    return next((text for text, one in tokenizer.special_tokens.items() if one == token_id), "")
-
-
-def _context_window(gguf: GGUFFile, settings: ModelSettings) -> int:
-    architecture = check_architecture(gguf.metadata)
-    window = gguf.get_int(f"{architecture}.context_length", low=1, high=2**31 - 1)
-    return window if settings.context_window is None else min(window, settings.context_window)
-
-
-def _stop_token_ids(tokenizer: Tokenizer, settings: ModelSettings) -> frozenset[int]:
-    ids = settings.stop_token_ids.union(tokenizer.eos_token_ids)
+def _stop_token_ids(
+    tokenizer: Tokenizer, settings: ModelSettings, more: frozenset[int] = frozenset()
+) -> frozenset[int]:
+    ids = settings.stop_token_ids.union(tokenizer.eos_token_ids, more)
     return frozenset(one for one in ids if 0 <= one < tokenizer.vocab_size)
 
 

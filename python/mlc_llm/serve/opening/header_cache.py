@@ -13,12 +13,14 @@ import os
 import struct
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.support.content import FileState
 from mlc_llm.support.kept import keep, kept, key_of
 from mlc_llm.tokenizers import Tokenizer
@@ -40,16 +42,30 @@ class Head(NamedTuple):
     """The state of the file, now that it has this header."""
 
 
-def open_with_head(path: Path) -> tuple[GGUFFile, Head | None]:
-    """A model's first file, and what the cache has of its header; None: nothing.
+@dataclass(frozen=True)
+class KeptGGUF(GGUFModel):
+    """A model whose header is in the cache, or comes into it once its tokenizer is made."""
+
+    head: Head | None = None
+    """None: the cache has nothing of this header."""
+
+    def tokenizer(self) -> Tokenizer:
+        made = tokenizer_of(self.head, self.file) or super().tokenizer()
+        if self.head is None:
+            keep_head(self.file)
+        return made
+
+
+def open_with_head(path: Path) -> KeptGGUF:
+    """A model by its first file, with what the cache has of the header.
 
     Raises what `GGUFFile.open` raises.
     """
     head = kept_head(path)
     gguf = GGUFFile.open(path, {} if head is None else head.passed)
     if head is None or head.state == FileState.of(gguf.opened[0][1]):
-        return gguf, head
-    return GGUFFile.open(path), None  # another file has taken its place between the two lines
+        return KeptGGUF(gguf, head=head)
+    return KeptGGUF(GGUFFile.open(path))  # another file has taken its place between the two lines
 
 
 def kept_head(path: Path) -> Head | None:

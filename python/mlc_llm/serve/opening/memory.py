@@ -12,7 +12,6 @@ import numpy as np
 
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.library.metadata import PARAMS_ALIGNMENT
-from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.spec import KVGroup
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.serve.config import EngineConfig
@@ -101,9 +100,9 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
 
     Raises `UnsupportedModel`, `ModelFileError`.
     """
-    assert bundle.gguf is not None
+    assert bundle.files is not None
     backend = choose_backend(kernels)
-    plan = read_gguf(bundle.gguf.metadata, bundle.gguf.tensors)
+    plan = bundle.files.plan()
     spec, layers = plan.spec, plan.spec.attention_layers.values()
     return ModelSize(
         groups=tuple(_group_size(group, backend) for group in spec.kv_groups),

@@ -74,7 +74,7 @@ def open_engine(
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = open_models(
-        models, lambda file: begin_weights(reading, file, memory.free, config.kernels)
+        models, lambda files: begin_weights(reading, files, memory.free, config.kernels)
     )
     if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
         for bundle in bundles:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mlc_llm.compiler.jit import Prepared, packed_weights, prepare
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.library.metadata import BrokenLibrary
-from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
@@ -20,14 +20,14 @@ from mlc_llm.serve.opening.bundle import ModelBundle
 _log = logging.getLogger(__name__)
 
 
-def begin_weights(reading: ReadAhead, file: GGUFFile, free: int, kernels: str | None) -> None:
+def begin_weights(reading: ReadAhead, files: ModelFiles, free: int, kernels: str | None) -> None:
     """Begin to read a model's packed weights, if they are in the cache and fit.
 
     free: bytes of free memory. Does nothing for a model with an error: whoever makes the runner
     finds the error too, and says what it is.
     """
     with suppress(MLCError, OSError):
-        folder = packed_weights(file, kernels)
+        folder = packed_weights(files, kernels)
         if folder is not None:
             reading.begin(folder, free)
 
@@ -61,9 +61,9 @@ def _runner_of_library(
     library: Path, bundle: ModelBundle, config: EngineConfig, read: ReadWeights
 ) -> ModelRunner:
     """The runner of a library that the caller has named."""
-    assert bundle.gguf is not None
+    assert bundle.files is not None
     vocab_size = bundle.tokenizer.vocab_size
-    weights = prepare(bundle.gguf, config.kernels, vocab_size=vocab_size).weights
+    weights = prepare(bundle.files, config.kernels, vocab_size=vocab_size).weights
     try:
         return _runner(library, weights, config, read)
     except (BrokenLibrary, BrokenParams) as error:
@@ -71,9 +71,9 @@ def _runner_of_library(
 
 
 def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False) -> Prepared:
-    assert bundle.gguf is not None
+    assert bundle.files is not None
     return prepare(
-        bundle.gguf,
+        bundle.files,
         config.kernels,
         vocab_size=bundle.tokenizer.vocab_size,
         fast=config.prompt_precision == "fast",

@@ -1,0 +1,74 @@
+"""A model in a GGUF file, or in the parts of a split one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.models.registry import check_architecture, read_gguf
+from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """See `ModelFiles`."""
+
+    file: GGUFFile
+    stop_token_ids: frozenset[int] = frozenset()
+    """The tokenizer knows all of them."""
+
+    @classmethod
+    def open(cls, path: Path | str) -> GGUFModel:
+        """Raises what `GGUFFile.open` raises."""
+        return cls(GGUFFile.open(path))
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    @property
+    def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
+        return self.file.opened
+
+    @property
+    def tensors(self) -> Mapping[str, GGUFTensor]:
+        return self.file.tensors
+
+    @property
+    def context_window(self) -> int:
+        architecture = check_architecture(self.file.metadata)
+        return self.file.get_int(f"{architecture}.context_length", low=1, high=2**31 - 1)
+
+    def plan(self) -> WeightPlan:
+        return read_gguf(self.file.metadata, self.file.tensors)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in the file, or the one in tokenizer.json beside it."""
+        if "tokenizer.ggml.model" in self.file.metadata:
+            return Tokenizer.from_gguf_metadata(self.file.metadata)
+        if (self.path.parent / "tokenizer.json").is_file():
+            return Tokenizer(self.path.parent)
+        raise UnsupportedModel(
+            f"{self.path}: no tokenizer in the file, no tokenizer.json beside it"
+        )
+
+    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+        source = self.file.get_str("tokenizer.chat_template", None)
+        if source is None:
+            return None
+        bos = _text(tokenizer, tokenizer.bos_token_id)
+        eos = _text(tokenizer, self.file.get_int("tokenizer.ggml.eos_token_id", None))
+        return ChatTemplate(source, bos=bos, eos=eos)
+
+
+def _text(tokenizer: Tokenizer, token_id: int | None) -> str:
+    if token_id is None:
+        return ""
+    return next((text for text, one in tokenizer.special_tokens.items() if one == token_id), "")
