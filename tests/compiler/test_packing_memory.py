@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
-from mlc_llm.testing.tiny_model import write_tiny_model
+from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 SMAPS = Path("/proc/self/smaps")
-pytestmark = pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell")
+tells = pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell")
 
 
 def resident(path: Path) -> int:
@@ -26,6 +27,25 @@ def resident(path: Path) -> int:
     return 1024 * total
 
 
+@pytest.mark.parametrize("kernels", ["portable", "vnni", "reference"])
+@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0"])
+def test_packing_takes_little_memory(tmp_path: Path, kernels: str, kind: str) -> None:
+    shape = TinyShape(layers=1, hidden=2048, intermediate=6144)
+    path = write_tiny_model(tmp_path / "tiny.gguf", kinds={"": kind}, shape=shape)
+    file = GGUFFile.open(path)
+    plan = read_gguf(file.metadata, file.tensors)
+    largest = len(file.tensors["blk.0.ffn_up.weight"].data)
+    assert largest == max(len(one.data) for one in file.tensors.values())
+    tracemalloc.start()
+    try:
+        pack_weights(plan, backend_of(kernels), file.tensors, tmp_path, lambda _: None)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most <= 1.5 * largest
+
+
+@tells
 def test_what_was_read_is_given_back(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     tensor = GGUFFile.open(path).tensors["token_embd.weight"]
@@ -36,6 +56,7 @@ def test_what_was_read_is_given_back(tmp_path: Path) -> None:
     assert tensor.data.tobytes() == before
 
 
+@tells
 def test_packing_leaves_nothing_of_the_file_behind(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "tiny.gguf")
     file = GGUFFile.open(path)

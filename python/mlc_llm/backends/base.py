@@ -57,6 +57,12 @@ class WeightLayout(Protocol):
         """It takes plain floats; else quantised values."""
         ...
 
+    @property
+    def row_block(self) -> int:
+        """So many rows are packed together. A matrix may be packed in parts of whole row blocks,
+        which lie one behind the other."""
+        ...
+
     def shape(self, rows: int, columns: int) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of the packed tensor."""
         ...

@@ -7,11 +7,14 @@ the same order, and with size and checksum of `params.bin`.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +30,14 @@ from mlc_llm.quantization.ggml_blocks import dequantize, unpack
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Rows: TypeAlias = Grouped | Floats
+"""Some rows of a matrix."""
 Indices = npt.NDArray[np.int64]
+
+
+_ROWS_VALUES = 1 << 20
+"""Values of a matrix that are packed at once."""
 
 
 def pack_weights(
@@ -44,16 +54,18 @@ def pack_weights(
     entries: list[dict[str, object]] = []
     offset = checksum = 0
     with (folder / PARAMS_FILE).open("wb") as file:
-        for name, array in _parameters(plan, backend, tensors):
+        for one in _parameters(plan, backend, tensors):
             padding = b"\0" * (-offset % PARAMS_ALIGNMENT)
             offset += len(padding)
             entries.append(
-                {"name": name, "shape": array.shape, "dtype": str(array.dtype), "offset": offset}
+                {"name": one.name, "shape": one.shape, "dtype": one.dtype, "offset": offset}
             )
-            for part in (padding, np.ascontiguousarray(array).data):
-                file.write(part)
-                checksum = zlib.crc32(part, checksum)
-            offset += array.nbytes
+            for part in itertools.chain([np.frombuffer(padding, np.uint8)], one.parts):
+                data = np.ascontiguousarray(part).data
+                file.write(data)
+                checksum = zlib.crc32(data, checksum)
+            offset += math.prod(one.shape) * np.dtype(one.dtype).itemsize
+            assert file.tell() == offset, one.name
             advance(1)
     index = {"size": offset, "crc32": checksum, "tensors": entries}
     (folder / INDEX_FILE).write_text(json.dumps(index))
@@ -74,24 +86,37 @@ def inverse_frequencies(rope: RopeSpec, factors: Floats | None) -> Floats:
     return inverse
 
 
+@dataclass(frozen=True)
+class _Parameter:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Iterable[Array]
+    """One behind the other. Each is made when it is asked for: a whole matrix as float32 would be
+    several times as large as in the file."""
+
+    @classmethod
+    def of(cls, name: str, values: Floats) -> _Parameter:
+        return cls(name, values.shape, "float32", [values])
+
+
 def _parameters(
     plan: WeightPlan, backend: Backend, tensors: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Array]]:
+) -> Iterator[_Parameter]:
     for name, source in plan.vectors.items():
         values = _floats(tensors[source.tensor])
-        yield name, values[_row_order(source, len(values))] if source.rope_heads else values
+        yield _Parameter.of(name, values[_row_order(source, len(values))])
     for prefix, sources in plan.matrices.items():
         layout = backend.layout(plan.spec.kinds[prefix])
-        if len(sources[0].shape) == 3:
-            packed = _stack(layout, sources[0], tensors)
-        else:
-            packed = _matrix(layout, sources, tensors)
+        *stack, _, columns = sources[0].shape
+        shape, dtype = layout.shape(sum(source.shape[-2] for source in sources), columns)
+        parts = _stack(layout, sources[0], tensors) if stack else _matrix(layout, sources, tensors)
+        yield _Parameter(f"{prefix}.packed", (*stack, *shape), dtype, parts)
         for source in sources:  # else the whole file stays in memory beside the packed weights
             tensors[source.tensor].give_back()
-        yield f"{prefix}.packed", packed
     for i, rope in enumerate(plan.spec.ropes):
         factors = _rope_factors(rope, tensors)
-        yield rope_param(i), inverse_frequencies(rope, factors)
+        yield _Parameter.of(rope_param(i), inverse_frequencies(rope, factors))
 
 
 def _rope_factors(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> Floats | None:
@@ -102,31 +127,55 @@ def _rope_factors(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> Floats | Non
 
 def _matrix(
     layout: WeightLayout, sources: tuple[Source, ...], tensors: Mapping[str, Tensor]
-) -> Array:
-    orders = [_row_order(s, tensors[s.tensor].shape[0]) for s in sources]
-    if layout.is_float:
-        floats = [_floats(tensors[s.tensor])[o] for s, o in zip(sources, orders, strict=True)]
-        return layout.pack(np.concatenate(floats))
-    parts = []
-    for source, order in zip(sources, orders, strict=True):
-        tensor = tensors[source.tensor]
-        rows, columns = tensor.shape
-        grouped = unpack(tensor.kind, tensor.data, (rows, columns))
-        _check_finite(source.tensor, grouped.scale)
-        if grouped.minimum is not None:
-            _check_finite(source.tensor, grouped.minimum)
-        parts.append(_reordered(grouped, order))
-    return layout.pack(parts[0] if len(parts) == 1 else _joined(parts))
+) -> Iterator[Array]:
+    """The packed rows of joined matrices, a few at a time."""
+    held: list[Rows] = []
+    for source in sources:
+        for rows in _rows(layout, source, tensors[source.tensor]):
+            held.append(rows)
+            if sum(map(_count, held)) % layout.row_block == 0:
+                yield layout.pack(_joined(held))
+                held = []
+    if held:
+        yield layout.pack(_joined(held))
 
 
-def _stack(layout: WeightLayout, source: Source, tensors: Mapping[str, Tensor]) -> Array:
+def _stack(layout: WeightLayout, source: Source, tensors: Mapping[str, Tensor]) -> Iterator[Array]:
     """The packed matrix of each expert, one behind the other."""
-    tensor, (experts, rows, columns) = tensors[source.tensor], source.shape
-    sizes, dtype = layout.shape(rows, columns)
-    packed = np.empty((experts, *sizes), dtype)
-    for i in range(experts):
-        packed[i] = _matrix(layout, (source,), {source.tensor: tensor.matrix(i)})
-    return packed
+    name, one = source.tensor, replace(source, shape=source.shape[1:])
+    for i in range(source.shape[0]):
+        yield from _matrix(layout, (one,), {name: tensors[name].matrix(i)})
+        tensors[name].give_back()
+
+
+def _rows(layout: WeightLayout, source: Source, tensor: Tensor) -> Iterator[Rows]:
+    """The values of a matrix in the order for the kernels, so many rows at a time that whole row
+    blocks come of them. Raises ModelFileError for values that are not finite."""
+    count, columns = tensor.shape
+    data, order = tensor.data.reshape(count, -1), _row_order(source, count)
+    step = max(_ROWS_VALUES // columns // layout.row_block, 1) * layout.row_block
+    for start in range(0, len(order), step):
+        here = order[start : start + step]
+        is_run = bool((np.diff(here) == 1).all())
+        some = data[here[0] : here[-1] + 1] if is_run else data[here]
+        yield _values(layout, tensor, some.reshape(-1), (len(here), columns))
+
+
+def _values(layout: WeightLayout, tensor: Tensor, data: Bytes, shape: tuple[int, int]) -> Rows:
+    """The values of some rows of a matrix, from their bytes."""
+    if layout.is_float:
+        floats = dequantize(tensor.kind, data, shape)
+        _check_finite(tensor.name, floats)
+        return floats
+    grouped = unpack(tensor.kind, data, shape)
+    _check_finite(tensor.name, grouped.scale)
+    if grouped.minimum is not None:
+        _check_finite(tensor.name, grouped.minimum)
+    return grouped
+
+
+def _count(rows: Rows) -> int:
+    return len(rows.q if isinstance(rows, Grouped) else rows)
 
 
 def _row_order(source: Source, rows: int) -> Indices:
@@ -138,19 +187,20 @@ def _row_order(source: Source, rows: int) -> Indices:
     return order
 
 
-def _reordered(grouped: Grouped, order: Indices) -> Grouped:
-    minimum = None if grouped.minimum is None else grouped.minimum[order]
-    return replace(grouped, q=grouped.q[order], scale=grouped.scale[order], minimum=minimum)
-
-
-def _joined(parts: list[Grouped]) -> Grouped:
-    minima = [p.minimum for p in parts if p.minimum is not None]
+def _joined(parts: list[Rows]) -> Rows:
+    """Rows below each other."""
+    if len(parts) == 1:
+        return parts[0]
+    grouped = [one for one in parts if isinstance(one, Grouped)]
+    if not grouped:
+        return np.concatenate([one for one in parts if not isinstance(one, Grouped)])
+    minima = [p.minimum for p in grouped if p.minimum is not None]
     return replace(
-        parts[0],
-        q=np.concatenate([p.q for p in parts]),
-        scale=np.concatenate([p.scale for p in parts]),
+        grouped[0],
+        q=np.concatenate([p.q for p in grouped]),
+        scale=np.concatenate([p.scale for p in grouped]),
         minimum=np.concatenate(minima) if minima else None,
-        half=all(p.half for p in parts),
+        half=all(p.half for p in grouped),
     )
 
 

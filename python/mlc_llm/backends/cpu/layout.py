@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlc_llm.backends.cpu.formats import WeightFormat, padded_rows, tensor_shape
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, padded_rows, tensor_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,7 @@ class CpuLayout:
     """See `backends.base.WeightLayout`."""
 
     format: WeightFormat
+    row_block: int = BLOCK
 
     @property
     def is_float(self) -> bool:

@@ -16,6 +16,7 @@ class DenseLayout:
 
     kind: str
     is_float: bool = True
+    row_block: int = 1
 
     def shape(self, rows: int, columns: int) -> tuple[tuple[int, ...], str]:
         return (rows, columns), "float32"
