@@ -28,7 +28,7 @@ class Grouped:
 
     q: Bytes
     bits: Literal[4, 8]
-    group: Literal[16, 32]
+    group: Literal[16, 32, 40]
     scale: Floats
     minimum: Floats | None
     offset: int

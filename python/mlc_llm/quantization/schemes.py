@@ -1,10 +1,11 @@
-"""The ways to store weights that this version loads, by name."""
+"""The ways to store weights that this version knows, by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, FORMATS
+from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,13 @@ class Quantization:
         return 8 * self.block_bytes / self.block_size
 
 
-QUANTIZATION: dict[str, Quantization] = {
+QUANTIZATION: dict[str, Quantization | Scheme] = {
     **{name: Quantization(name, 1, size, None, False) for name, size in FLOAT_BYTES.items()},
     **{
         name: Quantization(name, form.block, form.layout.itemsize, form.group, form.has_minimum)
         for name, form in FORMATS.items()
     },
+    **SCHEMES,
 }
-"""By the name of the tensor type in GGUF files. MLC LLM's names (`q4f16_1` and so on) are of
-conversions. This version converts no models, so they are not here."""
+"""Tensor types by their names in GGUF files (`Q4_0`), and MLC LLM's schemes (`q4f16_1`), which are
+for whole models."""

@@ -1,0 +1,152 @@
+"""Floats as ggml's tensor types: the inverse of `ggml_blocks.py`.
+
+The formulas are those of ggml's reference functions (`quantize_row_*_ref` in ggml-quants.c) and
+give the same bits, as long as the C compiler fuses no multiplication with an addition. Blocks are
+computed in columns, [values, blocks], so sums go in the order of the C code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.quantization.block_format import Bytes, Floats
+from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES
+from mlc_llm.quantization.group_schemes import ModelDtype, stored_numbers
+from mlc_llm.quantization.in_parts import in_parts
+from mlc_llm.quantization.k_quantize import q4_k, q5_k, q6_k
+from mlc_llm.quantization.quantize_tools import first_largest, halves, reciprocal
+
+_CHUNK_VALUES = 1 << 16  # quantised at once: the copies stay in the processor's cache
+_DTYPES: dict[str, ModelDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+LARGEST = 65504.0
+"""Of float16. A value or scale beyond it cannot be stored."""
+
+
+def _pairs(q: Bytes) -> Bytes:
+    """[B, 32] of small values -> [B, 16]: the first half in the low bits, the rest above."""
+    packed: Bytes = (q[:, :16] & np.uint8(15)) | (q[:, 16:] << np.uint8(4))
+    return packed
+
+
+def _fifth_bits(q: Bytes) -> Bytes:
+    """[B, 32] -> [B, 4]: bit 4 of each."""
+    return np.packbits(q >> np.uint8(4), axis=1, bitorder="little")
+
+
+def _signed(x: Floats, half: int) -> tuple[Floats, Bytes]:
+    """Scale [B] and values [B, 32] in 0 .. 2 half - 1, for value = scale * (q - half)."""
+    scale = first_largest(x) / np.float32(-half)
+    value = x * reciprocal(scale)
+    value += np.float32(half + 0.5)
+    return scale, _whole(value, 2 * half - 1)
+
+
+def _with_minimum(x: Floats, most: int) -> tuple[Floats, Floats, Bytes]:
+    """Scale [B], minimum [B] and values [B, 32] in 0 .. most."""
+    low = x.min(axis=0)
+    scale = (x.max(axis=0) - low) / np.float32(most)
+    value = x - low
+    value *= reciprocal(scale)
+    value += np.float32(0.5)
+    return scale, low, _whole(value, most)
+
+
+def _whole(value: Floats, most: int) -> Bytes:
+    """Values, none of them negative, without their fractions, as [B, 32]."""
+    whole: Bytes = np.minimum(value, most, out=value).astype(np.uint8).T
+    return whole
+
+
+def _q4_0(x: Floats) -> list[Bytes]:
+    scale, q = _signed(x, 8)
+    return [halves(scale), _pairs(q)]
+
+
+def _q4_1(x: Floats) -> list[Bytes]:
+    scale, low, q = _with_minimum(x, 15)
+    return [halves(scale), halves(low), _pairs(q)]
+
+
+def _q5_0(x: Floats) -> list[Bytes]:
+    scale, q = _signed(x, 16)
+    return [halves(scale), _fifth_bits(q), _pairs(q)]
+
+
+def _q5_1(x: Floats) -> list[Bytes]:
+    scale, low, q = _with_minimum(x, 31)
+    return [halves(scale), halves(low), _fifth_bits(q), _pairs(q)]
+
+
+def _q8_0(x: Floats) -> list[Bytes]:
+    """Rounds halves away from zero, as C's roundf does."""
+    scale = np.abs(x).max(axis=0) / np.float32(127)
+    value = x * reciprocal(scale)
+    size = np.abs(value)
+    down = np.floor(size)
+    down += np.floor(2 * (size - down))
+    return [halves(scale), np.copysign(down, value).astype(np.int8).T.view(np.uint8)]
+
+
+class Quantizer(NamedTuple):
+    """How one tensor type is made: columns float32 [block, B] -> parts uint8 [B, ...], which
+    stand side by side in the blocks of the file."""
+
+    block: int
+    columns: Callable[[Floats], list[Bytes]]
+
+
+QUANTIZERS = {
+    "Q4_0": Quantizer(32, _q4_0),
+    "Q4_1": Quantizer(32, _q4_1),
+    "Q5_0": Quantizer(32, _q5_0),
+    "Q5_1": Quantizer(32, _q5_1),
+    "Q8_0": Quantizer(32, _q8_0),
+    "Q4_K": Quantizer(256, q4_k),
+    "Q5_K": Quantizer(256, q5_k),
+    "Q6_K": Quantizer(256, q6_k),
+}
+TARGETS = (*FLOAT_BYTES, *QUANTIZERS)
+"""The tensor types that `quantize` makes."""
+
+
+def quantize(kind: str, values: Floats) -> Bytes:
+    """The bytes of a tensor, rows in whole blocks, on all cores.
+
+    kind: one of TARGETS. Raises InvalidField for another one, for rows that are not whole blocks,
+    and for values that the type cannot hold.
+    """
+    if kind not in TARGETS:
+        raise InvalidField("kind", kind, "one of " + ", ".join(TARGETS))
+    _check_values(kind, values)
+    if kind in FLOAT_BYTES:
+        return _floats(kind, values)
+    block, columns = QUANTIZERS[kind]
+    if values.shape[-1] % block:
+        raise InvalidField("shape", values.shape, f"rows of whole {kind} blocks of {block} values")
+    blocks = np.ascontiguousarray(values, np.float32).reshape(-1, block)
+    parts: dict[int, Bytes] = {}
+
+    def part(start: int, end: int) -> None:
+        with np.errstate(under="ignore"):
+            made = columns(np.ascontiguousarray(blocks[start:end].T))
+        parts[start] = np.concatenate(made, axis=1)
+
+    in_parts(len(blocks), _CHUNK_VALUES // block, part)
+    return np.concatenate([parts[start] for start in sorted(parts)]).reshape(-1)
+
+
+def _check_values(kind: str, values: Floats) -> None:
+    low, high = (float(one) for one in (values.min(), values.max()))
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise InvalidField("values", f"{low} .. {high}", "finite numbers")
+    if kind not in ("F32", "BF16") and max(-low, high) > LARGEST:
+        raise InvalidField("values", f"{low} .. {high}", f"numbers up to {LARGEST:.0f} for {kind}")
+
+
+def _floats(kind: str, values: Floats) -> Bytes:
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    return stored_numbers(flat, _DTYPES[kind]).view(np.uint8)

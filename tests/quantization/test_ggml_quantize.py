@@ -1,0 +1,100 @@
+"""Quantised blocks against the `gguf` package and known answers of ggml's C code, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.loader.gguf_tensors import KINDS
+from mlc_llm.quantization.block_format import Floats
+from mlc_llm.quantization.ggml_blocks import dequantize
+from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize
+
+PLAIN = [kind for kind in TARGETS if not kind.endswith("_K")]
+KNOWN = {
+    "Q4_K": "a60128259efc7aac5b3277abf630af48",
+    "Q5_K": "986a9bf0453aa3272f912b411d62be90",
+    "Q6_K": "c7780577605e7cde41dd15135c38aca5",
+}
+"""SHA-256 (its beginning) of what quantize_row_*_ref of llama.cpp 0c1e57098 makes of `hard`,
+compiled with -O2 -ffp-contract=off."""
+
+
+def hard() -> Floats:
+    """Ordinary rows of several sizes, and rows of which each is a special case."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((64, 512)) * 2.0 ** rng.integers(-3, 3, (64, 1))
+    x = x.astype(np.float32)
+    x[0, :64] = 0
+    x[1] = 0
+    x[2] = 1
+    x[3, :40] = -0.5
+    x[4] = np.abs(x[4])
+    x[5] = -np.abs(x[5])
+    x[6] *= 1e-8
+    x[7] *= 1e-20
+    x[8, ::3] = 0
+    x[9, :256] = 0
+    x[9, 3] = 5
+    x[10] = np.round(x[10] * 4)
+    x[11] *= 1e3
+    x[12, :32] *= 1e-6
+    x[13, 64:] *= 1e-5
+    x[14] = 0.25
+    x[14, 5] = -0.25
+    x[15] = -0.0
+    return x
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_plain_types_are_those_of_the_package(kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    expected = gguf.quants.quantize(hard(), gguf.GGMLQuantizationType[kind])
+    assert np.array_equal(quantize(kind, hard()), expected.reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_k_types_are_those_of_the_c_code(kind: str) -> None:
+    found = hashlib.sha256(quantize(kind, hard()).tobytes()).hexdigest()
+    assert found[: len(KNOWN[kind])] == KNOWN[kind]
+
+
+@pytest.mark.parametrize("kind", QUANTIZERS)
+def test_one_block_is_computed_as_among_many(kind: str) -> None:
+    """Sums of few columns would be added in another order, if NumPy were left to choose."""
+    block, size = next((b, s) for name, b, s in KINDS.values() if name == kind)
+    rows = np.random.default_rng(2).standard_normal((700, 256)).astype(np.float32)
+    whole = quantize(kind, rows).reshape(-1, size)
+    for i in (0, 300, len(whole) - 1):
+        alone = quantize(kind, rows.reshape(-1, block)[i : i + 1])
+        assert np.array_equal(alone, whole[i])
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("Q4_0", 0.11), ("Q4_1", 0.09), ("Q5_0", 0.06), ("Q5_1", 0.05), ("Q8_0", 0.007),
+        ("Q4_K", 0.08), ("Q5_K", 0.04), ("Q6_K", 0.02), ("F16", 3e-4), ("BF16", 3e-3), ("F32", 0),
+    ],
+)  # fmt: skip
+def test_values_come_back(kind: str, error: float) -> None:
+    x = np.random.default_rng(3).standard_normal((16, 512)).astype(np.float32)
+    again = dequantize(kind, quantize(kind, x), x.shape)
+    assert np.sqrt(np.mean((again - x) ** 2)) <= error
+
+
+def test_bad_values_are_named() -> None:
+    x = np.ones((2, 256), np.float32)
+    with pytest.raises(InvalidField, match="kind = 'Q2_K' is not allowed: one of F32, F16, BF16"):
+        quantize("Q2_K", x)
+    with pytest.raises(InvalidField, match="rows of whole Q4_K blocks of 256 values"):
+        quantize("Q4_K", x[:, :64])
+    x[1, 3] = np.nan
+    with pytest.raises(InvalidField, match="finite numbers"):
+        quantize("F32", x)
+    x[1, 3] = 1e6
+    with pytest.raises(InvalidField, match="numbers up to 65504 for Q8_0"):
+        quantize("Q8_0", x)
