@@ -43,5 +43,10 @@ COMMANDS = (
     Command("pull", "download a model, or its newest version", "mlc_llm.cli.pull"),
     Command("list", "show the models in the cache, with sizes and last use", "mlc_llm.cli.list"),
     Command("remove", "remove models and what was made of them", "mlc_llm.cli.remove"),
+    Command(
+        "convert_weight",
+        "quantise a model's weights and write them as new files",
+        "mlc_llm.cli.convert_weight",
+    ),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),
 )

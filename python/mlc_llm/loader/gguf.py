@@ -39,7 +39,7 @@ class GGUFFile:
 
     def __init__(self, part: Part) -> None:
         self.path = part.path
-        self.metadata: Mapping[str, Value] = part.metadata
+        self.metadata = part.metadata
         self.list_ends: Mapping[int, int] = part.metadata.list_ends
         """For each list of strings in the header: the byte where it starts -> the byte where it
         ends. With these numbers `open` is faster the next time."""

@@ -45,6 +45,13 @@ class Entry(NamedTuple):
     pos: int
 
 
+class RawEntry(NamedTuple):
+    """A value as it stands in a file: its type number and its bytes."""
+
+    type: int
+    value: bytes
+
+
 class Metadata(Mapping[str, Value]):
     """A read-only mapping. A value is decoded at its first use and then kept. Bytes of strings that
     are not UTF-8 become lone surrogates ("surrogateescape")."""
@@ -73,6 +80,14 @@ class Metadata(Mapping[str, Value]):
     def list_ends(self) -> dict[int, int]:
         """For each list of strings: the byte where it starts -> the byte where it ends."""
         return self._cursor.list_ends
+
+    def raw(self, key: str) -> RawEntry:
+        """The value of `key`, for a copy of it in another file."""
+        entry = self._entries[key]
+        cursor = self._cursor.at(entry.pos)
+        cursor.list_ends.update(self.list_ends)
+        _skip(cursor, entry.type, key, depth=0)
+        return RawEntry(entry.type, bytes(cursor.buffer[entry.pos : cursor.pos]))
 
     def type_of(self, key: str) -> int | None:
         """The type number of `key` in the file; None if there is no such key."""

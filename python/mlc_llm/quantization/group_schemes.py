@@ -59,6 +59,11 @@ class Scheme:
         """Values of a uint32 word."""
         return 32 // self.bits
 
+    def sizes(self, columns: int) -> tuple[int, int]:
+        """Groups, and words, of a row."""
+        groups = -(-columns // (self.group_size or columns))
+        return groups, groups * ((self.group_size or 0) // self.in_word)
+
     @property
     def bits_per_weight(self) -> float:
         """Bits of a quantised weight, with its share of the scale."""
@@ -224,8 +229,9 @@ def read_stored(scheme: Scheme, given: Stored, columns: int, *, transposed: bool
     """What `stored` was made of. columns: of the matrix; rows are those of the scales. Raises
     InvalidField if the shapes do not fit each other."""
     words, scale = (one.T if transposed else one for one in given)
-    groups = -(-columns // _group_size(scheme))
-    expected = (len(scale), groups * (_group_size(scheme) // scheme.in_word))
+    _group_size(scheme)
+    groups, wide = scheme.sizes(columns)
+    expected = (len(scale), wide)
     if words.shape != expected or scale.shape[1] != groups:
         shown = f"{list(words.shape)} with scales {list(scale.shape)}"
         raise InvalidField("q_weight", shown, f"{list(expected)} with scales [rows, {groups}]")

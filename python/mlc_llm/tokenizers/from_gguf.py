@@ -7,9 +7,9 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Protocol
 
 import tokenizers as hf
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken, decoders, models
 
-from mlc_llm.errors import ModelFileError
+from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers import byte_level, sentencepiece, wordpiece
 from mlc_llm.tokenizers.characters import NAME
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
@@ -78,6 +78,34 @@ def _unigram(vocabulary: Vocabulary) -> Parts:
     except ModelFileError as error:
         text = str(error).replace(NAME, f"tokenizer.ggml.{NAME}")
         raise ModelFileError(text) from None
+
+
+def tokenizer_json(metadata: Mapping[str, object]) -> str:
+    """The tokenizer as a tokenizer.json. Raises what `parts_of_metadata` raises, and
+    UnsupportedModel for a kind of tokenizer that has none here."""
+    vocabulary = Vocabulary.from_metadata(metadata)
+    makers = {"gpt2": _bytes_decoder, "llama": _pieces_decoder}
+    if vocabulary.model not in makers:
+        known = " and ".join(makers)
+        raise UnsupportedModel(
+            f"tokenizer.ggml.model {vocabulary.model!r} cannot be written as tokenizer.json; "
+            f"{known} can"
+        )
+    backend = _backends(vocabulary).recognising
+    backend.decoder = makers[vocabulary.model](vocabulary)
+    return backend.to_str()
+
+
+def _bytes_decoder(vocabulary: Vocabulary) -> decoders.Decoder:
+    return decoders.ByteLevel()
+
+
+def _pieces_decoder(vocabulary: Vocabulary) -> decoders.Decoder:
+    """SentencePiece: pieces with a mark for spaces, and bytes."""
+    steps = [decoders.Replace(sentencepiece.SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if vocabulary.add_space_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    return decoders.Sequence(steps)
 
 
 def flat_form(metadata: Mapping[str, object]) -> bytes | None:

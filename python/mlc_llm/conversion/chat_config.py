@@ -1,0 +1,110 @@
+"""mlc-chat-config.json: how a model is built, tokenised, prompted and sampled by default."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from mlc_llm.conversation_template.registry import ConvTemplateRegistry
+from mlc_llm.conversion.config_of_gguf import config_of
+from mlc_llm.conversion.tokenizer_files import write_tokenizer
+from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.json_file import read_json_object
+from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
+
+FILE = "mlc-chat-config.json"
+MAX_JSON_BYTES = 16 << 20
+PREFILL_CHUNK = 2048
+AUTO, PLAIN = "auto", "LM"
+_MARKS = {
+    "<|im_start|>": "chatml",
+    "<|start_header_id|>": "llama-3",
+    "<start_of_turn>": "gemma3_instruction",
+    "[INST]": "mistral_default",
+    "<|assistant|>": "phi-3",
+}
+"""What a chat template has in it -> MLC LLM's template of that kind."""
+_SAMPLING = ("temperature", "top_p", "repetition_penalty")
+Overrides = Mapping[str, int]
+
+
+def write_chat_config(
+    files: ModelFiles, quantization: str, output: Path, template: str, overrides: Overrides
+) -> None:
+    """Write mlc-chat-config.json and the tokenizer's files.
+
+    template: the name of a chat template, or "auto". overrides: sizes such as
+    `context_window_size`, by their names in the file. Raises InvalidField, UnsupportedModel,
+    ModelFileError, OSError.
+    """
+    model = model_config(files)
+    plan, tokenizer = files.plan(), files.tokenizer()
+    sizes: dict[str, JsonValue] = {
+        "context_window_size": files.context_window,
+        "sliding_window_size": -1,
+        "prefill_chunk_size": min(PREFILL_CHUNK, files.context_window),
+        "attention_sink_size": -1,
+        "tensor_parallel_shards": 1,
+        "pipeline_parallel_stages": 1,
+        "max_batch_size": 128,
+        **overrides,
+    }
+    config: dict[str, JsonValue] = {
+        "version": "0.1.0",
+        "model_type": str(model["model_type"]),
+        "quantization": quantization,
+        "model_config": {**model, **sizes},
+        "vocab_size": plan.spec.vocab,
+        "active_vocab_size": min(tokenizer.vocab_size, plan.spec.vocab),
+        **{name: value for name, value in sizes.items() if name != "max_batch_size"},
+        **_sampling(files),
+        "bos_token_id": -1 if tokenizer.bos_token_id is None else tokenizer.bos_token_id,
+        "eos_token_id": cast(JsonValue, sorted({*tokenizer.eos_token_ids, *files.stop_token_ids})),
+        "conv_template": _template(files, template),
+    }
+    config["tokenizer_files"] = list(write_tokenizer(files, output))
+    MLCChatConfig.parse(config)
+    (output / FILE).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def model_config(files: ModelFiles) -> dict[str, JsonValue]:
+    """What a config.json says of the model. Raises UnsupportedModel."""
+    if isinstance(files, HuggingFaceModel):
+        return dict(cast("Mapping[str, JsonValue]", files.folder.config))
+    if isinstance(files, GGUFModel):
+        return config_of(files.plan().spec, files.tensors)
+    raise UnsupportedModel(f"{files.path}: nothing is converted from such a folder")
+
+
+def check_template(name: str) -> None:
+    """Raises InvalidField for a template that is not known."""
+    if name != AUTO and ConvTemplateRegistry.get_conv_template(name) is None:
+        known = ", ".join([AUTO, *ConvTemplateRegistry.names()])
+        raise InvalidField("conv_template", name, f"one of {known}")
+
+
+def _template(files: ModelFiles, name: str) -> JsonValue:
+    check_template(name)
+    if name == AUTO:
+        found = files.chat_template(files.tokenizer())
+        text = "" if found is None else found.source
+        name = next((kind for mark, kind in _MARKS.items() if mark in text), PLAIN)
+    template = ConvTemplateRegistry.get_conv_template(name)
+    assert template is not None
+    return cast(JsonValue, template.model_dump(mode="json", exclude={"messages"}))
+
+
+def _sampling(files: ModelFiles) -> dict[str, JsonValue]:
+    """The defaults of a folder's generation_config.json."""
+    folder = files.path if files.path.is_dir() else None
+    if folder is None:
+        return {}
+    path = folder / "generation_config.json"
+    stated = read_json_object(path, MAX_JSON_BYTES, may_be_missing=True)
+    return {name: stated[name] for name in _SAMPLING if name in stated}

@@ -1,0 +1,137 @@
+"""The config.json that stands for a GGUF file's metadata.
+
+It is written from the spec and read again: only if that gives the same spec is it used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mlc_llm.errors import MLCError, UnsupportedModel
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.models.registry import ARCHITECTURES, read_config
+from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec, RopeSpec
+from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.quantization.ggml_blocks import dequantize
+
+JsonObject = dict[str, JsonValue]
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_FACTORS = (8.0, 32.0)
+_LLAMA3_CONTEXT = 8192
+_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+
+def config_of(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> JsonObject:
+    """A config.json. tensors: of the GGUF file. Raises UnsupportedModel if there is none that says
+    all that the file says."""
+    for rope in _ropes(spec.ropes[0], tensors):
+        config = _common(spec) | _network(spec) | rope | _gemma(spec)
+        if _says(config, spec, tensors):
+            return config
+    raise UnsupportedModel(
+        f"the metadata of this {spec.architecture} model cannot be written as a config.json; "
+        "convert its Hugging Face folder"
+    )
+
+
+def _common(spec: ModelSpec) -> JsonObject:
+    row, mixer = ARCHITECTURES[spec.architecture], next(iter(spec.attention_layers.values()))
+    return {
+        "architectures": [row.config],
+        "model_type": row.model_type,
+        "hidden_size": spec.hidden,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": mixer.heads,
+        "num_key_value_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        "vocab_size": spec.vocab,
+        "max_position_embeddings": spec.context_window,
+        "rms_norm_eps": spec.norm_eps,
+        "tie_word_embeddings": spec.tied_head,
+        "attention_bias": mixer.qkv_bias,
+    }
+
+
+def _network(spec: ModelSpec) -> JsonObject:
+    """The fields of the feed-forward network of the last layer."""
+    one = spec.layers[-1].feed_forward
+    act: JsonObject = {"hidden_act": _ACTIVATIONS.get(one.activation, one.activation)}
+    if isinstance(one, DenseSpec):
+        return {**act, "intermediate_size": one.intermediate, "mlp_bias": one.bias}
+    assert isinstance(one, ExpertsSpec)
+    return {
+        **act,
+        "intermediate_size": one.intermediate,
+        "moe_intermediate_size": one.intermediate,
+        "num_experts": one.num_experts,
+        "num_experts_per_tok": one.experts_per_token,
+        "norm_topk_prob": one.renormalize,
+    }
+
+
+def _ropes(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> list[JsonObject]:
+    """What may stand for the rotary embedding; Llama 3's factors are tried."""
+    base: JsonObject = {"rope_theta": rope.theta}
+    if rope.factors is None and rope.linear == 1.0:
+        return [base]
+    if rope.factors is None:
+        return [{**base, "rope_scaling": {"rope_type": "linear", "factor": rope.linear}}]
+    scalings: list[JsonObject] = [
+        {
+            "rope_type": "llama3",
+            "factor": factor,
+            "original_max_position_embeddings": _LLAMA3_CONTEXT,
+            **_LLAMA3,
+        }
+        for factor in _LLAMA3_FACTORS
+    ]
+    return [{**base, "rope_scaling": one} for one in scalings]
+
+
+def _gemma(spec: ModelSpec) -> JsonObject:
+    """The fields that only Gemma has."""
+    if spec.architecture != "gemma3":
+        return {}
+    layers = list(spec.attention_layers.values())
+    kinds: JsonValue = ["sliding_attention" if one.window else "full_attention" for one in layers]
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "layer_types": kinds,
+        "sliding_window": next((one.window for one in layers if one.window), 4096),
+        "query_pre_attn_scalar": round(layers[0].scale ** -2),
+        "rope_local_base_freq": spec.ropes[-1].theta,
+    }
+
+
+def _says(config: JsonObject, spec: ModelSpec, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a config.json gives the spec, but for the types of tensors."""
+    try:
+        read = read_config(json.loads(json.dumps(config)))
+    except MLCError:
+        return False
+    if not all(map(_same_rope, read.ropes, spec.ropes, [tensors] * len(spec.ropes))):
+        return False
+    return _plain(read) == _plain(spec)
+
+
+def _plain(spec: ModelSpec) -> ModelSpec:
+    layers = tuple(
+        replace(one, mixer=replace(one.mixer, scale=round(one.mixer.scale, 12)))
+        if isinstance(one.mixer, AttentionSpec)
+        else one
+        for one in spec.layers
+    )
+    return replace(spec, layers=layers, ropes=(), kinds={}, active_vocab=None)
+
+
+def _same_rope(one: RopeSpec, other: RopeSpec, tensors: Mapping[str, Tensor]) -> bool:
+    if isinstance(other.factors, str):
+        tensor = tensors[other.factors]
+        values = dequantize(tensor.kind, tensor.data, tensor.shape)
+        found = one.factors is not None and np.allclose(values, np.array(one.factors), rtol=1e-5)
+        return found and replace(one, factors=None) == replace(other, factors=None)
+    return one == other

@@ -1,0 +1,166 @@
+"""Converts a model's weights: to a folder of MLC LLM, or to a GGUF file of other tensor types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.conversion.chat_config import AUTO, check_template, write_chat_config
+from mlc_llm.conversion.gguf_writer import NewTensor, uint32_entry, write_gguf
+from mlc_llm.conversion.mlc_params import Param, mlc_params, write_param
+from mlc_llm.conversion.output import check_free, new_file, new_output
+from mlc_llm.conversion.row_pieces import Rows, pieces
+from mlc_llm.conversion.shards import ShardWriter
+from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.models.weight_plan import Source
+from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize
+from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.support.progress import Progress
+
+Show = Callable[[str, "float | None"], AbstractContextManager[Progress]]
+NAMES = (*SCHEMES, *(kind.lower() for kind in TARGETS))
+"""All quantizations: MLC LLM's, then GGUF's."""
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 14,
+    "Q5_K": 16, "Q6_K": 18, "BF16": 32,
+}  # fmt: skip
+"""`general.file_type` of GGUF files (`llama_ftype` in llama.h)."""
+_DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
+_NEVER = ("ffn_gate_inp.weight",)
+"""Matrices that keep their type: routers."""
+
+
+class Converted(NamedTuple):
+    """What was made: a path, and its bytes of weights a number of the model."""
+
+    path: Path
+    bits: float
+
+
+def check_name(quantization: str) -> None:
+    """Raises InvalidField with all names."""
+    if quantization not in NAMES:
+        raise InvalidField("quantization", quantization, "one of " + ", ".join(NAMES))
+
+
+def convert_weight(
+    files: ModelFiles, quantization: str, output: Path, show: Show, template: str = AUTO
+) -> Converted:
+    """Quantise a model and write it.
+
+    quantization: one of NAMES. One of MLC LLM's makes the folder `output`; one of GGUF's makes the
+    file `output`, or a file in the folder `output` if it does not end with .gguf. Nothing is left
+    behind by an error. template: see `write_chat_config`. Raises UserError, OSError.
+    """
+    check_name(quantization)
+    check_template(template)
+    check_free(output)
+    scheme = SCHEMES.get(quantization)
+    if scheme is not None:
+        return _to_folder(files, scheme, output, show, template)
+    if output.suffix == ".gguf":
+        with new_file(output, needed=_gguf_size(files, quantization.upper())) as temporary:
+            bits = _to_gguf(files, quantization.upper(), temporary, show)
+        return Converted(output, bits)
+    name = f"{files.path.stem}-{quantization}.gguf"
+    with new_output(output, needed=_gguf_size(files, quantization.upper())) as folder:
+        bits = _to_gguf(files, quantization.upper(), folder / name, show)
+    return Converted(output / name, bits)
+
+
+def _to_folder(
+    files: ModelFiles, scheme: Scheme, output: Path, show: Show, template: str
+) -> Converted:
+    params = mlc_params(files.plan(), files.tensors, scheme)
+    values = sum(param.values for param in params)
+    needed = sum(_param_size(param, scheme) for param in params)
+    with new_output(output, needed=needed) as folder:
+        write_chat_config(files, scheme.name, folder, template, {})
+        with closing(ShardWriter(folder)) as writer, show("converting", values) as shown:
+            for param in params:
+                write_param(param, scheme, writer)
+                shown.advance(param.values)
+            writer.finish(values)
+    return Converted(output, 8 * needed / values)
+
+
+def _param_size(param: Param, scheme: Scheme) -> int:
+    if not param.quantized:
+        return param.values * (4 if scheme.dtype == "float32" else 2)
+    groups, words = scheme.sizes(param.shape[-1])
+    scale = 4 if scheme.dtype == "float32" else 2
+    return math.prod(param.shape[:-1]) * (4 * words + scale * groups)
+
+
+def _gguf(files: ModelFiles) -> GGUFModel:
+    if not isinstance(files, GGUFModel):
+        known = ", ".join(SCHEMES)
+        raise UnsupportedModel(
+            f"{files.path}: a .gguf file is made of a .gguf file; a folder can become {known}"
+        )
+    return files
+
+
+def _new_tensors(files: ModelFiles, kind: str) -> list[NewTensor]:
+    """The tensors of the new file. Raises UnsupportedModel for rows that are not whole blocks."""
+    matrices = {s.tensor for found in files.plan().matrices.values() for s in found}
+    made = []
+    for name, tensor in _gguf(files).tensors.items():
+        changed = name in matrices and not name.endswith(_NEVER)
+        made.append(NewTensor(name, tensor.shape, kind if changed else tensor.kind))
+        if changed:
+            _check_rows(tensor, kind)
+    return made
+
+
+def _check_rows(tensor: Tensor, kind: str) -> None:
+    columns = tensor.shape[-1]
+    if kind in QUANTIZERS and columns % QUANTIZERS[kind].block:
+        fitting = [n.lower() for n in TARGETS if n not in QUANTIZERS]
+        fitting += [n.lower() for n, one in QUANTIZERS.items() if columns % one.block == 0]
+        raise UnsupportedModel(
+            f"tensor {tensor.name}: rows of {columns} values are not whole {kind.lower()} blocks "
+            f"of {QUANTIZERS[kind].block}; these fit: {', '.join(fitting)}"
+        )
+
+
+def _gguf_size(files: ModelFiles, kind: str) -> int:
+    return sum(one.nbytes for one in _new_tensors(files, kind)) + _gguf(files).file.header_bytes
+
+
+def _to_gguf(files: ModelFiles, kind: str, path: Path, show: Show) -> float:
+    """Write the file. Returns the bits of a weight."""
+    source, tensors = _gguf(files), _new_tensors(files, kind)
+    old = source.file.metadata
+    metadata = {key: old.raw(key) for key in old if key not in _DROPPED}
+    metadata["general.file_type"] = uint32_entry(FILE_TYPES[kind])
+    metadata["general.quantization_version"] = uint32_entry(2)
+    values = sum(math.prod(one.shape) for one in tensors)
+    with show("converting", values) as shown:
+
+        def made() -> Iterator[tuple[NewTensor, Iterator[npt.NDArray[np.uint8]]]]:
+            for one in tensors:
+                yield one, _bytes(source.tensors[one.name], one)
+                shown.advance(math.prod(one.shape))
+
+        write_gguf(path, metadata, tensors, made())
+    return 8 * sum(one.nbytes for one in tensors) / values
+
+
+def _bytes(tensor: Tensor, new: NewTensor) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of a new tensor; those of the old one, if it has the type already."""
+    if tensor.kind == new.kind:
+        yield tensor.data
+        tensor.give_back()
+        return
+    for piece in pieces(Rows(tensor, Source(new.name, new.shape))):
+        yield quantize(new.kind, piece)

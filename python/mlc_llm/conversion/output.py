@@ -1,0 +1,84 @@
+"""The folder or file that a command makes: it appears at once, complete, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from mlc_llm.errors import UserError
+from mlc_llm.support.leaving import undone
+
+
+@contextmanager
+def new_output(path: Path, *, needed: int = 0) -> Iterator[Path]:
+    """A temporary folder beside `path`. At the end of the block it becomes `path`; if the block
+    raises, or Ctrl-C ends the program, it is removed.
+
+    needed: bytes that will be written. Raises UserError if something is there already or the disk
+    is too full, OSError.
+    """
+    check_free(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(path.parent, needed)
+    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    remove = partial(shutil.rmtree, temporary, ignore_errors=True)
+    with undone(remove), _removing(remove):
+        temporary.mkdir()
+        yield temporary
+        for file in temporary.iterdir():
+            _sync(file)
+        if path.is_dir():  # an empty one
+            path.rmdir()
+        temporary.rename(path)
+
+
+@contextmanager
+def new_file(path: Path, *, needed: int = 0) -> Iterator[Path]:
+    """A temporary path that becomes the file `path`; otherwise as `new_output`."""
+    check_free(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_room(path.parent, needed)
+    temporary = path.parent / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part"
+    remove = partial(temporary.unlink, missing_ok=True)
+    with undone(remove), _removing(remove):
+        yield temporary
+        _sync(temporary)
+        temporary.rename(path)
+
+
+def check_free(path: Path) -> None:
+    """Raises UserError if there is a file, or a folder with something in it."""
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise UserError(f"the output folder {path} is not empty; name a new one")
+    elif path.exists() or path.is_symlink():
+        raise UserError(f"the output {path} is there already; name a new one")
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Raises UserError if the disk has less room."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"the disk of {folder} is too full: {needed / 1e9:.2f} GB are needed, "
+            f"{free / 1e9:.2f} GB are free"
+        )
+
+
+@contextmanager
+def _removing(remove: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        remove()
+        raise
+
+
+def _sync(path: Path) -> None:
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
