@@ -182,6 +182,7 @@ LAZY = {
     ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic
     # Only folders need it, with all block formats.
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.huggingface"),
+    ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.mlc"),
     ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.weights"),

@@ -20,13 +20,17 @@ HALVES = {
     "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ1_S": [0],
     "IQ1_M": [], "F16": [0], "BF16": [0], "F32": [2],
 }  # fmt: skip
-FINITE = ("MXFP4", "NVFP4")
-"""Formats whose scales have no infinity."""
+SIZES_OF_GROUPS = {"q4f16": (32, 18), "q4bf16": (32, 18), "q4f32": (32, 20)}
+"""MLC LLM's groups: no type of GGUF files."""
+ALL_SIZES = SIZES | SIZES_OF_GROUPS
+HALVES |= {"q4f16": [16], "q4bf16": [16], "q4f32": [18]}
+FINITE = ("MXFP4", "NVFP4", "q4bf16", "q4f32")
+"""Formats whose scales have no infinity, or not that of float16."""
 
 
 def random_bytes(kind: str, rows: int, columns: int, seed: int) -> npt.NDArray[np.uint8]:
     """Any bytes at all, but for the exponent of infinities and NaNs in the scales."""
-    block, size = SIZES[kind]
+    block, size = ALL_SIZES[kind]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (rows * columns // block, size), dtype=np.uint8)
     for position in HALVES[kind]:
@@ -103,6 +107,9 @@ def test_unpack_loses_nothing(kind: str) -> None:
         ("NVFP4", 8, 16, 12, True),
         ("TQ1_0", 4, 32, 1, True),
         ("TQ2_0", 4, 32, 1, True),
+        ("q4f16", 4, 32, 7, True),
+        ("q4bf16", 4, 32, 7, False),
+        ("q4f32", 4, 32, 7, False),
     ],
 )
 def test_what_unpack_says(kind: str, bits: int, group: int, offset: int, half: bool) -> None:
@@ -128,7 +135,7 @@ def test_vector_and_three_dimensions() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in BLOCK_KINDS if kind not in FINITE])
 def test_infinite_scales_pass_without_a_warning(kind: str) -> None:
-    block, size = SIZES[kind]
+    block, size = ALL_SIZES[kind]
     data = random_bytes(kind, 1, block, seed=6)
     if kind == "IQ1_M":
         data[49:56:2] = [0, 0, 0xC0, 0x70]  # 0x7C00

@@ -8,6 +8,8 @@ import pytest
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.quantization.block_format import Floats
+from mlc_llm.quantization.ggml_blocks import dequantize, unpack
+from mlc_llm.quantization.group_blocks import as_blocks, group_kind
 from mlc_llm.quantization.group_schemes import (
     SCHEMES,
     Scheme,
@@ -140,3 +142,17 @@ def test_bits_per_weight() -> None:
     assert (bits["q4f16_1"], bits["q4f32_1"], bits["q0f32"]) == (4.5, 5.0, 32)
     assert bits["q3f16_1"] == pytest.approx(3.6)
     assert isinstance(SCHEMES["q4f16_1"], Scheme)
+
+
+@pytest.mark.parametrize("name", ["q4f16_1", "q4bf16_1", "q4f32_1"])
+def test_groups_side_by_side_are_blocks(name: str) -> None:
+    scheme = SCHEMES[name]
+    grouped = quantize_groups(scheme, weights(6, 96))
+    data = as_blocks(*stored(scheme, grouped, transposed=False))
+    kind = group_kind(scheme)
+    assert kind is not None
+    assert np.array_equal(dequantize(kind, data, (6, 96)), dequantize_groups(grouped))
+    again = unpack(kind, data, (6, 96))
+    assert np.array_equal(again.q, grouped.q)
+    assert np.array_equal(again.scale, grouped.scale)
+    assert again.offset == grouped.offset == 7

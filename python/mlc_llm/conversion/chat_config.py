@@ -15,6 +15,7 @@ from mlc_llm.json_file import read_json_object
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.model_files.mlc import MLCModel, config_json
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 
@@ -79,7 +80,9 @@ def model_config(files: ModelFiles) -> dict[str, JsonValue]:
         return dict(cast("Mapping[str, JsonValue]", files.folder.config))
     if isinstance(files, GGUFModel):
         return config_of(files.plan().spec, files.tensors)
-    raise UnsupportedModel(f"{files.path}: nothing is converted from such a folder")
+    if isinstance(files, MLCModel):
+        return config_json(files.path / FILE, files.chat_config)
+    raise UnsupportedModel(f"{files.path}: nothing is converted from such files")
 
 
 def check_template(name: str) -> None:

@@ -89,6 +89,7 @@ _HALF = {
     "IQ4_NL": WeightFormat(8, 32, offset=128),
     "TQ1_0": WeightFormat(4, 32, offset=1),
     "TQ2_0": WeightFormat(4, 32, offset=1),
+    "q4f16": WeightFormat(4, 32, offset=7),
 }
 _BOOK = WeightFormat(8, 32, offset=128, scale_dtype="float32")
 """Entries of a code book, as bytes."""
@@ -98,6 +99,7 @@ _SINGLE = {
     "Q4_K": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
     "Q5_K": WeightFormat(8, 32, has_minimum=True, scale_dtype="float32"),
     "Q6_K": WeightFormat(8, 16, offset=32, scale_dtype="float32"),
+    **dict.fromkeys(("q4bf16", "q4f32"), WeightFormat(4, 32, offset=7, scale_dtype="float32")),
     "MXFP4": WeightFormat(8, 32, offset=12, scale_dtype="float32"),
     "NVFP4": WeightFormat(8, 16, offset=12, scale_dtype="float32"),
     **dict.fromkeys(("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ1_S"), _BOOK),
@@ -111,8 +113,8 @@ _KINDS = {**_HALF, **_SINGLE, **_FLOATS}
 
 
 def format_of_kind(kind: str, *, half: bool, fixed_point: bool = False) -> WeightFormat:
-    """The packed format of a GGUF tensor type; it holds the values exactly unless
-    `fixed_point`.
+    """The packed format of a tensor type of GGUF, or of MLC LLM's groups; it holds the values
+    exactly unless `fixed_point`.
 
     half: the kernels read float16 (scales, and matrices of floats); otherwise all is float32.
     fixed_point: the kernels want 4-bit weights in fixed point, 16 bits of a row's largest value.

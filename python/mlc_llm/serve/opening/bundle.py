@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from mlc_llm.protocol.conversation_protocol import Conversation
 
 MOCK_ECHO = "mock://echo"
+SHARD_INDEXES = ("tensor-cache.json", "ndarray-cache.json")
+"""One of them is in MLC LLM's folders."""
 
 OnFiles = Callable[[ModelFiles], None]
 
@@ -119,8 +121,13 @@ def open_model(model: str | None = None, on_files: OnFiles | None = None) -> Mod
 
 def _open_folder(path: Path) -> ModelFiles:
     """The model in a folder that has no `.gguf` file."""
+    if any((path / name).is_file() for name in SHARD_INDEXES):
+        from mlc_llm.model_files.mlc import MLCModel
+
+        return MLCModel.open(path)
     if not (path / CONFIG_FILE).is_file():
-        raise UnsupportedModel(f"{path}: neither a .gguf file nor {CONFIG_FILE} in this folder")
+        known = f"no .gguf file, no {CONFIG_FILE}, no {SHARD_INDEXES[0]}"
+        raise UnsupportedModel(f"{path}: {known} in this folder")
     from mlc_llm.model_files.huggingface import HuggingFaceModel
 
     return HuggingFaceModel.open(path)

@@ -1,0 +1,162 @@
+"""A model in MLC LLM's folder: mlc-chat-config.json, shards of parameters and a tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.json_file import read_json_object
+from mlc_llm.loader.mlc_shards import MLCShards
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.folder_texts import folder_template, token_ids
+from mlc_llm.model_files.mlc_names import mlc_names
+from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView
+from mlc_llm.models.registry import read_config
+from mlc_llm.models.weight_plan import WeightPlan, plan_gguf, wanted_tensors
+from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.tokenizers import Tokenizer
+
+CHAT_CONFIG = "mlc-chat-config.json"
+MAX_JSON_BYTES = 16 << 20
+EMBEDDING = "token_embd.weight"
+_OLD_NAMES = {
+    "position_embedding_base": "rope_theta",
+    "context_window_size": "max_position_embeddings",
+}
+"""MLC LLM's own names of fields of a config.json."""
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MLCModel:
+    """See `ModelFiles`."""
+
+    shards: MLCShards
+    chat_config: Mapping[str, JsonValue]
+    scheme: Scheme
+    weights: WeightPlan
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def open(cls, path: Path) -> MLCModel:
+        """Raises ModelNotFound, ModelFileError, UnsupportedModel."""
+        chat = read_json_object(path / CHAT_CONFIG, MAX_JSON_BYTES)
+        scheme = SCHEMES.get(str(chat.get("quantization")))
+        if scheme is None:
+            stated, known = str(chat.get("quantization"))[:60], ", ".join(SCHEMES)
+            raise UnsupportedModel(
+                f"{path / CHAT_CONFIG}: quantization = {stated!r}; supported are {known}"
+            )
+        spec = read_config(config_json(path / CHAT_CONFIG, chat))
+        shards = MLCShards.open(path)
+        tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
+        return cls(shards, chat, scheme, plan_gguf(spec, tensors), tensors)
+
+    @property
+    def path(self) -> Path:
+        return self.shards.path
+
+    @property
+    def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
+        return self.shards.opened
+
+    @property
+    def context_window(self) -> int:
+        return self.weights.spec.context_window
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return token_ids(self.chat_config.get("eos_token_id"))
+
+    def plan(self) -> WeightPlan:
+        return self.weights
+
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.path)
+
+    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+        return folder_template(self.path)
+
+
+def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """`model_config` with the names of a config.json. path: of the file, for errors."""
+    stated = chat.get("model_config")
+    if not isinstance(stated, dict):
+        raise ModelFileError(f"{path}: model_config should be an object")
+    inner = stated.get("text_config")
+    config = {**stated, **inner} if isinstance(inner, dict) else dict(stated)
+    config.setdefault("model_type", chat.get("model_type"))
+    config.setdefault("hidden_act", "silu")  # MLC LLM's models do not say it
+    for old, name in _OLD_NAMES.items():
+        if config.get(name) is None and config.get(old) is not None:
+            config[name] = config[old]
+    return config
+
+
+class _Tensors:
+    """Looks parameters up, checks their shapes and notes which were used."""
+
+    def __init__(
+        self, architecture: str, wanted: Mapping[str, Shape], scheme: Scheme, shards: MLCShards
+    ) -> None:
+        self._wanted, self._scheme, self._shards = wanted, scheme, shards
+        self._names = mlc_names(architecture, wanted)
+        self._used: set[str] = set()
+
+    def named(self) -> dict[str, Tensor]:
+        """By GGUF's names. Raises ModelFileError, UnsupportedModel, with MLC LLM's names."""
+        found = {}
+        for name, parts in self._names.items():
+            shape = list(self._wanted[parts[0]])
+            axis, start = -min(2, len(shape)), 0
+            shape[axis] = sum(self._wanted[part][axis] for part in parts)
+            for part in parts:
+                found[part] = self._tensor(name, part, tuple(shape), start)
+                start += self._wanted[part][axis]
+        for name in sorted(set(self._shards.params) - self._used):
+            raise UnsupportedModel(
+                f"parameter {name} is not part of the architecture as it is known here"
+            )
+        return found
+
+    def _tensor(self, name: str, part: str, shape: Shape, start: int) -> Tensor:
+        """Rows of a parameter, from `start`, as the tensor `part`. shape: of all its rows."""
+        params, stem = self._shards.params, name.removesuffix(".weight")
+        if f"{stem}.q_weight" in params:
+            return self._groups(stem, part, shape, start)
+        if name not in params:
+            raise ModelFileError(f"there is no parameter {name}")
+        param = params[name]
+        self._used.add(name)
+        if param.dtype not in KINDS:
+            raise ModelFileError(f"parameter {name} is {param.dtype}; it should be numbers")
+        self._check(name, param.shape, shape)
+        return NumbersView(param, self._wanted[part], start)
+
+    def _groups(self, stem: str, part: str, shape: Shape, start: int) -> Tensor:
+        scheme, params = self._scheme, self._shards.params
+        names = f"{stem}.q_weight", f"{stem}.q_scale"
+        if not scheme.bits or names[1] not in params:
+            raise ModelFileError(f"{names[0]} has no place in {scheme.name}, or no scales")
+        turned = scheme.transposed and len(shape) == 2 and part != EMBEDDING
+        groups, words = scheme.sizes(shape[-1])
+        for name, count, dtype in zip(
+            names, (words, groups), ("uint32", scheme.dtype), strict=True
+        ):
+            param, expected = params[name], (*shape[:-1], count)
+            self._used.add(name)
+            self._check(name, param.shape, expected[::-1] if turned else expected)
+            if param.dtype not in (dtype, "bfloat16" if dtype == "float32" else dtype):
+                raise ModelFileError(f"parameter {name} is {param.dtype}; it should be {dtype}")
+        one, two = (params[name] for name in names)
+        return GroupsView(scheme, one, two, self._wanted[part], start, transposed=turned)
+
+    @staticmethod
+    def _check(name: str, shape: Shape, expected: Shape) -> None:
+        if shape != expected:
+            raise ModelFileError(f"parameter {name} has shape {shape}, expected {expected}")

@@ -1,0 +1,126 @@
+"""Folders of MLC LLM: what was written is read again, and broken ones are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conversion_tools import convert, tiny_gguf
+
+from mlc_llm.conversion.row_pieces import Rows, pieces
+from mlc_llm.errors import MLCError
+from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.model_files.mlc import MLCModel
+from mlc_llm.models.spec import ModelSpec
+from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.quantization.group_schemes import (
+    SCHEMES,
+    dequantize_groups,
+    quantize_groups,
+    rounded,
+)
+
+
+def values_of(model: GGUFModel | MLCModel, name: str) -> np.ndarray:
+    plan = model.plan()
+    sources = [s for found in plan.matrices.values() for s in found]
+    sources += plan.vectors.values()
+    source = next(s for s in sources if s.tensor == name)
+    return np.concatenate(list(pieces(Rows(model.tensors[name], source))))
+
+
+def plain(plan: WeightPlan) -> ModelSpec:
+    return replace(plan.spec, kinds={})
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_is_written_is_read(name: str, architecture: str, tmp_path: Path) -> None:
+    scheme = SCHEMES[name]
+    head_norms = architecture == "qwen3"
+    old = tiny_gguf(tmp_path / "m.gguf", architecture=architecture, head_norms=head_norms)
+    convert(old, name, tmp_path / "out")
+    new = MLCModel.open(tmp_path / "out")
+    assert plain(new.plan()) == plain(old.plan())
+    assert new.context_window == old.context_window
+    for tensor in old.tensors:
+        before = values_of(old, tensor)
+        is_end = tensor in ("token_embd.weight", "output.weight")
+        if not scheme.bits or len(before) == 1 or (is_end and not scheme.ends):
+            expected = rounded(before, scheme.dtype)
+        else:
+            expected = dequantize_groups(quantize_groups(scheme, before))
+        assert np.array_equal(values_of(new, tensor), expected), tensor
+
+
+def test_a_folder_can_be_converted_again(tmp_path: Path) -> None:
+    convert(tiny_gguf(tmp_path / "m.gguf"), "q4f16_1", tmp_path / "one")
+    convert(MLCModel.open(tmp_path / "one"), "q4f16_0", tmp_path / "two")
+    one, two = MLCModel.open(tmp_path / "one"), MLCModel.open(tmp_path / "two")
+    for name in one.tensors:
+        assert np.array_equal(values_of(one, name), values_of(two, name))
+
+
+Change = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+def first(index: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = index["records"][0]["records"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c, i: c.update(quantization="q9"), "quantization = 'q9'; supported are q0f16"),
+        (lambda c, i: c.update(model_config=3), "model_config should be an object"),
+        (lambda c, i: c["model_config"].update(vocab_size=301), "has shape"),
+        (lambda c, i: c["model_config"].update(num_hidden_layers=3), "no parameter model.layers.2"),
+        (lambda c, i: c["model_config"].update(num_hidden_layers=1), "not part of the architect"),
+        (lambda c, i: i.update(records=[]), "should be a list of 1 to"),
+        (lambda c, i: i.update(records=[3]), "should be a file in this folder"),
+        (lambda c, i: i["records"].append(i["records"][0]), "is named twice"),
+        (lambda c, i: i["records"][0].update(dataPath="../x"), "should be a file in this folder"),
+        (lambda c, i: i["records"][0].update(dataPath="none.bin"), "none.bin: no such file"),
+        (lambda c, i: i["records"][0].update(nbytes=7), "bytes, not 7: truncated"),
+        (lambda c, i: i["records"][0].update(records=1), "should be a list of parameters"),
+        (lambda c, i: first(i).update(name=1), "a parameter has no name"),
+        (lambda c, i: first(i).update(name="model.norm.weight"), "is there twice"),
+        (lambda c, i: first(i).update(dtype="float64"), "is float64; supported are float16"),
+        (lambda c, i: first(i).update(dtype="float32"), "it should be uint32"),
+        (lambda c, i: first(i).update(format="zip"), "has the format 'zip'"),
+        (lambda c, i: first(i).update(shape=[300, -8]), "should be up to 4 whole numbers"),
+        (lambda c, i: first(i).update(shape=[300, 9]), "should have 10800 bytes"),
+        (lambda c, i: first(i).update(byteOffset=10**9), "lies beyond the end of its shard"),
+        (lambda c, i: first(i).update(byteOffset=-4), "should have 9600 bytes"),
+    ],
+)
+def test_a_broken_folder_is_refused(change: Change, words: str, tmp_path: Path) -> None:
+    convert(tiny_gguf(tmp_path / "m.gguf"), "q4f16_1", tmp_path / "out")
+    paths = [tmp_path / "out" / name for name in ("mlc-chat-config.json", "tensor-cache.json")]
+    config, index = (json.loads(path.read_text()) for path in paths)
+    change(config, index)
+    for path, value in zip(paths, (config, index), strict=True):
+        path.write_text(json.dumps(value))
+    with pytest.raises(MLCError) as error:
+        MLCModel.open(tmp_path / "out")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_fields_of_mlc_llm_itself_are_understood(tmp_path: Path) -> None:
+    """MLC LLM writes other names into model_config, and halves of float32."""
+    convert(tiny_gguf(tmp_path / "m.gguf"), "q4f32_1", tmp_path / "out")
+    path = tmp_path / "out" / "mlc-chat-config.json"
+    config = json.loads(path.read_text())
+    model = config["model_config"]
+    model["position_embedding_base"] = model.pop("rope_theta")
+    for name in ("architectures", "model_type", "max_position_embeddings", "hidden_act"):
+        del model[name]
+    path.write_text(json.dumps(config))
+    assert MLCModel.open(tmp_path / "out").plan().spec.context_window == 512
