@@ -22,7 +22,7 @@ from conversion_tools import (
 )
 
 from mlc_llm.conversion import convert as convert_file
-from mlc_llm.conversion.convert import NAMES, convert_weight
+from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.errors import InvalidField, UnsupportedModel, UserError
 from mlc_llm.loader.gguf import GGUFFile
@@ -39,6 +39,7 @@ from mlc_llm.quantization.group_schemes import (
     read_stored,
     rounded,
 )
+from mlc_llm.quantization.names import NAMES
 from mlc_llm.support.progress import Progress
 from mlc_llm.tokenizers import Tokenizer
 

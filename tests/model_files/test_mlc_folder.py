@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from conversion_tools import convert, tiny_gguf
 
-from mlc_llm.conversion.row_pieces import Rows, pieces
 from mlc_llm.errors import MLCError
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.mlc import MLCModel
+from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.group_schemes import (

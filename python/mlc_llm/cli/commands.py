@@ -45,7 +45,7 @@ COMMANDS = (
     Command("remove", "remove models and what was made of them", "mlc_llm.cli.remove"),
     Command(
         "convert_weight",
-        "quantise a model's weights and write them as new files",
+        "quantise a model and write new files",
         "mlc_llm.cli.convert_weight",
     ),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),

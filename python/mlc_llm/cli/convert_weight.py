@@ -8,8 +8,9 @@ from pathlib import Path
 from mlc_llm.cli.guard import OK
 from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.chat_config import AUTO, check_template
-from mlc_llm.conversion.convert import NAMES, check_name, convert_weight
+from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.conversion.output import check_free
+from mlc_llm.quantization.names import NAMES, check_name
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.support.progress import progress, set_quiet
 

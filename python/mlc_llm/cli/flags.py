@@ -18,6 +18,7 @@ ENGINE_FLAGS = {
     "additional_models": "--draft-model",
     "prompt_precision": "--precision",
     "kernels": "--kernels",
+    "quantization": "--quantization",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

@@ -23,7 +23,8 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
     """
     started = time.perf_counter()
     with ReadAhead() as reading, naming_flags():
-        begin_early(reading, model, config.kernels)
+        if config.quantization is None:
+            begin_early(reading, model, config.kernels)
         # Python 3.11 gets and returns memory in each call that crosses a limit of its stack. Deep
         # inside the engine's imports, those of NumPy would cross it 3,000 times: 25 ms.
         import numpy  # noqa: F401

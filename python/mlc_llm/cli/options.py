@@ -90,11 +90,22 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         help="how prompts are computed: exact, or fast, which is less exact "
         f"(default: {EngineConfig.prompt_precision})",
     )
+    _add_kernels(group)
+
+
+def _add_kernels(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kernels",
         metavar="NAME",
         help="which kernels compute: a name that `doctor` shows, portable, or reference, which is "
         "plain float32 and slow (default: the fastest for this machine)",
+    )
+
+    group.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="quantise the weights when they are packed: q4f16_1, q4_0 and others, as for "
+        "convert_weight (default: they stay as they are)",
     )
 
 
@@ -136,6 +147,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "additional_models": None if args.draft_model is None else [args.draft_model],
         "prompt_precision": args.precision,
         "kernels": args.kernels,
+        "quantization": args.quantization,
     }
     with naming_flags():
         return EngineConfig.from_mapping(given)

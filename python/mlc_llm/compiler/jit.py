@@ -84,7 +84,13 @@ def prepare(
     weights = packed_folder() / weights_key(content, backend)
     _make(library, METADATA_FILE, (library_purpose(plan, backend),), work.build, rebuild)
     pack = partial(work.pack, content)
-    _make(weights, INDEX_FILE, weights_purposes(content, model.path, backend), pack, rebuild)
+    _make(
+        weights,
+        INDEX_FILE,
+        weights_purposes(content, model.path, backend, model.quantization),
+        pack,
+        rebuild,
+    )
     return Prepared(plan, backend, library, weights)
 
 
@@ -148,7 +154,7 @@ def _named(model: ModelFiles, contents: Sequence[Content]) -> str:
     for (path, stat), content in zip(model.opened, contents, strict=True):
         if content.state != FileState.of(stat):
             raise ModelFileError(f"{path} was changed while it was opened; start again")
-    return model_content(content.hash for content in contents)
+    return model_content((content.hash for content in contents), model.quantization)
 
 
 def library_key(plan: WeightPlan, backend: Backend) -> str:

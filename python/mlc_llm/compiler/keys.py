@@ -33,10 +33,14 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def weights_purposes(content: str, model: Path, backend: Backend) -> tuple[str, str]:
+def weights_purposes(
+    content: str, model: Path, backend: Backend, quantization: str | None = None
+) -> tuple[str, str]:
     """The purposes of packed weights. Newer weights replace older ones that share one of the two:
     the same content of the model, or the same path of its file."""
     layout = backend.weights_identity()
+    if quantization is not None:
+        layout = {**layout, "quantization": quantization}
     same_file = digest({"file": str(model.resolve()), **layout})
     return digest({"content": content, **layout}), same_file
 
@@ -53,9 +57,10 @@ def weights_key(content: str, backend: Backend) -> str:
     return digest({"content": content, **layout})
 
 
-def model_content(hashes: Iterable[str]) -> str:
-    """Name of a model from the hashes of its files, in order. Paths do not matter."""
-    return digest(list(hashes))
+def model_content(hashes: Iterable[str], quantization: str | None = None) -> str:
+    """Name of a model from the hashes of its files, in order, and from what its matrices are
+    quantised to when they are read. Paths do not matter."""
+    return digest([*hashes, *([] if quantization is None else [f"as {quantization}"])])
 
 
 def known_weights(model: Path, backend: Backend) -> Path | None:

@@ -15,28 +15,26 @@ from mlc_llm.conversion.chat_config import AUTO, check_template, write_chat_conf
 from mlc_llm.conversion.gguf_writer import NewTensor, uint32_entry, write_gguf
 from mlc_llm.conversion.mlc_params import Param, mlc_params, write_param
 from mlc_llm.conversion.output import check_free, new_file, new_output
-from mlc_llm.conversion.row_pieces import Rows, pieces
 from mlc_llm.conversion.shards import ShardWriter
-from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.model_files.quantized import check_rows, target_of
+from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.weight_plan import Source
-from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize
+from mlc_llm.quantization.ggml_quantize import quantize
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.quantization.names import changes, check_name
 from mlc_llm.support.progress import Progress
 
 Show = Callable[[str, "float | None"], AbstractContextManager[Progress]]
-NAMES = (*SCHEMES, *(kind.lower() for kind in TARGETS))
-"""All quantizations: MLC LLM's, then GGUF's."""
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q4_K": 14,
     "Q5_K": 16, "Q6_K": 18, "BF16": 32,
 }  # fmt: skip
 """`general.file_type` of GGUF files (`llama_ftype` in llama.h)."""
 _DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
-_NEVER = ("ffn_gate_inp.weight",)
-"""Matrices that keep their type: routers."""
 
 
 class Converted(NamedTuple):
@@ -46,20 +44,15 @@ class Converted(NamedTuple):
     bits: float
 
 
-def check_name(quantization: str) -> None:
-    """Raises InvalidField with all names."""
-    if quantization not in NAMES:
-        raise InvalidField("quantization", quantization, "one of " + ", ".join(NAMES))
-
-
 def convert_weight(
     files: ModelFiles, quantization: str, output: Path, show: Show, template: str = AUTO
 ) -> Converted:
     """Quantise a model and write it.
 
-    quantization: one of NAMES. One of MLC LLM's makes the folder `output`; one of GGUF's makes the
-    file `output`, or a file in the folder `output` if it does not end with .gguf. Nothing is left
-    behind by an error. template: see `write_chat_config`. Raises UserError, OSError.
+    quantization: a name in `quantization/names.py`. One of MLC LLM's makes the folder `output`; one
+    of GGUF's makes the file `output`, or a file in the folder `output` if it does not end with
+    .gguf. Nothing is left behind by an error. template: see `write_chat_config`. Raises UserError,
+    OSError.
     """
     check_name(quantization)
     check_template(template)
@@ -115,22 +108,11 @@ def _new_tensors(files: ModelFiles, kind: str) -> list[NewTensor]:
     matrices = {s.tensor for found in files.plan().matrices.values() for s in found}
     made = []
     for name, tensor in _gguf(files).tensors.items():
-        changed = name in matrices and not name.endswith(_NEVER)
+        changed = name in matrices and changes(kind.lower(), name)
         made.append(NewTensor(name, tensor.shape, kind if changed else tensor.kind))
         if changed:
-            _check_rows(tensor, kind)
+            check_rows(tensor, target_of(kind.lower()), kind.lower())
     return made
-
-
-def _check_rows(tensor: Tensor, kind: str) -> None:
-    columns = tensor.shape[-1]
-    if kind in QUANTIZERS and columns % QUANTIZERS[kind].block:
-        fitting = [n.lower() for n in TARGETS if n not in QUANTIZERS]
-        fitting += [n.lower() for n, one in QUANTIZERS.items() if columns % one.block == 0]
-        raise UnsupportedModel(
-            f"tensor {tensor.name}: rows of {columns} values are not whole {kind.lower()} blocks "
-            f"of {QUANTIZERS[kind].block}; these fit: {', '.join(fitting)}"
-        )
 
 
 def _gguf_size(files: ModelFiles, kind: str) -> int:

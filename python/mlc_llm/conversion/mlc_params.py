@@ -9,19 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.conversion.row_pieces import Rows, expert_pieces, pieces
 from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.mlc_names import mlc_names
+from mlc_llm.model_files.row_pieces import Rows, expert_pieces, pieces
 from mlc_llm.models.weight_plan import LAST_NORM, WeightPlan
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.group_schemes import Scheme, quantize_groups, stored, stored_numbers
+from mlc_llm.quantization.names import changes
 
 Array = npt.NDArray[np.generic]
-_ENDS = ("token_embd.weight", "output.weight")
-_NEVER = ("ffn_gate_inp.weight",)
-"""Matrices that MLC LLM does not quantise: routers."""
+_EMBEDDING = "token_embd.weight"
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,10 @@ def mlc_params(plan: WeightPlan, tensors: Mapping[str, Tensor], scheme: Scheme) 
 
 def _param(name: str, tensor: str, parts: tuple[Rows, ...], scheme: Scheme) -> Param:
     axes = len(parts[0].source.shape)
-    quantized = bool(scheme.bits) and axes > 1 and not tensor.endswith(_NEVER)
-    if "shortconv.conv" in tensor or (tensor in _ENDS and not scheme.ends):
+    quantized = bool(scheme.bits) and axes > 1 and changes(scheme.name, tensor)
+    if "shortconv.conv" in tensor:
         quantized = False
-    layout = scheme.transposed and axes == 2 and tensor != _ENDS[0]
+    layout = scheme.transposed and axes == 2 and tensor != _EMBEDDING
     return Param(name, parts, quantized, quantized and layout)
 
 

@@ -27,6 +27,11 @@ class ModelFiles(Protocol):
         ...
 
     @property
+    def quantization(self) -> str | None:
+        """To what the matrices are quantised when they are read; None: they stay as they are."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         """By GGUF's names, as the plan has them."""
         ...

@@ -30,6 +30,10 @@ class GGUFModel:
         return cls(GGUFFile.open(path))
 
     @property
+    def quantization(self) -> str | None:
+        return None
+
+    @property
     def path(self) -> Path:
         return self.file.path
 

@@ -35,6 +35,10 @@ class HuggingFaceModel:
         return cls(folder, *plan_folder(folder.config, folder.tensors))
 
     @property
+    def quantization(self) -> str | None:
+        return None
+
+    @property
     def path(self) -> Path:
         return self.folder.path
 

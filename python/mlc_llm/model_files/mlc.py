@@ -58,6 +58,10 @@ class MLCModel:
         return cls(shards, chat, scheme, plan_gguf(spec, tensors), tensors)
 
     @property
+    def quantization(self) -> str | None:
+        return None
+
+    @property
     def path(self) -> Path:
         return self.shards.path
 

@@ -125,6 +125,9 @@ class EngineConfig:
     """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32,
     slow, only to compare with). None: the environment variable MLC_LLM_KERNELS, else the fastest
     kernels that this machine can run."""
+    quantization: str | None = None
+    """The model's matrices are quantised when they are packed: `q4f16_1`, `q4_0` and others, which
+    an error lists. None: they stay as the files have them. A draft model always stays so."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -274,5 +277,6 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "prefill_mode": _one_of(PREFILL_MODES),
     "prompt_precision": _one_of(PROMPT_PRECISIONS),
     "kernels": lambda name, value: checks.string(name, value, 32),
+    "quantization": lambda name, value: checks.string(name, value, 32),
     "verbose": checks.boolean,
 }

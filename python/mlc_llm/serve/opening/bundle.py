@@ -76,8 +76,10 @@ def parse_models(
     return [ModelInfo(model, model_lib), *more]
 
 
-def open_models(models: list[ModelInfo], on_files: OnFiles | None = None) -> list[ModelBundle]:
-    """Open every model; `on_files`: see `open_model`.
+def open_models(
+    models: list[ModelInfo], on_files: OnFiles | None = None, quantization: str | None = None
+) -> list[ModelBundle]:
+    """Open every model; `on_files`: see `open_model`. quantization: of the first model.
 
     Raises `ModelNotFound` for a library that is not there, and what `open_model` raises.
     """
@@ -87,10 +89,14 @@ def open_models(models: list[ModelInfo], on_files: OnFiles | None = None) -> lis
                 f"model_lib {one.model_lib!r}: no such folder; leave it out, and the model is "
                 "compiled for this machine"
             )
-    return [open_model(one.model, on_files) for one in models]
+    first, *more = models
+    main = open_model(first.model, on_files, quantization)
+    return [main, *(open_model(one.model, on_files) for one in more)]
 
 
-def open_model(model: str | None = None, on_files: OnFiles | None = None) -> ModelBundle:
+def open_model(
+    model: str | None = None, on_files: OnFiles | None = None, quantization: str | None = None
+) -> ModelBundle:
     """Open a `.gguf` file, a folder with a model, one that has to be fetched, or the default one.
 
     The files mlc-chat-config.json and generation_config.json are read in a folder and in a fetched
@@ -99,7 +105,9 @@ def open_model(model: str | None = None, on_files: OnFiles | None = None) -> Mod
     """
     source = resolve_model(model)
     path = _gguf_of(source)
-    files = _open_folder(source.path) if path is None else open_with_head(path)
+    files: ModelFiles = _open_folder(source.path) if path is None else open_with_head(path)
+    if quantization is not None:
+        files = _quantized(files, quantization)
     if on_files is not None:
         on_files(files)
     settings = _settings_of(model, path or source.path)
@@ -117,6 +125,12 @@ def open_model(model: str | None = None, on_files: OnFiles | None = None) -> Mod
         sliding_window=settings.sliding_window,
         attention_sinks=settings.attention_sinks,
     )
+
+
+def _quantized(files: ModelFiles, quantization: str) -> ModelFiles:
+    from mlc_llm.model_files.quantized import QuantizedModel
+
+    return QuantizedModel.of_files(files, quantization)
 
 
 def _open_folder(path: Path) -> ModelFiles:

@@ -74,7 +74,9 @@ def open_engine(
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = open_models(
-        models, lambda files: begin_weights(reading, files, memory.free, config.kernels)
+        models,
+        lambda files: begin_weights(reading, files, memory.free, config.kernels),
+        config.quantization,
     )
     if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
         for bundle in bundles:

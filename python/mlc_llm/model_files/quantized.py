@@ -1,0 +1,162 @@
+"""A model whose matrices are quantised when they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.model_files.row_pieces import Rows, pieces
+from mlc_llm.models.weight_plan import Source, WeightPlan
+from mlc_llm.quantization.block_format import Bytes, Floats
+from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize
+from mlc_llm.quantization.group_blocks import GROUP, as_blocks, group_kind
+from mlc_llm.quantization.group_schemes import (
+    SCHEMES,
+    Scheme,
+    dequantize_groups,
+    quantize_groups,
+    stored,
+    stored_numbers,
+)
+from mlc_llm.quantization.names import changes, check_name
+from mlc_llm.tokenizers import Tokenizer
+
+_NUMBERS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
+
+
+class Target(NamedTuple):
+    """A tensor type, and how rows float32 [rows, columns] become its bytes."""
+
+    kind: str
+    block: int
+    quantize: Callable[[Floats], Bytes]
+
+
+def target_of(quantization: str) -> Target:
+    """Raises InvalidField with all names."""
+    check_name(quantization)
+    scheme = SCHEMES.get(quantization)
+    if scheme is None:
+        kind = quantization.upper()
+        block = QUANTIZERS[kind].block if kind in QUANTIZERS else 1
+        return Target(kind, block, partial(quantize, kind))
+    blocks = group_kind(scheme)
+    if blocks is not None:
+        return Target(blocks, GROUP, partial(_blocks, scheme))
+    if scheme.bits:  # no packed format has such groups: the values are kept as they are
+        return Target("F32", 1, partial(_values, scheme))
+    return Target(_NUMBERS[scheme.dtype], 1, partial(_numbers, scheme))
+
+
+def check_rows(tensor: Tensor, target: Target, quantization: str) -> None:
+    """Raises UnsupportedModel for rows that are not whole blocks; it says which types fit."""
+    columns = tensor.shape[-1]
+    if columns % target.block == 0:
+        return
+    fitting = [kind.lower() for kind in TARGETS if kind not in QUANTIZERS]
+    fitting += [kind.lower() for kind, one in QUANTIZERS.items() if columns % one.block == 0]
+    raise UnsupportedModel(
+        f"tensor {tensor.name}: rows of {columns} values are not whole {quantization} blocks "
+        f"of {target.block}; these fit: {', '.join(fitting)}"
+    )
+
+
+@dataclass(frozen=True)
+class QuantizedView:
+    """A matrix, or a stack of them, in another type. Its rows are in the source's order."""
+
+    of: Tensor
+    target: Target
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def kind(self) -> str:
+        return self.target.kind
+
+    @property
+    def data(self) -> Bytes:
+        rows = Rows(self.of, Source(self.name, self.shape))
+        return np.concatenate([self.target.quantize(piece) for piece in pieces(rows)])
+
+    def matrix(self, index: int) -> Tensor:
+        return replace(self, of=self.of.matrix(index))
+
+    def give_back(self) -> None:
+        self.of.give_back()
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """See `ModelFiles`. `quantization` is a part of the name of its packed weights."""
+
+    of: ModelFiles
+    quantization: str | None
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def of_files(cls, files: ModelFiles, quantization: str) -> QuantizedModel:
+        """Raises InvalidField, UnsupportedModel, ModelFileError."""
+        target, tensors = target_of(quantization), dict(files.tensors)
+        for found in files.plan().matrices.values():
+            for name in (source.tensor for source in found):
+                one = files.tensors[name]
+                if one.kind != target.kind and changes(quantization, name):
+                    check_rows(one, target, quantization)
+                    tensors[name] = QuantizedView(one, target)
+        return cls(files, quantization, tensors)
+
+    @property
+    def path(self) -> Path:
+        return self.of.path
+
+    @property
+    def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
+        return self.of.opened
+
+    @property
+    def context_window(self) -> int:
+        return self.of.context_window
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        return self.of.stop_token_ids
+
+    def plan(self) -> WeightPlan:
+        plan = self.of.plan()
+        kinds = {prefix: self.tensors[s[0].tensor].kind for prefix, s in plan.matrices.items()}
+        return replace(plan, spec=replace(plan.spec, kinds=kinds))
+
+    def tokenizer(self) -> Tokenizer:
+        return self.of.tokenizer()
+
+    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
+        return self.of.chat_template(tokenizer)
+
+
+def _blocks(scheme: Scheme, rows: Floats) -> Bytes:
+    return as_blocks(*stored(scheme, quantize_groups(scheme, rows), transposed=False))
+
+
+def _values(scheme: Scheme, rows: Floats) -> Bytes:
+    return dequantize_groups(quantize_groups(scheme, rows)).reshape(-1).view(np.uint8)
+
+
+def _numbers(scheme: Scheme, rows: Floats) -> Bytes:
+    return stored_numbers(rows, scheme.dtype).reshape(-1).view(np.uint8)
