@@ -28,7 +28,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     out = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(f"{command.name} " in out and command.summary in out for command in COMMANDS)
+    assert all(f" {command.name}" in out and command.summary in out for command in COMMANDS)
     assert "130" in out
 
 
