@@ -20,11 +20,16 @@ HALVES = {
     "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "IQ1_S": [0],
     "IQ1_M": [], "F16": [0], "BF16": [0], "F32": [2],
 }  # fmt: skip
-SIZES_OF_GROUPS = {"q4f16": (32, 18), "q4bf16": (32, 18), "q4f32": (32, 20)}
-"""MLC LLM's groups: no type of GGUF files."""
+SIZES_OF_GROUPS = {
+    "q4f16": (32, 18),
+    "q4bf16": (32, 18),
+    "q4f32": (32, 20),
+    "zero_point4": (32, 24),
+}
+"""Of what is no type of GGUF files."""
 ALL_SIZES = SIZES | SIZES_OF_GROUPS
-HALVES |= {"q4f16": [16], "q4bf16": [16], "q4f32": [18]}
-FINITE = ("MXFP4", "NVFP4", "q4bf16", "q4f32")
+HALVES |= {"q4f16": [16], "q4bf16": [16], "q4f32": [18], "zero_point4": [18, 22]}
+FINITE = ("MXFP4", "NVFP4", "q4bf16", "q4f32", "zero_point4")
 """Formats whose scales have no infinity, or not that of float16."""
 
 
@@ -110,6 +115,7 @@ def test_unpack_loses_nothing(kind: str) -> None:
         ("q4f16", 4, 32, 7, True),
         ("q4bf16", 4, 32, 7, False),
         ("q4f32", 4, 32, 7, False),
+        ("zero_point4", 4, 32, 0, False),
     ],
 )
 def test_what_unpack_says(kind: str, bits: int, group: int, offset: int, half: bool) -> None:

@@ -12,7 +12,6 @@ from mlc_llm.model import MODELS
 from mlc_llm.models.registry import check_architecture
 from mlc_llm.quantization import QUANTIZATION
 from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, unpack
-from mlc_llm.quantization.group_blocks import GROUP_FORMATS
 from mlc_llm.quantization.group_schemes import SCHEMES
 from mlc_llm.quantization.schemes import Quantization
 
@@ -24,7 +23,7 @@ def test_every_type_that_a_file_may_have_is_there_with_its_size() -> None:
     assert all(one.name == name for name, one in QUANTIZATION.items())
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCK_KINDS if name not in GROUP_FORMATS])
+@pytest.mark.parametrize("name", [name for name in BLOCK_KINDS if name in QUANTIZATION])
 def test_groups_and_minima_are_those_of_unpacked_weights(name: str) -> None:
     scheme = QUANTIZATION[name]
     assert isinstance(scheme, Quantization)

@@ -204,7 +204,7 @@ def no_vocabulary(folder: Folder) -> None:
         (wider, ModelFileError, "has shape (96, 64), expected (192, 64)"),
         (deeper, ModelFileError, "num_hidden_layers is 1000000000"),
         (another_class, UnsupportedModel, "architecture 'OtherForCausalLM' is not supported"),
-        (quantized, UnsupportedModel, "quantization_config.quant_method is 'bitsandbytes'"),
+        (quantized, UnsupportedModel, "quantization_config.quant_method is 'bitsandbytes'; supp"),
         (no_vocabulary, ModelFileError, "vocab_size is None"),
     ],
 )

@@ -28,6 +28,7 @@ from mlc_llm.models.tensor_names import (
     Transposed,
 )
 from mlc_llm.models.weight_plan import FLOAT_KINDS
+from mlc_llm.quantization.zero_point_blocks import KIND
 
 Shape = tuple[int, ...]
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -150,7 +151,7 @@ class _Found:
         if name not in self._tensors:
             raise ModelFileError(f"there is no tensor {name}")
         tensor = self._tensors[name]
-        if tensor.kind not in kinds:
+        if tensor.kind not in (*kinds, KIND):
             known = ", ".join(kinds)
             raise UnsupportedModel(f"tensor {name} of type {tensor.kind}; supported: {known}")
         self.used.add(name)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.huggingface import HuggingFaceFolder
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
+from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.models.registry import architecture_of, read_config
 from mlc_llm.models.weight_plan import WeightPlan, plan_gguf, wanted_tensors
 from mlc_llm.tokenizers import Tokenizer
@@ -74,15 +74,8 @@ def plan_folder(
     ModelFileError naming the field or the tensor at fault.
     """
     names, spec = architecture_of(config).names, read_config(config)
-    _check_not_quantized(config)
+    tensors = plain_tensors(config, tensors)
     if spec.tied_head and names.origins[HEAD] in tensors:
         spec = replace(spec, tied_head=False)
     found = named_tensors(wanted_tensors(spec), names, tensors)
     return plan_gguf(spec, found), found
-
-
-def _check_not_quantized(config: Mapping[str, object]) -> None:
-    how = config.get("quantization_config")
-    if how is not None:
-        method = how.get("quant_method") if isinstance(how, Mapping) else how
-        raise UnsupportedModel(f"quantization_config.quant_method is {str(method)[:60]!r}; none is")

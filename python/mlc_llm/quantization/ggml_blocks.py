@@ -29,11 +29,12 @@ from mlc_llm.quantization.block_format import (
 from mlc_llm.quantization.group_blocks import GROUP_FORMATS
 from mlc_llm.quantization.i_blocks import CODEBOOKS
 from mlc_llm.quantization.k_blocks import PLAIN_AND_K
+from mlc_llm.quantization.zero_point_blocks import ZERO_POINT_FORMATS
 
 _CHUNK_VALUES = 1 << 18  # values computed at once: 1 MiB of float32 stays in the processor's cache
 
-FORMATS = {**PLAIN_AND_K, **CODEBOOKS, **GROUP_FORMATS}
-"""Those of GGUF files, and MLC LLM's groups."""
+FORMATS = {**PLAIN_AND_K, **CODEBOOKS, **GROUP_FORMATS, **ZERO_POINT_FORMATS}
+"""Those of GGUF files, and those that other files become."""
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a value in the kinds that have no blocks."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, FORMATS
 from mlc_llm.quantization.group_blocks import GROUP_FORMATS
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.quantization.zero_point_blocks import ZERO_POINT_FORMATS
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ QUANTIZATION: dict[str, Quantization | Scheme] = {
     **{
         name: Quantization(name, form.block, form.layout.itemsize, form.group, form.has_minimum)
         for name, form in FORMATS.items()
-        if name not in GROUP_FORMATS
+        if name not in GROUP_FORMATS | ZERO_POINT_FORMATS
     },
     **SCHEMES,
 }

@@ -97,6 +97,7 @@ _SINGLE = {
     "Q2_K": WeightFormat(8, 16, has_minimum=True, scale_dtype="float32"),
     "Q3_K": WeightFormat(8, 16, offset=4, scale_dtype="float32"),
     "Q4_K": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
+    "zero_point4": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
     "Q5_K": WeightFormat(8, 32, has_minimum=True, scale_dtype="float32"),
     "Q6_K": WeightFormat(8, 16, offset=32, scale_dtype="float32"),
     **dict.fromkeys(("q4bf16", "q4f32"), WeightFormat(4, 32, offset=7, scale_dtype="float32")),
