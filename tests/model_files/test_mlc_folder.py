@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from conversion_tools import convert, tiny_gguf
 
-from mlc_llm.errors import MLCError
+from mlc_llm.compiler.jit import prepare
+from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.model_files.gguf import GGUFModel
-from mlc_llm.model_files.mlc import MLCModel
+from mlc_llm.model_files.mlc import MLCModel, config_json
 from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
@@ -24,6 +26,11 @@ from mlc_llm.quantization.group_schemes import (
     quantize_groups,
     rounded,
 )
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "home"))
 
 
 def values_of(model: GGUFModel | MLCModel, name: str) -> np.ndarray:
@@ -124,3 +131,67 @@ def test_fields_of_mlc_llm_itself_are_understood(tmp_path: Path) -> None:
         del model[name]
     path.write_text(json.dumps(config))
     assert MLCModel.open(tmp_path / "out").plan().spec.context_window == 512
+
+
+def test_scales_of_which_the_file_has_halves(tmp_path: Path) -> None:
+    """MLC LLM writes float32 so."""
+    old = tiny_gguf(tmp_path / "m.gguf")
+    convert(old, "q4f32_1", tmp_path / "out")
+    halve(tmp_path / "out")
+    new, scheme = MLCModel.open(tmp_path / "out"), SCHEMES["q4f32_1"]
+    assert new.plan().spec.kinds["layers.0.o"] == "q4bf16"
+    name = "blk.0.attn_output.weight"
+    grouped = quantize_groups(scheme, values_of(old, name))
+    expected = dequantize_groups(replace(grouped, scale=upper_halves(grouped.scale)))
+    assert np.array_equal(values_of(new, name), expected)
+    norm = "blk.0.attn_norm.weight"
+    assert np.array_equal(values_of(new, norm), upper_halves(values_of(old, norm)))
+
+
+def upper_halves(values: np.ndarray) -> np.ndarray:
+    return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def halve(folder: Path) -> None:
+    """Keep the upper halves of all float32."""
+    index = json.loads((folder / "tensor-cache.json").read_text())
+    for shard in index["records"]:
+        raw, made = (folder / shard["dataPath"]).read_bytes(), b""
+        for record in shard["records"]:
+            data = raw[record["byteOffset"] :][: record["nbytes"]]
+            if record["dtype"] == "float32":
+                data = np.frombuffer(data, np.uint16)[1::2].tobytes()
+                record["format"] = "f32-to-bf16"
+            record |= {"byteOffset": len(made), "nbytes": len(data)}
+            made += data
+        (folder / shard["dataPath"]).write_bytes(made)
+        shard |= {"nbytes": len(made), "md5sum": hashlib.md5(made).hexdigest()}
+    (folder / "tensor-cache.json").write_text(json.dumps(index))
+
+
+def test_shards_that_are_swapped_or_damaged(tmp_path: Path) -> None:
+    """Of one size, so that only the check sums tell."""
+    convert(tiny_gguf(tmp_path / "m.gguf"), "q4f16_1", tmp_path / "out")
+    shard = tmp_path / "out" / "params_shard_0.bin"
+    raw = bytearray(shard.read_bytes())
+    raw[100] ^= 1
+    shard.write_bytes(raw)
+    model = MLCModel.open(tmp_path / "out")
+    with pytest.raises(ModelFileError, match=r"params_shard_0\.bin: damaged, its MD5 sum is not"):
+        prepare(model, "portable")
+
+
+def test_another_config_makes_other_weights(tmp_path: Path) -> None:
+    convert(tiny_gguf(tmp_path / "m.gguf"), "q4f16_1", tmp_path / "out")
+    first = prepare(MLCModel.open(tmp_path / "out"), "portable")
+    path = tmp_path / "out" / "mlc-chat-config.json"
+    config = json.loads(path.read_text())
+    config["model_config"]["rope_theta"] = 20_000.0
+    path.write_text(json.dumps(config))
+    assert prepare(MLCModel.open(tmp_path / "out"), "portable").weights != first.weights
+
+
+def test_a_gemma_by_the_name_of_mlc_llm() -> None:
+    chat: dict[str, Any] = {"model_type": "gemma3", "model_config": {"text_config": {"a": 1}}}
+    found = config_json(Path("x"), chat)
+    assert found["model_type"] == "gemma3_text" and found["a"] == 1

@@ -117,6 +117,7 @@ class _Work:
         the model has another one at the end: the weights would be found under a wrong name."""
         from mlc_llm.compiler.weights import count_parameters, pack_weights
 
+        self.model.check_sums()
         with self.show("packing weights", count_parameters(self.plan)) as shown:
             pack_weights(self.plan, self.backend, self.model.tensors, folder, shown.advance)
         if content_of_model(self.model) != content:

@@ -39,7 +39,7 @@ class HuggingFaceFolder:
     @classmethod
     def open(cls, path: Path) -> HuggingFaceFolder:
         """Raises ModelNotFound, ModelFileError, UnsupportedModel (weights of another form)."""
-        state = _state(path / CONFIG)
+        state = state_of(path / CONFIG)
         config = read_json_object(path / CONFIG, MAX_JSON_BYTES)
         index = path / INDEX
         weight_map = _weight_map(index) if index.is_file() else None
@@ -52,7 +52,8 @@ class HuggingFaceFolder:
         return cls(path, config, tensors, tuple(opened))
 
 
-def _state(path: Path) -> os.stat_result:
+def state_of(path: Path) -> os.stat_result:
+    """What the system says of a file, before it is read. Raises ModelNotFound."""
     try:
         return path.stat()
     except OSError as error:

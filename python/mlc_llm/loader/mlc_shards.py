@@ -6,6 +6,7 @@ Format: `tensor-cache.json` (formerly `ndarray-cache.json`) beside `params_shard
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import os
@@ -20,12 +21,14 @@ import numpy.typing as npt
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_cursor import printable
+from mlc_llm.loader.huggingface import state_of
 
 INDEXES = ("tensor-cache.json", "ndarray-cache.json")
 MAX_JSON_BYTES = 64 << 20
 MAX_SHARDS = 4096
 MAX_AXES = 4
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "uint32": 4}
+_PIECE = 1 << 20
 _HALVES = "f32-to-bf16"
 """A float32 parameter of which the file has only the upper halves."""
 
@@ -49,11 +52,14 @@ class MLCParam:
 
 @dataclass(frozen=True)
 class MLCShards:
-    """All parameters, by name; opened: the shards in order, as they were when opened."""
+    """All parameters, by name; opened: the index and the shards in order, as they were when
+    opened."""
 
     path: Path
     params: Mapping[str, MLCParam]
     opened: tuple[tuple[Path, os.stat_result], ...]
+    sums: Mapping[Path, str]
+    """The MD5 sum of each shard, in hexadecimal, if the index says it."""
 
     @classmethod
     def open(cls, folder: Path) -> MLCShards:
@@ -61,21 +67,30 @@ class MLCShards:
         index = next((folder / name for name in INDEXES if (folder / name).is_file()), None)
         if index is None:
             raise ModelNotFound(f"{folder}: there is no {INDEXES[0]}")
+        opened = {index: state_of(index)}
         shards = read_json_object(index, MAX_JSON_BYTES).get("records")
         if not isinstance(shards, list) or not 0 < len(shards) <= MAX_SHARDS:
             _fail(index, f"records should be a list of 1 to {MAX_SHARDS} shards")
         params: dict[str, MLCParam] = {}
-        opened: dict[Path, os.stat_result] = {}
+        sums: dict[Path, str] = {}
         for i, shard in enumerate(shards):
             path, stat, mapping = _mapped(index, i, shard)
             if path in opened:
                 _fail(index, f"records[{i}]: {path.name} is named twice")
             opened[path] = stat
+            if shard.get("md5sum") is not None:
+                sums[path] = str(shard["md5sum"])
             for param in _params(index, i, shard, mapping):
                 if param.name in params:
                     _fail(index, f"{printable(param.name)} is there twice")
                 params[param.name] = param
-        return cls(folder, params, tuple(opened.items()))
+        return cls(folder, params, tuple(opened.items()), sums)
+
+    def check_sums(self) -> None:
+        """Read all shards. Raises ModelFileError for one with another MD5 sum."""
+        for path, expected in self.sums.items():
+            if _md5(path) != expected:
+                raise ModelFileError(f"{path}: damaged, its MD5 sum is not {expected[:40]}")
 
 
 def _mapped(index: Path, i: int, shard: object) -> tuple[Path, os.stat_result, mmap.mmap]:
@@ -129,6 +144,17 @@ def _param(index: Path, record: dict[str, object], mapping: mmap.mmap) -> MLCPar
         _fail(index, f"{what} lies beyond the end of its shard")
     data: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, size, start)
     return MLCParam(name, tuple(shape), str(dtype), data, mapping)
+
+
+def _md5(path: Path) -> str:
+    found = hashlib.md5(usedforsecurity=False)
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE):
+                found.update(piece)
+    except OSError as error:
+        raise ModelFileError(f"{path}: {error.strerror}") from None
+    return found.hexdigest()
 
 
 def _is_size(value: object) -> bool:

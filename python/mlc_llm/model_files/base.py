@@ -46,6 +46,10 @@ class ModelFiles(Protocol):
         """The end-of-text tokens that the header names, beside those that the tokenizer knows."""
         ...
 
+    def check_sums(self) -> None:
+        """Compare the files with the check sums that the model states, if it states any. Reads all
+        bytes. Raises ModelFileError."""
+
     def plan(self) -> WeightPlan:
         """What the model is and which tensors it takes. Raises UnsupportedModel,
         ModelFileError."""

@@ -50,6 +50,9 @@ class GGUFModel:
         architecture = check_architecture(self.file.metadata)
         return self.file.get_int(f"{architecture}.context_length", low=1, high=2**31 - 1)
 
+    def check_sums(self) -> None:
+        """The format has none."""
+
     def plan(self) -> WeightPlan:
         return read_gguf(self.file.metadata, self.file.tensors)
 

@@ -54,6 +54,9 @@ class HuggingFaceModel:
     def stop_token_ids(self) -> frozenset[int]:
         return token_ids(self.folder.config.get("eos_token_id"))
 
+    def check_sums(self) -> None:
+        """The format has none."""
+
     def plan(self) -> WeightPlan:
         return self.weights
 

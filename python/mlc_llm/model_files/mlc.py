@@ -10,6 +10,7 @@ from pathlib import Path
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.json_file import read_json_object
+from mlc_llm.loader.huggingface import state_of
 from mlc_llm.loader.mlc_shards import MLCShards
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
@@ -37,6 +38,7 @@ class MLCModel:
     """See `ModelFiles`."""
 
     shards: MLCShards
+    opened: tuple[tuple[Path, os.stat_result], ...]
     chat_config: Mapping[str, JsonValue]
     scheme: Scheme
     weights: WeightPlan
@@ -45,6 +47,7 @@ class MLCModel:
     @classmethod
     def open(cls, path: Path) -> MLCModel:
         """Raises ModelNotFound, ModelFileError, UnsupportedModel."""
+        config = (path / CHAT_CONFIG, state_of(path / CHAT_CONFIG))
         chat = read_json_object(path / CHAT_CONFIG, MAX_JSON_BYTES)
         scheme = SCHEMES.get(str(chat.get("quantization")))
         if scheme is None:
@@ -55,7 +58,8 @@ class MLCModel:
         spec = read_config(config_json(path / CHAT_CONFIG, chat))
         shards = MLCShards.open(path)
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
-        return cls(shards, chat, scheme, plan_gguf(spec, tensors), tensors)
+        opened = (config, *shards.opened)
+        return cls(shards, opened, chat, scheme, plan_gguf(spec, tensors), tensors)
 
     @property
     def quantization(self) -> str | None:
@@ -66,16 +70,15 @@ class MLCModel:
         return self.shards.path
 
     @property
-    def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
-        return self.shards.opened
-
-    @property
     def context_window(self) -> int:
         return self.weights.spec.context_window
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
         return token_ids(self.chat_config.get("eos_token_id"))
+
+    def check_sums(self) -> None:
+        self.shards.check_sums()
 
     def plan(self) -> WeightPlan:
         return self.weights
@@ -95,6 +98,8 @@ def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValu
     inner = stated.get("text_config")
     config = {**stated, **inner} if isinstance(inner, dict) else dict(stated)
     config.setdefault("model_type", chat.get("model_type"))
+    if config["model_type"] == "gemma3":  # as MLC LLM calls it
+        config["model_type"] = "gemma3_text"
     config.setdefault("hidden_act", "silu")  # MLC LLM's models do not say it
     for old, name in _OLD_NAMES.items():
         if config.get(name) is None and config.get(old) is not None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mlc_llm.loader.mlc_shards import MLCParam
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.quantization.block_format import Bytes
-from mlc_llm.quantization.group_blocks import as_blocks, group_kind
+from mlc_llm.quantization.group_blocks import GROUP_KINDS, as_blocks
 from mlc_llm.quantization.group_schemes import Scheme, Stored, dequantize_groups, read_stored
 
 Array = npt.NDArray[np.generic]
@@ -79,7 +79,7 @@ class GroupsView:
     def kind(self) -> str:
         """Blocks of groups; what is not made of such blocks is dequantised."""
         whole = self.scheme.group_size is not None and self.shape[-1] % self.scheme.group_size == 0
-        return (group_kind(self.scheme) if whole else None) or "F32"
+        return GROUP_KINDS[self.scales.dtype] if whole and self.scheme.bits == 4 else "F32"
 
     @property
     def data(self) -> Bytes:

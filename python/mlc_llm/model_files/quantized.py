@@ -138,6 +138,9 @@ class QuantizedModel:
     def stop_token_ids(self) -> frozenset[int]:
         return self.of.stop_token_ids
 
+    def check_sums(self) -> None:
+        self.of.check_sums()
+
     def plan(self) -> WeightPlan:
         plan = self.of.plan()
         kinds = {prefix: self.tensors[s[0].tensor].kind for prefix, s in plan.matrices.items()}

@@ -39,10 +39,13 @@ GROUP_FORMATS = {
 """By the type of the scales. They are no types of GGUF files."""
 
 
+GROUP_KINDS = {"float16": "q4f16", "bfloat16": "q4bf16", "float32": "q4f32"}
+"""The block format for each type of scales."""
+
+
 def group_kind(scheme: Scheme) -> str | None:
     """The block format of a scheme's groups; None: it has no 4-bit groups."""
-    kinds = {"float16": "q4f16", "bfloat16": "q4bf16", "float32": "q4f32"}
-    return kinds[scheme.dtype] if scheme.bits == 4 else None
+    return GROUP_KINDS[scheme.dtype] if scheme.bits == 4 else None
 
 
 def as_blocks(words: Words, scale: npt.NDArray[np.generic]) -> Bytes:
