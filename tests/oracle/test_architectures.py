@@ -29,6 +29,8 @@ LFM2_LAYERS = (
 """By seed."""
 NAMES = ("architectures", "model_type")
 LENGTH = 80
+PROMPT, ANSWER = 16, 64
+"""Tokens of a greedy answer and its prompt."""
 WORST = 1e-4
 """Of the largest logit."""
 SAME = 1e-5
@@ -143,3 +145,14 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
     same = runner_of_folder(tmp_path / "folder", tmp_path / "of-folder", "reference")
     assert relative_error(same.logits(tokens), exact) <= WORST
     assert relative_error(same.logits(tokens), runner.logits(tokens)) <= SAME
+    greedy = greedy_tokens(model, tokens[:PROMPT])
+    assert same.logits(greedy[:-1])[PROMPT - 1 :].argmax(axis=1).tolist() == greedy[PROMPT:]
+
+
+def greedy_tokens(model: Any, prompt: list[int]) -> list[int]:
+    """The prompt and what Transformers makes of it, always the likeliest token."""
+    model.generation_config.eos_token_id = None
+    found = model.generate(torch.tensor([prompt]), max_new_tokens=ANSWER, do_sample=False)
+    assert len(found[0]) == len(prompt) + ANSWER
+    tokens: list[int] = found[0].tolist()
+    return tokens

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="a .gguf file, a folder with one, or HF://user/repo (default: the default model)",
+        help="a .gguf file, a model folder, or HF://user/repo (default: the default model)",
     )
     parser.add_argument(
         "--mode",

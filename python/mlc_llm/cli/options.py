@@ -51,7 +51,7 @@ def add_model(parser: argparse.ArgumentParser, *, system: bool = True) -> None:
     group = parser.add_argument_group("model")
     group.add_argument(
         "--model",
-        help="a .gguf file, a folder with one, or HF://user/repo "
+        help="a .gguf file, a model folder, or HF://user/repo "
         "(default: SmolLM2-135M-Instruct, downloaded once)",
     )
     group.add_argument("--device", default="auto", help="where to run (default: %(default)s)")

@@ -16,7 +16,6 @@ from mlc_llm.support.hub_choice import CHAT_CONFIG, CONFIG
 from mlc_llm.support.hub_model import fetched_model
 from mlc_llm.support.progress import ProgressFactory
 
-CONFIG_FILE = CONFIG
 _FORMS = (
     "a .gguf file, a folder with one, a folder with config.json and safetensors files, a folder "
     "with mlc-chat-config.json, or HF://user/repo"
@@ -86,7 +85,7 @@ def _local(path: Path, model: str) -> ModelSource:
         return _gguf(path)
     names = sorted(child.name for child in path.iterdir() if child.is_file())
     has_gguf = any(name.lower().endswith(".gguf") for name in names)
-    if CHAT_CONFIG in names or (CONFIG_FILE in names and not has_gguf):
+    if CHAT_CONFIG in names or (CONFIG in names and not has_gguf):
         return ModelSource(path, "folder", path.resolve().name)
     return _gguf(path / _only_model(names, str(path)))
 
@@ -97,6 +96,6 @@ def _only_model(names: Iterable[str], place: str) -> str:
     if len(models) == 1:
         return models[0]
     if not models:
-        raise ModelNotFound(f"{place}: no .gguf file, no {CHAT_CONFIG}, no {CONFIG_FILE} there")
+        raise ModelNotFound(f"{place}: no .gguf file, no {CHAT_CONFIG}, no {CONFIG} there")
     shown = ", ".join(models[:_SHOWN_NAMES]) + (", ..." if len(models) > _SHOWN_NAMES else "")
     raise ModelNotFound(f"{place}: {len(models)} models there, name one: {place}/FILE of {shown}")

@@ -18,7 +18,8 @@ from mlc_llm.serve.opening.settings import (
     read_settings,
     settings_of_default_model,
 )
-from mlc_llm.support.model_source import CONFIG_FILE, ModelSource, resolve_model
+from mlc_llm.support.hub_choice import CONFIG
+from mlc_llm.support.model_source import ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
 
@@ -139,8 +140,8 @@ def _open_folder(path: Path) -> ModelFiles:
         from mlc_llm.model_files.mlc import MLCModel
 
         return MLCModel.open(path)
-    if not (path / CONFIG_FILE).is_file():
-        known = f"no .gguf file, no {CONFIG_FILE}, no {SHARD_INDEXES[0]}"
+    if not (path / CONFIG).is_file():
+        known = f"no .gguf file, no {CONFIG}, no {SHARD_INDEXES[0]}"
         raise UnsupportedModel(f"{path}: {known} in this folder")
     from mlc_llm.model_files.huggingface import HuggingFaceModel
 
