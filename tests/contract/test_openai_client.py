@@ -1,0 +1,153 @@
+"""OpenAI's own client against the server with the default model."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+openai = pytest.importorskip("openai", reason="the contract tests need `pip install openai`")
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+KEY = "contract-key"
+GREEDY: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": 24}
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def address(default_model: object) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlc_llm", "serve", "--port", str(port)]
+    environment = {**os.environ, "MLC_LLM_API_KEY": KEY}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        url = f"http://127.0.0.1:{port}/v1"
+        try:
+            wait_for(url)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(40) == 0
+
+
+def wait_for(url: str) -> None:
+    client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+    end = time.monotonic() + 120
+    while True:
+        try:
+            client.models.list()
+            return
+        except openai.APIConnectionError:
+            assert time.monotonic() < end, "the server did not start"
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Any:
+    return openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
+
+
+def test_whole_answers(client: Any) -> None:
+    answer = client.chat.completions.create(
+        messages=said("What is the capital of France?"), **GREEDY
+    )
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop" and answer.usage.prompt_tokens > 10
+
+
+def test_streams_say_the_same(client: Any) -> None:
+    question = said("Name three colours.")
+    whole = client.chat.completions.create(messages=question, **GREEDY)
+    text, usages = "", []
+    for chunk in client.chat.completions.create(
+        messages=question, stream=True, stream_options={"include_usage": True}, **GREEDY
+    ):
+        text += "".join(choice.delta.content or "" for choice in chunk.choices)
+        usages += [chunk.usage] if chunk.usage is not None else []
+    assert text == whole.choices[0].message.content
+    assert [one.completion_tokens for one in usages] == [whole.usage.completion_tokens]
+
+
+def test_the_assembling_stream(client: Any) -> None:
+    with client.chat.completions.stream(messages=said("Hi"), **GREEDY) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert final.choices[0].message.role == "assistant" and final.choices[0].message.content
+
+
+def test_structured_answers(client: Any) -> None:
+    class City(BaseModel):
+        name: str
+        country: str
+
+    question = said("Paris is in France. Give the name and the country.")
+    answer = client.chat.completions.parse(
+        messages=question, response_format=City, model="default", temperature=0, max_tokens=80
+    )
+    assert isinstance(answer.choices[0].message.parsed, City)
+
+
+def test_log_probabilities(client: Any) -> None:
+    chat = client.chat.completions.create(
+        messages=said("Hi"), logprobs=True, top_logprobs=2, **GREEDY
+    )
+    content = chat.choices[0].logprobs.content
+    assert "".join(one.token for one in content) == chat.choices[0].message.content
+    assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in content)
+    found = client.completions.create(prompt=["One two three", "A B C"], logprobs=2, **GREEDY)
+    for choice in found.choices:
+        assert "".join(choice.logprobs.tokens) == choice.text
+        for own, top in zip(
+            choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True
+        ):
+            assert own == max(top.values())
+
+
+def test_errors_have_their_classes(client: Any, address: str) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(messages=said("a"), model="gpt-5")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.chat.completions.create(messages=said("a"), model="default", temperature=-1)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(messages=said("word " * 20000), model="default")
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=address, api_key="wrong", max_retries=0).models.list()
+
+
+def test_nulls_mean_the_default(client: Any) -> None:
+    answer = client.chat.completions.create(
+        messages=said("Hi"), n=None, stop=None, logit_bias=None, tools=None, **GREEDY
+    )
+    assert answer.choices[0].message.content
+
+
+def test_many_at_once_and_one_that_is_given_up(address: str) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as many:
+            create = many.chat.completions.create
+            given_up = await create(messages=said("Tell a story."), model="default", stream=True)
+            await anext(aiter(given_up))
+            await given_up.close()
+            answers = await asyncio.gather(
+                *[create(messages=said(f"What is {i} plus 1?"), **GREEDY) for i in range(8)]
+            )
+            return [one.choices[0].message.content for one in answers]
+
+    assert all(asyncio.run(ask()))
