@@ -37,6 +37,8 @@ class Hub:
     knows_range: bool = True
     elsewhere: str = ""
     """The address of another server, to which files are redirected."""
+    moved: bool = False
+    """The repository has a new name, to which the old one is redirected."""
     refuses: tuple[int, str, str] | None = None
     """Status, X-Error-Code and X-Error-Message of all files."""
     refuses_list: tuple[int, str, str] | None = None
@@ -76,6 +78,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, hub = self.path.partition("?")[0], self.hub
+        if hub.moved and "/new/" not in path:
+            self._redirect(self.path.replace("/user/", "/new/"))
+            return
+        path = path.replace("/new/", "/user/")
         if path == "/api/models/user/repo":
             hub.lists += 1
             self._list()
@@ -94,6 +100,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def _redirect(self, place: str) -> None:
+        self.send_response(307)
+        self.send_header("Location", place)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
     def _refuse(self, status: int, code: str, message: str) -> None:
         self.send_response(status)
         self.send_header("X-Error-Code", code)
@@ -110,10 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif hub.refuses is not None:
             self._refuse(*hub.refuses)
         elif hub.elsewhere:
-            self.send_response(302)
-            self.send_header("Location", hub.elsewhere + self.path)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self._redirect(hub.elsewhere + self.path)
         else:
             self._bytes(hub.sends.get(name, hub.files[name]))
 

@@ -169,6 +169,15 @@ def test_a_redirect_gets_no_token(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
         assert {one.range for one in other.asked} == {one.range for one in hub.asked}
 
 
+def test_a_redirect_of_the_same_server_keeps_the_token(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.moved = True
+    assert resolve_model(ADDRESS).path.read_bytes() == WEIGHTS
+    assert {one.token for one in hub.asked} == {"Bearer hf_secret"}
+
+
 def test_the_token_of_hf_auth_login(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +337,7 @@ def test_two_processes_at_once(hub: Hub) -> None:
     command = [sys.executable, "-c", PROGRAM]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     while hub.lists < 2:
+        assert [one.poll() for one in running] == [None, None]
         threading.Event().wait(0.01)
     hub.holds.set()
     assert [one.communicate(timeout=60)[0] for one in running] == [f"{len(WEIGHTS)}\n"] * 2
@@ -339,6 +349,7 @@ def test_a_killed_process_loses_little(hub: Hub, place: Path) -> None:
     hub.files = {"m.gguf": WEIGHTS[:4096]}
     with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as running:
         while not any(place.rglob(".parts/*.json")):
+            assert running.poll() is None
             threading.Event().wait(0.01)
         running.kill()
     hub.holds.set()
