@@ -247,6 +247,29 @@ def test_any_damage_is_an_error_of_ours(
         assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        block(1, b"ab") + real(2, -1.0),
+        block(1, b"ab") + real(2, -1.0) + number(3, NORMAL),
+        block(1, b"ab") + real(2, -1.0) + number(99, 5),
+        number(99, 2**40) + real(2, -1.0) + block(1, b"ab"),
+        real(2, -7.0) + block(1, b"x") + block(1, b"ab") + real(2, -1.0),
+    ],
+)
+def test_a_piece_may_be_written_in_several_ways(written: bytes, tmp_path: Path) -> None:
+    made = opened(tmp_path, model(PIECES, normalizer=NO_PREFIX) + block(1, written))
+    assert shown(made, "aab") == ["a", "ab"] and made.vocab_size == len(PIECES) + 1
+
+
+@given(data=st.binary(max_size=20))
+def test_any_bytes_of_a_piece(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    try:
+        opened(tmp_path_factory.mktemp("piece"), model(PIECES) + block(1, data))
+    except ModelFileError as error:
+        assert "pieces[6]" in str(error)
+
+
 @pytest.mark.parametrize("kind", [UNUSED, CONTROL, BYTE])
 def test_pieces_that_no_text_contains(kind: int, tmp_path: Path) -> None:
     for algorithm in (BPE, UNIGRAM):

@@ -101,7 +101,8 @@ class FolderConfig:
 
     def ids(self, tokens: list[str], usual: Mapping[str, int]) -> dict[str, int]:
         """`bos_token_id` and others, as the files name them, over those of `usual`."""
-        places = {text: i for i, text in reversed(list(enumerate(tokens)))}
+        named = {self.named(role) for role in _ROLES}
+        places = {text: i for i, text in enumerate(tokens) if text in named}
         found = dict(usual)
         for role, key in _ROLES.items():
             text = self.named(role)

@@ -87,6 +87,8 @@ class Message:
 
     def _number(self, at: int) -> tuple[int, int]:
         """A number in the format "varint", and where it ends."""
+        if at < len(self._data) and self._data[at] < 128:  # most numbers have one byte
+            return self._data[at], at + 1
         value = shift = 0
         while at < len(self._data) and shift <= _MOST_SHIFT:
             byte = self._data[at]

@@ -6,6 +6,7 @@ fields stand in this file as in that one.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
 
 MAX_BYTES = 256 * 2**20
 UNIGRAM, BPE = 1, 2
+Piece = tuple[str, float, int]
+"""Text, score, kind."""
+_SCORE = struct.Struct("<f")
 _ALGORITHMS = {UNIGRAM: "unigram", BPE: "bpe", 3: "word", 4: "char"}
 
 
@@ -84,7 +88,32 @@ def _length(value: Value) -> int:
 
 
 def _read_piece(found: SentencePieceModel, data: memoryview) -> None:
-    message = Message(data, f"pieces[{len(found.tokens)}]")
+    piece = _usual_piece(bytes(data)) or _any_piece(data, f"pieces[{len(found.tokens)}]")
+    if len(found.tokens) == MAX_TOKENS:
+        raise ModelFileError(f"pieces: more than {MAX_TOKENS}")
+    found.tokens.append(piece[0])
+    found.scores.append(piece[1])
+    found.kinds.append(piece[2])
+
+
+def _usual_piece(data: bytes) -> Piece | None:
+    """A piece that is written as nearly all are: a short text, a score, and a type unless it is
+    NORMAL. None if it is not. Vocabularies have so many pieces that this matters."""
+    end = data[1] + 2 if len(data) > 7 else 0
+    kind = 1 if len(data) == end + 5 else data[-1] if len(data) == end + 7 else 0
+    if not 0 < kind < 7 or not 2 < end < 130 or data[0] != 0x0A or data[end] != 0x15:
+        return None
+    if len(data) == end + 7 and data[end + 5] != 0x18:
+        return None
+    (score,) = _SCORE.unpack_from(data, end + 1)
+    try:
+        return (data[2:end].decode(), score, kind) if score - score == 0 else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _any_piece(data: memoryview, name: str) -> Piece:
+    message = Message(data, name)
     text, score, kind = "", 0.0, int(TokenKind.NORMAL)
     for number, value in message.fields():
         if number == 1:
@@ -97,11 +126,7 @@ def _read_piece(found: SentencePieceModel, data: memoryview) -> None:
                 raise message.error("type", kind, "1 to 6")
     if not text:
         raise ModelFileError(f"{message.name}.piece is missing or empty")
-    if len(found.tokens) == MAX_TOKENS:
-        raise ModelFileError(f"pieces: more than {MAX_TOKENS}")
-    found.tokens.append(text)
-    found.scores.append(score)
-    found.kinds.append(kind)
+    return text, score, kind
 
 
 def _read_trainer(found: SentencePieceModel, message: Message) -> None:
