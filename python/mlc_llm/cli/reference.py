@@ -26,6 +26,9 @@ traceback. Progress and notes go to standard error, answers to standard output.
 | `MLC_LLM_QUIET` | 1: show no progress |
 | `MLC_LLM_DEVICE` | `cpu`: Python programs that name an accelerator (`cuda`) run on the CPU |
 | `MLC_LLM_KERNELS` | `amx`, `vnni`, `avx2`, `i8mm`, `dotprod`, `portable` or `reference` |
+| `HF_TOKEN` | the token for `HF://` models (default: the one that `hf auth login` keeps) |
+| `HF_ENDPOINT` | the server of `HF://` models (default: `https://huggingface.co`) |
+| `HF_HUB_OFFLINE` | 1: download no `HF://` model |
 | `MLC_NUM_THREADS` | the number of threads that compute (default: the number of usable cores) |
 """
 
