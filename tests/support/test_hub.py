@@ -314,7 +314,7 @@ def test_only_a_newer_version_is_fetched(hub: Hub) -> None:
 
 def test_pull(hub: Hub, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "HF://user/repo:m"]) == 0
-    assert capsys.readouterr().out == f"m: 10.4 kB in {folder_of(place) / 'm.gguf'}\n"
+    assert capsys.readouterr().out == f"m: 10.2 kB in {folder_of(place) / 'm.gguf'}\n"
     hub.refuses_list = (404, "RepoNotFound", "")
     assert main(["pull", "HF://user/repo:m"]) == 2
     caught = capsys.readouterr()

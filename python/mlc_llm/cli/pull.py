@@ -10,6 +10,7 @@ from mlc_llm.cli.amounts import size_words
 from mlc_llm.cli.guard import OK
 from mlc_llm.errors import UserError
 from mlc_llm.support.cached import bytes_in
+from mlc_llm.support.gguf_parts import same_model
 from mlc_llm.support.hub_address import FORMS
 from mlc_llm.support.model_source import ModelSource, fetched, resolve_model
 from mlc_llm.support.progress import set_quiet
@@ -42,5 +43,8 @@ def _values(source: ModelSource) -> dict[str, str | int]:
 
 
 def _size(source: ModelSource) -> int:
-    """Bytes of the model's folder: with its settings and the other parts of a split file."""
-    return bytes_in(source.path if source.path.is_dir() else source.path.parent)
+    """Bytes of the model's folder, or of its file with the other parts of a split one."""
+    if source.kind == "folder":
+        return bytes_in(source.path)
+    beside = source.path.parent.iterdir()
+    return sum(bytes_in(one) for one in beside if same_model(one.name, source.path.name))
