@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError
 from mlc_llm.json_file import read_json_object
+from mlc_llm.tokenizers.folder_config import FolderConfig
 
 if TYPE_CHECKING:
     from mlc_llm.protocol.json_value import JsonValue
@@ -34,8 +35,8 @@ def folder_template(folder: Path) -> ChatTemplate | None:
         source = _stated(path, read_json_object(path, MAX_BYTES, may_be_missing=True))
     if source is None:
         return None
-    bos, eos = (_token_text(config.get(name)) for name in ("bos_token", "eos_token"))
-    return ChatTemplate(source, bos=bos, eos=eos)
+    named = FolderConfig.read(folder).named
+    return ChatTemplate(source, bos=named("bos_token") or "", eos=named("eos_token") or "")
 
 
 def token_ids(value: JsonValue | object) -> frozenset[int]:
@@ -66,10 +67,3 @@ def _stated(path: Path, values: dict[str, JsonValue]) -> str | None:
     if found is not None and not isinstance(found, str):
         raise ModelFileError(f"{path}: chat_template should be a text or a list of named texts")
     return found
-
-
-def _token_text(value: JsonValue) -> str:
-    """A token is a text, or an object whose `content` is the text."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""
