@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import HERE, Spread, print_configuration, read_json
-from compared_models import MODELS, model_file
+from compared_models import ALL_MODELS, model_file
 from ours import versions
 from peers.base import LineWorker, Trial
 
@@ -124,7 +124,7 @@ def different_texts(trees: tuple[Tree, Tree], model: Path) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("other", type=Path)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["default", "1b-q4_0"])
+    parser.add_argument("--models", nargs="+", choices=ALL_MODELS, default=["default", "1b-q4_0"])
     parser.add_argument("--folder", type=Path, default=cache_root() / "compared")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)

@@ -29,13 +29,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from common import configuration
-from compared_models import MODELS, OTHER_SIZES, model_file, sizes_of, write_random
-from figures import AVX2, CONTEXT, DEFAULT, FAST, ONE_B, STREAMS
+from compared_models import (
+    ALL_MODELS,
+    MODELS,
+    OTHER_SIZES,
+    model_file,
+    sizes_of,
+    write_random,
+)
+from figures import AVX2, CONTEXT, DEFAULT, DEFAULT_Q4, FAST, IK_LLAMA, LLAMA, ONE_B, STREAMS
 from ours import PRECISION_VARIABLE
 from ours_side import Ours
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Side, Trial
 from peers.llama_cpp import LlamaAvx2
+from real_shapes import REAL_SHAPES
 from report import block, marked_text, text, write_block
 from rounds import OURS, Clock, Results, add_limits, attempt, speed_round
 
@@ -47,6 +55,10 @@ SPEED_TESTS = (
     Trial("prefill 2048", 2048, peers=False),
 )
 QUICK_TESTS = SPEED_TESTS[:3]
+REAL_TESTS = SPEED_TESTS[:2]
+"""Of models of real shapes, which are measured beside these peers, and without other settings of
+ours."""
+REAL_PEERS = (LLAMA, IK_LLAMA)
 DEPTHS = (8160, 4096, 2048, 1024, 512, 128)
 QUICK_DEPTHS = (2048, 512, 128)
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -55,16 +67,18 @@ COLD_STARTS = 2
 """Cold starts of each side in a round."""
 SLOW_START = 5.0
 """Seconds. A side that takes longer to start starts only once in a run."""
-ROWS_OF = {"speed": MODELS, "cold": (DEFAULT,)}
+ROWS_OF = {"speed": ALL_MODELS, "cold": (DEFAULT,)}
 """Figure -> the models it is measured on, if these are not `FIGURE_MODELS`."""
 FIGURE_MODELS = (DEFAULT, ONE_B)
+KL_MODELS = (DEFAULT, DEFAULT_Q4)
+"""Models with weights that are not random."""
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer-dir", type=Path, help="where peers and made models lie")
     parser.add_argument("--peers", nargs="*", choices=KINDS, default=list(KINDS), metavar="PEER")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, metavar="MODEL")
+    parser.add_argument("--models", nargs="+", choices=ALL_MODELS, default=MODELS, metavar="MODEL")
     parser.add_argument("--figures", nargs="+", choices=FIGURES, default=FIGURES, metavar="FIGURE")
     parser.add_argument("--rounds", type=int, help="5 if not given, 2 with --quick")
     parser.add_argument("--quick", action="store_true", help="fewer tests: a look, not a result")
@@ -151,7 +165,7 @@ class Comparison:
             print(f"preparing {name}", flush=True)
             for side in self._ours(name):
                 attempt(self.results, f"{side.name} on {name}", partial(side.prepare, file))
-            if self.fast is not None and self._can(self.fast, name) and not name.startswith("1b"):
+            if self.fast is not None and name in KL_MODELS and self._can(self.fast, name):
                 compared = partial(self.ours.divergence, file, self.fast)
                 self.results.facts[f"kl {name}"] = attempt(self.results, f"KL, {name}", compared)
 
@@ -159,6 +173,8 @@ class Comparison:
         return f"{side.name} on {name}" not in self.results.missing
 
     def _ours(self, model: str) -> list[Ours]:
+        if model in REAL_SHAPES:
+            return [self.ours]
         sides = [self.ours, *([self.fast] if self.fast else [])]
         return sides + ([self.avx2] if self.wants("avx2", model) and self.avx2_peers else [])
 
@@ -176,7 +192,10 @@ class Comparison:
 
     def _speeds(self, name: str, file: Path) -> None:
         sides: list[Side] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
-        tests = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
+        tests: Sequence[Trial] = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
+        if name in REAL_SHAPES:
+            sides = [self.ours, *(one for one in self.peers if one.name in REAL_PEERS)]
+            tests = REAL_TESTS
         if self.wants("speed", name):
             peers = {side.name for side in self.peers}
             sided = [(side, file) for side in sides]

@@ -1,25 +1,30 @@
-"""The models that are compared: the default one, it requantised to Q4_0, and a 1B shape.
+"""The models that are compared: the default one, it requantised to Q4_0, a 1B shape, and the real
+shapes of `real_shapes.py`.
 
-The two that are made are kept in one folder. The 1B model has random weights. Their values do not
-matter for speed; only the sizes must be real, and the numbers must stay finite.
+Those that are made are kept in one folder. All but the requantised one have random weights. Their
+values do not matter for speed; only the sizes must be real, and the numbers must stay finite.
 """
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from made_vocabulary import vocabulary_of
 from peers.base import Missing
+from real_shapes import REAL_SHAPES, write_real
 
 from mlc_llm.loader.gguf import GGUFFile, GGUFTensor, Value
 from mlc_llm.support.model_source import default_model_path
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
-from mlc_llm.tokenizers.vocabulary import Vocabulary
 
 MODELS = ("default", "default-q4_0", "1b-q4_0")
+"""What a comparison measures if it is not asked for others."""
+ALL_MODELS = (*MODELS, *REAL_SHAPES)
 
 
 @dataclass(frozen=True)
@@ -52,34 +57,46 @@ class Sizes:
     file: int
     """Bytes of the file."""
     weights: int
-    """Bytes of all tensors. A decode step reads each once."""
+    """Bytes of tensors that a decode step of one stream reads: each once, and of experts those that
+    a token gets."""
     operations: int
-    """Multiplications and additions for one prompt token: two for each weight of the layers."""
+    """Multiplications and additions for one prompt token: two for each weight of the layers that
+    the token gets."""
     kv_per_token: int
     """Bytes of keys and values of one token, in 16 bits."""
 
 
 def sizes_of(path: Path) -> Sizes:
     file = GGUFFile.open(path)
-    layers = [t for name, t in file.tensors.items() if name.startswith("blk.") and _matrix(t)]
-    heads = file.get_int("llama.attention.head_count_kv")
-    width = file.get_int("llama.embedding_length") // file.get_int("llama.attention.head_count")
+    name = file.metadata["general.architecture"]
+    experts = 1.0
+    if f"{name}.expert_count" in file.metadata:
+        experts = file.get_int(f"{name}.expert_used_count") / file.get_int(f"{name}.expert_count")
+    tensors = dict(file.tensors)
+    if "output.weight" in tensors:
+        del tensors["token_embd.weight"]  # of which a step reads a row
+    shares = {key: experts if len(one.shape) == 3 else 1.0 for key, one in tensors.items()}
+    layers = [key for key, one in tensors.items() if key.startswith("blk.") and _is_matrix(one)]
+    width = file.get_int(f"{name}.embedding_length") // file.get_int(f"{name}.attention.head_count")
+    if f"{name}.attention.key_length" in file.metadata:
+        width = file.get_int(f"{name}.attention.key_length")
+    kv_heads = file.get_int(f"{name}.attention.head_count_kv")
     return Sizes(
         file=path.stat().st_size,
-        weights=sum(len(t.data) for t in file.tensors.values()),
-        operations=2 * sum(int(np.prod(t.shape)) for t in layers),
-        kv_per_token=4 * file.get_int("llama.block_count") * heads * width,
+        weights=int(sum(len(one.data) * shares[key] for key, one in tensors.items())),
+        operations=int(2 * sum(math.prod(tensors[key].shape) * shares[key] for key in layers)),
+        kv_per_token=4 * file.get_int(f"{name}.block_count") * kv_heads * width,
     )
 
 
-def _matrix(tensor: GGUFTensor) -> bool:
-    return len(tensor.shape) == 2
+def _is_matrix(tensor: GGUFTensor) -> bool:
+    """A matrix, or a stack of them."""
+    return len(tensor.shape) > 1
 
 
 def model_file(name: str, folder: Path, quantize: Path | None) -> Path:
-    """A model of MODELS, made in `folder` if it is missing. quantize: llama.cpp's llama-quantize.
-
-    Raises Missing if this program is needed and missing.
+    """A model of ALL_MODELS, made in `folder` if it is missing. quantize: the llama-quantize of
+    llama.cpp. Raises Missing if this program is needed and missing.
     """
     if name == "default":
         return default_model_path()
@@ -95,6 +112,9 @@ def model_file(name: str, folder: Path, quantize: Path | None) -> Path:
 def _make(name: str, path: Path, quantize: Path | None) -> None:
     if name == "1b-q4_0":
         write_random(path, ONE_BILLION)
+        return
+    if name in REAL_SHAPES:
+        write_real(path, REAL_SHAPES[name], GGUFFile.open(default_model_path()).metadata)
         return
     if quantize is None:
         raise Missing("it is made by llama-quantize, and llama.cpp is not built")
@@ -155,24 +175,4 @@ def _metadata(shape: Shape, source: Mapping[str, Value]) -> dict[str, Value]:
         "llama.vocab_size": shape.vocabulary,
         "general.file_type": 2,
     }
-    return sizes | _cut_tokenizer(source, shape.vocabulary)
-
-
-def _cut_tokenizer(source: Mapping[str, Value], count: int) -> dict[str, Value]:
-    """The first `count` tokens, and the merges whose three tokens are among them."""
-    vocabulary = Vocabulary.from_metadata(source)
-    tokens = vocabulary.tokens[:count]
-    known = set(tokens)
-    lines = [f"{left} {right}" for left, right in vocabulary.merges or ()]
-    kept = {key: value for key, value in source.items() if key.startswith("tokenizer.")}
-    return kept | {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": vocabulary.kinds[:count],
-        "tokenizer.ggml.merges": [line for line in lines if known.issuperset(_parts_of(line))],
-    }
-
-
-def _parts_of(merge: str) -> tuple[str, ...]:
-    """Both sides of a merge and what they make."""
-    left, right = merge.split(" ")
-    return left, right, left + right
+    return sizes | vocabulary_of(source, shape.vocabulary)

@@ -24,10 +24,14 @@ from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Trial, python_environment
 from peers.ik_llama import IkLlama
 from peers.llama_cpp import LOADED, TILES, LlamaCpp, batched_speed
+from real_shapes import REAL_SHAPES, RealShape, kind_of, tensor_sizes, write_real
 from report import BEGIN, END, block, disturbance, speeds, text, write_block
 from rounds import OURS, Clock, Results, attempt, speed_round
 
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.quantization.ggml_blocks import dequantize
+from mlc_llm.support.model_source import default_model_path
 from mlc_llm.tokenizers import Tokenizer
 
 BATCHED = """
@@ -346,3 +350,69 @@ def test_a_random_model_is_one_that_can_be_read(tmp_path: Path) -> None:
     file = GGUFFile.open(path)
     assert file.tensors["token_embd.weight"].shape == (1000, 64)
     assert Tokenizer.from_gguf_metadata(file.metadata).vocab_size == 1000
+
+
+REAL_TINY = {
+    "dense": RealShape("tiny", "llama", 256, 9, 4, 2, 64, 288, 1000, 1e4, rope_factors=True),
+    "odd": RealShape(
+        "tiny", "gemma3", 96, 2, 2, 1, 48, 256, 60_000, 1e6, qk_norms=(48, 48), post_norms=True,
+        more={"attention.sliding_window": 64},
+    ),
+    "experts": RealShape(
+        "tiny", "olmoe", 256, 2, 4, 4, 64, 256, 1000, 1e4, tied_head=False, qk_norms=(256, 256),
+        experts=5, experts_per_token=2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("name", REAL_TINY)
+def test_a_model_of_a_real_shape_is_one_that_can_be_read(tmp_path: Path, name: str) -> None:
+    shape = REAL_TINY[name]
+    source = GGUFFile.open(default_model_path()).metadata
+    file = GGUFFile.open(write_real(tmp_path / "tiny.gguf", shape, source))
+    read_gguf(file.metadata, file.tensors)
+    assert Tokenizer.from_gguf_metadata(file.metadata).vocab_size == shape.vocabulary
+    for tensor in file.tensors.values():
+        values = dequantize(tensor.kind, tensor.data, tensor.shape)
+        size = np.sqrt((values**2).mean()) * (tensor.shape[-1] ** 0.5 if values.ndim > 1 else 1)
+        assert 0.9 < size < 1.1, tensor.name
+    sizes = sizes_of(tmp_path / "tiny.gguf")
+    if name == "experts":
+        layer = 4 * 256 * 256 + 5 * 256 + 2 * 3 * 256 * 256
+        assert sizes.operations == 2 * 2 * layer
+        table, stacks = 1000 * 256 * 144 // 256, 2 * (2 * 144 + 210) * 5 * 256
+        assert abs(sizes.file - sizes.weights - table - 0.6 * stacks) < 200_000  # the header
+
+
+def test_the_types_of_q4_k_m() -> None:
+    """As llama-quantize prints them for a model of 16 layers with a tied head."""
+    shape = REAL_SHAPES["llama3.2-1b"]
+    kinds = {name: kind_of(shape, name, sizes) for name, sizes in tensor_sizes(shape)}
+    assert kinds["token_embd.weight"] == "Q6_K"
+    more = [i for i in range(16) if kinds[f"blk.{i}.ffn_down.weight"] == "Q6_K"]
+    assert more == [0, 1, 4, 7, 10, 13, 14, 15]
+    assert [i for i in range(16) if kinds[f"blk.{i}.attn_v.weight"] == "Q6_K"] == more
+    assert {kinds["blk.3.attn_q.weight"], kinds["blk.3.ffn_up.weight"]} == {"Q4_K"}
+    assert {kinds["output_norm.weight"], kinds["rope_freqs.weight"]} == {"F32"}
+    gemma = REAL_SHAPES["gemma3-1b"]
+    odd = {name: kind_of(gemma, name, sizes) for name, sizes in tensor_sizes(gemma)}
+    assert odd["token_embd.weight"] == odd["blk.0.attn_v.weight"] == "Q8_0"
+    assert (odd["blk.0.ffn_up.weight"], odd["blk.0.attn_output.weight"]) == ("Q5_0", "Q4_K")
+    olmoe = REAL_SHAPES["olmoe-1b-7b"]
+    of_experts = {name: kind_of(olmoe, name, sizes) for name, sizes in tensor_sizes(olmoe)}
+    assert of_experts["blk.0.ffn_gate_inp.weight"] == "F32"
+    assert (of_experts["output.weight"], of_experts["token_embd.weight"]) == ("Q6_K", "Q4_K")
+
+
+def test_rows_of_real_shapes() -> None:
+    name = "qwen3-0.6b"
+    results = Results(facts={f"sizes {name}": {"weights": 10**9, "kv_per_token": 0}})
+    for side, speed in ((OURS, 18.0), (LLAMA, 10.0), ("ik_llama.cpp", 12.0)):
+        results.add(name, "decode", side, speed)
+        results.add(name, "prefill 512", side, 1 / speed)
+    results.add(name, "decode, limits", "bandwidth", 20.0)
+    decode, prefill, share = table(results)
+    assert decode.reached is True and "(ik_llama.cpp)" in decode.target
+    assert prefill.reached is False and "(llama.cpp)" in prefill.target
+    assert share.reached is True and share.measured.startswith("90% (90% to 90%) of 20")
