@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,9 @@ needs_converter = pytest.mark.skipif(
 )
 
 
-def converted(model: Any, folder: Path, after_saving: Callable[[], None] = lambda: None) -> Path:
-    """`model.gguf` in a folder, beside the files that Transformers saves. after_saving: what is
-    called before they are converted."""
+def converted(model: Any, folder: Path) -> Path:
+    """`model.gguf` in a folder, beside the files that Transformers saves."""
     model.save_pretrained(folder)
-    after_saving()
     vocabulary = {str(i): i for i in range(VOCABULARY_SIZE)}  # Gemma's converter counts it
     words = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
     (folder / "tokenizer.json").write_text(words, encoding="utf-8")

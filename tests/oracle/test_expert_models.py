@@ -132,28 +132,31 @@ def microscaled(model: Any, rng: np.random.Generator) -> dict[str, Any]:
     return found
 
 
-def test_experts_in_microscaled_floats(tmp_path: Path) -> None:
-    """gpt-oss as it is published: a folder with blocks and exponents, and the same in GGUF."""
-    from safetensors.torch import load_file, save_file
+class Published:
+    """gpt-oss as it is published: blocks and exponents where Transformers saves stacks."""
 
-    def stored() -> None:
-        """Replace what Transformers has saved of the stacks."""
-        tensors = load_file(tmp_path / "model.safetensors")
-        kept = {
-            name: values
-            for name, values in tensors.items()
-            if not name.endswith(("experts.gate_up_proj", "experts.down_proj"))
-        }
-        bytes_of = {name: torch.from_numpy(values) for name, values in packed.items()}
-        save_file(kept | bytes_of, tmp_path / "model.safetensors", {"format": "pt"})
-        config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    def __init__(self, model: Any, packed: dict[str, Any]) -> None:
+        self.model, self.packed = model, packed
+
+    def save_pretrained(self, folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        self.model.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         config["quantization_config"] = {"quant_method": "mxfp4"}
-        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        stacks = ("experts.gate_up_proj", "experts.down_proj")
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: one for name, one in tensors.items() if not name.endswith(stacks)}
+        bytes_of = {name: torch.from_numpy(one) for name, one in self.packed.items()}
+        save_file(kept | bytes_of, folder / "model.safetensors", {"format": "pt"})
 
+
+def test_experts_in_microscaled_floats(tmp_path: Path) -> None:
     model, rng = made("gpt-oss", 0), np.random.default_rng(0)
     with torch.no_grad():
         packed = microscaled(model, rng)
-    path = converted(model, tmp_path, after_saving=stored)
+    path = converted(Published(model, packed), tmp_path)
     file = GGUFFile.open(path)
     kinds = {name: one.kind for name, one in file.tensors.items() if name.endswith("exps.weight")}
     assert set(kinds.values()) == {"MXFP4"} and len(kinds) == 9
