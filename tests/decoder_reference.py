@@ -146,7 +146,10 @@ class ReferenceDecoder:
             return self._dense(block, normed)
         y = self._experts(block, normed)
         if f"{block}ffn_down_shexp.weight" in self.tensors:
-            y += self._dense(block, normed, "_shexp")
+            gate = f"{block}ffn_gate_inp_shexp"
+            score = normed @ self._weight(gate) if f"{gate}.weight" in self.tensors else None
+            share = 1.0 if score is None else (1 / (1 + np.exp(-score)))[:, None]
+            y += share * self._dense(block, normed, "_shexp")
         return y
 
     def _dense(self, block: str, x: Array, suffix: str = "") -> Array:

@@ -27,6 +27,11 @@ METADATA = {
 }  # fmt: skip
 MIXTRAL = SIZES | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 6}
 OLMOE = SIZES | {"architectures": ["OlmoeForCausalLM"], "num_experts": 6, "clip_qkv": None}
+QWEN2_MOE = SIZES | {
+    "architectures": ["Qwen2MoeForCausalLM"], "num_experts": 6, "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+QWEN2_KEYS = {"expert_feed_forward_length": 48, "expert_shared_feed_forward_length": 32}
 GRANITE = SIZES | {
     "architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 6,
     "attention_multiplier": 0.125, "embedding_multiplier": 12.0, "logits_scaling": 8.0,
@@ -64,11 +69,12 @@ class Info:
     [
         (MIXTRAL, {}, {}),
         (OLMOE, {}, {}),
+        (QWEN2_MOE, QWEN2_KEYS, {}),
         (GRANITE, GRANITE_SCALES, {}),
         (SHARED, GRANITE_SCALES | {"expert_shared_feed_forward_length": 32}, {}),
         (GPT_OSS, GPT_OSS_KEYS, RENAMED),
     ],
-    ids=["mixtral", "olmoe", "granitemoe", "granitemoeshared", "gpt_oss"],
+    ids=["mixtral", "olmoe", "qwen2_moe", "granitemoe", "granitemoeshared", "gpt_oss"],
 )
 def test_the_spec_is_that_of_the_gguf_file(
     config: dict[str, Any], more: dict[str, Any], renamed: dict[str, str]
@@ -85,6 +91,18 @@ def test_the_spec_is_that_of_the_gguf_file(
     assert read_config({**config, "architectures": None, "model_type": row.model_type}) == expected
 
 
+def test_a_vector_may_be_one_row_in_a_file() -> None:
+    spec = read_config(QWEN2_MOE)
+    own = {f"qwen2moe.{key}": value for key, value in (METADATA | QWEN2_KEYS).items()}
+    header = {"general.architecture": "qwen2moe", **own}
+    tensors = {name: Info(shape) for name, shape in wanted_tensors(spec).items()}
+    name = "blk.1.ffn_gate_inp_shexp.weight"
+    assert replace(read_gguf(header, tensors | {name: Info((1, 64))}).spec, kinds={}) == spec
+    for wrong in ((2, 64), (64, 1), (1, 1, 64), (63,)):
+        with pytest.raises(ModelFileError, match=f"{name} has shape"):
+            read_gguf(header, tensors | {name: Info(wrong)})
+
+
 def test_who_chooses_experts_and_with_which_weights() -> None:
     def experts(config: dict[str, Any]) -> ExpertsSpec:
         (one,) = {layer.feed_forward for layer in read_config(config).layers}
@@ -95,6 +113,8 @@ def test_who_chooses_experts_and_with_which_weights() -> None:
     assert experts(MIXTRAL) == replace(plain, renormalize=True)
     assert experts(OLMOE) == plain
     assert experts(OLMOE | {"norm_topk_prob": True}) == replace(plain, renormalize=True)
+    shared = ExpertsSpec(6, 2, 48, shared_intermediate=32, shared_gate=True)
+    assert experts(QWEN2_MOE) == shared
     of_chosen = replace(plain, router="top_then_softmax")
     assert experts(GRANITE) == of_chosen
     assert experts(SHARED) == replace(of_chosen, shared_intermediate=32)

@@ -172,6 +172,12 @@ CASES = {
         EXPERT_TENSORS,
         DENSE,
     ),
+    "experts, and a shared one with a gate": Case(
+        experts(shared_intermediate=WIDE, shared_gate=True),
+        {"experts_per_token": CHOSEN},
+        EXPERT_TENSORS | SHARED_TENSORS | {"ffn_gate_inp_shexp.weight": (HIDDEN,)},
+        DENSE,
+    ),
     "softmax of the chosen experts, and a shared one": Case(
         experts(router="top_then_softmax", shared_intermediate=WIDE),
         {"experts_per_token": CHOSEN, "softmax_of_chosen": True},

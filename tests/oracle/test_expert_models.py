@@ -39,6 +39,9 @@ PLAIN = {"rope_type": "default", "rope_theta": 150000.0}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {}),
     "olmoe": ("Olmoe", {}),
+    "qwen 2 moe": (
+        "Qwen2Moe", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
+    ),
     "granitemoe": ("GraniteMoe", MULTIPLIERS),
     "granitemoe with a shared network": (
         "GraniteMoeShared", MULTIPLIERS | {"shared_intermediate_size": 96}
@@ -67,7 +70,7 @@ def made(kind: str, seed: int) -> Any:
     }  # fmt: skip
     if name == "GptOss":
         given["head_dim"] = dim
-    if name == "Olmoe":
+    if name in ("Olmoe", "Qwen2Moe"):
         given["num_experts"] = given.pop("num_local_experts")
     torch.manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(given | more))

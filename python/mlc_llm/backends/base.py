@@ -204,6 +204,9 @@ class Ops(Protocol):
     def moe(self, spec: ExpertsSpec, x: Input, matrices: ExpertMatrices) -> Tensor:
         """The weighted sum of what the chosen experts make of an Input, [tokens, hidden]."""
 
+    def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
+        """sigmoid(x . weight) * y, one factor a token. weight: float32 [columns of x]."""
+
     def attention(
         self,
         spec: AttentionSpec,

@@ -35,6 +35,7 @@ Feature: TypeAlias = Literal[
     "queries scaled by position",
     "experts",
     "biases of experts",
+    "gates of shared experts",
     "networks without a gate",
     "activations other than SiLU and tanh GELU",
     "parallel layers",
@@ -67,6 +68,10 @@ def _has_expert_biases(layer: LayerSpec) -> bool:
     return isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.bias
 
 
+def _has_shared_gate(layer: LayerSpec) -> bool:
+    return isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared_gate
+
+
 def _turns_parts(spec: ModelSpec) -> bool:
     """Whether some layer rotates less than its whole heads."""
     layers = spec.attention_layers.values()
@@ -85,6 +90,7 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
         layer, lambda one: one.query_scaling is not None
     ),
     "biases of experts": _has_expert_biases,
+    "gates of shared experts": _has_shared_gate,
     "networks without a gate": _is_ungated,
     "activations other than SiLU and tanh GELU": lambda layer: (
         layer.feed_forward.activation not in ("silu", "gelu_tanh")
@@ -136,6 +142,9 @@ class PlainOps:
 
     def moe(self, spec: ExpertsSpec, x: Input, matrices: ExpertMatrices) -> Tensor:
         raise AssertionError("experts were not refused")
+
+    def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
+        raise AssertionError("gates of shared experts were not refused")
 
     def short_conv(
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs

@@ -104,7 +104,7 @@ def _parameters(
     plan: WeightPlan, backend: Backend, tensors: Mapping[str, Tensor]
 ) -> Iterator[_Parameter]:
     for name, source in plan.vectors.items():
-        values = _floats(tensors[source.tensor])
+        values = _floats(tensors[source.tensor]).reshape(source.shape)
         yield _Parameter.of(name, values[_row_order(source, len(values))])
     for prefix, sources in plan.matrices.items():
         layout = backend.layout(plan.spec.kinds[prefix])

@@ -192,7 +192,12 @@ class ExpertsBlock:
             )  # fmt: skip
         matrices = ExpertMatrices(layer.router, experts.gate, experts.up, experts.down, biases)
         y = self._ops.moe(self._spec, x, matrices)
-        return y if self._shared is None else self._ops.add(y, self._shared(x).value(self._ops))
+        if self._shared is None:
+            return y
+        shared = self._shared(x).value(self._ops)
+        if self._spec.shared_gate:
+            shared = self._ops.token_gated(x, layer.shared_gate, shared)
+        return self._ops.add(y, shared)
 
 
 def mixer_block(

@@ -38,11 +38,17 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     sizes = values.sizes("qwen3moe", head_dim=HEAD_DIM, intermediate="moe_intermediate_size")
     is_sum_one = values.flag("norm_topk_prob", False)
     experts = replace(values.experts(sizes.intermediate), renormalize=is_sum_one)
-    step, dense = values.count("decoder_sparse_step", 1), values.counts("mlp_only_layers", 10_000)
-    sparse_layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
-    layers = [sparse_layer] * sizes.layers
-    for i in range(sizes.layers):
-        if i in dense or (i + 1) % step:
-            mlp = DenseSpec(values.count("intermediate_size"))
-            layers[i] = replace(sparse_layer, feed_forward=mlp)
+    layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
+    layers = sparse_layers(values, layer, sizes.layers)
     return sizes.model(layers, [values.rope(sizes.head_dim, CONFIG_THETA)])
+
+
+def sparse_layers(values: ConfigValues, layer: LayerSpec, count: int) -> list[LayerSpec]:
+    """So many layers, some of which have a dense network in place of experts. Raises
+    ModelFileError."""
+    step, dense = values.count("decoder_sparse_step", 1), values.counts("mlp_only_layers", 10_000)
+    layers = [layer] * count
+    for i in range(count):
+        if i in dense or (i + 1) % step:
+            layers[i] = replace(layer, feed_forward=DenseSpec(values.count("intermediate_size")))
+    return layers

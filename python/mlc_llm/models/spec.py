@@ -120,6 +120,8 @@ class ExpertsSpec:
     """The router and all matrices of the experts have one."""
     shared_intermediate: int = 0
     """Of a network that computes every token, beside the chosen ones; 0: there is none."""
+    shared_gate: bool = False
+    """What that network gives is multiplied by sigmoid(w . y), one factor a token."""
 
     @property
     def width(self) -> int:

@@ -230,6 +230,8 @@ def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
         found["down_bias"] = Vector("ffn_down.bias", (hidden,))
     if isinstance(mlp, ExpertsSpec) and mlp.bias:
         found |= _expert_biases(hidden, mlp)
+    if isinstance(mlp, ExpertsSpec) and mlp.shared_gate:
+        found["shared_gate"] = Vector("ffn_gate_inp_shexp.weight", (hidden,))
     return found
 
 
@@ -268,7 +270,7 @@ def _check_all_used(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
     for name in sorted(set(tensors) - set(wanted)):
         raise UnsupportedModel(f"tensor {name} is not part of the architecture as it is known here")
     for name, want in wanted.items():
-        if tuple(tensors[name].shape) != want:
-            raise ModelFileError(
-                f"tensor {name} has shape {tuple(tensors[name].shape)}, expected {want}"
-            )
+        shape = tuple(tensors[name].shape)
+        is_row = len(want) == 1 and shape == (1, *want)  # some converters write vectors so
+        if shape != want and not is_row:
+            raise ModelFileError(f"tensor {name} has shape {shape}, expected {want}")

@@ -110,6 +110,9 @@ class ReferenceOps:
             scores = scores + biases.router
         return weighted_results(spec, x, chosen_experts(spec, scores), matrices)
 
+    def token_gated(self, x: Tensor, weight: Tensor, y: Tensor) -> Tensor:
+        return op.sigmoid(op.sum(x * weight, axis=1, keepdims=True)) * y
+
     def attention(
         self,
         spec: AttentionSpec,
