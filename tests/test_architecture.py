@@ -159,6 +159,9 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
+    ("mlc_llm.cli.compile", "mlc_llm.backends.registry"),
+    ("mlc_llm.cli.compile", "mlc_llm.compiler.jit"),
+    ("mlc_llm.cli.compile", "mlc_llm.serve.opening.bundle"),
     # Weights are read meanwhile; and --help must not load TVM.
     # Mistakes in the arguments are said before anything is loaded.
     ("mlc_llm.cli.serve", "mlc_llm.serve.async_reader"),

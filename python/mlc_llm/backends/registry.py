@@ -30,6 +30,19 @@ def choose_backend(kernels: str | None = None) -> Backend:
     return CpuBackend(choose(name).isa)
 
 
+def named_backend(kernels: str | None, default: str | None = None) -> Backend:
+    """To compile for any machine: kernels by name, whatever this machine lacks.
+
+    default: where no name is given; None: what `choose_backend` chooses. Raises InvalidField.
+    """
+    name = kernels or default
+    if name is None:
+        return choose_backend()
+    if name not in (*ISAS, REFERENCE):
+        raise InvalidField("kernels", name, f"use one of {', '.join(ISAS)}, {REFERENCE}")
+    return backend_of(name)
+
+
 def backend_of(name: str) -> Backend:
     """The backend that a library names in its metadata. Raises KeyError for an unknown one."""
     return _reference() if name == REFERENCE else CpuBackend(ISAS[name])

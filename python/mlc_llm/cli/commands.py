@@ -48,5 +48,11 @@ COMMANDS = (
         "quantise a model and write new files",
         "mlc_llm.cli.convert_weight",
     ),
+    Command(
+        "gen_config",
+        "write mlc-chat-config.json and tokenizer files",
+        "mlc_llm.cli.gen_config",
+    ),
+    Command("compile", "compile a library for --model-lib", "mlc_llm.cli.compile"),
     Command("doctor", "show this machine and what is wrong with it", "mlc_llm.cli.doctor"),
 )

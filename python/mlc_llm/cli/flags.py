@@ -19,6 +19,7 @@ ENGINE_FLAGS = {
     "prompt_precision": "--precision",
     "kernels": "--kernels",
     "quantization": "--quantization",
+    "model_lib": "--model-lib",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

@@ -38,6 +38,7 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
             model,
             device,
             mode=config.mode or "local",
+            model_lib=config.model_lib,
             engine_config=config,
             request_stream_callback=outputs.extend,
             reading=reading,

@@ -95,6 +95,11 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
 
 def _add_kernels(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--model-lib",
+        metavar="FOLDER",
+        help="a library that `compile` has made (default: it is compiled when it is needed)",
+    )
+    group.add_argument(
         "--kernels",
         metavar="NAME",
         help="which kernels compute: a name that `doctor` shows, portable, or reference, which is "
@@ -148,6 +153,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "prompt_precision": args.precision,
         "kernels": args.kernels,
         "quantization": args.quantization,
+        "model_lib": args.model_lib,
     }
     with naming_flags():
         return EngineConfig.from_mapping(given)

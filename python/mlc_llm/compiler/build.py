@@ -9,7 +9,7 @@ import tvm
 from tvm.relax.frontend import nn
 
 from mlc_llm.backends.base import Backend, Ops
-from mlc_llm.errors import CompileError
+from mlc_llm.errors import CompileError, MLCError
 from mlc_llm.library.metadata import (
     METADATA_FILE,
     VERSION,
@@ -29,7 +29,8 @@ def build_library(
 ) -> None:
     """Compile into `folder`, which must exist. triple: an LLVM triple of another system.
 
-    Raises UnsupportedModel for what the backend cannot compute, CompileError with TVM's message.
+    Raises UnsupportedModel for what the backend cannot compute, InvalidField for a triple that its
+    kernels are not for, CompileError with TVM's message.
     """
     backend.check(spec)
     ops = backend.ops()
@@ -37,6 +38,8 @@ def build_library(
     try:
         module, params = model.export_tvm(export_specs(spec, kv, ops))
         compiled = backend.compile(module, folder, triple)
+    except MLCError:
+        raise
     except Exception as error:
         raise CompileError(f"TVM could not build the model library: {_tail(error)}") from error
     metadata = Metadata(

@@ -74,24 +74,67 @@ def prepare(
     backend = choose_backend(kernels)
     if fast:
         backend = backend.with_fast_tokens()
-    plan = model.plan()
-    spec = replace(plan.spec, active_vocab=vocab_size)
-    plan = replace(plan, spec=spec.with_sink_queries() if windowed else spec)
+    plan = _plan(model, vocab_size, windowed)
     backend.check(plan.spec)
     content = content_of_model(model)
     work = _Work(model, plan, backend, show)
     library = cache_dir("model_lib") / library_key(plan, backend)
-    weights = packed_folder() / weights_key(content, backend)
     _make(library, METADATA_FILE, (library_purpose(plan, backend),), work.build, rebuild)
-    pack = partial(work.pack, content)
-    _make(
-        weights,
-        INDEX_FILE,
-        weights_purposes(content, model.path, backend, model.quantization),
-        pack,
-        rebuild,
-    )
-    return Prepared(plan, backend, library, weights)
+    return Prepared(plan, backend, library, _weights(work, content, rebuild))
+
+
+def prepare_weights(
+    model: ModelFiles, kernels: str | None = None, *, show: ShowProgress = progress
+) -> Path:
+    """The packed weights alone, for a library that is there already. As `prepare`."""
+    backend, plan = choose_backend(kernels), model.plan()
+    backend.check(plan.spec)
+    return _weights(_Work(model, plan, backend, show), content_of_model(model), rebuild=False)
+
+
+def _weights(work: _Work, content: str, rebuild: bool) -> Path:
+    model, backend = work.model, work.backend
+    folder = packed_folder() / weights_key(content, backend)
+    purposes = weights_purposes(content, model.path, backend, model.quantization)
+    _make(folder, INDEX_FILE, purposes, partial(work.pack, content), rebuild)
+    return folder
+
+
+def compile_library(
+    model: ModelFiles,
+    backend: Backend,
+    folder: Path,
+    *,
+    vocab_size: int | None = None,
+    windowed: bool = False,
+    triple: str | None = None,
+    show: ShowProgress = progress,
+) -> None:
+    """Compile a model's library into a folder, which exists. triple: an LLVM triple of another
+    system. The other arguments are those of `prepare`. Raises UnsupportedModel, ModelFileError,
+    InvalidField, CompileError."""
+    plan = _plan(model, vocab_size, windowed)
+    backend.check(plan.spec)
+    _build(plan, backend, folder, show, triple)
+
+
+def _plan(model: ModelFiles, vocab_size: int | None, windowed: bool) -> WeightPlan:
+    plan = model.plan()
+    spec = replace(plan.spec, active_vocab=vocab_size)
+    return replace(plan, spec=spec.with_sink_queries() if windowed else spec)
+
+
+def _build(
+    plan: WeightPlan,
+    backend: Backend,
+    folder: Path,
+    show: ShowProgress,
+    triple: str | None = None,
+) -> None:
+    from mlc_llm.compiler.build import build_library
+
+    with show(f"compiling {plan.spec.architecture} for {backend.name}", None):
+        build_library(plan.spec, backend, folder, triple=triple)
 
 
 @dataclass(frozen=True)
@@ -105,11 +148,7 @@ class _Work:
 
     def build(self, folder: Path) -> None:
         """Compile the library into a folder."""
-        from mlc_llm.compiler.build import build_library
-
-        label = f"compiling {self.plan.spec.architecture} for {self.backend.name}"
-        with self.show(label, None):
-            build_library(self.plan.spec, self.backend, folder)
+        _build(self.plan, self.backend, folder, self.show)
         record_about(folder, "library", self.model.path.name)
 
     def pack(self, content: str, folder: Path) -> None:

@@ -51,6 +51,29 @@ def new_file(path: Path, *, needed: int = 0) -> Iterator[Path]:
         temporary.rename(path)
 
 
+@contextmanager
+def changed_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder. At the end of the block its files take their places in the folder
+    `path`, one after the other; it is made if there is none. Raises UserError, OSError."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"the output {path} is a file; name a folder")
+    if not path.exists() or not any(path.iterdir()):
+        with new_output(path) as temporary:
+            yield temporary
+        return
+    temporary = path / f".{os.getpid()}-{secrets.token_hex(4)}.part"
+    remove = partial(shutil.rmtree, temporary, ignore_errors=True)
+    with undone(remove):
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                _sync(file)
+                file.replace(path / file.name)
+        finally:
+            remove()
+
+
 def check_free(path: Path) -> None:
     """Raises UserError if there is a file, or a folder with something in it."""
     if path.is_dir():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import suppress
 from pathlib import Path
 
-from mlc_llm.compiler.jit import Prepared, packed_weights, prepare
+from mlc_llm.compiler.jit import Prepared, packed_weights, prepare, prepare_weights
 from mlc_llm.errors import MLCError, ModelFileError
-from mlc_llm.library.metadata import BrokenLibrary
+from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
@@ -62,12 +63,21 @@ def _runner_of_library(
 ) -> ModelRunner:
     """The runner of a library that the caller has named."""
     assert bundle.files is not None
-    vocab_size = bundle.tokenizer.vocab_size
-    weights = prepare(bundle.files, config.kernels, vocab_size=vocab_size).weights
+    weights = prepare_weights(bundle.files, _kernels_of(library) or config.kernels)
     try:
         return _runner(library, weights, config, read)
     except (BrokenLibrary, BrokenParams) as error:
         raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
+
+
+def _kernels_of(library: Path) -> str | None:
+    """The kernels of a library; None if its metadata does not say."""
+    try:
+        stated = json.loads((library / METADATA_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    name = stated.get("backend") if isinstance(stated, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False) -> Prepared:

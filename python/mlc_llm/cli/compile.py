@@ -1,0 +1,123 @@
+"""`mlc_llm compile`: compile a model's library into a folder that `--model-lib` takes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc_llm.cli.guard import OK
+from mlc_llm.cli.terminal import note
+from mlc_llm.conversion.output import check_free, new_output
+from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.serve.config import PROMPT_PRECISIONS
+from mlc_llm.support.progress import set_quiet
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Backend
+
+DEVICES = ("auto", "cpu")
+WINDOW = "sliding_window_size"
+DECIDED_LATER = (
+    "context_window_size", "prefill_chunk_size", "attention_sink_size", "max_batch_size",
+    "tensor_parallel_shards", "pipeline_parallel_stages", "disaggregation",
+)  # fmt: skip
+"""Overrides of MLC LLM that do not shape a library here."""
+HERE, PORTABLE = "auto", "portable"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a .gguf file, a folder with a model, or HF://user/repo"
+    )
+    parser.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="as for generate: the library is for weights that are quantised when they are packed",
+    )
+    parser.add_argument(
+        "--device", default=DEVICES[0], metavar="NAME", help="auto or cpu (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--host",
+        default=HERE,
+        metavar="TRIPLE",
+        help="the machine that runs it, as an LLVM triple such as aarch64-linux-gnu "
+        "(default: this one)",
+    )
+    parser.add_argument(
+        "--kernels",
+        metavar="NAME",
+        help="which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable or reference "
+        "(default: the fastest of this machine; with --host portable)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PROMPT_PRECISIONS,
+        default=PROMPT_PRECISIONS[0],
+        metavar="NAME",
+        help="fast: the library can compute prompts faster, less exactly (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--overrides",
+        metavar="TEXT",
+        default="",
+        help=f"{WINDOW}=N: the library is for an engine with a sliding window",
+    )
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile. Mistakes in the arguments are reported before the model is opened."""
+    set_quiet(args.quiet)
+    output = Path(args.output).expanduser()
+    if args.device not in DEVICES:
+        raise InvalidField("device", args.device, "one of " + ", ".join(DEVICES))
+    windowed = is_windowed(args.overrides)
+    check_free(output)
+    triple = None if args.host == HERE else args.host
+    backend = _backend(args.kernels, triple, args.precision)
+    # Only this command of the two that it imports needs a compiler.
+    from mlc_llm.compiler.jit import compile_library
+    from mlc_llm.serve.opening.bundle import open_model
+
+    bundle = open_model(args.model, quantization=args.quantization)
+    assert bundle.files is not None
+    with new_output(output) as folder:
+        compile_library(
+            bundle.files,
+            backend,
+            folder,
+            vocab_size=bundle.tokenizer.vocab_size,
+            windowed=windowed,
+            triple=triple,
+        )
+    if not args.quiet:
+        where = "this machine" if triple is None else triple
+        note(f"[{output}: {backend.name} kernels for {where}]")
+    return OK
+
+
+def is_windowed(overrides: str) -> bool:
+    """Whether overrides ask for a sliding window. Raises UserError for others."""
+    window = -1
+    for one in filter(None, (part.strip() for part in overrides.split(";"))):
+        name, _, value = (word.strip() for word in one.partition("="))
+        if name in DECIDED_LATER:
+            raise UserError(f"--overrides {name}: it is decided when the model is opened")
+        if name != WINDOW:
+            raise InvalidField("--overrides", name, f"the only one is {WINDOW}")
+        if not value.removeprefix("-").isdecimal() or int(value) < -1 or int(value) == 0:
+            raise InvalidField(WINDOW, value, "should be -1 or a number of tokens")
+        window = int(value)
+    return window > 0
+
+
+def _backend(kernels: str | None, triple: str | None, precision: str) -> Backend:
+    """The kernels. Those for another machine need not run on this one."""
+    from mlc_llm.backends.registry import named_backend
+
+    backend = named_backend(kernels, PORTABLE if triple else None)
+    return backend.with_fast_tokens() if precision == "fast" else backend

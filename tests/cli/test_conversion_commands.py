@@ -1,0 +1,141 @@
+"""`convert_weight`, `gen_config` and `compile`: files, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conversion_tools import SHAPE
+
+from mlc_llm.cli import generate
+from mlc_llm.cli.__main__ import main
+from mlc_llm.cli.compile import is_windowed
+from mlc_llm.errors import UserError
+from mlc_llm.library.metadata import METADATA_FILE
+from mlc_llm.testing.tiny_model import write_tiny_model
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "home"))
+    return str(write_tiny_model(tmp_path / "tiny.gguf", kinds={"": "F16"}, shape=SHAPE))
+
+
+def line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was said, in one line."""
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_a_model_is_converted(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "out")
+    assert main(["convert_weight", model, "--quantization", "q4f16_1", "-o", output]) == 0
+    assert f"[{output}: 4.53 bits a weight]" in capsys.readouterr().err
+    assert (tmp_path / "out" / "params_shard_0.bin").is_file()
+    words = ["convert_weight", output, "--quantization", "q0f32", "-o", f"{output}2", "--quiet"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--quantization", "q4", "-o", "new"], "quantization = 'q4' is not allowed: one of q0f16"),
+        (["--quantization", "q4_k", "-o", "new"], "rows of 64 values are not whole q4_k blocks"),
+        (["--quantization", "q4_0", "-o", "tiny.gguf"], "tiny.gguf is there already"),
+        (
+            ["--quantization", "q4_0", "-o", "new", "--conv-template", "none"],
+            "conv_template = 'none' is not allowed",
+        ),
+    ],
+)
+def test_mistakes_are_named(
+    model: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = words.index("-o") + 1
+    words = [*words[:output], str(tmp_path / words[output]), *words[output + 1 :]]
+    assert main(["convert_weight", model, *words]) == 2
+    assert said in line(capsys)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_config_is_written_and_changed(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    words = ["gen_config", model, "--quantization", "q4f16_1", "-o", str(output), "--quiet"]
+    assert main([*words, "--context-window-size", "128"]) == 0
+    first = json.loads((output / "mlc-chat-config.json").read_text())
+    assert first["context_window_size"] == first["model_config"]["context_window_size"] == 128
+    (output / "mine").write_text("mine")
+    assert main([*words, "--conv-template", "phi-3"]) == 0
+    second = json.loads((output / "mlc-chat-config.json").read_text())
+    assert (second["context_window_size"], second["conv_template"]["name"]) == (512, "phi-3")
+    names = {path.name for path in output.iterdir()}
+    assert names == {"mlc-chat-config.json", "tokenizer.json", "tokenizer_config.json", "mine"}
+    assert capsys.readouterr().err == ""
+    assert main([*words, "--prefill-chunk-size", "-2"]) == 2
+    assert "prefill_chunk_size = -2 is not allowed" in line(capsys)
+    assert main(["gen_config", model, "--quantization", "q4_0", "-o", str(output)]) == 2
+    assert "one of q0f16" in line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--host", "aarch64-linux-gnu", "--kernels", "vnni"], "vnni kernels are for"),
+        (["--kernels", "fast"], "kernels = 'fast' is not allowed: use one of amx, vnni"),
+        (["--device", "cuda"], "device = 'cuda' is not allowed: one of auto, cpu"),
+        (["--overrides", "max_batch_size=4"], "it is decided when the model is opened"),
+    ],
+)
+def test_a_wrong_target_is_named(
+    model: str, words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compile", model, "-o", str(tmp_path / "new"), "--quiet", *words]) == 2
+    assert said in line(capsys)
+    assert not (tmp_path / "new").exists()
+
+
+def test_overrides_that_ask_for_a_window() -> None:
+    assert not is_windowed("")
+    assert is_windowed("sliding_window_size=512; ")
+    assert not is_windowed("sliding_window_size=512;sliding_window_size=-1")
+    for wrong in ("sliding_window_size=0", "sliding_window_size=x", "size=3"):
+        with pytest.raises(UserError):
+            is_windowed(wrong)
+
+
+@pytest.mark.slow
+def test_a_library_is_compiled_and_used(
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generate, "is_piped", lambda: False)
+    library = str(tmp_path / "lib")
+    same = ["--quantization", "q4f16_1", "--quiet"]
+    assert main(["compile", model, "--kernels", "portable", "-o", library, *same]) == 0
+    stated = json.loads((tmp_path / "lib" / METADATA_FILE).read_text())
+    assert (stated["backend"], stated["architecture"]) == ("portable", "llama")
+    words = ["--raw", "hello", "--max-tokens", "8", "--temperature", "0", "--json", *same]
+    assert main(["generate", "--model", model, "--model-lib", library, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["usage"]["completion_tokens"] == 8
+    assert main(["convert_weight", model, "-o", str(tmp_path / "out"), *same]) == 0
+    other = ["generate", "--model", str(tmp_path / "out"), "--model-lib", library, *words[:-3]]
+    assert main([*other, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == found["text"]
+
+
+@pytest.mark.slow
+def test_a_library_for_another_machine(model: str, tmp_path: Path) -> None:
+    library = tmp_path / "lib"
+    words = ["--host", "aarch64-linux-gnu", "--kernels", "i8mm", "-o", str(library), "--quiet"]
+    assert main(["compile", model, *words]) == 0
+    assert (library / "kernels.o").read_bytes()[18:20] == b"\xb7\0"  # ELF's number of AArch64
