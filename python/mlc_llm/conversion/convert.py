@@ -57,6 +57,7 @@ def convert_weight(
     check_name(quantization)
     check_template(template)
     check_free(output)
+    files.check_sums()
     scheme = SCHEMES.get(quantization)
     if scheme is not None:
         return _to_folder(files, scheme, output, show, template)
