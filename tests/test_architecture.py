@@ -119,6 +119,17 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models.spec",
         "model_files",
     },
+    "conversion.calibration": {
+        *GROUND,
+        *BACKENDS,
+        "backends.cpu",
+        "compiler",
+        "library",
+        "model_files",
+        "models",
+        "runtime",
+        "support",
+    },
     "compiler": COMPILER,
     "runtime": {*GROUND, *BACKENDS, "runtime.batch", "library", "protocol", "support"},
     "runtime.batch": GROUND,
@@ -143,7 +154,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve.server": {*SERVE, "serve.server"},
     "json_ffi": {*SERVE, "json_ffi"},
     "testing": {*SERVE, "testing"},
-    "cli": {*SERVE, "serve.server", "json_ffi", "cli", "backends.cpu", "conversion"},
+    "cli": {
+        *SERVE,
+        *("serve.server", "json_ffi", "cli", "backends.cpu"),
+        *("conversion", "conversion.calibration"),
+    },
     "__main__": {"cli"},
 }
 """Part of the package -> parts it may import besides itself. The longest name that fits counts,
@@ -159,6 +174,7 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
+    ("mlc_llm.cli.convert_weight", "mlc_llm.conversion.calibration"),
     ("mlc_llm.cli.compile", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.compile", "mlc_llm.compiler.jit"),
     ("mlc_llm.cli.compile", "mlc_llm.serve.opening.bundle"),

@@ -191,7 +191,7 @@ def test_wrong_names_and_sizes_are_named(model: GGUFModel, tmp_path: Path) -> No
     with pytest.raises(UnsupportedModel, match=r"rows of 64 values are not whole q4_k .*q8_0$"):
         convert(model, "q4_k", tmp_path / "out")
     with pytest.raises(InvalidField, match="conv_template = 'x' is not allowed: one of auto, LM"):
-        convert_weight(model, "q4f16_1", tmp_path / "out", quiet, "x")
+        convert_weight(model, "q4f16_1", tmp_path / "out", quiet, template="x")
     assert left(tmp_path) == ["model.gguf"]
 
 

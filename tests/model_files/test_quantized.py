@@ -62,7 +62,10 @@ def test_all_kernels_can_keep_it(name: str, tmp_path: Path) -> None:
         before = old.tensors[tensor.name]
         plain = dequantize(before.kind, before.data, before.shape)
         error = np.sqrt(np.mean((values - plain) ** 2) / np.mean(plain**2))
-        assert error < (0.2 if "3f16" in name else 0.1)
+        assert error < (0.3 if "3f16" in name else 0.12)
+        is_kept = len(tensor.shape) == 1 or name in ("f32", "q0f32")
+        is_kept |= name == "q4f16_2" and tensor.name in ("token_embd.weight", "output.weight")
+        assert (error == 0) == is_kept, tensor.name
 
 
 def test_a_matrix_of_the_type_stays_as_it_is(tmp_path: Path) -> None:

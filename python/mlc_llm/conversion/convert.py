@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.quantized import check_rows, target_of
 from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.weight_plan import Source
+from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.ggml_quantize import quantize
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
 from mlc_llm.quantization.names import changes, check_name
@@ -45,14 +46,20 @@ class Converted(NamedTuple):
 
 
 def convert_weight(
-    files: ModelFiles, quantization: str, output: Path, show: Show, template: str = AUTO
+    files: ModelFiles,
+    quantization: str,
+    output: Path,
+    show: Show,
+    *,
+    template: str = AUTO,
+    importance: Mapping[str, Floats] = {},
 ) -> Converted:
     """Quantise a model and write it.
 
     quantization: a name in `quantization/names.py`. One of MLC LLM's makes the folder `output`; one
     of GGUF's makes the file `output`, or a file in the folder `output` if it does not end with
-    .gguf. Nothing is left behind by an error. template: see `write_chat_config`. Raises UserError,
-    OSError.
+    .gguf. Nothing is left behind by an error. template: see `write_chat_config`. importance: of the
+    columns of matrices, for schemes with groups; see `quantize_groups`. Raises UserError, OSError.
     """
     check_name(quantization)
     check_template(template)
@@ -60,7 +67,7 @@ def convert_weight(
     files.check_sums()
     scheme = SCHEMES.get(quantization)
     if scheme is not None:
-        return _to_folder(files, scheme, output, show, template)
+        return _to_folder(files, scheme, output, show, template=template, importance=importance)
     if output.suffix == ".gguf":
         with new_file(output, needed=_gguf_size(files, quantization.upper())) as temporary:
             bits = _to_gguf(files, quantization.upper(), temporary, show)
@@ -72,9 +79,15 @@ def convert_weight(
 
 
 def _to_folder(
-    files: ModelFiles, scheme: Scheme, output: Path, show: Show, template: str
+    files: ModelFiles,
+    scheme: Scheme,
+    output: Path,
+    show: Show,
+    *,
+    template: str,
+    importance: Mapping[str, Floats],
 ) -> Converted:
-    params = mlc_params(files.plan(), files.tensors, scheme)
+    params = mlc_params(files.plan(), files.tensors, scheme, importance)
     values = sum(param.values for param in params)
     needed = sum(_param_size(param, scheme) for param in params)
     with new_output(output, needed=needed) as folder:

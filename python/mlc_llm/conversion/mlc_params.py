@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Param:
     parts: tuple[Rows, ...]
     quantized: bool
     transposed: bool
+    importance: Floats | None = None
+    """Of the columns; see `quantize_groups`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,16 +58,22 @@ class Param:
                 yield from expert_pieces(part, expert)
 
 
-def mlc_params(plan: WeightPlan, tensors: Mapping[str, Tensor], scheme: Scheme) -> list[Param]:
+def mlc_params(
+    plan: WeightPlan,
+    tensors: Mapping[str, Tensor],
+    scheme: Scheme,
+    importance: Mapping[str, Floats] = {},
+) -> list[Param]:
     """All parameters in the order of the plan. Raises UnsupportedModel for an architecture whose
-    names are not known."""
+    names are not known. importance: of the columns of matrices, by GGUF's names."""
     sources = {s.tensor: s for found in plan.matrices.values() for s in found}
     for name, source in plan.vectors.items():
         sources[LAST_NORM if name == "norm" else source.tensor] = source
     params = []
     for name, joined in mlc_names(plan.spec.architecture, sources).items():
         parts = tuple(Rows(tensors[sources[one].tensor], sources[one]) for one in joined)
-        params.append(_param(name, joined[0], parts, scheme))
+        one = _param(name, joined[0], parts, scheme)
+        params.append(replace(one, importance=importance.get(joined[0])))
     return params
 
 
@@ -93,7 +101,7 @@ def write_param(param: Param, scheme: Scheme, writer: ShardWriter) -> None:
 def _words(param: Param, scheme: Scheme, scales: list[Array]) -> Iterator[Array]:
     """The words of all rows in order. The scales, which are far fewer, are put aside."""
     for piece in param.pieces():
-        grouped = quantize_groups(scheme, piece)
+        grouped = quantize_groups(scheme, piece, param.importance)
         _check_finite(param, grouped.scale)
         made = stored(scheme, grouped, transposed=param.transposed)
         scales.append(made.q_scale)

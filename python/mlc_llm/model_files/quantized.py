@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,12 +34,20 @@ from mlc_llm.tokenizers import Tokenizer
 _NUMBERS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 
 
+class Quantize(Protocol):
+    """Rows float32 [rows, columns] as bytes. importance: see `quantize_groups`."""
+
+    def __call__(self, rows: Floats, importance: Floats | None = None) -> Bytes: ...
+
+
 class Target(NamedTuple):
     """A tensor type, and how rows float32 [rows, columns] become its bytes."""
 
     kind: str
     block: int
-    quantize: Callable[[Floats], Bytes]
+    quantize: Quantize
+    keeps: bool = True
+    """Matrices that have the type already stay as they are."""
 
 
 def target_of(quantization: str) -> Target:
@@ -49,12 +57,12 @@ def target_of(quantization: str) -> Target:
     if scheme is None:
         kind = quantization.upper()
         block = QUANTIZERS[kind].block if kind in QUANTIZERS else 1
-        return Target(kind, block, partial(quantize, kind))
+        return Target(kind, block, partial(_of_gguf, kind))
     blocks = group_kind(scheme)
     if blocks is not None:
         return Target(blocks, GROUP, partial(_blocks, scheme))
     if scheme.bits:  # no packed format has such groups: the values are kept as they are
-        return Target("F32", 1, partial(_values, scheme))
+        return Target("F32", 1, partial(_values, scheme), keeps=False)
     return Target(_NUMBERS[scheme.dtype], 1, partial(_numbers, scheme))
 
 
@@ -77,6 +85,7 @@ class QuantizedView:
 
     of: Tensor
     target: Target
+    importance: Floats | None = None
 
     @property
     def name(self) -> str:
@@ -93,7 +102,8 @@ class QuantizedView:
     @property
     def data(self) -> Bytes:
         rows = Rows(self.of, Source(self.name, self.shape))
-        return np.concatenate([self.target.quantize(piece) for piece in pieces(rows)])
+        quantized = partial(self.target.quantize, importance=self.importance)
+        return np.concatenate([quantized(piece) for piece in pieces(rows)])
 
     def matrix(self, index: int) -> Tensor:
         return replace(self, of=self.of.matrix(index))
@@ -111,15 +121,19 @@ class QuantizedModel:
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def of_files(cls, files: ModelFiles, quantization: str) -> QuantizedModel:
-        """Raises InvalidField, UnsupportedModel, ModelFileError."""
+    def of_files(
+        cls, files: ModelFiles, quantization: str, importance: Mapping[str, Floats] = {}
+    ) -> QuantizedModel:
+        """importance: of the columns of matrices, by GGUF's names; see `quantize_groups`. Raises
+        InvalidField, UnsupportedModel, ModelFileError."""
         target, tensors = target_of(quantization), dict(files.tensors)
         for found in files.plan().matrices.values():
             for name in (source.tensor for source in found):
                 one = files.tensors[name]
-                if one.kind != target.kind and changes(quantization, name):
+                same = target.keeps and one.kind == target.kind
+                if not same and changes(quantization, name):
                     check_rows(one, target, quantization)
-                    tensors[name] = QuantizedView(one, target)
+                    tensors[name] = QuantizedView(one, target, importance.get(name))
         return cls(files, quantization, tensors)
 
     @property
@@ -153,13 +167,18 @@ class QuantizedModel:
         return self.of.chat_template(tokenizer)
 
 
-def _blocks(scheme: Scheme, rows: Floats) -> Bytes:
-    return as_blocks(*stored(scheme, quantize_groups(scheme, rows), transposed=False))
+def _of_gguf(kind: str, rows: Floats, importance: Floats | None = None) -> Bytes:
+    return quantize(kind, rows)
 
 
-def _values(scheme: Scheme, rows: Floats) -> Bytes:
-    return dequantize_groups(quantize_groups(scheme, rows)).reshape(-1).view(np.uint8)
+def _blocks(scheme: Scheme, rows: Floats, importance: Floats | None = None) -> Bytes:
+    grouped = quantize_groups(scheme, rows, importance)
+    return as_blocks(*stored(scheme, grouped, transposed=False))
 
 
-def _numbers(scheme: Scheme, rows: Floats) -> Bytes:
+def _values(scheme: Scheme, rows: Floats, importance: Floats | None = None) -> Bytes:
+    return dequantize_groups(quantize_groups(scheme, rows, importance)).reshape(-1).view(np.uint8)
+
+
+def _numbers(scheme: Scheme, rows: Floats, importance: Floats | None = None) -> Bytes:
     return stored_numbers(rows, scheme.dtype).reshape(-1).view(np.uint8)

@@ -29,6 +29,8 @@ from mlc_llm.quantization.in_parts import in_parts
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
 Words = npt.NDArray[np.uint32]
+_FACTORS = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79, 0.76, 0.72, 0.68)
+"""Of the usual scale. Smaller ones cut the largest weights and round the others less."""
 _CHUNK_VALUES = 1 << 16  # quantised at once: the copies stay in the processor's cache
 
 
@@ -136,9 +138,13 @@ def _upper_halves(values: Floats) -> npt.NDArray[np.uint16]:
     return halves
 
 
-def quantize_groups(scheme: Scheme, weight: Floats) -> Grouped:
+def quantize_groups(scheme: Scheme, weight: Floats, importance: Floats | None = None) -> Grouped:
     """A weight float32 [rows, columns] by the formula above, on all cores. A scale that does not
-    fit the model's type is infinite."""
+    fit the model's type is infinite.
+
+    importance: float32 [columns], what an error in each column costs. Then each group gets the
+    scale, of several, whose errors cost least.
+    """
     rows, columns = weight.shape
     size = _group_size(scheme)
     q = np.empty((rows, columns), np.uint8)
@@ -146,7 +152,11 @@ def quantize_groups(scheme: Scheme, weight: Floats) -> Grouped:
 
     def part(start: int, end: int) -> None:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            q[start:end], scale[start:end] = _quantized(scheme, weight[start:end])
+            rows = weight[start:end]
+            part_q, part_scale = _quantized(scheme, rounded(rows, scheme.dtype))
+            if importance is not None:
+                _choose_scales(scheme, rows, importance, part_q, part_scale)
+            q[start:end], scale[start:end] = part_q, part_scale
 
     in_parts(rows, max(1, _CHUNK_VALUES // columns), part)
     return _grouped(scheme, q, scale)
@@ -166,8 +176,9 @@ def _grouped(scheme: Scheme, q: Bytes, scale: Floats) -> Grouped:
 
 
 def _quantized(scheme: Scheme, weight: Floats) -> tuple[Bytes, Floats]:
+    """weight: rounded to the model's type already."""
     rows, columns = weight.shape
-    groups = _in_groups(rounded(weight, scheme.dtype), _group_size(scheme))
+    groups = _in_groups(weight, _group_size(scheme))
     largest = np.maximum(groups.max(axis=2), -groups.min(axis=2))
     scale = rounded(largest / np.float32(scheme.most), scheme.dtype)
     value = groups / scale[:, :, None]
@@ -179,6 +190,41 @@ def _quantized(scheme: Scheme, weight: Floats) -> tuple[Bytes, Floats]:
     np.rint(value, out=value)
     np.fmin(np.fmax(value, 0, out=value), 2 * scheme.most, out=value)  # NaN (0 / 0) becomes 0
     return value.astype(np.uint8).reshape(rows, -1)[:, :columns], scale
+
+
+def _choose_scales(
+    scheme: Scheme, weight: Floats, importance: Floats, q: Bytes, scale: Floats
+) -> None:
+    """Change q and scale of each group to the best of `_FACTORS`, then to the least squares of it,
+    where that is better."""
+    size, columns = _group_size(scheme), weight.shape[1]
+    groups, cost = _in_groups(weight, size), _in_groups(importance[None], size)
+    best = _in_groups(q.astype(np.float32), size) - np.float32(scheme.most)
+    first, error = scale.copy(), _error(groups, best, scale, cost)
+    for factor in (*_FACTORS, None):
+        if factor is None:
+            weighted = best * cost
+            total = (weighted * best).sum(axis=2)
+            fit = (weighted * groups).sum(axis=2) / np.where(total > 0, total, 1)
+            now, tried = rounded(fit.astype(np.float32), scheme.dtype), best
+        else:
+            now = rounded(first * np.float32(factor), scheme.dtype)
+            tried = np.rint(groups / np.where(now > 0, now, 1)[:, :, None])
+            np.clip(tried, -scheme.most, scheme.most, out=tried)
+        new = _error(groups, tried, now, cost)
+        better = new < error
+        error[better], scale[better], best[better] = new[better], now[better], tried[better]
+    q[...] = (best + scheme.most).astype(np.uint8).reshape(len(q), -1)[:, :columns]
+
+
+def _error(groups: Floats, q: Floats, scale: Floats, cost: Floats) -> Floats:
+    """[rows, groups]: what the errors of q * scale cost."""
+    difference = q * scale[:, :, None]
+    difference -= groups
+    difference *= difference
+    difference *= cost
+    total: Floats = difference.sum(axis=2)
+    return total
 
 
 def _in_groups(values: Floats, size: int) -> Floats:
