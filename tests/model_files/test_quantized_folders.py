@@ -60,6 +60,21 @@ def value(q: Any, scale: Any, zero: Any) -> Floats:
     return np.asarray(scales * (q.astype(np.float32) - zeros), np.float32)
 
 
+def gptq_in_order() -> tuple[dict[str, Any], Parts, Floats]:
+    """Columns in the order of their importance (`desc_act`)."""
+    how, parts, _ = gptq(1)
+    q, scale, zero = numbers()
+    group = RNG.permutation(np.arange(COLUMNS) // GROUP).astype(np.int32)
+    parts |= {
+        "qweight": stored("I32", packed(q).T),
+        "qzeros": stored("I32", packed(zero.T - np.uint8(1))),
+        "scales": stored("F16", scale.T),
+        "g_idx": stored("I32", group),
+    }
+    values = scale.astype(np.float32)[:, group] * (q.astype(np.float32) - zero[:, group])
+    return how, parts, values
+
+
 def gptq(version: int) -> tuple[dict[str, Any], Parts, Floats]:
     q, scale, zero = numbers()
     parts = {
@@ -126,6 +141,7 @@ def float8(block: tuple[int, int] | None = (32, 40)) -> tuple[dict[str, Any], Pa
 CASES: dict[str, Callable[[], tuple[dict[str, Any], Parts, Floats]]] = {
     "gptq": lambda: gptq(1),
     "gptq_v2": lambda: gptq(2),
+    "gptq, in order": gptq_in_order,
     "awq": awq,
     "compressed": lambda: compressed(False),
     "compressed, symmetric": lambda: compressed(True),
@@ -163,7 +179,7 @@ def test_values_are_those_of_the_formula(tmp_path: Path, folder: Folder, case: s
     tensor.give_back()
 
 
-@pytest.mark.parametrize("case", ["gptq", "fp8"])
+@pytest.mark.parametrize("case", ["gptq", "gptq, in order", "fp8"])
 @pytest.mark.parametrize("kernels", ["reference", "portable", "vnni"])
 def test_packed_values_are_the_same(
     tmp_path: Path, folder: Folder, case: str, kernels: str
@@ -215,7 +231,9 @@ def zeros(kind: str, *shape: int) -> Stored:
         (change("gptq", "scales", to=None), ModelFileError, f"there is no tensor {STEM}.scales"),
         (change("gptq", "qzeros", to=None), ModelFileError, f"there is no tensor {STEM}.qzeros"),
         (change("gptq", "qweight", to=None), ModelFileError, f"there is no tensor {STEM}.weight"),
-        (change("gptq", "g_idx", to=zeros("I32", COLUMNS)), UnsupportedModel, "desc_act"),
+        (change("gptq", "g_idx", to=zeros("I32", 3)), ModelFileError, "g_idx of type I32, shape"),
+        (change("gptq", "g_idx", to=stored("I32", np.full(COLUMNS, 3, np.int32))), ModelFileError,
+         "g_idx has numbers beyond its 3 groups"),
         (change("gptq", "scales", to=zeros("F16", 3, 32)), ModelFileError, "shape (3, 32), exp"),
         (change("gptq", "scales", to=zeros("F16", 6, 64)), UnsupportedModel, "6 groups of 96"),
         (change("gptq", "scales", to=zeros("I32", 3, 64)), UnsupportedModel, "scales of type I32"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
-from mlc_llm.model_files.packed_views import AwqView, CompressedView, PackedView
+from mlc_llm.model_files.packed_views import AwqView, CompressedView, OrderedView, PackedView
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import FLOAT_KINDS
 from mlc_llm.quantization.zero_point_blocks import GROUP
@@ -42,8 +42,10 @@ def gptq(how: Values, tensors: Tensors) -> Tensors:
         shape = _matrix(words)[1], 8 * words.shape[0]
         scales = _scales(stem, _GPTQ, shape[::-1], tensors)
         zeros = _zeros(stem, _GPTQ, (scales.shape[0], shape[0] // 8), tensors)
-        _check_order(stem, shape[1], scales.shape[0], tensors)
-        return PackedView(words, shape, scales, zeros, first)
+        order = _order(stem, shape[1], scales.shape[0], tensors)
+        if order is None:
+            return PackedView(words, shape, scales, zeros, first)
+        return OrderedView(words, shape, scales, zeros, first, order=order)
 
     return _with_matrices(_GPTQ, made, tensors)
 
@@ -140,14 +142,15 @@ def _check_shape(tensor: Tensor, expected: Shape) -> None:
         raise ModelFileError(f"tensor {tensor.name} has shape {tensor.shape}, expected {expected}")
 
 
-def _check_order(stem: str, columns: int, groups: int, tensors: Tensors) -> None:
-    """GPTQ may order columns by their importance; then neighbours are in different groups."""
+def _order(stem: str, columns: int, groups: int, tensors: Tensors) -> Tensor | None:
+    """The group of each column; None if each group has neighbours. GPTQ may quantise columns in
+    the order of their importance (`desc_act`)."""
     order = tensors.get(f"{stem}.g_idx")
     if order is None:
-        return
+        return None
     if order.kind != "I32" or order.shape != (columns,):
         raise ModelFileError(f"tensor {order.name} of type {order.kind}, shape {order.shape}")
-    if (order.data.view("<i4") != np.arange(columns) // (columns // groups)).any():
-        raise UnsupportedModel(
-            f"tensor {order.name}: groups in the order of importance (desc_act) are not supported"
-        )
+    found = order.data.view("<i4")
+    if found.min() < 0 or found.max() >= groups:
+        raise ModelFileError(f"tensor {order.name} has numbers beyond its {groups} groups")
+    return None if (found == np.arange(columns) // (columns // groups)).all() else order

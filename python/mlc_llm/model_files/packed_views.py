@@ -12,7 +12,7 @@ value = scale * (q - zero). Every word of 32 bits has eight of the numbers q, or
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +61,27 @@ class PackedView(View):
         assert self.zeros is not None, "zeros of GPTQ"
         zeros = (_nibbles(_words(self.zeros)) + np.uint8(self.first)) & 15
         return _turned(zeros)
+
+
+@dataclass(frozen=True)
+class OrderedView(PackedView):
+    """The same if columns were quantised in the order of their importance. Neighbours are then in
+    different groups, which no format of blocks has: these are the values, in float32."""
+
+    order: Tensor = field(kw_only=True)
+    """The group of each column."""
+
+    @property
+    def kind(self) -> str:
+        return "F32"
+
+    @property
+    def data(self) -> Bytes:
+        group = self.order.data.view("<i4")
+        values = _nibbles(_words(self.of).T).astype(np.float32)
+        values -= self._zero()[:, group]
+        values *= self._scale()[:, group]
+        return values.reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True)
