@@ -138,6 +138,13 @@ def float8(block: tuple[int, int] | None = (32, 40)) -> tuple[dict[str, Any], Pa
     return how, parts, E4M3[byte] * scales
 
 
+def float8_rows() -> tuple[dict[str, Any], Parts, Floats]:
+    """compressed-tensors: each row has a scale."""
+    _, parts, values = float8((1, COLUMNS))
+    parts["weight_scale"] = parts.pop("weight_scale_inv")
+    return {"quant_method": "compressed-tensors", "format": "float-quantized"}, parts, values
+
+
 CASES: dict[str, Callable[[], tuple[dict[str, Any], Parts, Floats]]] = {
     "gptq": lambda: gptq(1),
     "gptq_v2": lambda: gptq(2),
@@ -146,6 +153,7 @@ CASES: dict[str, Callable[[], tuple[dict[str, Any], Parts, Floats]]] = {
     "compressed": lambda: compressed(False),
     "compressed, symmetric": lambda: compressed(True),
     "fp8": float8,
+    "fp8, rows": float8_rows,
     "fp8, one scale": lambda: float8(None),
 }
 
