@@ -55,6 +55,9 @@ class Oracle:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def chat(self, question: str) -> list[int]:
+        """The question as the model's template shows it; itself if there is no template."""
+        if self.tokenizer.chat_template is None:
+            return list(self.tokenizer(question).input_ids)
         messages = [{"role": "user", "content": question}]
         template = self.tokenizer.apply_chat_template
         return self.encode(template(messages, add_generation_prompt=True, tokenize=False))
