@@ -39,7 +39,7 @@ from mlc_llm.library.metadata import KVGroupInfo, KVInfo
 from mlc_llm.models.spec import AttentionSpec
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.model_runner import allocate_pages
-from mlc_llm.runtime.rope import RopeTable
+from mlc_llm.runtime.rope import RopeTable, Rotation
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 WIDTH = (HEADS + 2 * KV_HEADS) * DIM
@@ -148,7 +148,7 @@ def our_step() -> Callable[[], float]:
     cache = KVCache(info, (256,), 1, lambda group, source, target: None, (None,))
     cache.add(0)
     inverse = (1e5 ** -(np.arange(0, DIM, 2) / DIM)).astype(np.float32)
-    table = RopeTable(inverse, device)
+    table = RopeTable(Rotation(inverse), device)
     x = tvm.runtime.tensor(np.ones((1, WIDTH), np.float32))
     window = tvm.runtime.tensor(np.array([2**31 - 1, 0], np.int32))
     staging = device.staging()

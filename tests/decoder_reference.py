@@ -55,6 +55,10 @@ class Facts:
     """The router's softmax is over the chosen experts only."""
     renormalize: bool = False
     last_norm: str = "output_norm"
+    parallel: bool = False
+    """Both halves of a layer read the same x."""
+    magnitude: float = 1.0
+    """Rotated elements are multiplied by this."""
 
 
 def capped(x: Array, cap: float | None) -> Array:
@@ -69,7 +73,8 @@ def softmax(x: Array) -> Array:
 class ReferenceDecoder:
     """All logits of a sequence at once, float64 [tokens, vocab].
 
-    Norms, biases, learned sinks and experts are there if the file has their weights.
+    Norms, biases, gates, learned positions, learned sinks and experts are there if the file has
+    their weights. A norm with a bias is a layer norm.
     """
 
     def __init__(self, path: Path, facts: Facts = Facts(), window: Window | None = None) -> None:
@@ -85,22 +90,24 @@ class ReferenceDecoder:
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         x = self._weight("token_embd")[list(token_ids)] * self.facts.embedding_scale
+        if "position_embd.weight" in self.tensors:
+            x = x + self._weight("position_embd")[: len(x)]
         for layer in range(self._number("block_count")):
             block = f"blk.{layer}."
             scale = self.facts.residual_scale
             is_conv = f"{block}shortconv.conv.weight" in self.tensors
             y = self._short_conv(block, x) if is_conv else self._attention(block, layer, x)
-            y = self._post(block + "post_attention_norm", y)
-            x = x + scale * y
-            y = self._post(block + "post_ffw_norm", self._feed_forward(block, x))
-            x = x + scale * y
+            y = scale * self._post(block + "post_attention_norm", y)
+            read = x if self.facts.parallel else x + y
+            z = self._post(block + "post_ffw_norm", self._feed_forward(block, read))
+            x = x + y + scale * z
         head = "output" if "output.weight" in self.tensors else "token_embd"
         logits = self._norm(self.facts.last_norm, x) @ self._weight(head).T
         return capped(logits * self.facts.logit_scale, self.facts.logit_cap)
 
     def _attention(self, block: str, layer: int, x: Array) -> Array:
         normed = self._post(block + "attn_norm", x)
-        q, k, v = (self._heads(self._linear(f"{block}attn_{n}", normed)) for n in "qkv")
+        q, k, v = (self._heads(one) for one in self._qkv(block, normed))
         q, k = self._head_norm(block + "attn_q_norm", q), self._head_norm(block + "attn_k_norm", k)
         share = self.heads // self.kv_heads
         theta = self._theta(layer) if self.facts.rotates_layer(layer) else None
@@ -122,6 +129,15 @@ class ReferenceDecoder:
         out = np.einsum("hqk,khd->qhd", weights, np.repeat(v, share, 1)).reshape(len(x), -1)
         return self._linear(block + "attn_output", out)
 
+    def _qkv(self, block: str, x: Array) -> Sequence[Array]:
+        if f"{block}attn_qkv.weight" not in self.tensors:
+            qkv = np.concatenate([self._linear(f"{block}attn_{n}", x) for n in "qkv"], axis=1)
+            qkv += self.tensors.get(f"{block}attn_qkv.bias", 0)
+        else:
+            qkv = self._linear(f"{block}attn_qkv", x)
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return np.split(qkv, [q, q + kv], axis=1)
+
     def _short_conv(self, block: str, x: Array) -> Array:
         """The whole sequence at once, so there is no state."""
         normed = self._norm(block + "attn_norm", x)
@@ -141,7 +157,9 @@ class ReferenceDecoder:
         return np.asarray(seen)
 
     def _feed_forward(self, block: str, x: Array) -> Array:
-        normed = self._post(block + "ffn_norm", x)
+        has_norm = f"{block}ffn_norm.weight" in self.tensors
+        before = "ffn_norm" if has_norm or not self.facts.parallel else "attn_norm"
+        normed = self._post(block + before, x)
         if f"{block}ffn_gate_inp.weight" not in self.tensors:
             return self._dense(block, normed)
         y = self._experts(block, normed)
@@ -153,8 +171,14 @@ class ReferenceDecoder:
         return y
 
     def _dense(self, block: str, x: Array, suffix: str = "") -> Array:
-        gate, up = (self._linear(f"{block}ffn_{n}{suffix}", x) for n in ("gate", "up"))
-        return self._linear(f"{block}ffn_down{suffix}", self._gated(gate, up))
+        down, up = f"{block}ffn_down{suffix}", self._linear(f"{block}ffn_up{suffix}", x)
+        if f"{block}ffn_gate{suffix}.weight" in self.tensors:
+            gate = self._linear(f"{block}ffn_gate{suffix}", x)
+        elif up.shape[1] == 2 * self.tensors[f"{down}.weight"].shape[1]:
+            gate, up = np.split(up, 2, axis=1)
+        else:
+            return self._linear(down, self.facts.activation(up))
+        return self._linear(down, self._gated(gate, up))
 
     def _gated(self, gate: Array, up: Array) -> Array:
         if not self.facts.is_clamped:
@@ -186,9 +210,11 @@ class ReferenceDecoder:
         return y + self.tensors[f"{name}.bias"] if f"{name}.bias" in self.tensors else y
 
     def _norm(self, name: str, x: Array) -> Array:
-        mean = (x**2).mean(axis=-1, keepdims=True)
         eps = float(self._field("attention.layer_norm_rms_epsilon"))
-        return x / np.sqrt(mean + eps) * self._weight(name)
+        if f"{name}.bias" in self.tensors:
+            x = x - x.mean(axis=-1, keepdims=True)
+        normed = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * self._weight(name)
+        return normed + self.tensors.get(f"{name}.bias", 0)
 
     def _post(self, name: str, x: Array) -> Array:
         return self._norm(name, x) if f"{name}.weight" in self.tensors else x
@@ -208,7 +234,7 @@ class ReferenceDecoder:
         """x [tokens, heads, dim], turned by position, if that is not beyond `farthest`."""
         if theta is None:
             return x
-        dim = self.head_dim
+        dim = int(self._field("rope.dimension_count", self.head_dim))
         frequency = theta ** (-np.arange(0, dim, 2) / dim)
         frequency /= float(self._field("rope.scaling.factor", 1.0))
         if "rope_freqs.weight" in self.tensors:
@@ -217,9 +243,10 @@ class ReferenceDecoder:
         angle = (position[:, None] * frequency)[:, None]
         halves = (slice(0, dim // 2), slice(dim // 2, dim))
         first, second = (slice(0, dim, 2), slice(1, dim, 2)) if self.facts.interleaved else halves
-        turned = np.empty_like(x)
-        turned[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
-        turned[..., second] = x[..., first] * np.sin(angle) + x[..., second] * np.cos(angle)
+        cos, sin = np.cos(angle) * self.facts.magnitude, np.sin(angle) * self.facts.magnitude
+        turned = x.copy()
+        turned[..., first] = x[..., first] * cos - x[..., second] * sin
+        turned[..., second] = x[..., first] * sin + x[..., second] * cos
         return turned
 
     def _heads(self, x: Array) -> Array:

@@ -19,6 +19,7 @@ from mlc_llm.models.spec import (
     ExpertsSpec,
     LayerSpec,
     ModelSpec,
+    QueryScaling,
     RopeSpec,
     ShortConvSpec,
 )
@@ -55,17 +56,44 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         lambda: model(replace(PLAIN, mixer=ShortConvSpec(64, 3))),
     ),
     "residual": ("residual multipliers", lambda: model(replace(PLAIN, residual_scale=0.5))),
+    "norms of all heads": ("norms over all heads", lambda: attention(qk_norm="all")),
+    "scaled queries": (
+        "queries scaled by position",
+        lambda: attention(query_scaling=QueryScaling(0.1, 32)),
+    ),
+    "biases of experts": (
+        "biases of experts",
+        lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32, bias=True))),
+    ),
+    "no gate": (
+        "networks without a gate",
+        lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, gated=False))),
+    ),
+    "exact GELU": (
+        "activations other than SiLU and tanh GELU",
+        lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, "gelu"))),
+    ),
+    "parallel": ("parallel layers", lambda: model(replace(PLAIN, parallel=True))),
+    "parts of heads": (
+        "rotary embeddings of parts of a head",
+        lambda: model(ropes=(RopeSpec(theta=10000.0, dim=8),)),
+    ),
+    "layer norms": ("layer norms", lambda: model(norm="layer")),
+    "positions": ("learned positions", lambda: model(learned_positions=64)),
     "logits": ("logit multipliers", lambda: model(logit_scale=0.5)),
     "logit caps": ("logit caps", lambda: model(logit_cap=30.0)),
 }
+OF_MODELS = (
+    "rotary embeddings of parts of a head", "layer norms", "learned positions",
+    "logit multipliers", "logit caps",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ASKED)
 def test_refused_before_anything_is_compiled(case: str, tmp_path: Path) -> None:
     feature, make = ASKED[case]
     spec, backend = make(), backend_of("portable")
-    of_layer = feature not in ("logit multipliers", "logit caps")
-    start = "layer 1 needs" if of_layer else "the model needs"
+    start = "the model needs" if feature in OF_MODELS else "layer 1 needs"
     end = "which the portable kernels cannot compute; use --kernels reference"
     with pytest.raises(UnsupportedModel) as error:
         backend.check(spec)
@@ -79,7 +107,8 @@ def test_refused_before_anything_is_compiled(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ASKED)
 def test_what_a_backend_has_is_not_refused(case: str) -> None:
     feature, make = ASKED[case]
-    refuse_missing(make(), "some", {feature})
+    has_experts = feature == "biases of experts"
+    refuse_missing(make(), "some", {feature, "experts"} if has_experts else {feature})
     with pytest.raises(UnsupportedModel, match=feature):
         refuse_missing(make(), "some", set(FEATURES) - {feature})
 

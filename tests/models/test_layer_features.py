@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of_plan
-from decoder_reference import Array, Facts, ReferenceDecoder
+from decoder_reference import Array, Facts, ReferenceDecoder, gelu_tanh
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.llama import read_gguf
-from mlc_llm.models.spec import ExpertsSpec, ModelSpec, QueryScaling
+from mlc_llm.models.spec import DenseSpec, ExpertsSpec, ModelSpec, QueryScaling
 from mlc_llm.models.weight_plan import WeightPlan, plan_gguf
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
@@ -56,6 +56,14 @@ def last_layer_unrotated(spec: ModelSpec) -> ModelSpec:
     return replace(spec, layers=(first, replace(last, mixer=replace(last.mixer, rope=None))))
 
 
+def every_rope(**changes: Any) -> Change:
+    return lambda spec: replace(spec, ropes=tuple(replace(one, **changes) for one in spec.ropes))
+
+
+def as_it_is(spec: ModelSpec) -> ModelSpec:
+    return spec
+
+
 @dataclass(frozen=True)
 class Case:
     change: Change
@@ -68,6 +76,9 @@ class Case:
     """Tensor type of the experts' matrices."""
     factor: float = 1.0
     """Of the values in `more`."""
+    outer: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Tensors of no layer that a Llama has not."""
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 QUERY, KV = HEADS * DIM, KV_HEADS * DIM
@@ -89,6 +100,7 @@ SHARED_TENSORS = {
     "ffn_down_shexp.weight": (HIDDEN, WIDE),
 }
 DENSE = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
+QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
 
 
 def experts(**changes: Any) -> Change:
@@ -178,6 +190,59 @@ CASES = {
         EXPERT_TENSORS | SHARED_TENSORS | {"ffn_gate_inp_shexp.weight": (HIDDEN,)},
         DENSE,
     ),
+    "layer norms": Case(
+        lambda spec: replace(spec, norm="layer"),
+        more={"attn_norm.bias": (HIDDEN,), "ffn_norm.bias": (HIDDEN,)},
+        outer={"output_norm.bias": (HIDDEN,)},
+    ),
+    "a network without a gate": Case(
+        every_layer(feed_forward=DenseSpec(WIDE, "gelu_tanh", gated=False)),
+        {"activation": gelu_tanh},
+        less=("ffn_gate.weight",),
+    ),
+    "a network without a gate, with biases": Case(
+        every_layer(feed_forward=DenseSpec(WIDE, bias=True, gated=False)),
+        more={"ffn_up.bias": (WIDE,), "ffn_down.bias": (HIDDEN,)},
+        less=("ffn_gate.weight",),
+    ),
+    "learned positions": Case(
+        lambda spec: replace(every_mixer(rope=None)(spec), learned_positions=600, ropes=()),
+        {"rotates_layer": lambda i: False},
+        outer={"position_embd.weight": (600, HIDDEN)},
+    ),
+    "parallel layers": Case(every_layer(parallel=True), {"parallel": True}),
+    "parallel layers with one norm": Case(
+        every_layer(parallel=True, one_norm=True), {"parallel": True}, less=("ffn_norm.weight",)
+    ),
+    "parallel layers with biases": Case(
+        every_layer(
+            parallel=True, one_norm=True, residual_scale=0.3,
+            feed_forward=DenseSpec(WIDE, bias=True),
+        ),
+        {"parallel": True, "residual_scale": 0.3},
+        {"ffn_gate.bias": (WIDE,), "ffn_up.bias": (WIDE,), "ffn_down.bias": (HIDDEN,)},
+        less=("ffn_norm.weight",),
+    ),
+    "rotation of parts of heads": Case(
+        every_rope(dim=DIM // 4), metadata={"llama.rope.dimension_count": DIM // 4}
+    ),
+    "longer elements by rotation": Case(every_rope(magnitude=1.3), {"magnitude": 1.3}),
+    "fused matrices": Case(
+        as_it_is,
+        more={
+            "attn_qkv.weight": (QUERY + 2 * KV, HIDDEN), "ffn_up.weight": (2 * WIDE, HIDDEN),
+        },
+        less=QKV + DENSE[:2],
+    ),
+    "fused matrices and biases, rotation of parts of heads": Case(
+        lambda spec: every_mixer(qkv_bias=True)(every_rope(dim=DIM // 2)(spec)),
+        more={"attn_qkv.weight": (QUERY + 2 * KV, HIDDEN), "attn_qkv.bias": (QUERY + 2 * KV,)},
+        less=QKV,
+        metadata={"llama.rope.dimension_count": DIM // 2},
+    ),
+    "a fused bias of matrices apart": Case(
+        every_mixer(qkv_bias=True), more={"attn_qkv.bias": (QUERY + 2 * KV,)}
+    ),
     "softmax of the chosen experts, and a shared one": Case(
         experts(router="top_then_softmax", shared_intermediate=WIDE),
         {"experts_per_token": CHOSEN, "softmax_of_chosen": True},
@@ -212,7 +277,10 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
             values = rng.standard_normal(size) * case.factor / len(size) ** 3
             kind = case.kind if len(size) == 3 else "F32"
             tensors[f"blk.{i}.{name}"] = quantized(values.astype(np.float32), kind)
-    write_gguf(folder / "model.gguf", plain.metadata, tensors)
+    for name, size in case.outer.items():
+        values = rng.standard_normal(size)
+        tensors[name] = quantized(values.astype(np.float32), "F32")
+    write_gguf(folder / "model.gguf", {**plain.metadata, **case.metadata}, tensors)
     file = GGUFFile.open(folder / "model.gguf")
     plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=True)
     return folder / "model.gguf", file, plan

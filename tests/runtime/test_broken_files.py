@@ -23,11 +23,12 @@ from mlc_llm.library.metadata import (
     BrokenLibrary,
     Metadata,
     rope_param,
+    rope_scaling_param,
 )
 from mlc_llm.runtime.library import Library, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, read_packed
-from mlc_llm.runtime.params import ordered_params, params_in
+from mlc_llm.runtime.params import ordered_params, params_in, rotations
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
 Change = Callable[[Path], None]
@@ -223,13 +224,14 @@ def test_weights_of_another_model(tiny_models: TinyModels, library: Path) -> Non
             runner(library, foreign)
 
 
-def test_weights_without_the_rotary_frequencies(library: Path, weights: Path) -> None:
+@pytest.mark.parametrize("name", [rope_param(0), rope_scaling_param(0)])
+def test_weights_without_the_rotary_frequencies(library: Path, weights: Path, name: str) -> None:
     def rename(index: dict[str, Any]) -> None:
-        (entry,) = (e for e in index["tensors"] if e["name"] == rope_param(0))
+        (entry,) = (e for e in index["tensors"] if e["name"] == name)
         entry["name"] = "something else"
 
     edit_index(weights, rename)
-    with pytest.raises(BrokenParams, match=rope_param(0)):
+    with pytest.raises(BrokenParams, match=name):
         runner(library, weights)
 
 
@@ -237,15 +239,16 @@ def test_index_with_any_byte_flipped(tiny_models: TinyModels, library: Path, wei
     """A model runs on the right weights or not at all."""
     raw = (weights / INDEX_FILE).read_bytes()
     good = params_in(read_packed(weights))
-    infos = read_metadata(library).params
+    infos, ropes = read_metadata(library).params, [rope_param(0), rope_scaling_param(0)]
     for at in range(0, len(raw), 5):
         (weights / INDEX_FILE).write_bytes(raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :])
         try:
             arrays = params_in(read_packed(weights))
             ordered_params(arrays, infos, CpuDevice())
+            rotations(arrays, 1, 64)
         except BrokenParams:
             continue
-        for name in [info.name for info in infos] + [rope_param(0)]:
+        for name in [info.name for info in infos] + ropes:
             assert arrays[name].dtype == good[name].dtype
             assert arrays[name].tobytes() == good[name].tobytes(), f"byte {at}"
 

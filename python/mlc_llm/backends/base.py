@@ -178,9 +178,15 @@ class Ops(Protocol):
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         """An Input: x / sqrt(mean(x^2) + eps) * weight."""
 
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Input:
+        """An Input: (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias."""
+
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of
         both (`models/spec.py`)."""
+
+    def activated(self, activation: Activation, x: Part, width: int) -> Input:
+        """An Input: activation(x), `width` columns."""
 
     def linear(self, matrix: Matrix, x: Input, add_to: Tensor | None = None) -> Tensor:
         """x W^T for an Input x; added to `add_to` in place if that is given."""

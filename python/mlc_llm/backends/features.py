@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import (
+    Activation,
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
@@ -30,7 +31,6 @@ Feature: TypeAlias = Literal[
     "biases",
     "attention without a rotary embedding",
     "rotary embeddings of parts of a head",
-    "scaled rotary embeddings",
     "norms over all heads",
     "queries scaled by position",
     "experts",
@@ -102,7 +102,6 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
 }
 _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
     "rotary embeddings of parts of a head": _turns_parts,
-    "scaled rotary embeddings": lambda spec: any(one.magnitude != 1.0 for one in spec.ropes),
     "layer norms": lambda spec: spec.norm == "layer",
     "learned positions": lambda spec: spec.learned_positions > 0,
     "logit multipliers": lambda spec: spec.logit_scale != 1.0,
@@ -125,9 +124,7 @@ def refuse_missing(spec: ModelSpec, kernels: str, has: Collection[Feature] = ())
 
 
 def _missing(need: str, kernels: str) -> UnsupportedModel:
-    words = f"{need}, which the {kernels} kernels cannot compute"
-    if kernels != "reference":
-        words += "; use --kernels reference"
+    words = f"{need}, which the {kernels} kernels cannot compute; use --kernels reference"
     return UnsupportedModel(words)
 
 
@@ -150,6 +147,12 @@ class PlainOps:
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
     ) -> Input:
         raise AssertionError("short convolutions were not refused")
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Input:
+        raise AssertionError("layer norms were not refused")
+
+    def activated(self, activation: Activation, x: Part, width: int) -> Input:
+        raise AssertionError("networks without a gate were not refused")
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         raise AssertionError("residual multipliers, biases or experts were not refused")

@@ -21,8 +21,16 @@ import numpy.typing as npt
 
 from mlc_llm.backends.base import Backend, WeightLayout
 from mlc_llm.errors import ModelFileError
-from mlc_llm.library.metadata import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE, rope_param
+from mlc_llm.library.metadata import (
+    INDEX_FILE,
+    PARAMS_ALIGNMENT,
+    PARAMS_FILE,
+    long_rope_param,
+    rope_param,
+    rope_scaling_param,
+)
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.models.row_order import row_order
 from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.block_format import Grouped
@@ -73,7 +81,8 @@ def pack_weights(
 
 def count_parameters(plan: WeightPlan) -> int:
     """How often `pack_weights` calls `advance`."""
-    return len(plan.matrices) + len(plan.vectors) + len(plan.spec.ropes)
+    long = [rope for rope in plan.spec.ropes if rope.long_after]
+    return len(plan.matrices) + len(plan.vectors) + 2 * len(plan.spec.ropes) + len(long)
 
 
 def inverse_frequencies(rope: RopeSpec, factors: Floats | None) -> Floats:
@@ -105,7 +114,7 @@ def _parameters(
 ) -> Iterator[_Parameter]:
     for name, source in plan.vectors.items():
         values = _floats(tensors[source.tensor]).reshape(source.shape)
-        yield _Parameter.of(name, values[_row_order(source, len(values))])
+        yield _Parameter.of(name, values[row_order(source, len(values))])
     for prefix, sources in plan.matrices.items():
         layout = backend.layout(plan.spec.kinds[prefix])
         *stack, _, columns = sources[0].shape
@@ -115,14 +124,21 @@ def _parameters(
         for source in sources:  # else the whole file stays in memory beside the packed weights
             tensors[source.tensor].give_back()
     for i, rope in enumerate(plan.spec.ropes):
-        factors = _rope_factors(rope, tensors)
+        scaling = np.array([rope.magnitude, rope.long_after], np.float32)
+        yield _Parameter.of(rope_scaling_param(i), scaling)
+        factors = _rope_factors(rope.factors, tensors)
         yield _Parameter.of(rope_param(i), inverse_frequencies(rope, factors))
+        if rope.long_after:
+            factors = _rope_factors(rope.long_factors, tensors)
+            yield _Parameter.of(long_rope_param(i), inverse_frequencies(rope, factors))
 
 
-def _rope_factors(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> Floats | None:
-    if isinstance(rope.factors, str):
-        return _floats(tensors[rope.factors])
-    return None if rope.factors is None else np.array(rope.factors, np.float32)
+def _rope_factors(
+    factors: str | tuple[float, ...] | None, tensors: Mapping[str, Tensor]
+) -> Floats | None:
+    if isinstance(factors, str):
+        return _floats(tensors[factors])
+    return None if factors is None else np.array(factors, np.float32)
 
 
 def _matrix(
@@ -152,7 +168,7 @@ def _rows(layout: WeightLayout, source: Source, tensor: Tensor) -> Iterator[Rows
     """The values of a matrix in the order for the kernels, so many rows at a time that whole row
     blocks come of them. Raises ModelFileError for values that are not finite."""
     count, columns = tensor.shape
-    data, order = tensor.data.reshape(count, -1), _row_order(source, count)
+    data, order = tensor.data.reshape(count, -1), row_order(source, count)
     step = max(_ROWS_VALUES // columns // layout.row_block, 1) * layout.row_block
     for start in range(0, len(order), step):
         here = order[start : start + step]
@@ -176,15 +192,6 @@ def _values(layout: WeightLayout, tensor: Tensor, data: Bytes, shape: tuple[int,
 
 def _count(rows: Rows) -> int:
     return len(rows.q if isinstance(rows, Grouped) else rows)
-
-
-def _row_order(source: Source, rows: int) -> Indices:
-    """The order of rows for the kernels. In heads with rotary embedding, the rows 2i come first,
-    then the rows 2i + 1."""
-    order = np.arange(rows)
-    if source.rope_heads:
-        order = order.reshape(source.rope_heads, -1, 2).transpose(0, 2, 1).reshape(-1)
-    return order
 
 
 def _joined(parts: list[Rows]) -> Rows:

@@ -25,6 +25,17 @@ def rope_param(index: int) -> str:
     return f"rope_inverse_frequencies.{index}"
 
 
+def long_rope_param(index: int) -> str:
+    """The same of those for long sequences, which are there if the second number of
+    `rope_scaling_param` is not 0."""
+    return f"rope_long_inverse_frequencies.{index}"
+
+
+def rope_scaling_param(index: int) -> str:
+    """The same of the float32 [2] numbers `RopeSpec.magnitude` and `RopeSpec.long_after`."""
+    return f"rope_scaling.{index}"
+
+
 class BrokenLibrary(Exception):
     """A folder holds no intact model library. Building it again mends that."""
 

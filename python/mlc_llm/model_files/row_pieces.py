@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.models.row_order import row_order
 from mlc_llm.models.weight_plan import Source
 from mlc_llm.quantization.ggml_blocks import dequantize
 
@@ -31,41 +33,33 @@ def pieces(rows: Rows) -> Iterator[Floats]:
     tensor, shape = rows.tensor, rows.source.shape
     if len(shape) == 3:
         for expert in range(shape[0]):
-            yield from _matrix_pieces(tensor.matrix(expert), shape[1:], 0)
+            yield from expert_pieces(rows, expert)
     elif len(shape) == 1:
         yield from _vector(tensor, rows.source)
     else:
-        yield from _matrix_pieces(tensor, shape, rows.source.rope_heads)
+        yield from _matrix_pieces(tensor, rows.source)
 
 
 def expert_pieces(rows: Rows, expert: int) -> Iterator[Floats]:
     """The rows of one matrix of a stack."""
-    return _matrix_pieces(rows.tensor.matrix(expert), rows.source.shape[1:], 0)
-
-
-def halves_order(rows: int, heads: int) -> npt.NDArray[np.int64] | None:
-    """The order in which pairs (2i, 2i + 1) of rows of each head become halves; None: as it is."""
-    if not heads:
-        return None
-    order: npt.NDArray[np.int64] = np.arange(rows).reshape(heads, -1, 2).transpose(0, 2, 1)
-    return order.reshape(-1)
+    one = replace(rows.source, shape=rows.source.shape[1:])
+    return _matrix_pieces(rows.tensor.matrix(expert), one)
 
 
 def _vector(tensor: Tensor, source: Source) -> Iterator[Floats]:
     values = _checked(tensor.name, dequantize(tensor.kind, tensor.data, tensor.shape))
-    order = halves_order(len(values), source.rope_heads)
-    yield (values if order is None else values[order]).reshape(1, -1)
+    yield values[row_order(source, len(values))].reshape(1, -1)
 
 
-def _matrix_pieces(tensor: Tensor, shape: tuple[int, ...], heads: int) -> Iterator[Floats]:
-    rows, columns = shape
-    data = tensor.data.reshape(rows, -1)
-    order = halves_order(rows, heads)
+def _matrix_pieces(tensor: Tensor, source: Source) -> Iterator[Floats]:
+    rows, columns = source.shape
+    data, order = tensor.data.reshape(rows, -1), row_order(source, rows)
     step = max(1, PIECE_VALUES // columns)
-    for start in range(0, rows, step):
-        end = min(start + step, rows)
-        chosen = data[start:end] if order is None else data[order[start:end]]
-        values = dequantize(tensor.kind, chosen.reshape(-1), (end - start, columns))
+    for start in range(0, len(order), step):
+        here = order[start : start + step]
+        whole = source.paired is None and source.rows is None
+        chosen = data[here[0] : here[-1] + 1] if whole else data[here]
+        values = dequantize(tensor.kind, chosen.reshape(-1), (len(here), columns))
         yield _checked(tensor.name, values)
         tensor.give_back()  # else the whole file stays in memory
 

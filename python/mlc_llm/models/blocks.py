@@ -139,27 +139,36 @@ class ShortConvBlock:
 
 
 class DenseBlock:
-    """A gated feed-forward network. `layer` gets its matrices: `name`.* and `down`."""
+    """A feed-forward network. `layer` gets its matrices: `name`.* and `down`."""
 
     def __init__(
         self, layer: nn.Module, model: ModelSpec, index: int, spec: DenseSpec, name: str, ops: Ops
     ) -> None:
         self._layer, self._spec, self._ops = layer, spec, ops
-        prefix, rows = f"layers.{index}.", {"gate": spec.intermediate, "up": spec.intermediate}
-        owner = getattr(layer, name)
+        prefix, owner = f"layers.{index}.", getattr(layer, name)
+        rows = dict.fromkeys(("gate", "up") if spec.gated else ("up",), spec.intermediate)
         self._down = "down" if name == "mlp" else f"{name}_down"
-        self._to_gate_up = MergedLinear(owner, rows, model.hidden, model, f"{prefix}{name}.", ops)
+        self._inner = MergedLinear(owner, rows, model.hidden, model, f"{prefix}{name}.", ops)
         kind = model.kinds[prefix + self._down]
         setattr(layer, self._down, ops.matrix(model.hidden, spec.intermediate, kind, "down"))
 
     def __call__(self, x: Input) -> Product:
         layer, spec = self._layer, self._spec
+        down_bias = layer.down_bias if spec.bias else None
+        return Product(getattr(layer, self._down), self._activated(x), down_bias)
+
+    def _activated(self, x: Input) -> Input:
+        """What `down` multiplies."""
+        layer, spec = self._layer, self._spec
         if spec.bias:
-            gate, up = self._to_gate_up.with_biases(x, layer.gate_bias, layer.up_bias)
+            gate_bias = (layer.gate_bias,) if spec.gated else ()
+            parts = self._inner.with_biases(x, *gate_bias, layer.up_bias)
         else:
-            gate, up = self._to_gate_up(x)
-        gated = self._ops.gated(spec.activation, gate, up, spec.intermediate)
-        return Product(getattr(layer, self._down), gated, layer.down_bias if spec.bias else None)
+            parts = self._inner(x)
+        if spec.gated:
+            gate, up = parts
+            return self._ops.gated(spec.activation, gate, up, spec.intermediate)
+        return self._ops.activated(spec.activation, parts[0], spec.intermediate)
 
 
 class ExpertsBlock:
@@ -198,6 +207,14 @@ class ExpertsBlock:
         if self._spec.shared_gate:
             shared = self._ops.token_gated(x, layer.shared_gate, shared)
         return self._ops.add(y, shared)
+
+
+def normed(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -> Input:
+    """x behind a norm of the model's kind, whose vectors the owner has under this name."""
+    weight = getattr(owner, name)
+    if model.norm == "layer":
+        return ops.layer_norm(x, weight, getattr(owner, f"{name}_bias"), model.norm_eps)
+    return ops.norm(x, weight, model.norm_eps)
 
 
 def mixer_block(

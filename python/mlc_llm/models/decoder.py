@@ -8,17 +8,18 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Input, LayerInputs, Ops, StateInputs
-from mlc_llm.models.blocks import Part, Product, Result, feed_forward_block, mixer_block
+from mlc_llm.models.blocks import Part, Product, Result, feed_forward_block, mixer_block, normed
 from mlc_llm.models.spec import ModelSpec
-from mlc_llm.models.weight_plan import layer_vectors
+from mlc_llm.models.weight_plan import layer_vectors, model_vectors
 
 
 class DecoderLayer(nn.Module):  # type: ignore[misc]
-    """A mixer, then a feed-forward network, each added to the residual stream."""
+    """A mixer and a feed-forward network, each added to the residual stream."""
 
     def __init__(self, model: ModelSpec, index: int, ops: Ops) -> None:
-        self.eps, self.spec, self.ops = model.norm_eps, model.layers[index], ops
-        for name, vector in layer_vectors(model.hidden, self.spec).items():
+        self.model, self.spec, self.ops = model, model.layers[index], ops
+        assert model.norm == "rms" or not self.spec.post_norms, "no sum has a layer norm"
+        for name, vector in layer_vectors(model, self.spec).items():
             setattr(self, name, nn.Parameter(vector.shape, "float32"))
         self.qkv, self.mlp = Part(), Part()
         self.mixer = mixer_block(self, model, index, ops)
@@ -26,12 +27,18 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Tensor, inputs: LayerInputs | StateInputs) -> Tensor:
         self.ops.begin_layer()
-        x = self._add(x, self.mixer(self._normed(x, "attention_norm"), inputs), "attention")
+        read = self._normed(x, "attention_norm")
+        mixed = self.mixer(read, inputs)
+        if self.spec.parallel:
+            # Both parts have read x before anything is added to it, which may be in place.
+            fed = self.feed_forward(read if self.spec.one_norm else self._normed(x, "mlp_norm"))
+            return self._add(self._add(x, mixed, "attention"), fed, "mlp")
+        x = self._add(x, mixed, "attention")
         return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
 
     def _normed(self, x: Tensor, name: str) -> Input:
         """What a block reads."""
-        return self.ops.norm(x, getattr(self, name), self.eps) if self.spec.pre_norms else x
+        return normed(self, name, x, self.model, self.ops) if self.spec.pre_norms else x
 
     def _add(self, x: Tensor, result: Result, half: str) -> Tensor:
         """x + result, with a norm and a factor before the sum if the spec says so."""
@@ -43,7 +50,8 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         if not has_norm:
             return ops.add(x, ops.scaled(y, scale))
         weight = getattr(self, f"{half}_post_norm")
-        return ops.add_norm(x, y, weight if scale == 1.0 else ops.scaled(weight, scale), self.eps)
+        weight = weight if scale == 1.0 else ops.scaled(weight, scale)
+        return ops.add_norm(x, y, weight, self.model.norm_eps)
 
 
 class BaseDecoder(nn.Module):  # type: ignore[misc]
@@ -53,7 +61,8 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         self.spec, self.ops = spec, ops
         self.embedding = ops.matrix(spec.vocab, spec.hidden, spec.kinds["embedding"], "embedding")
         self.layers = nn.ModuleList([DecoderLayer(spec, i, ops) for i in range(len(spec.layers))])
-        self.norm = nn.Parameter((spec.hidden,), "float32")
+        for name, vector in model_vectors(spec).items():
+            setattr(self, name, nn.Parameter(vector.shape, "float32"))
         if not spec.tied_head:
             self.head = ops.matrix(spec.vocab, spec.hidden, spec.kinds["head"], "head")
 
@@ -61,6 +70,7 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         self,
         tokens: Tensor,
         fast_tokens: Tensor,
+        position: Tensor,
         logit_rows: Tensor,
         inputs: Mapping[int, LayerInputs | StateInputs],
     ) -> Tensor:
@@ -68,6 +78,8 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
+        if spec.learned_positions:
+            x = ops.add(x, ops.take_rows(self.positions, position))
         for i, layer in enumerate(self.layers):
             x = layer(x, inputs[i])
         return self._logits(ops.take_rows(x, logit_rows))
@@ -96,7 +108,7 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         ops, spec = self.ops, self.spec
         ops.begin()  # the rows of the head are not those of the layers
         head = ops.tied_head(self.embedding) if spec.tied_head else self.head
-        logits = ops.linear(head, ops.norm(x, self.norm, spec.norm_eps))
+        logits = ops.linear(head, normed(self, "norm", x, spec, ops))
         if spec.logit_scale != 1.0:
             logits = ops.scaled(logits, spec.logit_scale)
         return logits if spec.logit_cap is None else ops.capped(logits, spec.logit_cap)
@@ -148,7 +160,7 @@ class Decoder(BaseDecoder):
     ) -> Tensor:
         tables = (slots, places, query_blocks, page_ids, windows)
         inputs = self._paged(position, sink_position, ropes, tables, pages)
-        return self._computed(tokens, fast_tokens, logit_rows, inputs)
+        return self._computed(tokens, fast_tokens, position, logit_rows, inputs)
 
 
 class RecurrentDecoder(BaseDecoder):
@@ -175,7 +187,7 @@ class RecurrentDecoder(BaseDecoder):
         inputs = self._paged(position, sink_position, ropes, tables, pages)
         for i, state in zip(self.spec.recurrent_layers, states, strict=True):
             inputs[i] = StateInputs(state_rows, state)
-        return self._computed(tokens, fast_tokens, logit_rows, inputs)
+        return self._computed(tokens, fast_tokens, position, logit_rows, inputs)
 
 
 def decoder_of(spec: ModelSpec, ops: Ops) -> BaseDecoder:

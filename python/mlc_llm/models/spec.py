@@ -39,6 +39,10 @@ class RopeSpec:
     """Divisors (Llama 3 scaling), one a frequency, or the name of the file's tensor of them."""
     magnitude: float = 1.0
     """Rotated elements are multiplied by this (YaRN, Peng et al. 2023; LongRoPE)."""
+    long_factors: str | tuple[float, ...] | None = None
+    """The `factors` where a sequence may get longer than `long_after` tokens (LongRoPE, Ding et al.
+    2024). All of a sequence has the same ones."""
+    long_after: int = 0
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,9 @@ class ModelSpec:
     def with_sink_queries(self) -> ModelSpec:
         """For an engine with a sliding window, which the layers that see everything get. Raises
         UnsupportedModel."""
+        if self.learned_positions:
+            words = "the model has learned positions: the engine can have no window"
+            raise UnsupportedModel(words)
         for i, one in self.attention_layers.items():
             if one.query_scaling is not None:
                 words = f"layer {i} scales queries by position: the engine can have no window"

@@ -10,10 +10,14 @@ def check_sizes(spec: ModelSpec) -> None:
     """Raises ModelFileError naming the layer and its numbers; UnsupportedModel."""
     if not spec.attention_layers:
         raise UnsupportedModel("no layer has attention")
+    if 0 < spec.learned_positions < spec.context_window:
+        raise ModelFileError(
+            f"{spec.learned_positions} learned positions for {spec.context_window} tokens"
+        )
     for layer in dict.fromkeys(spec.layers):
         if isinstance(layer.mixer, ShortConvSpec) and layer.mixer.kernel < 2:
             raise UnsupportedModel(f"layer {spec.layers.index(layer)}: a convolution over 1 token")
-        words = _wrong_heads(layer) or _wrong_experts(layer)
+        words = _wrong_heads(layer) or _wrong_rope(spec, layer) or _wrong_experts(layer)
         if words:
             raise ModelFileError(f"layer {spec.layers.index(layer)}: {words}")
 
@@ -22,6 +26,16 @@ def _wrong_heads(layer: LayerSpec) -> str | None:
     one = layer.mixer
     if isinstance(one, AttentionSpec) and one.heads % one.kv_heads:
         return f"{one.heads} heads cannot share {one.kv_heads} heads of keys and values evenly"
+    return None
+
+
+def _wrong_rope(spec: ModelSpec, layer: LayerSpec) -> str | None:
+    one = layer.mixer
+    if not isinstance(one, AttentionSpec) or one.rope is None:
+        return None
+    dim = spec.ropes[one.rope].dim
+    if dim % 2 or not 0 < dim <= one.head_dim:
+        return f"{dim} of {one.head_dim} elements of a head cannot be rotated"
     return None
 
 

@@ -18,6 +18,7 @@ from mlc_llm.models.spec import (
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
+    Mixer,
     ModelSpec,
     ShortConvSpec,
 )
@@ -43,6 +44,18 @@ class TensorInfo(Protocol):
 Tensors = Mapping[str, TensorInfo]
 
 
+class PairedRows(NamedTuple):
+    """Rows of query or key heads in a file that pairs neighbouring ones for the rotation.
+
+    The first rows are `heads` heads of `head_dim` rows. In each, the pairs (2i, 2i+1) of the first
+    `dim` rows become halves: rows 2i come first, then rows 2i+1.
+    """
+
+    heads: int
+    head_dim: int
+    dim: int
+
+
 @dataclass(frozen=True)
 class Source:
     """One tensor of the model, in full or as part of a joined matrix."""
@@ -50,8 +63,12 @@ class Source:
     tensor: str
     shape: tuple[int, ...]
     """As the spec wants it; [experts, rows, columns] is a matrix for each expert."""
-    rope_heads: int = 0
-    """Not 0: rows are grouped in this many heads, whose pairs of rows (2i, 2i+1) become halves."""
+    paired: PairedRows | None = None
+    """Rows that are to be reordered."""
+    first: int = 0
+    """The rows from here on are meant,"""
+    rows: int | None = None
+    """so many of them; None: all."""
 
 
 class Vector(NamedTuple):
@@ -90,8 +107,13 @@ def plan_gguf(
     check_sizes(spec)
     matrices = dict(_matrices(spec, tensors, interleaved_rope))
     norm = {"norm": Source(last_norm, (spec.hidden,))}
-    vectors = norm | dict(_vectors(spec, interleaved_rope, names))
-    ropes = {r.factors: (r.dim // 2,) for r in spec.ropes if isinstance(r.factors, str)}
+    vectors = dict(_vectors(spec, tensors, interleaved_rope, names)) | norm
+    ropes = {
+        factors: (rope.dim // 2,)
+        for rope in spec.ropes
+        for factors in (rope.factors, rope.long_factors)
+        if isinstance(factors, str)
+    }
     wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
     wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
     _check_all_used(wanted, tensors)
@@ -106,8 +128,7 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """The shapes of all tensors that a plan takes, by name, where each matrix is a tensor."""
     matrices = [source for _, sources in _matrices(spec, {}, False) for source in sources]
     found = {source.tensor: source.shape for source in matrices}
-    found |= {source.tensor: source.shape for _, source in _vectors(spec, False)}
-    return found | {LAST_NORM: (spec.hidden,)}
+    return found | {source.tensor: source.shape for _, source in _vectors(spec, {}, False)}
 
 
 def _matrices(
@@ -117,18 +138,18 @@ def _matrices(
     yield "embedding", (Source("token_embd.weight", table),)
     if not spec.tied_head:
         yield "head", (Source("output.weight", table),)
-    for i, layer in enumerate(spec.layers):
-        yield from _layer_matrices(spec.hidden, layer, i, tensors, interleaved)
+    for i in range(len(spec.layers)):
+        yield from _layer_matrices(spec, i, tensors, interleaved)
 
 
 def _layer_matrices(
-    hidden: int, layer: LayerSpec, i: int, tensors: Tensors, interleaved: bool
+    spec: ModelSpec, i: int, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
-    mixer, mlp = layer.mixer, layer.feed_forward
+    mixer, mlp, hidden = spec.layers[i].mixer, spec.layers[i].feed_forward, spec.hidden
     if isinstance(mixer, ShortConvSpec):
         yield from _conv_matrices(hidden, mixer, i)
     else:
-        yield from _attention_matrices(hidden, mixer, i, tensors, interleaved)
+        yield from _attention_matrices(spec, mixer, i, tensors, interleaved)
     if isinstance(mlp, ExpertsSpec):
         yield from _expert_matrices(hidden, mlp, i, tensors)
     else:
@@ -144,19 +165,31 @@ def _conv_matrices(
 
 
 def _attention_matrices(
-    hidden: int, one: AttentionSpec, i: int, tensors: Tensors, interleaved: bool
+    spec: ModelSpec, one: AttentionSpec, i: int, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
     def source(name: str, rows: int, columns: int, heads: int = 0) -> Source:
-        turned = heads if interleaved else 0
-        return Source(f"blk.{i}.{name}.weight", (rows, columns), turned)
+        paired = _paired(spec, one, heads) if interleaved else None
+        return Source(f"blk.{i}.{name}.weight", (rows, columns), paired)
 
-    qkv = {
-        "q": source("attn_q", one.query_width, hidden, one.heads),
-        "k": source("attn_k", one.kv_width, hidden, one.kv_heads),
-        "v": source("attn_v", one.kv_width, hidden),
-    }
-    yield from _merged(f"layers.{i}.qkv.", qkv, tensors)
-    yield f"layers.{i}.o", (source("attn_output", hidden, one.query_width),)
+    hidden, q, kv = spec.hidden, one.query_width, one.kv_width
+    if f"blk.{i}.attn_qkv.weight" in tensors:
+        fused = source("attn_qkv", q + 2 * kv, hidden, one.heads + one.kv_heads)
+        yield f"layers.{i}.qkv.q_k_v", (fused,)
+    else:
+        qkv = {
+            "q": source("attn_q", q, hidden, one.heads),
+            "k": source("attn_k", kv, hidden, one.kv_heads),
+            "v": source("attn_v", kv, hidden),
+        }
+        yield from _merged(f"layers.{i}.qkv.", qkv, tensors)
+    yield f"layers.{i}.o", (source("attn_output", hidden, q),)
+
+
+def _paired(spec: ModelSpec, one: Mixer, heads: int) -> PairedRows | None:
+    """The rows of so many heads of a layer, as a file pairs them."""
+    if not heads or not isinstance(one, AttentionSpec) or one.rope is None:
+        return None
+    return PairedRows(heads, one.head_dim, spec.ropes[one.rope].dim)
 
 
 def _dense_matrices(
@@ -166,9 +199,14 @@ def _dense_matrices(
     down, wide = "down" if name == "mlp" else f"{name}_down", spec.intermediate
     parts = {
         part: Source(f"blk.{i}.ffn_{part}{suffix}.weight", (wide, hidden))
-        for part in ("gate", "up")
+        for part in (("gate", "up") if spec.gated else ("up",))
     }
-    yield from _merged(f"layers.{i}.{name}.", parts, tensors)
+    up = tensors.get(parts["up"].tensor)
+    has_gate = "gate" not in parts or parts["gate"].tensor in tensors
+    if not has_gate and up is not None and tuple(up.shape) == (2 * wide, hidden):
+        yield f"layers.{i}.{name}.gate_up", (Source(parts["up"].tensor, (2 * wide, hidden)),)
+    else:
+        yield from _merged(f"layers.{i}.{name}.", parts, tensors)
     yield f"layers.{i}.{down}", (Source(f"blk.{i}.ffn_down{suffix}.weight", (hidden, wide)),)
 
 
@@ -201,21 +239,49 @@ def _merged(
 
 
 def _vectors(
-    spec: ModelSpec, interleaved: bool, names: Mapping[str, str] = SAME_NAMES
+    spec: ModelSpec, tensors: Tensors, interleaved: bool, names: Mapping[str, str] = SAME_NAMES
 ) -> Iterator[tuple[str, Source]]:
+    for name, one in model_vectors(spec).items():
+        yield name, Source(one.tensor, one.shape)
     for i, layer in enumerate(spec.layers):
-        for name, one in layer_vectors(spec.hidden, layer).items():
-            turned = one.rope_heads if interleaved else 0
+        for name, one in layer_vectors(spec, layer).items():
+            paired = _paired(spec, layer.mixer, one.rope_heads) if interleaved else None
             tensor = names.get(one.tensor, one.tensor)
-            yield f"layers.{i}.{name}", Source(f"blk.{i}.{tensor}", one.shape, turned)
+            source = Source(f"blk.{i}.{tensor}", one.shape, paired)
+            yield f"layers.{i}.{name}", _in_fused(source, layer.mixer, i, tensors)
 
 
-def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
+def _in_fused(source: Source, mixer: Mixer, i: int, tensors: Tensors) -> Source:
+    """The same vector as rows of one that the file has for queries, keys and values together."""
+    whole = f"blk.{i}.attn_qkv.bias"
+    if whole not in tensors or not isinstance(mixer, AttentionSpec):
+        return source
+    q, kv = mixer.query_width, mixer.kv_width
+    firsts = {"q": 0, "k": q, "v": q + kv}
+    for part, first in firsts.items():
+        if source.tensor == f"blk.{i}.attn_{part}.bias":
+            shape, rows = (q + 2 * kv,), source.shape[0]
+            return replace(source, tensor=whole, shape=shape, first=first, rows=rows)
+    return source
+
+
+def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
+    """Vectors and tables that belong to no layer, by parameter name."""
+    found = _norm_vectors(spec, "norm", LAST_NORM)
+    if spec.learned_positions:
+        table = (spec.learned_positions, spec.hidden)
+        found["positions"] = Vector("position_embd.weight", table)
+    return found
+
+
+def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
     """Vectors that a layer has, by parameter name."""
-    found = {}
+    found: dict[str, Vector] = {}
+    hidden = spec.hidden
     if layer.pre_norms:
-        found["attention_norm"] = Vector("attn_norm.weight", (hidden,))
-        found["mlp_norm"] = Vector("ffn_norm.weight", (hidden,))
+        found |= _norm_vectors(spec, "attention_norm", "attn_norm.weight")
+        if not layer.one_norm:
+            found |= _norm_vectors(spec, "mlp_norm", "ffn_norm.weight")
     if isinstance(layer.mixer, ShortConvSpec):
         found["conv"] = Vector("shortconv.conv.weight", (layer.mixer.width, layer.mixer.kernel))
     else:
@@ -225,7 +291,8 @@ def layer_vectors(hidden: int, layer: LayerSpec) -> dict[str, Vector]:
         found["mlp_post_norm"] = Vector("post_ffw_norm.weight", (hidden,))
     mlp = layer.feed_forward
     if isinstance(mlp, DenseSpec) and mlp.bias:
-        found["gate_bias"] = Vector("ffn_gate.bias", (mlp.intermediate,))
+        if mlp.gated:
+            found["gate_bias"] = Vector("ffn_gate.bias", (mlp.intermediate,))
         found["up_bias"] = Vector("ffn_up.bias", (mlp.intermediate,))
         found["down_bias"] = Vector("ffn_down.bias", (hidden,))
     if isinstance(mlp, ExpertsSpec) and mlp.bias:
@@ -243,6 +310,14 @@ def _expert_biases(hidden: int, spec: ExpertsSpec) -> dict[str, Vector]:
         "expert_up_bias": Vector("ffn_up_exps.bias", (count, wide)),
         "expert_down_bias": Vector("ffn_down_exps.bias", (count, hidden)),
     }
+
+
+def _norm_vectors(spec: ModelSpec, name: str, tensor: str) -> dict[str, Vector]:
+    found = {name: Vector(tensor, (spec.hidden,))}
+    if spec.norm == "layer":
+        bias = f"{tensor.removesuffix('weight')}bias"
+        found[f"{name}_bias"] = Vector(bias, (spec.hidden,))
+    return found
 
 
 def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:

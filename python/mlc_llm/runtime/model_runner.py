@@ -12,7 +12,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo, rope_param
+from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD
 from mlc_llm.runtime.batch import (
     Batch,
@@ -35,7 +35,7 @@ from mlc_llm.runtime.kv_cache import (
 )
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
-from mlc_llm.runtime.params import ordered_params, params_in
+from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
 
@@ -116,10 +116,12 @@ class ModelRunner:
     def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
         arrays = params_in(packed)
         self._params = ordered_params(arrays, self.metadata.params, device)
-        inverse = [np.array(arrays[rope_param(i)], np.float32) for i in range(self.metadata.ropes)]
         far = None if window is None else window.far
+        single = self._limits.context_window
+        longest = single if far is None else min(single, far + 1)
+        ropes = rotations(arrays, self.metadata.ropes, longest)
         spare = 0 if window is None else self._limits.max_batch_tokens
-        self._ropes = RopeTables(inverse, device, far=far, step_tokens=spare)
+        self._ropes = RopeTables(ropes, device, far=far, step_tokens=spare)
 
     @property
     def limits(self) -> RunnerLimits:

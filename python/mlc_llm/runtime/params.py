@@ -9,8 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 
-from mlc_llm.library.metadata import PARAMS_ALIGNMENT, PARAMS_FILE, ParamInfo, rope_param
+from mlc_llm.library.metadata import (
+    PARAMS_ALIGNMENT,
+    PARAMS_FILE,
+    ParamInfo,
+    long_rope_param,
+    rope_param,
+    rope_scaling_param,
+)
 from mlc_llm.runtime.packed_file import BrokenParams, Entry, Packed
+from mlc_llm.runtime.rope import Rotation
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device
@@ -42,6 +50,31 @@ def ordered_params(
     return tvm_ffi.convert(tensors)
 
 
+def rotations(arrays: dict[str, Array], count: int, longest: int) -> list[Rotation]:
+    """The model's rotary embeddings, for sequences of at most `longest` tokens.
+
+    Raises BrokenParams if an array is missing or has another type.
+    """
+    found = []
+    for i in range(count):
+        scaling = _floats(arrays, rope_scaling_param(i))
+        if scaling.shape != (2,):
+            raise BrokenParams(f"packed tensor {rope_scaling_param(i)} is not 2 numbers")
+        magnitude, long_after = scaling.tolist()
+        is_long = 0 < long_after < longest
+        frequencies = _floats(arrays, long_rope_param(i) if is_long else rope_param(i))
+        found.append(Rotation(frequencies, magnitude))
+    return found
+
+
+def _floats(arrays: dict[str, Array], name: str) -> npt.NDArray[np.float32]:
+    """A copy of an array."""
+    array = arrays.get(name)
+    if array is None or array.dtype != np.float32:
+        raise BrokenParams(f"packed tensor {name} is not there as float32")
+    return np.array(array, np.float32)
+
+
 def _views(memory: Array, entries: Sequence[Entry]) -> dict[str, Array]:
     """Arrays by name, over a file's bytes.
 
@@ -55,8 +88,8 @@ def _views(memory: Array, entries: Sequence[Entry]) -> dict[str, Array]:
             raise ValueError(f"tensor {entry['name']} stands twice or in the wrong place")
         arrays[entry["name"]] = array
         end = entry["offset"] + array.nbytes
-    if end != len(memory) or rope_param(0) not in arrays:
-        raise ValueError(f"the tensors do not fill {PARAMS_FILE}, or {rope_param(0)} is not there")
+    if end != len(memory):
+        raise ValueError(f"the tensors do not fill {PARAMS_FILE}")
     return arrays
 
 

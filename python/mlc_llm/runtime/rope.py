@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +18,26 @@ Numbers: TypeAlias = "array[int]"
 FIRST_ROWS = 512
 
 
-class RopeTable:
-    """Rows float32 [2, head_dim/2]: cosines, then sines, of position * inverse frequency."""
+class Rotation(NamedTuple):
+    """What a rotary embedding is at run time (see `RopeSpec`)."""
 
-    def __init__(self, inverse_frequencies: Floats, device: Device, spare: int = 0) -> None:
+    inverse_frequencies: Floats
+    """float32 [dim/2]."""
+    magnitude: float = 1.0
+    """Rotated elements are multiplied by this."""
+
+
+class RopeTable:
+    """Rows float32 [2, dim/2]: cosines, then sines, of position * inverse frequency, times the
+    magnitude."""
+
+    def __init__(self, rotation: Rotation, device: Device, spare: int = 0) -> None:
         """spare: rows behind the others that are for whoever has asked for them."""
-        self._inverse, self._device, self._spare = inverse_frequencies, device, spare
+        self._rotation, self._device, self._spare = rotation, device, spare
         self._grow(FIRST_ROWS)
 
     def reaching(self, length: int) -> DeviceTensor:
-        """A tensor float32 [at least `length`, 2, head_dim/2], a row a position."""
+        """A tensor float32 [at least `length`, 2, dim/2], a row a position."""
         if length > self._length:
             self._grow(max(length, 2 * self._length))
         return self._tensor
@@ -38,12 +48,15 @@ class RopeTable:
         return self._length, self._rows[self._length :]
 
     def _grow(self, count: int) -> None:
-        angle = np.arange(count, dtype=np.float32)[:, None] * self._inverse
-        half = len(self._inverse)
+        inverse, magnitude = self._rotation
+        angle = np.arange(count, dtype=np.float32)[:, None] * inverse
+        half = len(inverse)
         tensor = self._device.zeros((count + self._spare, 2, half), "float32")
         table: Floats = self._device.read(tensor)
         np.cos(angle, out=table[:count, 0])
         np.sin(angle, out=table[:count, 1])
+        if magnitude != 1.0:
+            table[:count] *= np.float32(magnitude)
         self._length, self._rows, self._tensor = count, table, tensor
 
 
@@ -58,7 +71,7 @@ class RopeTables:
 
     def __init__(
         self,
-        inverse_frequencies: Sequence[Floats],
+        rotations: Sequence[Rotation],
         device: Device,
         *,
         far: int | None = None,
@@ -66,8 +79,11 @@ class RopeTables:
     ) -> None:
         """far: of the window, if there is one; step_tokens: at most, with a window."""
         self._far = far
-        self._tables = [RopeTable(one, device, spare=step_tokens) for one in inverse_frequencies]
-        self._frequencies = [one.astype(np.float64) for one in inverse_frequencies]
+        self._tables = [RopeTable(one, device, spare=step_tokens) for one in rotations]
+        self._rotations = [
+            (one.inverse_frequencies.astype(np.float64), np.float32(one.magnitude))
+            for one in rotations
+        ]
 
     def rows(self, positions: Numbers) -> tuple[list[DeviceTensor], Numbers, Numbers]:
         """The tables as tensors, and which of their rows turn a step's tokens and which turn their
@@ -88,9 +104,11 @@ class RopeTables:
     def _fill(self, i: int, position: int) -> int:
         """Writes the i-th spare row of each table; where they are."""
         start = 0
-        for table, frequencies in zip(self._tables, self._frequencies, strict=True):
+        for table, (frequencies, magnitude) in zip(self._tables, self._rotations, strict=True):
             start, spare = table.spare_rows
             angle = frequencies * position
             np.cos(angle, out=spare[i][0], casting="same_kind")
             np.sin(angle, out=spare[i][1], casting="same_kind")
+            if magnitude != 1.0:
+                spare[i] *= magnitude
         return start + i

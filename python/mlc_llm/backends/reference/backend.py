@@ -8,24 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
-from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import InvalidField
 
 if TYPE_CHECKING:
     import tvm
 
     from mlc_llm.models.spec import ModelSpec
-
-MISSING: frozenset[Feature] = frozenset(
-    {
-        "rotary embeddings of parts of a head",
-        "scaled rotary embeddings",
-        "networks without a gate",
-        "parallel layers",
-        "layer norms",
-        "learned positions",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -47,8 +35,7 @@ class ReferenceBackend:
         raise InvalidField("prompt_precision", "fast", words)
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises UnsupportedModel naming the feature that these kernels lack."""
-        refuse_missing(spec, self.name, set(FEATURES) - MISSING)
+        """There is nothing that these kernels lack."""
 
     def layout(self, kind: str) -> WeightLayout:
         from mlc_llm.backends.reference.layout import DenseLayout

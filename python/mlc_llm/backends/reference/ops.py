@@ -19,7 +19,7 @@ from mlc_llm.backends.base import (
     Part,
     StateInputs,
 )
-from mlc_llm.backends.reference.activations import gated
+from mlc_llm.backends.reference.activations import activated, gated
 from mlc_llm.backends.reference.experts import ExpertStack, chosen_experts, weighted_results
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
 from mlc_llm.kernels.reference_conv import causal_conv
@@ -81,6 +81,13 @@ class ReferenceOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         mean = op.sum(x * x, axis=-1, keepdims=True) / float(x.shape[-1])
         return x / op.sqrt(mean + eps) * weight
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        centred = x - op.sum(x, axis=-1, keepdims=True) / float(x.shape[-1])
+        return self.norm(centred, weight, eps) + bias
+
+    def activated(self, activation: Activation, x: Part, width: int) -> Tensor:
+        return activated(activation, columns(x, width))
 
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Tensor:
         return gated(activation, columns(gate, width), columns(up, width))
@@ -251,13 +258,14 @@ def heads_of(part: Part, heads: int, head_dim: int) -> Tensor:
 
 
 def rotated(x: Tensor, rope: Tensor, position: Tensor) -> Tensor:
-    """Heads [tokens, heads, dim] turned by the angles of their positions, halves paired."""
-    dim = int(x.shape[2])
-    turns = taken(rope, position)
-    cos, sin = op.split(turns, 2, axis=1)
-    low, high = op.split(x, 2, axis=2)
-    assert dim % 2 == 0
-    return op.concat([low * cos - high * sin, high * cos + low * sin], dim=2)
+    """Heads [tokens, heads, head_dim] whose first `dim` elements are turned by the angles of their
+    positions, halves paired. rope: [positions, 2, dim/2]."""
+    cos, sin = op.split(taken(rope, position), 2, axis=1)
+    dim = 2 * int(rope.shape[2])
+    whole = dim == int(x.shape[2])
+    turned, *rest = [x] if whole else op.split(x, [dim], axis=2)
+    low, high = op.split(turned, 2, axis=2)
+    return op.concat([low * cos - high * sin, high * cos + low * sin, *rest], dim=2)
 
 
 def query_scales(spec: QueryScaling, position: Tensor) -> Tensor:

@@ -125,14 +125,17 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     """Size of the packed weights' file, as `compiler/weights.py` writes it."""
     total = 0
     for source in plan.vectors.values():
-        total = _aligned(total) + 4 * math.prod(source.shape)
+        numbers = math.prod(source.shape) if source.rows is None else source.rows
+        total = _aligned(total) + 4 * numbers
     for prefix, sources in plan.matrices.items():
         *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
         rows = sum(source.shape[-2] for source in sources)
         shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
         total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize
     for rope in plan.spec.ropes:
-        total = _aligned(total) + 4 * (rope.dim // 2)
+        total = _aligned(total) + 4 * 2  # what `rope_scaling_param` names
+        for _ in range(2 if rope.long_after else 1):
+            total = _aligned(total) + 4 * (rope.dim // 2)
     return total
 
 
