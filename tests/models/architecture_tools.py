@@ -34,12 +34,12 @@ def runner_of(path: Path, folder: Path, kernels: str | None, num_pages: int = 24
 
 
 def runner_of_folder(
-    path: Path, folder: Path, kernels: str | None, num_pages: int = 24
+    path: Path, folder: Path, kernels: str | None, num_pages: int = 24, *, context_window: int = 512
 ) -> ModelRunner:
     """The same for a Hugging Face folder."""
     opened = HuggingFaceFolder.open(path)
     plan, tensors = plan_folder(opened.config, opened.tensors)
-    return runner_of_plan(plan, tensors, folder, kernels, num_pages)
+    return runner_of_plan(plan, tensors, folder, kernels, num_pages, context_window=context_window)
 
 
 def runner_of_plan(
@@ -48,6 +48,8 @@ def runner_of_plan(
     folder: Path,
     kernels: str | None,
     num_pages: int = 24,
+    *,
+    context_window: int = 512,
 ) -> ModelRunner:
     """A runner of a planned model, compiled into `folder`."""
     backend = choose_backend() if kernels is None else backend_of(kernels)
@@ -59,7 +61,8 @@ def runner_of_plan(
         pack_weights(plan, backend, tensors, weights, lambda _: None)
     return ModelRunner(
         library, weights,
-        num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64, context_window=512,
+        num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64,
+        context_window=context_window,
     )  # fmt: skip
 
 

@@ -23,20 +23,21 @@ needs_converter = pytest.mark.skipif(
 )
 
 
-def converted(model: Any, folder: Path) -> Path:
-    """`model.gguf` in a folder, beside the files that Transformers saves."""
+def converted(model: Any, folder: Path, **fields: Any) -> Path:
+    """`model.gguf` in a folder, beside the files that Transformers saves. fields: what the
+    converter reads beside them, as older versions of Transformers wrote it."""
     model.save_pretrained(folder)
     vocabulary = {str(i): i for i in range(VOCABULARY_SIZE)}  # Gemma's converter counts it
     words = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
     (folder / "tokenizer.json").write_text(words, encoding="utf-8")
     path = folder / "model.gguf"
-    command = [sys.executable, __file__, str(folder), str(path)]
+    command = [sys.executable, __file__, str(folder), str(path), json.dumps(fields)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return path
 
 
-def _convert(folder: Path, path: Path) -> None:
+def _convert(folder: Path, path: Path, fields: dict[str, Any]) -> None:
     """In a process of its own."""
     source = Path(os.environ[FOLDER])
     sys.path[:0] = [str(source), str(source / "gguf-py")]
@@ -47,8 +48,9 @@ def _convert(folder: Path, path: Path) -> None:
     model = get_model_class(architecture)(folder, gguf.LlamaFileType.ALL_F32, path)
     for one in (model, getattr(model, "impl", model)):
         one.set_vocab = lambda: None
+        one.hparams |= fields
     model.write()
 
 
 if __name__ == "__main__":
-    _convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))

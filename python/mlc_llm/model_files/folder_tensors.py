@@ -9,6 +9,7 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.tensor_views import (
     AlternateView,
+    HeadRowsView,
     MicroscaledView,
     PlusOneView,
     RowsView,
@@ -20,6 +21,7 @@ from mlc_llm.models.tensor_names import (
     Alternate,
     Either,
     FolderNames,
+    HeadRows,
     Microscaled,
     Origin,
     PlusOne,
@@ -35,14 +37,18 @@ _LAYER = re.compile(r"blk\.(\d+)\.")
 
 
 def named_tensors(
-    wanted: Mapping[str, Shape], names: FolderNames, tensors: Mapping[str, Tensor]
+    wanted: Mapping[str, Shape],
+    names: FolderNames,
+    tensors: Mapping[str, Tensor],
+    heads: int = 1,
 ) -> dict[str, Tensor]:
-    """What is wanted, by GGUF's name -> shape, out of a folder's tensors. Nothing is read.
+    """What is wanted, by GGUF's name -> shape, out of a folder's tensors. Nothing is read. heads:
+    those of queries in a layer.
 
     Raises ModelFileError for a tensor that is missing or has another shape, UnsupportedModel for
     one that is not wanted or has another type; both have the folder's own name of it.
     """
-    found = _Found(wanted, names, tensors)
+    found = _Found(wanted, names, tensors, heads)
     views = {name: found.tensor(name) for name in wanted}
     for name in sorted(set(tensors) - found.used):
         if not any(_fits(pattern, name) for pattern in names.ignored):
@@ -56,9 +62,14 @@ class _Found:
     """Looks tensors up and notes which ones were used."""
 
     def __init__(
-        self, wanted: Mapping[str, Shape], names: FolderNames, tensors: Mapping[str, Tensor]
+        self,
+        wanted: Mapping[str, Shape],
+        names: FolderNames,
+        tensors: Mapping[str, Tensor],
+        heads: int,
     ) -> None:
         self._wanted, self._origins, self._tensors = wanted, names.origins, tensors
+        self._heads = heads
         self.used: set[str] = set()
 
     def tensor(self, name: str) -> Tensor:
@@ -85,12 +96,12 @@ class _Found:
 
     def _changed(
         self,
-        origin: PlusOne | Transposed | Rows | Alternate,
+        origin: PlusOne | Transposed | Rows | HeadRows | Alternate,
         name: str,
         shape: Shape,
         numbers: dict[str, str],
     ) -> Tensor:
-        if isinstance(origin, Rows):
+        if isinstance(origin, (Rows, HeadRows)):
             return self._rows(origin, name, shape, numbers)
         if isinstance(origin, PlusOne):
             return PlusOneView(self._made(origin.of, name, shape, numbers), shape)
@@ -102,7 +113,12 @@ class _Found:
         of = self._made(origin.of, name, tuple(whole), numbers)
         return AlternateView(of, shape, origin.axis, origin.first)
 
-    def _rows(self, origin: Rows, name: str, shape: Shape, numbers: dict[str, str]) -> Tensor:
+    def _rows(
+        self, origin: Rows | HeadRows, name: str, shape: Shape, numbers: dict[str, str]
+    ) -> Tensor:
+        if isinstance(origin, HeadRows):
+            of = self._made(origin.of, name, (origin.parts * shape[0], *shape[1:]), numbers)
+            return HeadRowsView(of, shape, self._heads, origin.part, origin.parts)
         parts = [part.format(**numbers) for part in origin.parts]
         axis = -min(2, len(shape))
         counts = [self._wanted[part][axis] for part in parts]

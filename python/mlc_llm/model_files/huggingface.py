@@ -80,5 +80,6 @@ def plan_folder(
     tensors = plain_tensors(config, tensors)
     if spec.tied_head and names.origins[HEAD] in tensors:
         spec = replace(spec, tied_head=False)
-    found = named_tensors(wanted_tensors(spec), names, tensors)
-    return plan_gguf(spec, found), found
+    heads = next(iter(spec.attention_layers.values())).heads
+    found = named_tensors(wanted_tensors(spec), names, tensors, heads)
+    return plan_gguf(spec, found, interleaved_rope=names.interleaved_rope), found

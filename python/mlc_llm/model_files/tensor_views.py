@@ -132,6 +132,19 @@ class MicroscaledView(View):
 
 
 @dataclass(frozen=True)
+class HeadRowsView(View):
+    """The part `part` of `parts` of the rows of each of so many heads, of a matrix or a vector."""
+
+    heads: int
+    part: int
+    parts: int
+
+    @property
+    def data(self) -> Bytes:
+        return self.of.data.reshape(self.heads, self.parts, -1)[:, self.part].reshape(-1)
+
+
+@dataclass(frozen=True)
 class StackView:
     """Matrices of one type and shape, one behind the other."""
 

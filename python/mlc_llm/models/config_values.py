@@ -18,6 +18,9 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
 }
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
@@ -76,16 +79,17 @@ class ConfigValues(Values):
             return [(i + 1) % every > 0 for i in range(layers)]
         return [kind == WINDOWED for kind in self.texts("layer_types", layers, (FULL, WINDOWED))]
 
-    def rope(self, head_dim: int, theta: float) -> RopeSpec:
-        """The one rotary embedding. theta: the default. Raises UnsupportedModel, ModelFileError."""
+    def rope(self, head_dim: int, theta: float, part: float | None = None) -> RopeSpec:
+        """The one rotary embedding. theta: the default. part: how much of a head is rotated, if the
+        fields do not say it; None: all, and it cannot be less. Raises UnsupportedModel,
+        ModelFileError."""
         context = self.count("max_position_embeddings")
         if self.has("rope_parameters"):
-            return rope_of(self.part("rope_parameters"), head_dim, theta, context)
-        base = self.positive("rope_theta", theta)
-        self.refuse_unless("partial_rotary_factor", 1.0)
+            return rope_of(self.part("rope_parameters"), head_dim, theta, context, part)
+        base, dim = self.positive("rope_theta", theta), rotated(self, head_dim, part)
         if self.has("rope_scaling"):
-            return rope_of(self.part("rope_scaling"), head_dim, base, context)
-        return RopeSpec(base, head_dim)
+            return rope_of(self.part("rope_scaling"), dim, base, context)
+        return RopeSpec(base, dim)
 
     def ropes_by_kind(
         self, head_dim: int, theta: float, local_theta: float, local_key: str
@@ -103,20 +107,29 @@ class ConfigValues(Values):
         )
 
 
-def rope_of(values: Values, head_dim: int, theta: float, context: int) -> RopeSpec:
-    """A rotary embedding from its own fields. theta, context: where these have none. Raises
-    UnsupportedModel, ModelFileError."""
-    base = values.positive("rope_theta", theta)
-    values.refuse_unless("partial_rotary_factor", 1.0)
+def rotated(values: Values, head_dim: int, part: float | None) -> int:
+    """How many elements of a head are rotated. part: as in `ConfigValues.rope`."""
+    if part is None:
+        values.refuse_unless("partial_rotary_factor", 1.0)
+        return head_dim
+    return int(head_dim * values.positive("partial_rotary_factor", part))
+
+
+def rope_of(
+    values: Values, head_dim: int, theta: float, context: int, part: float | None = None
+) -> RopeSpec:
+    """A rotary embedding from its own fields. theta, context: where these have none. part: as in
+    `ConfigValues.rope`. Raises UnsupportedModel, ModelFileError."""
+    base, dim = values.positive("rope_theta", theta), rotated(values, head_dim, part)
     name = "rope_type" if values.has("rope_type") else "type"
     kind = values.choice(name, {k: k for k in ("default", "linear", "llama3", "yarn")}, "default")
     if kind == "linear":
-        return RopeSpec(base, head_dim, linear=values.positive("factor"))
+        return RopeSpec(base, dim, linear=values.positive("factor"))
     if kind == "llama3":
-        return RopeSpec(base, head_dim, factors=llama3_factors(values, head_dim, base))
+        return RopeSpec(base, dim, factors=llama3_factors(values, dim, base))
     if kind == "yarn":
-        return yarn_of(values, context).rope(base, head_dim)
-    return RopeSpec(base, head_dim)
+        return yarn_of(values, context).rope(base, dim)
+    return RopeSpec(base, dim)
 
 
 def llama3_factors(values: Values, head_dim: int, theta: float) -> tuple[float, ...]:

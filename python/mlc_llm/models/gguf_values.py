@@ -14,6 +14,8 @@ from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors
 from mlc_llm.models.yarn import Yarn, magnitude
 
+LAYER_NORM_EPS = "attention.layer_norm_epsilon"
+
 
 class GGUFValues(Values):
     """The values of one architecture; keys are given without its name in front."""
@@ -28,9 +30,11 @@ class GGUFValues(Values):
         *,
         intermediate: str = "feed_forward_length",
         kv_heads: int | None = None,
+        eps: str = "attention.layer_norm_rms_epsilon",
     ) -> Sizes:
-        """intermediate: the key of the feed-forward network's size. kv_heads: None stands for what
-        the file says, one number for all layers. Raises ModelFileError."""
+        """intermediate, eps: the keys of the feed-forward network's size, and of the norms.
+        kv_heads: None stands for what the file says, one number for all layers. Raises
+        ModelFileError."""
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         return Sizes(
             architecture=self._architecture,
@@ -42,7 +46,7 @@ class GGUFValues(Values):
             intermediate=self.count(intermediate),
             vocab=_embedding_rows(tensors),
             context_window=self.count("context_length"),
-            norm_eps=self.positive("attention.layer_norm_rms_epsilon"),
+            norm_eps=self.positive(eps),
             tied_head="output.weight" not in tensors,
         )
 
@@ -62,16 +66,13 @@ class GGUFValues(Values):
     ) -> RopeSpec:
         """theta: the default. suffix: of the key of theta; such a rope is not scaled. factors: the
         tensor of divisors, if there is one. truncate: as in `Yarn`; no key says it. Raises
-        UnsupportedModel unless whole heads are rotated and scaling is linear or YaRN;
-        ModelFileError."""
-        dim = self.get("rope.dimension_count", head_dim)
-        if dim != head_dim:
-            raise UnsupportedModel(f"rotary embedding over {dim} of {head_dim} elements of a head")
+        UnsupportedModel unless scaling is linear or YaRN; ModelFileError."""
+        dim = self.count("rope.dimension_count", head_dim)
         base = self.positive(f"rope.freq_base{suffix}", theta)
         kind = "none" if suffix else self.get("rope.scaling.type", "none")
         if kind == "yarn" and factors is None:
-            return self._yarn(truncate).rope(base, head_dim)
-        return RopeSpec(base, head_dim, self._linear(kind), factors)
+            return self._yarn(truncate).rope(base, dim)
+        return RopeSpec(base, dim, self._linear(kind), factors)
 
     def _linear(self, kind: object) -> float:
         """Divisor of positions."""

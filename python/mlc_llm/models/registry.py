@@ -9,6 +9,9 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models import (
     gemma2,
     gemma3,
+    glm4,
+    gpt2,
+    gpt_neox,
     gpt_oss,
     granite,
     granitemoe,
@@ -20,12 +23,15 @@ from mlc_llm.models import (
     olmo2,
     olmo3,
     olmoe,
+    phi3,
     qwen2,
     qwen2_moe,
     qwen3,
     qwen3_moe,
     seed_oss,
     smollm3,
+    stablelm,
+    starcoder2,
 )
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
@@ -53,7 +59,10 @@ ROWS = tuple(
     for gguf, config, model_type, module in (
         ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
+        ("glm4", "Glm4ForCausalLM", "glm4", glm4),
         ("gpt-oss", "GptOssForCausalLM", "gpt_oss", gpt_oss),
+        ("gpt2", "GPT2LMHeadModel", "gpt2", gpt2),
+        ("gptneox", "GPTNeoXForCausalLM", "gpt_neox", gpt_neox),
         ("granite", "GraniteForCausalLM", "granite", granite),
         ("granitemoe", "GraniteMoeForCausalLM", "granitemoe", granitemoe),
         ("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared", granitemoe),
@@ -65,12 +74,15 @@ ROWS = tuple(
         ("olmo2", "Olmo2ForCausalLM", "olmo2", olmo2),
         ("olmo2", "Olmo3ForCausalLM", "olmo3", olmo3),
         ("olmoe", "OlmoeForCausalLM", "olmoe", olmoe),
+        ("phi3", "Phi3ForCausalLM", "phi3", phi3),
         ("qwen2", "Qwen2ForCausalLM", "qwen2", qwen2),
         ("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe),
         ("qwen3", "Qwen3ForCausalLM", "qwen3", qwen3),
         ("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),
         ("seed_oss", "SeedOssForCausalLM", "seed_oss", seed_oss),
         ("smollm3", "SmolLM3ForCausalLM", "smollm3", smollm3),
+        ("stablelm", "StableLmForCausalLM", "stablelm", stablelm),
+        ("starcoder2", "Starcoder2ForCausalLM", "starcoder2", starcoder2),
     )
 )
 ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(ROWS)}

@@ -53,6 +53,15 @@ class Alternate:
 
 
 @dataclass(frozen=True)
+class HeadRows:
+    """Some rows of each head of a fused matrix or vector, in which head stands behind head."""
+
+    of: Origin
+    part: int
+    parts: int
+
+
+@dataclass(frozen=True)
 class Microscaled:
     """A stack of matrices in MXFP4 (Open Compute Project 2023), as two tensors of bytes.
 
@@ -73,7 +82,9 @@ class Either:
     origins: tuple[Origin, ...]
 
 
-Origin: TypeAlias = str | PlusOne | Transposed | Squeezed | Rows | Alternate | Microscaled | Either
+Origin: TypeAlias = (
+    str | PlusOne | Transposed | Squeezed | Rows | HeadRows | Alternate | Microscaled | Either
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,8 @@ class FolderNames:
     """By GGUF's name."""
     ignored: tuple[str, ...] = ()
     """Tensors of the folder that hold nothing which is computed from other numbers."""
+    interleaved_rope: bool = False
+    """As in `plan_gguf`."""
 
     def __or__(self, changed: Mapping[str, Origin]) -> FolderNames:
         return replace(self, origins={**self.origins, **changed})
@@ -133,6 +146,29 @@ LLAMA_NAMES = FolderNames(
     ignored=("model.layers.{i}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"),
 )
 """The names of a Llama, and of most models that were built after it."""
+
+_QKV = ("blk.{i}.attn_q", "blk.{i}.attn_k", "blk.{i}.attn_v")
+FUSED_NETWORK: Mapping[str, Origin] = fused(
+    "model.layers.{i}.mlp.gate_up_proj.weight",
+    "blk.{i}.ffn_gate.weight",
+    "blk.{i}.ffn_up.weight",
+)
+"""A gate and what it is for in one matrix."""
+LAYER_NORM_BIASES: Mapping[str, Origin] = {
+    "output_norm.bias": "model.norm.bias",
+    **layers({name: _NORMS[name] for name in ("attn_norm", "ffn_norm")}, "bias"),
+}
+
+
+def fused_qkv(of: Origin, end: str = "weight") -> dict[str, Origin]:
+    """Queries, keys and values in one matrix, or their biases in one vector."""
+    return fused(of, *(f"{name}.{end}" for name in _QKV))
+
+
+def fused_heads(of: Origin, end: str = "weight") -> dict[str, Origin]:
+    """The same where the queries, keys and values of a head stand together, head behind head."""
+    return {f"{name}.{end}": HeadRows(of, i, len(_QKV)) for i, name in enumerate(_QKV)}
+
 
 _EXPERTS = "model.layers.{i}.mlp.experts"
 _FUSED_EXPERTS = fused(

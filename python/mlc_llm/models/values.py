@@ -85,6 +85,19 @@ class Values:
             raise self.wrong(key, value, f"a list of {length} whole numbers")
         return tuple(known)
 
+    def positives(self, key: str, length: int) -> tuple[float, ...]:
+        """A list of so many numbers above 0. Raises ModelFileError."""
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != length:
+            raise self.wrong(key, value, f"a list of {length} numbers above 0")
+        inner = {f"{self._prefix}{key}.{i}": one for i, one in enumerate(value)}
+        numbers = Values(inner, f"{self._prefix}{key}.", null_is_absent=False)
+        return tuple(numbers.positive(str(i)) for i in range(length))
+
+    def window(self, key: str) -> int | None:
+        """Tokens; None if the field is absent or 0. Raises ModelFileError."""
+        return None if self.get(key, 0) == 0 else self.count(key)
+
     def check(self, key: str, is_right: bool, expected: str) -> None:
         """Raises ModelFileError for the field if it is not right."""
         if not is_right:

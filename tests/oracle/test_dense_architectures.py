@@ -1,0 +1,87 @@
+"""Random small models of Transformers, through its own folders and as llama.cpp's converter writes
+them, against the reference kernels."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_config, read_gguf
+
+torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
+pytest.importorskip("transformers", reason="the oracle extra is not installed")
+
+from architecture_tools import relative_error, runner_of, runner_of_folder  # noqa: E402
+from converted import converted, needs_converter  # noqa: E402
+from dense_models import CONTEXT, KINDS, SEEDS, fields_of, random_model  # noqa: E402
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+LENGTH = 80
+WORST, SAME = 1e-4, 1e-6
+"""Of the largest logit."""
+
+
+def exact_logits(model: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
+    with torch.no_grad():
+        found = model(torch.tensor([tokens])).logits[0].double().numpy()
+    return np.asarray(found, np.float64)
+
+
+@needs_converter
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    model, folder = random_model(kind, seed), tmp_path / "folder"
+    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    exact = exact_logits(model, tokens)
+    path = converted(model, folder, **fields_of(model))
+    runner = runner_of_folder(folder, tmp_path, "reference")
+    for chunk in (None, 7, 1):
+        assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+    (tmp_path / "of-file").mkdir()
+    of_file = runner_of(path, tmp_path / "of-file", "reference")
+    for chunk in (None, 7, 1):
+        assert relative_error(of_file.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+    assert relative_error(of_file.logits(tokens), runner.logits(tokens)) <= SAME
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_short_texts_with_longrope(tmp_path: Path, seed: int) -> None:
+    """Where no sequence may be longer than the first training's context, other factors hold."""
+    model, folder = random_model("phi3", seed), tmp_path / "folder"
+    tokens = np.random.default_rng(seed).integers(0, 256, CONTEXT).tolist()
+    model.save_pretrained(folder)
+    short = runner_of_folder(folder, tmp_path, "reference", context_window=CONTEXT)
+    found = short.logits(tokens)
+    assert relative_error(found, exact_logits(model, tokens)) <= WORST
+    long = runner_of_folder(folder, tmp_path, "reference", context_window=CONTEXT + 1)
+    assert relative_error(long.logits(tokens), exact_logits(model, tokens)) > 100 * WORST
+
+
+@needs_converter
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_spec_from_config_equals_spec_from_gguf(tmp_path: Path, kind: str, seed: int) -> None:
+    model = random_model(kind, seed)
+    file = GGUFFile.open(converted(model, tmp_path, **fields_of(model)))
+    expected = replace(read_gguf(file.metadata, file.tensors).spec, kinds={})
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    for other in ("architectures", "model_type"):
+        found = read_config({key: value for key, value in config.items() if key != other})
+        assert as_in_gguf(found) == as_in_gguf(expected)
+
+
+def as_in_gguf(spec: Any) -> Any:
+    """With numbers as wide as those of GGUF, and without the lists that are tensors there."""
+    ropes = tuple(
+        replace(one, factors=None, long_factors=None, magnitude=float(np.float32(one.magnitude)))
+        for one in spec.ropes
+    )
+    return replace(spec, norm_eps=float(np.float32(spec.norm_eps)), ropes=ropes)
