@@ -24,6 +24,7 @@ from mlc_llm.models.tensor_names import (
     Squeezed,
     Transposed,
     fused,
+    fused_heads,
 )
 from mlc_llm.quantization.ggml_blocks import dequantize
 
@@ -89,6 +90,21 @@ def test_rows_of_a_fused_matrix_and_of_its_bias() -> None:
     assert (np.concatenate(matrices) == floats(tensors["f.2"])).all()
     vectors = [floats(views[f"blk.2.{name}.b"]) for name in shapes]
     assert (np.concatenate(vectors) == floats(tensors["b.2"])).all()
+
+
+def test_rows_of_a_matrix_that_is_fused_head_by_head() -> None:
+    heads, dim = 3, 4
+    tensors = folder(f__2=(heads * 3 * dim, COLUMNS), b__2=(heads * 3 * dim,))
+    names = FolderNames(fused_heads("f.{i}")) | fused_heads("b.{i}", "bias")
+    parts = [f"blk.2.attn_{one}" for one in "qkv"]
+    wanted: dict[str, Shape] = {f"{part}.weight": (heads * dim, COLUMNS) for part in parts}
+    wanted |= {f"{part}.bias": (heads * dim,) for part in parts}
+    views = named_tensors(wanted, names, tensors, heads)
+    for of, end in (("f.2", "weight"), ("b.2", "bias")):
+        by_head = floats(tensors[of]).reshape(heads, 3, dim, -1)
+        for i, part in enumerate(parts):
+            found = floats(views[f"{part}.{end}"]).reshape(heads, dim, -1)
+            assert (found == by_head[:, i]).all()
 
 
 def test_every_other_row_and_number() -> None:
@@ -245,7 +261,7 @@ def test_rows_of_queries_and_keys_keep_their_order() -> None:
     tensors = llama(model__layers__0__self_attn__rotary_emb__inv_freq=(16,))
     plan, _ = plan_folder(LLAMA, tensors)
     sources = [one for matrix in plan.matrices.values() for one in matrix]
-    assert {one.rope_heads for one in sources} == {0}
+    assert {one.paired for one in sources} == {None}
     assert [one.tensor for one in plan.matrices["layers.0.qkv.q_k_v"]] == [
         f"blk.0.attn_{name}.weight" for name in "qkv"
     ]

@@ -10,7 +10,7 @@ from tvm.relax.frontend.nn import Tensor
 from mlc_llm.backends.base import Input, LayerInputs, Ops, StateInputs
 from mlc_llm.models.blocks import Part, Product, Result, feed_forward_block, mixer_block, normed
 from mlc_llm.models.spec import ModelSpec
-from mlc_llm.models.weight_plan import layer_vectors, model_vectors
+from mlc_llm.models.vectors import layer_vectors, model_vectors
 
 
 class DecoderLayer(nn.Module):  # type: ignore[misc]

@@ -28,7 +28,7 @@ HF_NAMES = FolderNames(
         "token_embd.weight": "gpt_neox.embed_in.weight",
         "output_norm.weight": "gpt_neox.final_layer_norm.weight",
         "output_norm.bias": "gpt_neox.final_layer_norm.bias",
-        "output.weight": "lm_head.weight",
+        "output.weight": "embed_out.weight",
         **{
             f"blk.{{i}}.{name}.{end}": f"{_LAYER}.{part}.{end}"
             for name, part in _PARTS.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mlc_llm.backends.base import Device
 
 Array = npt.NDArray[np.generic]
+_log = logging.getLogger(__name__)
 
 
 def params_in(packed: Packed) -> dict[str, Array]:
@@ -62,6 +64,8 @@ def rotations(arrays: dict[str, Array], count: int, longest: int) -> list[Rotati
             raise BrokenParams(f"packed tensor {rope_scaling_param(i)} is not 2 numbers")
         magnitude, long_after = scaling.tolist()
         is_long = 0 < long_after < longest
+        if is_long:
+            _log.info("texts may exceed %d tokens: rotary factors for long ones hold", long_after)
         frequencies = _floats(arrays, long_rope_param(i) if is_long else rope_param(i))
         found.append(Rotation(frequencies, magnitude))
     return found

@@ -1,0 +1,100 @@
+"""The parameters of a model that are no matrices, each with the name of its tensor in GGUF."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+    ShortConvSpec,
+)
+
+LAST_NORM = "output_norm.weight"
+"""The norm before the head."""
+
+
+class Vector(NamedTuple):
+    """A vector of a layer, or a few: the tensor's name behind the layer's number, and the shape."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    rope_heads: int = 0
+    """The heads whose rows are reordered if the file pairs neighbouring ones; 0: none are."""
+
+
+def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
+    """Vectors and tables that belong to no layer, by parameter name."""
+    found = _norm_vectors(spec, "norm", LAST_NORM)
+    if spec.learned_positions:
+        table = (spec.learned_positions, spec.hidden)
+        found["positions"] = Vector("position_embd.weight", table)
+    return found
+
+
+def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
+    """Vectors that a layer has, by parameter name."""
+    found: dict[str, Vector] = {}
+    hidden = spec.hidden
+    if layer.pre_norms:
+        found |= _norm_vectors(spec, "attention_norm", "attn_norm.weight")
+        if not layer.one_norm:
+            found |= _norm_vectors(spec, "mlp_norm", "ffn_norm.weight")
+    if isinstance(layer.mixer, ShortConvSpec):
+        found["conv"] = Vector("shortconv.conv.weight", (layer.mixer.width, layer.mixer.kernel))
+    else:
+        found |= _attention_vectors(hidden, layer.mixer)
+    if layer.post_norms:
+        found["attention_post_norm"] = Vector("post_attention_norm.weight", (hidden,))
+        found["mlp_post_norm"] = Vector("post_ffw_norm.weight", (hidden,))
+    mlp = layer.feed_forward
+    if isinstance(mlp, DenseSpec) and mlp.bias:
+        if mlp.gated:
+            found["gate_bias"] = Vector("ffn_gate.bias", (mlp.intermediate,))
+        found["up_bias"] = Vector("ffn_up.bias", (mlp.intermediate,))
+        found["down_bias"] = Vector("ffn_down.bias", (hidden,))
+    if isinstance(mlp, ExpertsSpec) and mlp.bias:
+        found |= _expert_biases(hidden, mlp)
+    if isinstance(mlp, ExpertsSpec) and mlp.shared_gate:
+        found["shared_gate"] = Vector("ffn_gate_inp_shexp.weight", (hidden,))
+    return found
+
+
+def _expert_biases(hidden: int, spec: ExpertsSpec) -> dict[str, Vector]:
+    count, wide = spec.num_experts, spec.intermediate
+    return {
+        "router_bias": Vector("ffn_gate_inp.bias", (count,)),
+        "expert_gate_bias": Vector("ffn_gate_exps.bias", (count, wide)),
+        "expert_up_bias": Vector("ffn_up_exps.bias", (count, wide)),
+        "expert_down_bias": Vector("ffn_down_exps.bias", (count, hidden)),
+    }
+
+
+def _norm_vectors(spec: ModelSpec, name: str, tensor: str) -> dict[str, Vector]:
+    found = {name: Vector(tensor, (spec.hidden,))}
+    if spec.norm == "layer":
+        bias = f"{tensor.removesuffix('weight')}bias"
+        found[f"{name}_bias"] = Vector(bias, (spec.hidden,))
+    return found
+
+
+def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:
+    found = {}
+    if spec.qk_norm == "head":
+        found["q_norm"] = Vector("attn_q_norm.weight", (spec.head_dim,))
+        found["k_norm"] = Vector("attn_k_norm.weight", (spec.head_dim,))
+    elif spec.qk_norm == "all":
+        found["q_norm"] = Vector("attn_q_norm.weight", (spec.query_width,), spec.heads)
+        found["k_norm"] = Vector("attn_k_norm.weight", (spec.kv_width,), spec.kv_heads)
+    if spec.qkv_bias:
+        found["q_bias"] = Vector("attn_q.bias", (spec.query_width,), spec.heads)
+        found["k_bias"] = Vector("attn_k.bias", (spec.kv_width,), spec.kv_heads)
+        found["v_bias"] = Vector("attn_v.bias", (spec.kv_width,))
+    if spec.output_bias:
+        found["o_bias"] = Vector("attn_output.bias", (hidden,))
+    if spec.learned_sinks:
+        found["learned_sinks"] = Vector("attn_sinks.weight", (spec.heads,))
+    return found

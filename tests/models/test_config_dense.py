@@ -1,0 +1,127 @@
+"""What `config.json` files say of models that are less like a Llama, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.registry import read_config
+from mlc_llm.models.spec import DenseSpec, RopeSpec
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
+    "vocab_size": 300, "max_position_embeddings": 512, "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 512,
+    "n_ctx": 512, "vocab_size": 300, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+}  # fmt: skip
+NEOX = {
+    **SIZES, "model_type": "gpt_neox", "hidden_act": "gelu", "layer_norm_eps": 1e-5,
+    "rotary_emb_base": 20000, "rotary_pct": 0.5, "use_parallel_residual": True,
+}  # fmt: skip
+STARCODER2 = {
+    **SIZES, "model_type": "starcoder2", "hidden_act": "gelu_pytorch_tanh", "norm_epsilon": 1e-5,
+    "num_key_value_heads": 2, "sliding_window": 100, "rope_theta": 20000.0,
+}  # fmt: skip
+STABLELM = {
+    **SIZES, "model_type": "stablelm", "layer_norm_eps": 1e-5, "rope_theta": 20000.0,
+    "use_qkv_bias": True,
+}  # fmt: skip
+PHI3 = {
+    **SIZES, "model_type": "phi3", "rms_norm_eps": 1e-5, "rope_theta": 20000.0,
+    "original_max_position_embeddings": 128,
+}  # fmt: skip
+SHORT, LONG = [1.0 + i for i in range(24)], [2.0 + i for i in range(24)]
+SCALING = {"type": "su", "short_factor": SHORT, "long_factor": LONG}
+PHI3_LONG = {**PHI3, "partial_rotary_factor": 0.75, "rope_scaling": SCALING}
+GLM4 = {
+    **SIZES, "model_type": "glm4", "rms_norm_eps": 1e-5, "head_dim": 32, "rope_theta": 20000.0,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def test_gpt2_has_positions_and_no_rotation() -> None:
+    spec = read_config(GPT2)
+    assert (spec.ropes, spec.learned_positions, spec.norm, spec.tied_head) == (
+        (),
+        512,
+        "layer",
+        True,
+    )
+    mixer = spec.attention_layers[0]
+    assert (mixer.rope, mixer.qkv_bias, mixer.output_bias) == (None, True, True)
+    assert spec.layers[0].feed_forward == DenseSpec(1024, "gelu_tanh", bias=True, gated=False)
+    with pytest.raises(UnsupportedModel, match="learned positions"):
+        spec.with_sink_queries()
+
+
+def test_parts_of_heads_that_are_rotated() -> None:
+    """By the names of fields that versions 4 and 5 of Transformers have."""
+    (rope,) = read_config(NEOX).ropes
+    assert rope == RopeSpec(20000.0, 32)
+    fields = {"rope_type": "default", "rope_theta": 20000.0, "partial_rotary_factor": 0.5}
+    assert read_config({**NEOX, "rope_parameters": fields}).ropes == (rope,)
+    assert read_config({**GLM4, "partial_rotary_factor": 1.0}).ropes == (rope,)
+    assert read_config({**STABLELM, "partial_rotary_factor": 0.5}).ropes == (rope,)
+    assert read_config({**PHI3, "partial_rotary_factor": 0.5}).ropes == (rope,)
+    assert [read_config(one).ropes[0].dim for one in (STABLELM, GLM4, PHI3)] == [16, 16, 64]
+
+
+def test_parallel_layers() -> None:
+    (layer, _) = read_config(NEOX).layers
+    assert (layer.parallel, layer.one_norm) == (True, False)
+    (layer, _) = read_config({**STABLELM, "use_parallel_residual": True}).layers
+    assert (layer.parallel, layer.one_norm) == (True, True)
+    assert not read_config(STABLELM).layers[0].parallel
+
+
+def test_windows() -> None:
+    windows = [
+        read_config({**config, "sliding_window": size}).attention_layers[1].window
+        for config in (STARCODER2, PHI3)
+        for size in (100, None, 0)
+    ]
+    assert windows == [100, None, None, 100, None, None]
+
+
+@pytest.mark.parametrize("kind", ["su", "longrope", "yarn"])
+def test_longrope(kind: str) -> None:
+    """Which factors hold is for the engine to say; the magnitude is the same."""
+    (rope,) = read_config({**PHI3_LONG, "rope_scaling": {**SCALING, "type": kind}}).ropes
+    assert (rope.theta, rope.dim, rope.long_after) == (20000.0, 48, 128)
+    assert (rope.factors, rope.long_factors) == (tuple(SHORT), tuple(LONG))
+    assert rope.magnitude == pytest.approx(math.sqrt(1 + math.log(4) / math.log(128)))
+    fields = {**SCALING, "rope_theta": 20000.0, "attention_factor": 1.5}
+    (new,) = read_config({**PHI3_LONG, "rope_scaling": None, "rope_parameters": fields}).ropes
+    assert (new.dim, new.long_factors, new.magnitude) == (48, tuple(LONG), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, UnsupportedModel, "scale_attn_by_inv"),
+        ({**GPT2, "activation_function": "relu"}, UnsupportedModel, "on_function is 'relu'"),
+        ({**GPT2, "n_head": 0}, ModelFileError, "n_head is 0"),
+        ({**NEOX, "rope_scaling": {"type": "linear"}}, UnsupportedModel, "rope_scaling is"),
+        ({**NEOX, "rotary_pct": 0.52}, ModelFileError, "layer 0: 33 of 64 .* cannot be rotated"),
+        ({**NEOX, "rotary_pct": 1.5}, ModelFileError, "layer 0: 96 of 64 .* cannot be rotated"),
+        ({**STABLELM, "qk_layernorm": True}, UnsupportedModel, "qk_layernorm is True"),
+        ({**STARCODER2, "sliding_window": -1}, ModelFileError, "sliding_window is -1"),
+        ({**PHI3_LONG, "rope_scaling": {**SCALING, "long_factor": LONG[1:]}}, ModelFileError,
+         r"rope_scaling\.long_factor is .*a list of 24 numbers"),
+        ({**PHI3_LONG, "rope_scaling": {**SCALING, "short_factor": [0, *SHORT[1:]]}},
+         ModelFileError, r"rope_scaling\.short_factor\.0 is 0"),
+        ({**PHI3, "rope_scaling": {"type": "linear"}}, UnsupportedModel, r"type is 'linear'"),
+        ({**PHI3, "rope_scaling": {"type": "su"}}, ModelFileError, r"short_factor is None"),
+        ({**GLM4, "rope_scaling": {"type": "dynamic"}}, UnsupportedModel, "type is 'dynamic'"),
+    ],
+)  # fmt: skip
+def test_refused_in_one_line(config: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as refused:
+        read_config(config)
+    assert "\n" not in str(refused.value)
