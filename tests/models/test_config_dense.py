@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.registry import read_config
+from mlc_llm.models import phi3
+from mlc_llm.models.registry import read_config, read_gguf
 from mlc_llm.models.spec import DenseSpec, RopeSpec
+from mlc_llm.models.weight_plan import wanted_tensors
 
 SIZES: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96,
@@ -43,6 +46,76 @@ GLM4 = {
     **SIZES, "model_type": "glm4", "rms_norm_eps": 1e-5, "head_dim": 32, "rope_theta": 20000.0,
     "num_key_value_heads": 1,
 }  # fmt: skip
+
+
+METADATA = {
+    "embedding_length": 256, "block_count": 2, "attention.head_count": 4, "context_length": 512,
+    "feed_forward_length": 96, "rope.freq_base": 20000.0,
+}  # fmt: skip
+RMS, LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+
+
+@dataclass(frozen=True)
+class Info:
+    shape: tuple[int, ...]
+    kind: str = "F32"
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "more"),
+    [
+        ("gpt2", GPT2, {LAYER: 1e-5, "feed_forward_length": 1024}),
+        ("gptneox", NEOX, {LAYER: 1e-5, "rope.dimension_count": 32}),
+        ("starcoder2", STARCODER2,
+         {LAYER: 1e-5, "attention.head_count_kv": 2, "attention.sliding_window": 100}),
+        ("stablelm", STABLELM, {LAYER: 1e-5, "rope.dimension_count": 16}),
+        ("stablelm", {**STABLELM, "use_parallel_residual": True, "use_qkv_bias": False},
+         {LAYER: 1e-5, "rope.dimension_count": 16}),
+        ("phi3", PHI3, {RMS: 1e-5, "attention.sliding_window": 0}),
+        ("phi3", PHI3_LONG, {
+            RMS: 1e-5, "rope.dimension_count": 48, "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(4) / math.log(128)),
+        }),
+        ("glm4", GLM4, {
+            RMS: 1e-5, "rope.dimension_count": 16, "attention.head_count_kv": 1,
+            "attention.key_length": 32,
+        }),
+    ],
+)  # fmt: skip
+def test_the_spec_is_that_of_the_gguf_file(
+    name: str, config: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """With the tensors that the spec asks for, and with fused ones."""
+    spec = read_config(config)
+    own = {f"{name}.{key}": value for key, value in (METADATA | more).items()}
+    shapes = wanted_tensors(spec)
+    if config is PHI3_LONG:
+        shapes |= dict.fromkeys((phi3.SHORT, phi3.LONG), (24,))
+        (rope,) = spec.ropes
+        spec = replace(spec, ropes=(replace(rope, factors=phi3.SHORT, long_factors=phi3.LONG),))
+    for tensors in (shapes, fused(shapes)):
+        infos = {one: Info(shape) for one, shape in tensors.items()}
+        plan = read_gguf({"general.architecture": name, **own}, infos)
+        assert replace(plan.spec, kinds={}) == spec
+        del infos["blk.1.attn_norm.weight"]
+        with pytest.raises(ModelFileError, match=r"^there is no tensor blk\.1\.attn_norm\.weight"):
+            read_gguf({"general.architecture": name, **own}, infos)
+
+
+def fused(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """With one matrix and one bias of queries, keys and values, and a gate in front of `ffn_up`."""
+    found = dict(shapes)
+    for layer in (0, 1):
+        for end in ("weight", "bias"):
+            parts = [f"blk.{layer}.attn_{one}.{end}" for one in "qkv"]
+            if parts[0] in found:
+                columns = found[parts[0]][1:]
+                rows = sum(found.pop(part)[0] for part in parts)
+                found[f"blk.{layer}.attn_qkv.{end}"] = (rows, *columns)
+        if found.pop(f"blk.{layer}.ffn_gate.weight", None):
+            rows, *columns = found[f"blk.{layer}.ffn_up.weight"]
+            found[f"blk.{layer}.ffn_up.weight"] = (2 * rows, *columns)
+    return found
 
 
 def test_gpt2_has_positions_and_no_rotation() -> None:
