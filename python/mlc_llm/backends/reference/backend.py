@@ -26,6 +26,8 @@ class ReferenceBackend:
 
     @property
     def device(self) -> Device:
+        import tvm  # noqa: F401 # brings the functions that plain Relax calls, such as sorting
+
         from mlc_llm.backends.cpu.device import CpuDevice
 
         return CpuDevice()
