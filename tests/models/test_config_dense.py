@@ -118,6 +118,16 @@ def fused(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def test_longrope_needs_its_factors() -> None:
+    own = {f"phi3.{key}": value for key, value in (METADATA | {RMS: 1e-5}).items()}
+    own |= {
+        "phi3.rope.scaling.type": "longrope", "phi3.rope.scaling.original_context_length": 128,
+    }  # fmt: skip
+    infos = {name: Info(shape) for name, shape in wanted_tensors(read_config(PHI3)).items()}
+    with pytest.raises(ModelFileError, match=r"^there is no tensor rope_factors_long\.weight"):
+        read_gguf({"general.architecture": "phi3", **own}, infos)
+
+
 def test_gpt2_has_positions_and_no_rotation() -> None:
     spec = read_config(GPT2)
     assert (spec.ropes, spec.learned_positions, spec.norm, spec.tied_head) == (
@@ -157,9 +167,9 @@ def test_windows() -> None:
     windows = [
         read_config({**config, "sliding_window": size}).attention_layers[1].window
         for config in (STARCODER2, PHI3)
-        for size in (100, None, 0)
+        for size in (100, None, 0, 512)
     ]
-    assert windows == [100, None, None, 100, None, None]
+    assert windows == [100, None, None, None] * 2
 
 
 @pytest.mark.parametrize("kind", ["su", "longrope", "yarn"])

@@ -30,7 +30,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     values.refuse_unless("rope.scaling.type", "none", "longrope")
     dim = values.count("rope.dimension_count", sizes.head_dim)
     rope = RopeSpec(values.positive("rope.freq_base", THETA), dim)
-    if LONG in tensors:
+    if LONG in tensors or values.get("rope.scaling.type") == "longrope":
         rope = replace(
             rope,
             magnitude=values.positive("rope.scaling.attn_factor", 1.0),
@@ -38,7 +38,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
             long_factors=LONG,
             long_after=values.count("rope.scaling.original_context_length"),
         )
-    window = values.window("attention.sliding_window")
+    window = values.window("attention.sliding_window", sizes.context_window)
     return plan_gguf(_spec(sizes, rope, DenseSpec(sizes.intermediate), window), tensors)
 
 
@@ -47,7 +47,8 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     values = ConfigValues(config)
     sizes = values.sizes("phi3")
     mlp = DenseSpec(sizes.intermediate, values.activation())
-    return _spec(sizes, _rope(values, sizes), mlp, values.window("sliding_window"))
+    window = values.window("sliding_window", sizes.context_window)
+    return _spec(sizes, _rope(values, sizes), mlp, window)
 
 
 def _rope(values: ConfigValues, sizes: Sizes) -> RopeSpec:

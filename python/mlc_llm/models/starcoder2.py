@@ -23,7 +23,8 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     naming the key or tensor at fault."""
     values = GGUFValues(metadata, "starcoder2")
     sizes = values.sizes(tensors, eps=LAYER_NORM_EPS)
-    window, rope = values.window("attention.sliding_window"), values.rope(sizes.head_dim, THETA)
+    window = values.window("attention.sliding_window", sizes.context_window)
+    rope = values.rope(sizes.head_dim, THETA)
     has_bias = "blk.0.attn_output.bias" in tensors
     return plan_gguf(_spec(sizes, rope, "gelu_tanh", window, has_bias), tensors)
 
@@ -32,7 +33,8 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     """Raises UnsupportedModel or ModelFileError naming the field at fault."""
     values = ConfigValues(config)
     sizes = values.sizes("starcoder2", tied_head=True, eps="norm_epsilon")
-    rope, window = values.rope(sizes.head_dim, THETA), values.window("sliding_window")
+    rope = values.rope(sizes.head_dim, THETA)
+    window = values.window("sliding_window", sizes.context_window)
     return _spec(sizes, rope, values.activation(), window, values.flag("use_bias", True))
 
 

@@ -94,9 +94,11 @@ class Values:
         numbers = Values(inner, f"{self._prefix}{key}.", null_is_absent=False)
         return tuple(numbers.positive(str(i)) for i in range(length))
 
-    def window(self, key: str) -> int | None:
-        """Tokens; None if the field is absent or 0. Raises ModelFileError."""
-        return None if self.get(key, 0) == 0 else self.count(key)
+    def window(self, key: str, context: int) -> int | None:
+        """Tokens that a token sees; None if the field is absent or 0, or if they are all of the
+        context. Raises ModelFileError."""
+        size = 0 if self.get(key, 0) == 0 else self.count(key)
+        return size if 0 < size < context else None
 
     def check(self, key: str, is_right: bool, expected: str) -> None:
         """Raises ModelFileError for the field if it is not right."""
