@@ -31,6 +31,7 @@ from mlc_llm.quantization.ggml_blocks import dequantize
 Floats = npt.NDArray[np.float32]
 RNG = np.random.default_rng(0)
 EXPERTS, ROWS, COLUMNS = 3, 4, 6
+NORM_PARTS = ("weight", "bias")
 
 
 def tensor(name: str, values: npt.NDArray[np.generic], kind: str = "F32") -> GGUFTensor:
@@ -255,6 +256,28 @@ def test_a_head_of_its_own_is_used() -> None:
     assert not plan.spec.tied_head and tensors["output.weight"].name == "lm_head.weight"
     with pytest.raises(ModelFileError, match=r"^there is no tensor lm_head\.weight$"):
         plan_folder({**LLAMA, "tie_word_embeddings": False}, llama())
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_folders_of_gpt2_with_and_without_their_prefix(prefix: str) -> None:
+    config = {
+        "model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 2, "n_positions": 32,
+        "vocab_size": 300, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+    }  # fmt: skip
+    shapes = {
+        "wte.weight": (300, 64), "wpe.weight": (32, 64), "h.0.attn.c_attn.weight": (64, 192),
+        "h.0.attn.c_attn.bias": (192,), "h.0.attn.c_proj.weight": (64, 64),
+        "h.0.mlp.c_fc.weight": (64, 256), "h.0.mlp.c_proj.weight": (256, 64),
+        "h.0.mlp.c_fc.bias": (256,), "h.0.attn.bias": (1, 1, 32, 32),
+    }  # fmt: skip
+    vectors = ["h.0.attn.c_proj.bias", "h.0.mlp.c_proj.bias"]
+    vectors += [f"{name}.{end}" for name in ("ln_f", "h.0.ln_1", "h.0.ln_2") for end in NORM_PARTS]
+    tensors = folder(**{prefix + name: (64,) for name in vectors})
+    tensors |= folder(**{prefix + name: shape for name, shape in shapes.items()})
+    plan, found = plan_folder(config, tensors)
+    assert plan.spec.learned_positions == 32
+    fused = floats(tensors[f"{prefix}h.0.attn.c_attn.weight"])
+    assert (floats(found["blk.0.attn_k.weight"]) == fused.T[64:128]).all()
 
 
 def test_rows_of_queries_and_keys_keep_their_order() -> None:
