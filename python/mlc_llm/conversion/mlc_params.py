@@ -14,7 +14,8 @@ from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.mlc_names import mlc_names
 from mlc_llm.model_files.row_pieces import Rows, expert_pieces, pieces
-from mlc_llm.models.weight_plan import LAST_NORM, WeightPlan
+from mlc_llm.models.vectors import LAST_NORM
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.group_schemes import Scheme, quantize_groups, stored, stored_numbers
 from mlc_llm.quantization.names import changes
