@@ -5,6 +5,7 @@ It is written from the spec and read again: only if that gives the same spec is 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 
 from mlc_llm.errors import MLCError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
-from mlc_llm.models.registry import ARCHITECTURES, read_config
+from mlc_llm.models.registry import ROWS, Architecture, read_config
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec, RopeSpec
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.quantization.ggml_blocks import dequantize
@@ -28,8 +29,10 @@ _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 def config_of(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> JsonObject:
     """A config.json. tensors: of the GGUF file. Raises UnsupportedModel if there is none that says
     all that the file says."""
-    for rope in _ropes(spec.ropes[0], tensors):
-        config = _common(spec) | _network(spec) | rope | _gemma(spec)
+    rows = [row for row in ROWS if row.gguf == spec.architecture]
+    for row, rope, bias in itertools.product(rows, _ropes(spec.ropes[0]), _biases(spec)):
+        config = _common(spec, row) | bias | _network(spec) | rope
+        config |= _windows(spec) | _factors(spec)
         if _says(config, spec, tensors):
             return config
     raise UnsupportedModel(
@@ -38,8 +41,8 @@ def config_of(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> JsonObject:
     )
 
 
-def _common(spec: ModelSpec) -> JsonObject:
-    row, mixer = ARCHITECTURES[spec.architecture], next(iter(spec.attention_layers.values()))
+def _common(spec: ModelSpec, row: Architecture) -> JsonObject:
+    mixer = next(iter(spec.attention_layers.values()))
     return {
         "architectures": [row.config],
         "model_type": row.model_type,
@@ -52,8 +55,13 @@ def _common(spec: ModelSpec) -> JsonObject:
         "max_position_embeddings": spec.context_window,
         "rms_norm_eps": spec.norm_eps,
         "tie_word_embeddings": spec.tied_head,
-        "attention_bias": mixer.qkv_bias,
     }
+
+
+def _biases(spec: ModelSpec) -> list[JsonObject]:
+    """What may say which matrices of attention have a bias; some architectures do without."""
+    mixer = next(iter(spec.attention_layers.values()))
+    return [{"attention_bias": mixer.qkv_bias}, {}]
 
 
 def _network(spec: ModelSpec) -> JsonObject:
@@ -68,12 +76,13 @@ def _network(spec: ModelSpec) -> JsonObject:
         "intermediate_size": one.intermediate,
         "moe_intermediate_size": one.intermediate,
         "num_experts": one.num_experts,
+        "num_local_experts": one.num_experts,
         "num_experts_per_tok": one.experts_per_token,
         "norm_topk_prob": one.renormalize,
     }
 
 
-def _ropes(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> list[JsonObject]:
+def _ropes(rope: RopeSpec) -> list[JsonObject]:
     """What may stand for the rotary embedding; Llama 3's factors are tried."""
     base: JsonObject = {"rope_theta": rope.theta}
     if rope.factors is None and rope.linear == 1.0:
@@ -92,18 +101,34 @@ def _ropes(rope: RopeSpec, tensors: Mapping[str, Tensor]) -> list[JsonObject]:
     return [{**base, "rope_scaling": one} for one in scalings]
 
 
-def _gemma(spec: ModelSpec) -> JsonObject:
-    """The fields that only Gemma has."""
-    if spec.architecture != "gemma3":
+def _windows(spec: ModelSpec) -> JsonObject:
+    """Which layers see through a window. All or none need no list."""
+    windows = [one.window for one in spec.attention_layers.values()]
+    if not any(windows):
+        return {"sliding_window": None, "use_sliding_window": False}
+    kinds: JsonValue = ["sliding_attention" if one else "full_attention" for one in windows]
+    size: JsonValue = next(one for one in windows if one)
+    return {"sliding_window": size} | ({} if all(windows) else {"layer_types": kinds})
+
+
+def _factors(spec: ModelSpec) -> JsonObject:
+    """What Gemma and Granite multiply and cap."""
+    mixer = next(iter(spec.attention_layers.values()))
+    if spec.architecture.startswith("granite"):
+        return {
+            "embedding_multiplier": spec.embedding_scale,
+            "attention_multiplier": mixer.scale,
+            "residual_multiplier": spec.layers[0].residual_scale,
+            "logits_scaling": 1 / spec.logit_scale,
+        }
+    if not spec.architecture.startswith("gemma"):
         return {}
-    layers = list(spec.attention_layers.values())
-    kinds: JsonValue = ["sliding_attention" if one.window else "full_attention" for one in layers]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": kinds,
-        "sliding_window": next((one.window for one in layers if one.window), 4096),
-        "query_pre_attn_scalar": round(layers[0].scale ** -2),
+        "query_pre_attn_scalar": round(mixer.scale**-2),
         "rope_local_base_freq": spec.ropes[-1].theta,
+        "final_logit_softcapping": spec.logit_cap,
+        "attn_logit_softcapping": mixer.score_cap,
     }
 
 

@@ -8,11 +8,11 @@ mlc_llm/model/*/*_loader.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.registry import ARCHITECTURES
+from mlc_llm.models.registry import ROWS
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -25,7 +25,7 @@ _JOINED = (
     (r"\.block_sparse_moe\.gate\.weight$", ".moe.gate.weight"),
 )
 """Patterns in names of Transformers, and what MLC LLM writes instead, in this order."""
-_UNLIKE = ("gptneox",)
+_UNLIKE = ("gptneox", "gpt-oss")
 """Architectures whose matrices MLC LLM joins in an order of its own."""
 
 
@@ -52,15 +52,22 @@ def mlc_names(architecture: str, tensors: Iterable[str]) -> dict[str, list[str]]
     """
     if architecture in _UNLIKE:
         raise UnsupportedModel(f"MLC LLM has its own order of weights in {architecture} models")
-    names, found = ARCHITECTURES[architecture].names, dict[str, list[str]]()
-    for tensor in tensors:
+    wanted, found = list(tensors), dict[str, list[str]]()
+    names = _names_with(architecture, wanted)
+    for tensor in wanted:
         found.setdefault(_name(architecture, names, tensor), []).append(tensor)
     return found
 
 
+def _names_with(architecture: str, tensors: Sequence[str]) -> FolderNames:
+    """The table of the architecture that has all of them: GGUF calls several of them "llama"."""
+    tables = [row.names for row in ROWS if row.gguf == architecture]
+    patterns = {_LAYER.sub("blk.{i}.", tensor) for tensor in tensors}
+    return next((one for one in tables if patterns <= one.origins.keys()), tables[0])
+
+
 def _name(architecture: str, names: FolderNames, tensor: str) -> str:
-    layer = _LAYER.match(tensor)
-    pattern = tensor if layer is None else f"blk.{{i}}.{tensor[layer.end() :]}"
+    layer, pattern = _LAYER.match(tensor), _LAYER.sub("blk.{i}.", tensor)
     if pattern not in names.origins:
         raise UnsupportedModel(f"MLC LLM has no name for the tensor {tensor}")
     way = _WAYS.get(architecture, _Ways())
