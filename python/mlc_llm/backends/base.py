@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,8 +45,15 @@ Input: TypeAlias = object
 compute as a part of the product."""
 DeviceTensor: TypeAlias = "tvm_ffi.Tensor"
 """A tensor in the memory of a device, at run time."""
-Part: TypeAlias = "tuple[Tensor, int]"
-"""A part of a joined result: the tensor, and the column that the part begins with."""
+
+
+class Part(NamedTuple):
+    """A part of a joined result: the tensor, and the column that the part begins with."""
+
+    tensor: Tensor
+    start: int = 0
+    bias: Tensor | None = None
+    """float32 [width]: whoever reads the part adds it."""
 
 
 class WeightLayout(Protocol):
@@ -188,18 +195,22 @@ class Ops(Protocol):
     def activated(self, activation: Activation, x: Part, width: int) -> Input:
         """An Input: activation(x), `width` columns."""
 
-    def linear(self, matrix: Matrix, x: Input, add_to: Tensor | None = None) -> Tensor:
-        """x W^T for an Input x; added to `add_to` in place if that is given."""
+    def linear(
+        self,
+        matrix: Matrix,
+        x: Input,
+        add_to: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """scale * (x W^T + bias) for an Input x; added to `add_to` in place if that is given."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x + norm(y), in place of x."""
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + y."""
-
-    def add_bias(self, x: Part, bias: Tensor) -> Part:
-        """x + bias, float32 [width]."""
-        ...
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        """x + scale * y, in place of x."""
 
     def scaled(self, x: Tensor, factor: float) -> Tensor:
         """x * factor."""

@@ -23,7 +23,7 @@ from mlc_llm.models.spec import (
 if TYPE_CHECKING:
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.backends.base import ExpertMatrices, Input, Matrix, Part, StateInputs
+    from mlc_llm.backends.base import ExpertMatrices, Input, Matrix, StateInputs
 
 Feature: TypeAlias = Literal[
     "score caps",
@@ -148,17 +148,8 @@ class PlainOps:
     ) -> Input:
         raise AssertionError("short convolutions were not refused")
 
-    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Input:
-        raise AssertionError("layer norms were not refused")
-
-    def activated(self, activation: Activation, x: Part, width: int) -> Input:
-        raise AssertionError("networks without a gate were not refused")
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        raise AssertionError("residual multipliers, biases or experts were not refused")
-
-    def add_bias(self, x: Part, bias: Tensor) -> Part:
-        raise AssertionError("biases were not refused")
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        raise AssertionError("experts were not refused")
 
     def scaled(self, x: Tensor, factor: float) -> Tensor:
         raise AssertionError("multipliers were not refused")

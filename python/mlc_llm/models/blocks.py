@@ -40,8 +40,7 @@ class Product(NamedTuple):
     bias: Tensor | None = None
 
     def value(self, ops: Ops) -> Tensor:
-        y = ops.linear(self.matrix, self.x)
-        return y if self.bias is None else ops.add_bias((y, 0), self.bias)[0]
+        return ops.linear(self.matrix, self.x, bias=self.bias)
 
 
 Result: TypeAlias = Product | Tensor
@@ -75,17 +74,17 @@ class MergedLinear:
             self._matrices.append(matrix)
 
     def __call__(self, x: Input) -> list[Columns]:
-        """(tensor, first column) of each part; the tensors are one and the same if joined."""
+        """Each part; the tensors are one and the same if joined."""
         results = [self._ops.linear(matrix, x) for matrix in self._matrices]
         if not self._is_joined:
-            return [(result, 0) for result in results]
+            return [Columns(result) for result in results]
         starts = [sum(self._widths[:i]) for i in range(len(self._widths))]
-        return [(results[0], start) for start in starts]
+        return [Columns(results[0], start) for start in starts]
 
     def with_biases(self, x: Input, *biases: Tensor) -> list[Columns]:
         """The same, each part with its bias."""
         parts = zip(self(x), biases, strict=True)
-        return [self._ops.add_bias(part, bias) for part, bias in parts]
+        return [part._replace(bias=bias) for part, bias in parts]
 
 
 class AttentionBlock:

@@ -44,11 +44,11 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         """x + result, with a norm and a factor before the sum if the spec says so."""
         ops, scale, has_norm = self.ops, self.spec.residual_scale, self.spec.post_norms
         is_product = isinstance(result, Product)
-        if is_product and result.bias is None and scale == 1.0 and not has_norm:
-            return ops.linear(result.matrix, result.x, add_to=x)
+        if is_product and not has_norm:
+            return ops.linear(result.matrix, result.x, x, bias=result.bias, scale=scale)
         y = result.value(ops) if is_product else result
         if not has_norm:
-            return ops.add(x, ops.scaled(y, scale))
+            return ops.add(x, y, scale)
         weight = getattr(self, f"{half}_post_norm")
         weight = weight if scale == 1.0 else ops.scaled(weight, scale)
         return ops.add_norm(x, y, weight, self.model.norm_eps)

@@ -92,18 +92,24 @@ class ReferenceOps:
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Tensor:
         return gated(activation, columns(gate, width), columns(up, width))
 
-    def linear(self, matrix: Matrix, x: Tensor, add_to: Tensor | None = None) -> Tensor:
+    def linear(
+        self,
+        matrix: Matrix,
+        x: Tensor,
+        add_to: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
         y = op.matmul(x, op.permute_dims(matrix.packed))
+        y = times(y if bias is None else y + bias, scale)
         return y if add_to is None else add_to + y
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x + self.norm(y, weight, eps)
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        return x + y
-
-    def add_bias(self, x: Part, bias: Tensor) -> Part:
-        return columns(x, int(bias.shape[0])) + bias, 0
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        return x + times(y, scale)
 
     def scaled(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
@@ -182,7 +188,7 @@ class ReferenceOps:
     def sample(self, vocab: int, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor:
         """The threshold below which a token is not drawn is the largest of three; see
         `library/signatures.py`."""
-        logits = columns((logits, 0), vocab)
+        logits = columns(Part(logits), vocab)
         temperature, top_p, min_p, uniform = op.split(options, 4, axis=1)
         best = op.max(logits, axis=1, keepdims=True)
         warm = op.maximum(temperature, op.full(temperature.shape, GREEDY))
@@ -204,7 +210,7 @@ class ReferenceOps:
         return chosen(logits, op.sum(weight, axis=1), temperature, token)
 
     def top_tokens(self, vocab: int, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x = taken(columns((logits, 0), vocab), rows)
+        x = taken(columns(Part(logits), vocab), rows)
         best = op.max(x, axis=1, keepdims=True)
         total = op.log(op.sum(op.exp(x - best), axis=1, keepdims=True)) + best
         count = min(MOST, vocab)
@@ -242,13 +248,18 @@ def taken(x: Tensor, rows: Tensor) -> Tensor:
     return nn.wrap_nested(relax.op.take(x._expr, rows._expr, axis=0, mode="clip"), "taken")
 
 
+def times(x: Tensor, factor: float) -> Tensor:
+    """x * factor; nothing is computed for a factor of 1."""
+    return x if factor == 1.0 else x * factor
+
+
 def columns(part: Part, width: int) -> Tensor:
-    """A part of a joined result as a tensor of its own."""
-    tensor, start = part
-    if int(tensor.shape[1]) == width:
-        return tensor
-    call = relax.op.strided_slice(tensor._expr, [1], [start], [start + width])
-    return nn.wrap_nested(call, "columns")
+    """A part of a joined result as a tensor of its own, with its bias."""
+    tensor, start, bias = part
+    if int(tensor.shape[1]) != width:
+        call = relax.op.strided_slice(tensor._expr, [1], [start], [start + width])
+        tensor = nn.wrap_nested(call, "columns")
+    return tensor if bias is None else tensor + bias
 
 
 def heads_of(part: Part, heads: int, head_dim: int) -> Tensor:

@@ -1,17 +1,13 @@
-"""Prepares the input of a matrix: RMS normalisation or gating, then quantisation to 16 bits.
+"""Prepares the input of a matrix: a norm or an activation, then quantisation to 16 bits.
 
     for row in rows of X:                             parallel, unless they are few
-      inv = 1 / sqrt(mean(X[row]^2) + eps)            kind "norm"
       for g in groups of k columns:
-        v = X[row, g] * inv * weight[g]               kind "norm"
-            gate(X[row, g]) * X[row, k + g]           kinds in `GATES`
-            X[row, g]                                 kind "plain"
+        v = what the kind makes of X[row, g]          `input_kinds.py`
         scale = max |v| / LIMIT
         q = round(v / scale)
         Y[row, g] = planes of q; scale, sum of q, scale * sum of q
 
-X       float32 [m, k], or [m, 2 k] for the kinds in `GATES`
-weight  float32 [k] for "norm"; the other kinds read none and get X again
+X, weight and bias: see `input_kinds.py`; most kinds have no bias
 Y       int32 [m, k/group, group/2 + 6] for integer kernels (`quantize`), of each group:
         * group/2 words, two planes of 16-bit values in the order of `dot.py`
         * SCALE, SUM and SCALED_SUM: the bits of the float32 scale (value = scale * integer); the
@@ -23,24 +19,23 @@ Y       int32 [m, k/group, group/2 + 6] for integer kernels (`quantize`), of eac
 
 from __future__ import annotations
 
-import math
 from functools import cache
 
 import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.dot import Words
-from mlc_llm.kernels.cpu.vectors import (
-    LOG2E,
-    SCHEDULED,
-    exp2,
-    fsplat,
-    lanes_at,
-    reduce_max,
-    reduce_sum,
-    splat,
+from mlc_llm.kernels.cpu.input_kinds import (
+    KINDS,
+    Given,
+    find_statistics,
+    input_width,
+    load,
+    weight_shape,
 )
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, reduce_sum, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 SERIAL_ROWS = 2
@@ -55,20 +50,21 @@ DESCRIPTION = 3
 
 @cache
 def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """Kernel of (X, weight, Y) for integer kernels; eps: of a norm."""
+    """Kernel of (X, weight, bias, Y) for integer kernels; eps: of a norm."""
     width, rows = input_width(kind, k), _QuantizedRows(kind, k, group, isa, eps)
 
     @T.prim_func(private=True, s_tir=True)
-    def quantize_rows(x: T.handle, weight: T.handle, y: T.handle):
+    def quantize_rows(x: T.handle, weight: T.handle, bias: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(bias, (k,), "float32")
         Y = T.match_buffer(y, (m, k // group, quantized_width(group)), "int32")
         with T.sblock("root"):
-            each_row(rows.quantize, m, X, N, Y)
+            each_row(rows.quantize, m, Given(X, N, BIAS), Y)
 
-    return quantize_rows
+    return without(quantize_rows, *KINDS[kind].unread)
 
 
 def quantized_width(group: int) -> int:
@@ -84,29 +80,29 @@ def description(X: Buffer, row: Index, group: Index, size: int, is_high: bool) -
 
 @cache
 def floats(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """Kernel of (X, weight, Y) for float kernels. k is a multiple of 8."""
+    """Kernel of (X, weight, bias, Y) for float kernels. k is a multiple of 8."""
     L, width = 8, input_width(kind, k)
 
     @T.inline
-    def one_row(X, weight, Y, row):
-        """Normalises or gates a row."""
-        inv = T.alloc_buffer((1,), "float32")
-        if kind == "norm":
-            inverse_rms(X, row, k, eps, inv)
+    def one_row(given, Y, row):
+        """What the kind makes of a row."""
+        inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
+        find_statistics(kind, given.x, row, k, eps, inv)
         for i in T.serial(k // L):
-            Y[row, lanes_at(i * L, L)] = load(kind, X, weight, row, i * L, k, inv, L)
+            Y[row, lanes_at(i * L, L)] = load(kind, given, row, i * L, k, inv, L)
 
     @T.prim_func(private=True, s_tir=True)
-    def float_rows(x: T.handle, weight: T.handle, y: T.handle):
+    def float_rows(x: T.handle, weight: T.handle, bias: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(bias, (k,), "float32")
         Y = T.match_buffer(y, (m, k), "float32")
         with T.sblock("root"):
-            each_row(one_row, m, X, N, Y)
+            each_row(one_row, m, Given(X, N, BIAS), Y)
 
-    return float_rows
+    return without(float_rows, *KINDS[kind].unread)
 
 
 @T.inline
@@ -137,49 +133,6 @@ def _describe(Y, row, g, start, scale, total):
     )
 
 
-@T.inline
-def inverse_rms(X, row, k, eps, inv):
-    """inv[0] = 1 / sqrt(mean(x^2) + eps), summed in a fixed order."""
-    squares = T.alloc_buffer((8,), "float32")
-    squares[lanes_at(0, 8)] = fsplat(0.0, 8)
-    for i in T.serial(k // 8):
-        squares[lanes_at(0, 8)] = (
-            squares[lanes_at(0, 8)] + X[row, lanes_at(i * 8, 8)] * X[row, lanes_at(i * 8, 8)]
-        )
-    inv[0] = T.float32(1) / T.sqrt(reduce_sum(squares, 8) / T.float32(k) + T.float32(eps))
-
-
-def load(
-    kind: str, X: Buffer, weight: Buffer, row: Index, column: Index, k: int, inv: Buffer, lanes: int
-) -> Expr:
-    """`lanes` elements of the normalised, gated or plain row; inv: as of `inverse_rms`."""
-    x = X[row, lanes_at(column, lanes)]
-    if kind == "norm":
-        return x * splat(inv[0], lanes) * weight[lanes_at(column, lanes)]
-    if kind in GATES:
-        return GATES[kind](x, lanes) * X[row, lanes_at(column + k, lanes)]
-    return x
-
-
-def _silu(gate: Expr, lanes: int) -> Expr:
-    """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
-    bounded = T.min(fsplat(0.0, lanes) - gate, fsplat(87.0, lanes))
-    return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
-
-
-def _gelu_tanh(gate: Expr, lanes: int) -> Expr:
-    """x / (1 + e^(-2u)) with u = sqrt(2/pi) (x + 0.044715 x^3). This is x (1 + tanh u) / 2
-    (Hendrycks and Gimpel 2016)."""
-    cubic = gate * gate * gate * fsplat(0.044715, lanes) + gate
-    wanted = cubic * fsplat(-2.0 * (2.0 / math.pi) ** 0.5, lanes)
-    bounded = T.min(wanted, fsplat(87.0, lanes))
-    return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
-
-
-GATES = {"silu": _silu, "gelu_tanh": _gelu_tanh}
-"""Activation functions of a gated feed-forward network."""
-
-
 def magnitude(x: Expr, lanes: int) -> Expr:
     """Bits of |x|. They order as integers do, with NaN above all, so a maximum keeps each NaN."""
     return T.reinterpret(T.abs(x), dtype=f"int32x{lanes}")
@@ -193,16 +146,6 @@ def high_bytes(q: Expr, lanes: int) -> Expr:
 def rounded(x: Expr, lanes: int) -> Expr:
     """The nearest integers; of two that are as near the even one."""
     return T.cast(T.nearbyint(x), f"int32x{lanes}")
-
-
-def input_width(kind: str, k: int) -> int:
-    """Columns of X."""
-    return 2 * k if kind in GATES else k
-
-
-def weight_shape(kind: str, k: int, m: Index) -> tuple[Index, ...]:
-    """Shape of the second argument."""
-    return (k,) if kind == "norm" else (m, input_width(kind, k))
 
 
 def pack_plane(isa: Isa, integers: Buffer, lane: Expr, plane: int, lanes: int) -> Expr:
@@ -230,29 +173,28 @@ class _QuantizedRows:
         self.lane = lanes_at(0, self.lanes)
 
     @T.inline
-    def quantize(self, X, weight, Y, row):
+    def quantize(self, given, Y, row):
         """One row."""
-        inv = T.alloc_buffer((1,), "float32")
+        inv = T.alloc_buffer((KINDS[self.kind].statistics,), "float32")
         scale = T.alloc_buffer((1,), "float32")
         step = T.alloc_buffer((1,), "float32")
         v = T.alloc_buffer((4, self.lanes), "float32")
         q = T.alloc_buffer((4, self.lanes), "int32")
         top = T.alloc_buffer((self.lanes,), "int32")
         total = T.alloc_buffer((self.lanes,), "int32")
-        if self.kind == "norm":
-            inverse_rms(X, row, self.k, self.eps, inv)
+        find_statistics(self.kind, given.x, row, self.k, self.eps, inv)
         for g in T.serial(self.k // self.group):
-            self.find_scale(X, weight, row, g, inv, v, top, scale, step)
+            self.find_scale(given, row, g, inv, v, top, scale, step)
             self.store_planes(Y, row, g, v, q, total, scale, step)
             if self.isa.sums == 2:
                 self.describe_high_plane(Y, row, g, q, total, scale)
 
     @T.inline
-    def find_scale(self, X, weight, row, g, inv, v, top, scale, step):
+    def find_scale(self, given, row, g, inv, v, top, scale, step):
         """Loads group g to v; scale[0] and step[0]: its scale, and 1 / scale or 0."""
         for i in T.unroll(4):
             v[i, self.lane] = load(
-                *(self.kind, X, weight, row, g * self.group + i * self.lanes),
+                *(self.kind, given, row, g * self.group + i * self.lanes),
                 *(self.k, inv, self.lanes),
             )
         top[self.lane] = T.max(

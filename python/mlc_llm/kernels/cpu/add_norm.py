@@ -16,7 +16,8 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.activation import SERIAL_ROWS, inverse_rms
+from mlc_llm.kernels.cpu.activation import SERIAL_ROWS
+from mlc_llm.kernels.cpu.input_kinds import inverse_rms
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 
 L = 8

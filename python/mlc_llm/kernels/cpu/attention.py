@@ -31,6 +31,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.attention_products import attend_split
 from mlc_llm.kernels.cpu.attention_shape import (
     SPLIT_KEYS,
@@ -76,15 +77,15 @@ def _attend_block(shape, given, block, kv_head):
     zero[0] = 0
     for i in T.unroll(tokens):  # rows behind the last token repeat it and are not written
         token[i] = given.blocks[block, 0] + T.min(i, given.blocks[block, 1] - 1)
+    per_kv = T.meta_var(shape.heads_per_kv)
     for r in T.serial(count):
-        clear(shape, state, r)
+        clear(shape, state, r, given, kv_head * per_kv + r % per_kv)
     newest: T.let[T.int32] = given.place[token[tokens - 1]]
     for which in T.serial(split_count(newest)):
         if sees_split(which, given.place[token[0]], given.window):
             attend_split(shape, given, rows, which, scores, part, zero)
             for r in T.serial(count):
                 fold(shape, state, r, part, r)
-    per_kv = T.meta_var(shape.heads_per_kv)
     for r in T.serial(count):
         if r // per_kv < given.blocks[block, 1]:
             write(shape, state, r, given.out, token[r // per_kv], kv_head * per_kv + r % per_kv)
@@ -129,7 +130,7 @@ def _fold_parts(shape, given, block, kv_head, first_part, parts):
     token = T.meta_var(given.blocks[block, 0])
     state = T.meta_var(new_softmax(per_kv, shape.head_dim))
     for r in T.unroll(per_kv):
-        clear(shape, state, r)
+        clear(shape, state, r, given, kv_head * per_kv + r)
     for which in T.serial(split_count(given.place[token])):
         if sees_split(which, given.place[token], given.window):
             for r in T.unroll(per_kv):
@@ -180,7 +181,14 @@ def attend(shape, given, first_token):
 
 @cache
 def attention(
-    heads: int, kv_heads: int, head_dim: int, isa: Isa, kv_dtype: str, sink_query: bool = False
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    isa: Isa,
+    kv_dtype: str,
+    sink_query: bool = False,
+    score_cap: float | None = None,
+    learned_sinks: bool = False,
 ) -> PrimFunc:
     """Kernel arguments:
 
@@ -192,12 +200,13 @@ def attention(
                 that is not seen
     window      int32 [2]: a token sees the last window[0] tokens, itself included, and the first
                 window[1] of its sequence
+    sinks       float32 [heads]: learned sinks; there are none unless `learned_sinks`
     out         float32 [m, heads * head_dim]
 
     sink_query: a row of `queries` is twice as long. Its second half is the query for the KV splits
-    that hold any of the first window[1] tokens.
+    that hold any of the first window[1] tokens. score_cap: see `Shape`.
     """
-    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query)
+    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks)
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -207,6 +216,7 @@ def attention(
         blocks: T.handle,
         page_ids: T.handle,
         window: T.handle,
+        sinks: T.handle,
         out: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -220,8 +230,9 @@ def attention(
         B = T.match_buffer(blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
+        SINKS = T.match_buffer(sinks, (heads,), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            attend(shape, Arguments(Q, P, AT, B, IDS, W, O, m, b, n), 0)
+            attend(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, O, m, b, n), 0)
 
-    return paged_attention
+    return without(paged_attention, *(() if learned_sinks else ("SINKS",)))

@@ -34,7 +34,7 @@ from mlc_llm.kernels.cpu.attention_shape import (
     new_split,
     query_column,
 )
-from mlc_llm.kernels.cpu.attention_softmax import mask, softmax
+from mlc_llm.kernels.cpu.attention_softmax import cap_scores, mask, softmax
 from mlc_llm.kernels.cpu.prefetch import prefetch
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
 
@@ -284,6 +284,7 @@ def attend_split(shape, given, rows, which, scores, state, first_row):
     split.count[0] = T.min(KV_SPLIT, split.last[0] + 1 - split.first[0])
     column: T.let[T.int32] = query_column(shape, split.first[0] * PAGE, given.window)
     _score(shape, given, rows, split, column, scores)
+    cap_scores(shape, shape.lanes, scores, split.count, rows.count)
     if T.Or(
         (split.first[0] + split.count[0]) * PAGE > split.oldest[0] + 1,
         split.first[0] * PAGE <= split.newest[0] - given.window[0],

@@ -32,6 +32,10 @@ class Shape:
     kv_dtype: str
     sink_query: bool = False
     """Sinks are seen with a query of their own."""
+    score_cap: float | None = None
+    """A score s becomes cap * tanh(s / cap), before the softmax."""
+    learned_sinks: bool = False
+    """Each query head has a score more, without a value."""
 
     @property
     def lanes(self) -> int:
@@ -65,6 +69,7 @@ class Arguments:
     blocks: Buffer
     page_ids: Buffer
     window: Buffer
+    sinks: Buffer
     out: Buffer
     tokens: Expr
     """m"""

@@ -2,6 +2,7 @@
 
     scores of a KV split, in place, for each row:
         best = max(scores);  scores = 2^(scores - best), 0 where masked;  total = sum(scores)
+    clear: a learned sink s is a split with best = s, total = 1 and no values
     fold: two splits of a row become one, scaled to the larger best of both
     write: out = sums / total
 
@@ -18,7 +19,16 @@ from dataclasses import dataclass
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
-from mlc_llm.kernels.cpu.vectors import exp2, fsplat, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.cpu.vectors import (
+    LOG2E,
+    capped,
+    exp2,
+    fsplat,
+    lanes_at,
+    reduce_max,
+    reduce_sum,
+    splat,
+)
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 MASKED = -1.0e30
@@ -66,6 +76,17 @@ def _side_by_side(rows: int) -> int:
 
 
 @T.inline
+def cap_scores(shape, L, scores, pages, rows):
+    """Caps the scores of `pages[0]` pages of `rows` rows, if the model asks for it."""
+    if shape.score_cap is not None:
+        for r in T.serial(rows):
+            for v in T.serial(pages[0] * (PAGE // L)):
+                scores[r, lanes_at(v * L, L)] = capped(
+                    scores[r, lanes_at(v * L, L)], shape.score_cap * LOG2E, L
+                )
+
+
+@T.inline
 def mask(shape, given, rows, split, scores):
     """Masks the scores of a split's keys that a row does not see."""
     L = T.meta_var(shape.lanes)
@@ -107,11 +128,15 @@ def softmax(L, scores, state, first_row, pages, rows):
 
 
 @T.inline
-def clear(shape, state, r):
-    """Row r has seen no key."""
+def clear(shape, state, r, given, head):
+    """Row r, of that query head, has seen no key, but its learned sink if there is one."""
     L = T.meta_var(shape.lanes)
-    state.best[r] = T.float32(MASKED)
-    state.total[r] = T.float32(0)
+    if shape.learned_sinks:
+        state.best[r] = given.sinks[head] * T.float32(LOG2E)
+        state.total[r] = T.float32(1)
+    else:
+        state.best[r] = T.float32(MASKED)
+        state.total[r] = T.float32(0)
     for d in T.unroll(shape.head_dim // L):
         state.sums[r, lanes_at(d * L, L)] = fsplat(0.0, L)
 

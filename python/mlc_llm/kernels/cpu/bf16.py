@@ -1,12 +1,11 @@
 """Activations as bfloat16, for fast rows with AMX.
 
     for row in rows of X:                             parallel, unless they are few
-      v = the row: plain, normalised or gated (`activation.py`)
+      v = what the kind makes of the row              `input_kinds.py`
       Y[row] = v as bfloat16                          row < fast_rows[0]
       Y[row] = v quantised (`quant_blocks.py`)        the other rows
 
-X          float32 [m, k], or [m, 2 k] for gates; see `activation.py`
-weight     float32 [k] for a norm
+X, weight and bias: see `input_kinds.py`
 fast_rows  int32 [1]                   number of the first rows that are fast
 Y          int32 [m, row_width(k)]     of a fast row k/2 words are used
 
@@ -22,10 +21,13 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.activation import (
-    each_row,
+from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.cpu.input_kinds import (
+    KINDS,
+    Given,
+    find_statistics,
     input_width,
-    inverse_rms,
     load,
     weight_shape,
 )
@@ -39,42 +41,46 @@ L = GROUP // 2
 
 @cache
 def prepare_fast(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """Kernel of (X, weight, fast_rows, Y); kind and eps as in `activation.quantize`."""
+    """Kernel of (X, weight, bias, fast_rows, Y); kind and eps as in `activation.quantize`."""
     width, exact = input_width(kind, k), QuantizedRows(kind, k, isa)
 
     @T.inline
-    def round_row(X, weight, Y, row, inv):
+    def round_row(given, Y, row, inv):
         """Writes a fast row."""
         for g in T.serial(k // GROUP):
             Y[row, lanes_at(g * L, L)] = round_pair(
-                load(kind, X, weight, row, g * GROUP, k, inv, L),
-                load(kind, X, weight, row, g * GROUP + L, k, inv, L),
+                load(kind, given, row, g * GROUP, k, inv, L),
+                load(kind, given, row, g * GROUP + L, k, inv, L),
             )
 
     @T.inline
-    def one_row(X, weight, fast_rows, Y, row):
+    def one_row(given, fast_rows, Y, row):
         """Rounds or quantises a row."""
-        inv = T.alloc_buffer((1,), "float32")
-        if kind == "norm":
-            inverse_rms(X, row, k, eps, inv)
+        inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
+        find_statistics(kind, given.x, row, k, eps, inv)
         if row < fast_rows[0]:
-            round_row(X, weight, Y, row, inv)
+            round_row(given, Y, row, inv)
         else:
-            exact.quantize(X, weight, Y, row, inv)
+            exact.quantize(given, Y, row, inv)
 
     @T.prim_func(private=True, s_tir=True)
     def prepare_fast_and_exact(
-        x: T.handle, weight: T.handle, fast_rows: T.Buffer((1,), "int32"), y: T.handle
+        x: T.handle,
+        weight: T.handle,
+        bias: T.handle,
+        fast_rows: T.Buffer((1,), "int32"),
+        y: T.handle,
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(bias, (k,), "float32")
         Y = T.match_buffer(y, (m, row_width(k)), "int32")
         with T.sblock("root"):
-            each_row(one_row, m, X, N, fast_rows, Y)
+            each_row(one_row, m, Given(X, N, BIAS), fast_rows, Y)
 
-    return prepare_fast_and_exact
+    return without(prepare_fast_and_exact, *KINDS[kind].unread)
 
 
 def round_pair(low: Expr, high: Expr) -> Expr:

@@ -28,6 +28,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu import amx
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_pipeline import L
+from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.attention import attend
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
@@ -38,6 +39,7 @@ from mlc_llm.kernels.cpu.attention_shape import (
     split_count,
 )
 from mlc_llm.kernels.cpu.attention_softmax import (
+    cap_scores,
     clear,
     fold,
     seen_score,
@@ -76,7 +78,10 @@ def _begin(shape, given, scratch, block, kv_head):
             r // shape.heads_per_kv, given.blocks[block, 1] - 1
         )
         scratch.place[r] = given.place[scratch.token[r]]
-        clear(shape, scratch.state, r)
+        clear(
+            *(shape, scratch.state, r, given),
+            kv_head * shape.heads_per_kv + r % shape.heads_per_kv,
+        )
         load_query(shape, given, scratch, kv_head, r)
     scratch.oldest[0] = given.place[given.blocks[block, 0]]
     scratch.newest[0] = given.place[given.blocks[block, 0] + given.blocks[block, 1] - 1]
@@ -118,6 +123,7 @@ def _mask(given, scratch, group):
 def _fold_split(shape, given, scratch, group):
     """The split's softmax for the 32 rows of a group, folded into their state."""
     score(shape, scratch, group)
+    cap_scores(shape, L, scratch.scores, scratch.count, PAIR)
     if T.Or(
         (scratch.first[0] + scratch.count[0]) * PAGE > scratch.oldest[0] + 1,
         scratch.first[0] * PAGE <= scratch.newest[0] - given.window[0],
@@ -165,14 +171,21 @@ def _attend_fast(shape, given, fast_tokens):
 
 @cache
 def fast_attention(
-    heads: int, kv_heads: int, head_dim: int, isa: Isa, kv_dtype: str, sink_query: bool = False
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    isa: Isa,
+    kv_dtype: str,
+    sink_query: bool = False,
+    score_cap: float | None = None,
+    learned_sinks: bool = False,
 ) -> PrimFunc:
     """Kernel arguments: those of `attention.attention`, and F int32 [1] before `out`.
 
     The first F[0] tokens are fast. Their query blocks come first, of up to
     `fast_query_block_tokens` tokens each.
     """
-    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query)
+    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks)
 
     @T.prim_func(private=True, s_tir=True)
     def attention_of_fast_and_exact(
@@ -182,6 +195,7 @@ def fast_attention(
         blocks: T.handle,
         page_ids: T.handle,
         window: T.handle,
+        sinks: T.handle,
         F: T.Buffer((1,), "int32"),
         out: T.handle,
     ):
@@ -196,11 +210,12 @@ def fast_attention(
         B = T.match_buffer(blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
+        SINKS = T.match_buffer(sinks, (heads,), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
             if F[0] > 0:
-                _attend_fast(shape, Arguments(Q, P, AT, B, IDS, W, O, m, b, n), F[0])
+                _attend_fast(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, O, m, b, n), F[0])
             if F[0] < m:
-                attend(shape, Arguments(Q, P, AT, B, IDS, W, O, m, b, n), F[0])
+                attend(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, O, m, b, n), F[0])
 
-    return attention_of_fast_and_exact
+    return without(attention_of_fast_and_exact, *(() if learned_sinks else ("SINKS",)))

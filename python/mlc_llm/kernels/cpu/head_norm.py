@@ -1,7 +1,9 @@
-"""RMS norms of single heads, as queries and keys have them in some models (Henry et al. 2020).
+"""RMS norms of queries and keys (Henry et al. 2020): of single heads, or of all of a token.
 
     in parallel, for each token, for each head of a range:
         head = head / sqrt(mean(head^2) + eps) * weight
+
+All heads of a token together are one long head.
 
 x         float32 [m, width], changed in place
 weight    float32 [head_dim], one for each range of heads
@@ -12,10 +14,12 @@ inverse   float32 [1]: 1 / sqrt(mean + eps)
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at, reduce_sum, splat
 
 L = 8
@@ -48,48 +52,33 @@ def _norm_heads(x, weight, row, first_column, heads, eps):
             )
 
 
+class NormedHeads(NamedTuple):
+    """Heads side by side, from column `start` on, which are normalised each on its own."""
+
+    start: int
+    heads: int
+    head_dim: int
+
+
 @cache
 def head_norm(
-    width: int, head_dim: int, ranges: tuple[tuple[int, int], ...], eps: float
+    width: int, first: NormedHeads, second: NormedHeads | None = None, *, eps: float
 ) -> PrimFunc:
-    """Kernel arguments: a weight float32 [head_dim] for each range (one or two); x float32
-    [m, width], changed in place.
+    """Kernel arguments: a weight float32 [head_dim] for `first`, and one for `second` if there is
+    one; x float32 [m, width], changed in place."""
+    sizes = first.head_dim, (second or first).head_dim
 
-    ranges: the first column, and the number of heads from there on.
-    """
-    if len(ranges) == 1:
-        return _one_range(width, head_dim, ranges[0], eps)
-    return _two_ranges(width, head_dim, ranges[0], ranges[1], eps)
-
-
-def _one_range(width: int, head_dim: int, heads: tuple[int, int], eps: float) -> PrimFunc:
-    """`head_norm` of one range."""
+    @T.inline
+    def one_row(x, weight, other, row):
+        """Normalises the heads of a row."""
+        _norm_heads(x, weight, row, first.start, first.heads, eps)
+        if second is not None:
+            _norm_heads(x, other, row, second.start, second.heads, eps)
 
     @T.prim_func(private=True, s_tir=True)
-    def one_range(weight: T.Buffer((head_dim,), "float32"), x: T.handle):
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        X = T.match_buffer(x, (m, width), "float32")
-        with T.sblock("root"):
-            if m >= MANY:
-                for row in T.parallel(m):
-                    _norm_heads(X, weight, row, heads[0], heads[1], eps)
-            else:
-                for row in T.serial(m):
-                    _norm_heads(X, weight, row, heads[0], heads[1], eps)
-
-    return one_range
-
-
-def _two_ranges(
-    width: int, head_dim: int, first: tuple[int, int], second: tuple[int, int], eps: float
-) -> PrimFunc:
-    """`head_norm` of two ranges."""
-
-    @T.prim_func(private=True, s_tir=True)
-    def two_ranges(
-        weight: T.Buffer((head_dim,), "float32"),
-        other: T.Buffer((head_dim,), "float32"),
+    def norm_heads(
+        weight: T.Buffer((sizes[0],), "float32"),
+        other: T.Buffer((sizes[1],), "float32"),
         x: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -98,11 +87,9 @@ def _two_ranges(
         with T.sblock("root"):
             if m >= MANY:
                 for row in T.parallel(m):
-                    _norm_heads(X, weight, row, first[0], first[1], eps)
-                    _norm_heads(X, other, row, second[0], second[1], eps)
+                    one_row(X, weight, other, row)
             else:
                 for row in T.serial(m):
-                    _norm_heads(X, weight, row, first[0], first[1], eps)
-                    _norm_heads(X, other, row, second[0], second[1], eps)
+                    one_row(X, weight, other, row)
 
-    return two_ranges
+    return without(norm_heads, *(() if second else ("other",)))

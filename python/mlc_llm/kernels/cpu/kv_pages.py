@@ -11,7 +11,8 @@ rope_append:
         with sink_query:      the same once more, turned by sink_position
         for each KV head:     page keys = turn(key, position), transposed;  page values = value
 
-turn: with cosines and sines of a position, elements i and i + head_dim/2 of a head are a pair:
+turn: with cosines and sines of a position, elements i and i + dim/2 of the first `dim` elements of
+a head are a pair; the others stay:
     low, high = low * cos - high * sin, high * cos + low * sin
 """
 
@@ -19,44 +20,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
-from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, lanes_at, splat
-from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.cpu.rotation import Columns, Heads, L, Turn, query_factor, turned
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.types import Buffer
 
-L = 8
 COPY_LANES = 16
 MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Sizes of `rope_append`, whose arguments they are."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    offsets: tuple[int, int, int]
-    kv_dtype: str
-    scale: float
-
-    @property
-    def half(self) -> int:
-        """Pairs of a head."""
-        return self.head_dim // 2
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The buffers of `rope_append`, which describes them."""
+    """The arguments of `rope_append`, which describes them."""
 
-    q: Buffer
-    k: Buffer
-    v: Buffer
+    q: Columns
+    k: Columns
+    v: Columns
     rope: Buffer
     position: Buffer
     sink_position: Buffer
@@ -65,53 +52,71 @@ class Rows:
     rotated: Buffer
 
 
-def _turned(
-    x: Buffer, row: Expr, column: Index, rope: Buffer, position: Expr, i: Expr, is_low: bool
-) -> Expr:
-    """Elements i on of the low or high half of the rotated head that starts at a column of x."""
-    half = int(rope.shape[2])
-    low, high = x[row, lanes_at(column + i, L)], x[row, lanes_at(column + half + i, L)]
-    cos, sin = (rope[position, kind, lanes_at(i, L)] for kind in (0, 1))
-    return low * cos - high * sin if is_low else high * cos + low * sin
+@T.inline
+def _copy_rest(sizes, rows, row, column, out, factor):
+    """The elements of a query that stay, multiplied by `factor`; they begin at that column."""
+    lanes = T.meta_var(sizes.rest_lanes)
+    for i in T.serial(sizes.rest // lanes):
+        rows.rotated[row, lanes_at(out + i * lanes, lanes)] = rows.q.at(
+            row, column + i * lanes, lanes
+        ) * splat(factor, lanes)
 
 
 @T.inline
-def _rotate_queries(sizes, rows, row, position, column):
-    """All queries of a token, turned and scaled, from that column of `rotated` on."""
+def _rotate_queries(sizes, rows, row, position, column, factor):
+    """All queries of a token, turned and multiplied by `factor`, from that column of `rotated`
+    on."""
     half = T.meta_var(sizes.half)
-    scale = T.meta_var(splat(T.float32(LOG2E * sizes.scale), L))
+    lanes = T.meta_var(sizes.lanes)
+    turn = T.meta_var(Turn(rows.rope, position[row]))
     for h in T.serial(sizes.heads):
-        head = T.meta_var(sizes.offsets[0] + h * sizes.head_dim)
+        head = T.meta_var(rows.q.start + h * sizes.head_dim)
         out = T.meta_var(column + h * sizes.head_dim)
-        for i in T.serial(half // L):
-            rows.rotated[row, lanes_at(out + i * L, L)] = (
-                _turned(rows.q, row, head, rows.rope, position[row], i * L, True) * scale
+        if half > 0:
+            for i in T.serial(half // lanes):
+                rows.rotated[row, lanes_at(out + i * lanes, lanes)] = turned(
+                    sizes, rows.q, row, head, turn, i * lanes, True
+                ) * splat(factor, lanes)
+                rows.rotated[row, lanes_at(out + half + i * lanes, lanes)] = turned(
+                    sizes, rows.q, row, head, turn, i * lanes, False
+                ) * splat(factor, lanes)
+        if sizes.rest > 0:
+            _copy_rest(sizes, rows, row, head + sizes.rope_dim, out + sizes.rope_dim, factor)
+
+
+@T.inline
+def _turn_key(sizes, rows, row, head, key):
+    """key, float32 [head_dim]: the key that begins at that column, turned."""
+    half = T.meta_var(sizes.half)
+    lanes = T.meta_var(sizes.lanes)
+    rest = T.meta_var(sizes.rest_lanes)
+    turn = T.meta_var(Turn(rows.rope, rows.position[row]))
+    if half > 0:
+        for i in T.serial(half // lanes):
+            key[lanes_at(i * lanes, lanes)] = turned(
+                sizes, rows.k, row, head, turn, i * lanes, True
             )
-            rows.rotated[row, lanes_at(out + half + i * L, L)] = (
-                _turned(rows.q, row, head, rows.rope, position[row], i * L, False) * scale
+            key[lanes_at(half + i * lanes, lanes)] = turned(
+                sizes, rows.k, row, head, turn, i * lanes, False
+            )
+    if sizes.rest > 0:
+        for i in T.serial(sizes.rest // rest):
+            key[lanes_at(sizes.rope_dim + i * rest, rest)] = rows.k.at(
+                row, head + sizes.rope_dim + i * rest, rest
             )
 
 
 @T.inline
 def _store_head(sizes, rows, row, h, key):
     """A token's key and value of KV head h into its page; key: float32 [head_dim], scratch."""
-    half = T.meta_var(sizes.half)
-    head = T.meta_var(sizes.offsets[1] + h * sizes.head_dim)
     page = T.meta_var(rows.slot[row] // PAGE)
     place = T.meta_var(rows.slot[row] % PAGE)
-    for i in T.serial(half // L):
-        key[lanes_at(i * L, L)] = _turned(
-            rows.k, row, head, rows.rope, rows.position[row], i * L, True
-        )
-        key[lanes_at(half + i * L, L)] = _turned(
-            rows.k, row, head, rows.rope, rows.position[row], i * L, False
-        )
+    _turn_key(sizes, rows, row, rows.k.start + h * sizes.head_dim, key)
     for d in T.serial(sizes.head_dim):
         rows.pages[page, h, 0, d * PAGE + place] = T.cast(key[d], sizes.kv_dtype)
     for i in T.serial(sizes.head_dim // L):
         rows.pages[page, h, 1, lanes_at(place * sizes.head_dim + i * L, L)] = T.cast(
-            rows.v[row, lanes_at(sizes.offsets[2] + h * sizes.head_dim + i * L, L)],
-            f"{sizes.kv_dtype}x{L}",
+            rows.v.at(row, rows.v.start + h * sizes.head_dim + i * L, L), f"{sizes.kv_dtype}x{L}"
         )
 
 
@@ -119,44 +124,61 @@ def _store_head(sizes, rows, row, h, key):
 def _append_token(sizes, rows, row, sink_query):
     """A token's queries into `rotated`, its keys and values into its page."""
     key = T.alloc_buffer((sizes.head_dim,), "float32")
-    _rotate_queries(sizes, rows, row, rows.position, 0)
+    if sizes.query_scaling is None:
+        _rotate_queries(sizes, rows, row, rows.position, 0, query_factor(sizes, 0))
+    else:
+        factor = T.alloc_buffer((1,), "float32")
+        factor[0] = query_factor(sizes, rows.position[row])
+        _rotate_queries(sizes, rows, row, rows.position, 0, factor[0])
     if sink_query:
-        _rotate_queries(sizes, rows, row, rows.sink_position, sizes.heads * sizes.head_dim)
+        _rotate_queries(
+            *(sizes, rows, row, rows.sink_position),
+            *(sizes.heads * sizes.head_dim, query_factor(sizes, 0)),
+        )
     for h in T.serial(sizes.kv_heads):
         _store_head(sizes, rows, row, h, key)
 
 
 @cache
 def rope_append(
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
+    sizes: Heads,
     widths: tuple[int, int, int],
     offsets: tuple[int, int, int],
-    kv_dtype: str,
-    scale: float,
     sink_query: bool = False,
+    has_bias: bool = False,
 ) -> PrimFunc:
     """Rotates queries and keys (halves paired, as GPT-NeoX), stores keys and values in pages.
 
     q, k, v      float32 [m, widths[i]]: each starts at column offsets[i] (they may be one tensor)
-    rope         float32 [n, 2, head_dim/2]: cosines, then sines, of every position
+    q_bias, ...  float32 [heads * head_dim] and twice [kv_heads * head_dim], added to them; there
+                 are none unless `has_bias`
+    rope         float32 [n, 2, rope_dim/2]: cosines, then sines, of every position; there is none
+                 if nothing turns
     position     int32 [m], each below n; sink_position as well
     slot         int32 [m]: page * PAGE + place in the page
     pages        changed in place
-    rotated      float32 [m, heads * head_dim]: queries, scaled by log2(e) * scale
+    rotated      float32 [m, heads * head_dim]: queries, scaled as `Heads` says
 
     sink_query: each row of `rotated` has a second query behind the first, turned by `sink_position`
     (which is not read otherwise).
     """
-    sizes = Heads(heads, kv_heads, head_dim, offsets, kv_dtype, scale)
-    width = (2 if sink_query else 1) * heads * head_dim
+    assert not (sink_query and sizes.query_scaling), "positions that turn sinks are no others"
+    heads, kv_heads, head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+    width, kv_width = (2 if sink_query else 1) * heads * head_dim, kv_heads * head_dim
+
+    def parts(*buffers: Buffer) -> list[Columns]:
+        """The columns of a tensor and of its bias, three times."""
+        biases = buffers[3:] if has_bias else (None,) * 3
+        return [Columns(*one) for one in zip(buffers[:3], offsets, biases, strict=True)]
 
     @T.prim_func(private=True, s_tir=True)
     def append(
         q: T.handle,
         k: T.handle,
         v: T.handle,
+        q_bias: T.handle,
+        k_bias: T.handle,
+        v_bias: T.handle,
         rope: T.handle,
         position: T.handle,
         sink_position: T.handle,
@@ -171,14 +193,17 @@ def rope_append(
         Q = T.match_buffer(q, (m, widths[0]), "float32")
         K = T.match_buffer(k, (m, widths[1]), "float32")
         V = T.match_buffer(v, (m, widths[2]), "float32")
-        R = T.match_buffer(rope, (n, 2, head_dim // 2), "float32")
+        Q_BIAS = T.match_buffer(q_bias, (heads * head_dim,), "float32")
+        K_BIAS = T.match_buffer(k_bias, (kv_width,), "float32")
+        V_BIAS = T.match_buffer(v_bias, (kv_width,), "float32")
+        R = T.match_buffer(rope, (n, 2, sizes.half), "float32")
         POS = T.match_buffer(position, (m,), "int32")
         SINK = T.match_buffer(sink_position, (m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), sizes.kv_dtype)
         O = T.match_buffer(rotated, (m, width), "float32")
         with T.sblock("root"):
-            rows = T.meta_var(Rows(Q, K, V, R, POS, SINK, S, P, O))
+            rows = T.meta_var(Rows(*parts(Q, K, V, Q_BIAS, K_BIAS, V_BIAS), R, POS, SINK, S, P, O))
             if m >= MANY:
                 for row in T.parallel(m):
                     _append_token(sizes, rows, row, sink_query)
@@ -186,7 +211,8 @@ def rope_append(
                 for row in T.serial(m):
                     _append_token(sizes, rows, row, sink_query)
 
-    return append
+    biases = () if has_bias else ("Q_BIAS", "K_BIAS", "V_BIAS")
+    return without(append, *biases, *(() if sizes.half else ("R",)))
 
 
 @cache

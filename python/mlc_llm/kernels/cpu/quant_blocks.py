@@ -2,13 +2,12 @@
 
     for row in rows of X:                             parallel, unless they are few
       for b in quant blocks of the row:
-        v = columns of b: plain, normalised or gated (`activation.py`)
+        v = what the kind makes of the columns of b   `input_kinds.py`
         scale = max |v| / LIMIT
         q = round(v / scale)
         Y[row] = planes of q, sums of q by group of 32, scale
 
-X       float32 [m, k], or [m, 2 k] for gates; see `activation.py`
-weight  float32 [k] for a norm
+X, weight and bias: see `input_kinds.py`
 Y       int32 [m, row_width(k)], of each row:
         * the high plane of all its values, then the low plane, each group as in `dot.py`
         * the sum of each group of 32 values, from `sums_start` on
@@ -25,15 +24,14 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.activation import (
-    each_row,
+from mlc_llm.kernels.cpu.activation import each_row, magnitude, pack_plane, rounded, set_scale
+from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.cpu.input_kinds import (
+    KINDS,
+    Given,
+    find_statistics,
     input_width,
-    inverse_rms,
     load,
-    magnitude,
-    pack_plane,
-    rounded,
-    set_scale,
     weight_shape,
 )
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_sum, splat
@@ -74,62 +72,62 @@ def row_width(k: int) -> int:
 
 @cache
 def quantize_blocks(kind: str, k: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
-    """Kernel of (X, weight, Y); kind and eps as in `activation.quantize`."""
+    """Kernel of (X, weight, bias, Y); kind and eps as in `activation.quantize`."""
     width, rows = input_width(kind, k), QuantizedRows(kind, k, isa)
 
     @T.inline
-    def one_row(X, weight, Y, row):
+    def one_row(given, Y, row):
         """Quantises a row."""
-        inv = T.alloc_buffer((1,), "float32")
-        if kind == "norm":
-            inverse_rms(X, row, k, eps, inv)
-        rows.quantize(X, weight, Y, row, inv)
+        inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
+        find_statistics(kind, given.x, row, k, eps, inv)
+        rows.quantize(given, Y, row, inv)
 
     @T.prim_func(private=True, s_tir=True)
-    def quantize_row_blocks(x: T.handle, weight: T.handle, y: T.handle):
+    def quantize_row_blocks(x: T.handle, weight: T.handle, bias: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, width), "float32")
         N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(bias, (k,), "float32")
         Y = T.match_buffer(y, (m, row_width(k)), "int32")
         with T.sblock("root"):
-            each_row(one_row, m, X, N, Y)
+            each_row(one_row, m, Given(X, N, BIAS), Y)
 
-    return quantize_row_blocks
+    return without(quantize_row_blocks, *KINDS[kind].unread)
 
 
 class QuantizedRows:
-    """Statements that quantise a row; inv[0]: what `inverse_rms` says of the row."""
+    """Statements that quantise a row; inv: what `find_statistics` says of the row."""
 
     def __init__(self, kind: str, k: int, isa: Isa) -> None:
         self.kind, self.k, self.isa = kind, k, isa
         self.lane = lanes_at(0, QUADS)
 
     @T.inline
-    def quantize(self, X, weight, Y, row, inv):
+    def quantize(self, given, Y, row, inv):
         """All quant blocks of a row."""
         for block in T.serial(quant_blocks(self.k)):
-            self.quantize_block(X, weight, Y, row, block, inv)
+            self.quantize_block(given, Y, row, block, inv)
 
     @T.inline
-    def quantize_block(self, X, weight, Y, row, block, inv):
+    def quantize_block(self, given, Y, row, block, inv):
         """Finds the scale of a quant block, then writes its groups."""
         scale = T.alloc_buffer((1,), "float32")
         step = T.alloc_buffer((1,), "float32")
         v = T.alloc_buffer((BLOCK_GROUPS, 4, QUADS), "float32")
-        self.find_scale(X, weight, Y, row, block, v, inv, scale, step)
+        self.find_scale(given, Y, row, block, v, inv, scale, step)
         for g in T.serial(T.min(BLOCK_GROUPS, self.k // GROUP - block * BLOCK_GROUPS)):
             self.store_group(Y, row, block * BLOCK_GROUPS + g, v, g, step)
 
     @T.inline
-    def find_scale(self, X, weight, Y, row, block, v, inv, scale, step):
+    def find_scale(self, given, Y, row, block, v, inv, scale, step):
         """Loads a quant block to v and writes its scale; step[0] = 1 / scale[0] or 0."""
         top = T.alloc_buffer((QUADS,), "int32")
         top[self.lane] = splat(T.int32(0), QUADS)
         for g in T.serial(T.min(BLOCK_GROUPS, self.k // GROUP - block * BLOCK_GROUPS)):
             for i in T.unroll(4):
                 v[g, i, self.lane] = load(
-                    *(self.kind, X, weight, row, (block * BLOCK_GROUPS + g) * GROUP + i * QUADS),
+                    *(self.kind, given, row, (block * BLOCK_GROUPS + g) * GROUP + i * QUADS),
                     *(self.k, inv, QUADS),
                 )
                 top[self.lane] = T.max(top[self.lane], magnitude(v[g, i, self.lane], QUADS))

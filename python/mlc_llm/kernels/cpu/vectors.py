@@ -49,6 +49,40 @@ def exp2(x: Expr, lanes: int) -> Expr:
     return power * T.reinterpret(bits, dtype=f"float32x{lanes}")
 
 
+def tanh(x: Expr, lanes: int) -> Expr:
+    """tanh(x) for float32 lanes, relative error below 3e-7; a NaN stays.
+
+    As in the Cephes library: a polynomial below 0.625, 1 - 2 / (e^(2x) + 1) above.
+    """
+    one, square, size = fsplat(1.0, lanes), x * x, T.abs(x)
+    small = fsplat(-5.70498872745e-3, lanes)
+    for term in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
+        small = small * square + fsplat(term, lanes)
+    power = exp2(T.min(size * fsplat(2 * LOG2E, lanes), fsplat(64.0, lanes)), lanes)
+    large = one - fsplat(2.0, lanes) / (power + one)
+    large = T.Select(x < fsplat(0.0, lanes), fsplat(0.0, lanes) - large, large)
+    return T.Select(size > fsplat(0.625, lanes), large, small * square * x + x)
+
+
+def capped(x: Expr, cap: float | None, lanes: int) -> Expr:
+    """cap * tanh(x / cap); x itself where there is no cap."""
+    if cap is None:
+        return x
+    return tanh(x * fsplat(1.0 / cap, lanes), lanes) * fsplat(cap, lanes)
+
+
+def erf(x: Expr, lanes: int) -> Expr:
+    """The error function for float32 lanes, error below 5e-7; a NaN stays (Abramowitz and Stegun
+    1964, 7.1.26)."""
+    size = T.abs(x)
+    t = fsplat(1.0, lanes) / (fsplat(0.3275911, lanes) * size + fsplat(1.0, lanes))
+    rest = fsplat(1.061405429, lanes)
+    for term in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        rest = rest * t + fsplat(term, lanes)
+    result = fsplat(1.0, lanes) - rest * t * exp2(size * size * fsplat(-LOG2E, lanes), lanes)
+    return T.Select(x < fsplat(0.0, lanes), fsplat(0.0, lanes) - result, result)
+
+
 def reduce_max(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
     """Largest of the first `lanes` elements (of a row), in a fixed order."""
     return _fold(T.max, _elements(buffer, lanes, row))

@@ -1,0 +1,89 @@
+"""Sums and functions of single numbers.
+
+add:      x += scale * (y + bias); without y, x += scale * bias
+changed:  y = cap * tanh(factor * x / cap)
+
+x, y      float32 [m, width]; `add` changes x in place
+bias      float32 [width]
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, capped, fsplat, lanes_at
+from mlc_llm.kernels.types import Expr
+
+L = 8
+MANY = 8
+"""Tokens from which on a second thread is worth its wake-up."""
+STRETCH = 4096
+"""Columns of a row that one task changes, at most."""
+
+
+def _times(x: Expr, factor: float) -> Expr:
+    """x * factor; nothing is computed for a factor of 1."""
+    return x if factor == 1.0 else x * fsplat(factor, L)
+
+
+@cache
+def add(width: int, scale: float = 1.0, *, has_y: bool = True, has_bias: bool = False) -> PrimFunc:
+    """Kernel arguments: y and bias, as far as it has them, then x. width is a multiple of L."""
+    assert has_y or has_bias
+
+    @T.inline
+    def one_row(X, Y, bias, row):
+        """Changes a row."""
+        for i in T.serial(width // L):
+            at = T.meta_var(lanes_at(i * L, L))
+            if has_y and has_bias:
+                X[row, at] = X[row, at] + _times(Y[row, at] + bias[at], scale)
+            elif has_y:
+                X[row, at] = X[row, at] + _times(Y[row, at], scale)
+            else:
+                X[row, at] = X[row, at] + _times(bias[at], scale)
+
+    @T.prim_func(private=True, s_tir=True)
+    def add_rows(y: T.handle, bias: T.handle, x: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        Y = T.match_buffer(y, (m, width), "float32")
+        BIAS = T.match_buffer(bias, (width,), "float32")
+        X = T.match_buffer(x, (m, width), "float32")
+        with T.sblock("root"):
+            if m >= MANY:
+                for row in T.parallel(m):
+                    one_row(X, Y, BIAS, row)
+            else:
+                for row in T.serial(m):
+                    one_row(X, Y, BIAS, row)
+
+    return without(add_rows, *(() if has_y else ("Y",)), *(() if has_bias else ("BIAS",)))
+
+
+@cache
+def changed(width: int, factor: float = 1.0, cap: float | None = None) -> PrimFunc:
+    """Kernel arguments: x, y. width is a multiple of L; without a cap nothing is capped."""
+    stretches = -(-width // STRETCH)
+
+    @T.prim_func(private=True, s_tir=True)
+    def change(x: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, width), "float32")
+        Y = T.match_buffer(y, (m, width), "float32")
+        with T.sblock("root"):
+            for u in T.parallel(m * stretches):
+                for i in T.serial(
+                    u % stretches * (STRETCH // L),
+                    T.min((u % stretches + 1) * (STRETCH // L), width // L),
+                ):
+                    Y[u // stretches, lanes_at(i * L, L)] = capped(
+                        _times(X[u // stretches, lanes_at(i * L, L)], factor), cap, L
+                    )
+
+    return change
