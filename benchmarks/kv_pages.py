@@ -29,7 +29,7 @@ from tvm.relax.frontend.nn.llm.kv_cache import (
 )
 from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_position_map
 
-from mlc_llm.backends.base import LayerInputs
+from mlc_llm.backends.base import LayerInputs, Part
 from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.ops import CpuOps
@@ -78,7 +78,7 @@ class Ours(nn.Module):  # type: ignore[misc]
         page_ids: Tensor, window: Tensor, pages: list[Tensor],
     ) -> Tensor:  # fmt: skip
         ops = CpuOps(ISA)
-        parts = [(x, 0), (x, HEADS * DIM), (x, (HEADS + KV_HEADS) * DIM)]
+        parts = [Part(x, at * DIM) for at in (0, HEADS, HEADS + KV_HEADS)]
         for layer in range(LAYERS):
             ops.begin_layer()
             inputs = LayerInputs(

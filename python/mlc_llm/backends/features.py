@@ -23,7 +23,7 @@ from mlc_llm.models.spec import (
 if TYPE_CHECKING:
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.backends.base import ExpertMatrices, Input, Matrix, StateInputs
+    from mlc_llm.backends.base import ExpertMatrices, Input, Matrix
 
 Feature: TypeAlias = Literal[
     "score caps",
@@ -142,17 +142,3 @@ class PlainOps:
 
     def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
         raise AssertionError("gates of shared experts were not refused")
-
-    def short_conv(
-        self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
-    ) -> Input:
-        raise AssertionError("short convolutions were not refused")
-
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        raise AssertionError("experts were not refused")
-
-    def scaled(self, x: Tensor, factor: float) -> Tensor:
-        raise AssertionError("multipliers were not refused")
-
-    def capped(self, x: Tensor, cap: float) -> Tensor:
-        raise AssertionError("caps were not refused")

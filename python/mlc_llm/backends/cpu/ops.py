@@ -276,9 +276,7 @@ class CpuOps(PlainOps):
         if parts[0].tensor is parts[1].tensor:
             x = self._added(parts[0].tensor, None, op.concat([part.bias for part in parts], dim=0))
             return [part._replace(tensor=x, bias=None) for part in parts]
-        return [
-            Part(self._added(part.tensor, None, part.bias), part.start) for part in parts
-        ]
+        return [Part(self._added(part.tensor, None, part.bias), part.start) for part in parts]
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
         plain = query_block_tokens(spec.heads, spec.kv_heads, self._isa)

@@ -11,22 +11,18 @@ rope_append:
         with sink_query:      the same once more, turned by sink_position
         for each KV head:     page keys = turn(key, position), transposed;  page values = value
 
-turn: with cosines and sines of a position, elements i and i + dim/2 of the first `dim` elements of
-a head are a pair; the others stay:
-    low, high = low * cos - high * sin, high * cos + low * sin
+turn: see `rotation.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import gcd
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
-from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.rotation import Columns, Heads, L, Turn, query_factor, turned
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
@@ -125,7 +121,7 @@ def _append_token(sizes, rows, row, sink_query):
     """A token's queries into `rotated`, its keys and values into its page."""
     key = T.alloc_buffer((sizes.head_dim,), "float32")
     if sizes.query_scaling is None:
-        _rotate_queries(sizes, rows, row, rows.position, 0, query_factor(sizes, 0))
+        _rotate_queries(sizes, rows, row, rows.position, 0, query_factor(sizes))
     else:
         factor = T.alloc_buffer((1,), "float32")
         factor[0] = query_factor(sizes, rows.position[row])
@@ -133,7 +129,7 @@ def _append_token(sizes, rows, row, sink_query):
     if sink_query:
         _rotate_queries(
             *(sizes, rows, row, rows.sink_position),
-            *(sizes.heads * sizes.head_dim, query_factor(sizes, 0)),
+            *(sizes.heads * sizes.head_dim, query_factor(sizes)),
         )
     for h in T.serial(sizes.kv_heads):
         _store_head(sizes, rows, row, h, key)
@@ -166,10 +162,9 @@ def rope_append(
     heads, kv_heads, head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
     width, kv_width = (2 if sink_query else 1) * heads * head_dim, kv_heads * head_dim
 
-    def parts(*buffers: Buffer) -> list[Columns]:
-        """The columns of a tensor and of its bias, three times."""
-        biases = buffers[3:] if has_bias else (None,) * 3
-        return [Columns(*one) for one in zip(buffers[:3], offsets, biases, strict=True)]
+    def columns(x: Buffer, i: int, bias: Buffer) -> Columns:
+        """Where queries (0), keys (1) or values (2) lie."""
+        return Columns(x, offsets[i], bias if has_bias else None)
 
     @T.prim_func(private=True, s_tir=True)
     def append(
@@ -203,7 +198,12 @@ def rope_append(
         P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), sizes.kv_dtype)
         O = T.match_buffer(rotated, (m, width), "float32")
         with T.sblock("root"):
-            rows = T.meta_var(Rows(*parts(Q, K, V, Q_BIAS, K_BIAS, V_BIAS), R, POS, SINK, S, P, O))
+            rows = T.meta_var(
+                Rows(
+                    *(columns(Q, 0, Q_BIAS), columns(K, 1, K_BIAS), columns(V, 2, V_BIAS)),
+                    *(R, POS, SINK, S, P, O),
+                )
+            )
             if m >= MANY:
                 for row in T.parallel(m):
                     _append_token(sizes, rows, row, sink_query)

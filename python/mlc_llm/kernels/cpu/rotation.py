@@ -87,10 +87,10 @@ def turned(
     return low * cos - high * sin if is_low else high * cos + low * sin
 
 
-def query_factor(sizes: Heads, position: Expr) -> Expr:
-    """What the queries of a token at that position are multiplied by."""
+def query_factor(sizes: Heads, position: Expr | None = None) -> Expr:
+    """What queries are multiplied by; position: of the token, if queries are scaled by it."""
     factor = T.float32(LOG2E * sizes.scale)
-    if sizes.query_scaling is None:
+    if sizes.query_scaling is None or position is None:
         return factor
     beta, context = sizes.query_scaling
     turns = T.cast(T.floordiv(position, context) + 1, "float32")
