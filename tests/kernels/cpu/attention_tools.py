@@ -91,11 +91,13 @@ def attend(
     window: Window = ALL,
     fast: int | None = None,
     for_sinks: Array | None = None,
+    cap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
     """The kernel on these rows; q float32 [m, heads * head_dim], not yet scaled.
 
     fast: how many of the first rows are fast; None: the kernel without fast tokens. for_sinks: a
-    second query for each, like q; None: the kernel without them.
+    second query for each, like q; None: the kernel without them. sinks: learned ones, or none.
     """
     blocks, page_ids, places = [], [], []
     for i, (index, start, end) in enumerate(rows):
@@ -111,7 +113,8 @@ def attend(
     out = np.full_like(q, np.nan)
     kernel = attention if fast is None else fast_attention
     tokens = [sum(end - start for _, start, end in rows[:fast])]
-    shape = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype, for_sinks is not None)
+    shape: tuple[object, ...] = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype)
+    shape += (for_sinks is not None, cap, sinks is not None)
     build(isa, kernel, *shape)(
         scaled,
         cache.only(rows, window),
@@ -119,6 +122,7 @@ def attend(
         np.asarray(blocks, np.int32),
         np.asarray(page_ids, np.int32),
         np.asarray(window, np.int32),
+        *([] if sinks is None else [sinks]),
         *([] if fast is None else [np.asarray(tokens, np.int32)]),
         out,
     )
@@ -156,10 +160,12 @@ def reference(
     *,
     rounding: Rounding = FLOAT32,
     for_sinks: Array | None = None,
+    cap: float | None = None,
+    sinks: Array | None = None,
 ) -> tuple[Array, Array]:
     """Exact attention, and a bound of what such rounding may make of it; float64 like q.
 
-    for_sinks: the queries of the KV splits that hold sinks, if they are not q.
+    for_sinks: the queries of the KV splits that hold sinks, if they are not q. sinks: learned ones.
     """
     heads_per_kv, dim = heads // cache.kv_heads, cache.head_dim
     outs, bounds, first = [], [], 0
@@ -175,11 +181,16 @@ def reference(
         scores = np.einsum("qhd,khd->qhk", own, keys) * dim**-0.5
         of_sinks = -(-window[1] // SPLIT_KEYS) * SPLIT_KEYS
         scores[..., :of_sinks] = np.einsum("qhd,khd->qhk", other, keys[:of_sinks]) * dim**-0.5
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
         scores[~np.broadcast_to(seen, scores.shape)] = -np.inf
+        top, rest = scores.max(axis=2, keepdims=True), np.float64(0)
+        if sinks is not None:
+            top = np.maximum(top, sinks[:, None])
+            rest = np.exp(sinks[:, None] - top)
         largest = np.maximum(np.abs(own), np.abs(other))
         terms = np.einsum("qhd,khd->qhk", largest, np.abs(keys)) * dim**-0.5
-        weights = np.where(seen, np.exp(scores - scores.max(axis=2, keepdims=True)), 0)
-        weights /= weights.sum(axis=2, keepdims=True)
+        weights = np.where(seen, np.exp(scores - top), 0)
+        weights /= weights.sum(axis=2, keepdims=True) + rest
         outs.append(np.einsum("qhk,khd->qhd", weights, values))
         # An error of a score is a relative one of its weight; each page may rescale once more.
         error = accumulated(dim + 6) + rounding.score

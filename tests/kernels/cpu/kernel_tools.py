@@ -24,6 +24,7 @@ from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.kernels.cpu import activation, quant_blocks
+from mlc_llm.kernels.cpu.input_kinds import KINDS
 
 Array = npt.NDArray[Any]
 HALF_ULP = 2.0**-24
@@ -130,21 +131,22 @@ def prepare(
     kind: str = "plain",
     *,
     weight: Array | None = None,
+    bias: Array | None = None,
     eps: float = 0.0,
 ) -> list[Array]:
     """Arguments of `matmul` made from x by the activation kernels."""
-    m, k = len(x), x.shape[1] // (2 if kind == "silu" else 1)
-    other = x if weight is None else weight
+    m, k = len(x), x.shape[1] // (2 if KINDS[kind].is_gated else 1)
+    given = [x, x if weight is None else weight, *([] if bias is None else [bias])]
     if not isa.integer or fmt.is_float:
         y = np.full((m, k), np.nan, np.float32)
-        build(isa, activation.floats, kind, k, isa, eps)(x, other, y)
+        build(isa, activation.floats, kind, k, isa, eps)(*given, y)
         return [y]
     if fmt.is_fixed_point:
         y = np.full((m, quant_blocks.row_width(k)), -1, np.int32)
-        build(isa, quant_blocks.quantize_blocks, kind, k, isa, eps)(x, other, y)
+        build(isa, quant_blocks.quantize_blocks, kind, k, isa, eps)(*given, y)
         return [y]
     y = np.full((m, k // fmt.group, activation.quantized_width(fmt.group)), -1, np.int32)
-    build(isa, activation.quantize, kind, k, fmt.group, isa, eps)(x, other, y)
+    build(isa, activation.quantize, kind, k, fmt.group, isa, eps)(*given, y)
     return [y]
 
 

@@ -14,6 +14,8 @@ from mlc_llm.runtime.batch import SINK_BLOCK
 SHAPES = [(2, 2, 64), (9, 3, 64), (8, 2, 64), (8, 1, 64), (6, 2, 128), (4, 2, 16)]
 """(heads, kv heads, head size): 1, 3, 4 and 8 query heads a key head; the tiny model's size."""
 MORE_SHAPES = [(4, 4, 128), (4, 1, 128), (16, 2, 128), (3, 1, 32), (5, 1, 48), (14, 1, 64)]
+SIZES = [80, 96, 112, 192, 256]
+"""Head sizes of models that the shapes above have not."""
 
 
 def check(isa: Isa, shape: tuple[int, int, int], rows: Rows, window: Window = ALL) -> None:
@@ -104,6 +106,46 @@ def test_more_shapes(isa: Isa, shape: tuple[int, int, int]) -> None:
     for rows in BATCHES.values():
         check(isa, shape, rows)
     check_alone(isa, shape)
+
+
+@each_isa_and("head_dim", SIZES)
+def test_head_sizes(isa: Isa, head_dim: int) -> None:
+    check(isa, (2, 1, head_dim), BATCHES["mixed"])
+    check(isa, (2, 1, head_dim), BATCHES["longer"])
+
+
+@pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
+@pytest.mark.parametrize("cap", [None, 0.9])
+@each_isa()
+def test_caps_and_learned_sinks(isa: Isa, cap: float | None, window: Window) -> None:
+    """Sinks below, among and far above the scores; a token alone gives the same bits."""
+    cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
+    sinks = np.array([-500, -2, -1, 0, 0.5, 1, 2, 4, 300], np.float32)
+    asked = {"window": window, "cap": cap, "sinks": sinks}
+    for rows in BATCHES.values():
+        q = queries(rows, 9, 64)
+        out = attend(isa, 9, cache, rows, q, **asked)  # type: ignore[arg-type]
+        expected, bound = reference(9, cache, rows, q, **asked)  # type: ignore[arg-type]
+        assert (np.abs(out - expected) <= bound).all()
+        assert np.abs(out.reshape(-1, 9, 64)[:, 8]).max() < 1e-30, "the sink has all weight"
+    rows = [(4, 100, 2 * SPLIT_KEYS + 3)]
+    q = queries(rows, 9, 64)
+    out = attend(isa, 9, cache, rows, q, **asked)  # type: ignore[arg-type]
+    for i in (0, 40, len(q) - 1):
+        token = [(4, 100 + i, 101 + i)]
+        alone = attend(isa, 9, cache, token, q[i : i + 1], **asked)  # type: ignore[arg-type]
+        assert alone.tobytes() == out[i : i + 1].tobytes()
+
+
+@each_isa()
+def test_a_cap_alone(isa: Isa) -> None:
+    cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
+    for rows in BATCHES.values():
+        q = 30 * queries(rows, 9, 64)
+        out = attend(isa, 9, cache, rows, q, cap=50.0)
+        expected, bound = reference(9, cache, rows, q, ALL, cap=50.0)
+        assert (np.abs(out - expected) <= bound).all()
+        assert (np.abs(out - reference(9, cache, rows, q, ALL)[0]) > bound).any() or len(q) == 1
 
 
 @each_isa()

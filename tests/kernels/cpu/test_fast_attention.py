@@ -53,6 +53,25 @@ def test_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) 
         assert (out != outcome(shape, ROWS, None, window)).any(axis=1).mean() > 0.9
 
 
+@pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
+@each_isa(with_amx=True)
+def test_caps_and_learned_sinks(isa: Isa, window: Window) -> None:
+    cache = Cache(3, 64, isa.kv_dtype, LENGTHS)
+    q = queries(ROWS, 9, 64)
+    sinks = np.array([-500, -2, -1, 0, 0.5, 1, 2, 4, 300], np.float32)
+    asked = {"window": window, "cap": 0.9, "sinks": sinks}
+    expected, bound = reference(9, cache, ROWS, q, rounding=BFLOAT16, **asked)  # type: ignore[arg-type]
+    outs = [
+        attend(FAST, 9, cache, ROWS, q, fast=count, **asked)  # type: ignore[arg-type]
+        for count in (len(ROWS), 2, None)
+    ]
+    for out in outs:
+        assert (np.abs(out - expected) <= bound).all()
+    tokens = sum(end - start for _, start, end in ROWS[:2])
+    assert outs[1][:tokens].tobytes() == outs[0][:tokens].tobytes()
+    assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
+
+
 @pytest.mark.parametrize("window", [(5, 3), (30, 130)], ids=str)
 @each_isa(with_amx=True)
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:

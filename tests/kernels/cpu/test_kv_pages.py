@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kernel_tools import Array, build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.kv_pages import PAGE, copy_pages, rope_append
+from mlc_llm.kernels.cpu.rotation import Heads
 from mlc_llm.kernels.cpu.vectors import LOG2E
 
 TOKENS, PAGES = 5, 4
@@ -17,10 +20,17 @@ NOT_READ = np.full_like(POSITIONS, 10**6)
 
 
 def rotated(x: Array, rope: Array) -> Array:
-    """float64; halves of a head are pairs. x [m, heads, dim], rope [m, 2, dim / 2]."""
-    low, high = np.split(x.astype(np.float64), 2, axis=2)
+    """float64; of the elements that rope turns, halves are pairs. x [m, heads, head_dim], rope
+    [m, 2, dim / 2]."""
+    turned, rest = np.split(x.astype(np.float64), [2 * rope.shape[2]], axis=2)
+    low, high = np.split(turned, 2, axis=2)
     cos, sin = (rope[:, i, None].astype(np.float64) for i in (0, 1))
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=2)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, rest], axis=2)
+
+
+def sizes_of(isa: Isa, shape: tuple[int, int, int], dim: int | None = None) -> Heads:
+    """dim: elements of a head that turn, if it is not all of them."""
+    return Heads(*shape, isa.kv_dtype, shape[2] ** -0.5, shape[2] if dim is None else dim)
 
 
 @pytest.mark.parametrize("joined", [True, False])
@@ -41,8 +51,7 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
     else:
         inputs, offsets = qkv, (0, 0, 0)
     widths = tuple(part.shape[1] for part in inputs)
-    parts = (heads, kv_heads, dim, widths, offsets, isa.kv_dtype, dim**-0.5)
-    kernel = build(isa, rope_append, *parts)
+    kernel = build(isa, rope_append, sizes_of(isa, shape), widths, offsets)
     kernel(*inputs, rope, POSITIONS, NOT_READ, SLOTS, pages, out)
     rope = rope[POSITIONS]
 
@@ -66,6 +75,43 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
         assert (values[page, :, at] == old_values[page, :, at]).all()
 
 
+@pytest.mark.parametrize("scaling", [None, (0.3, 3)], ids=["", "scaled"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize("head_dim, dim", [(16, 0), (16, 4), (80, 20), (80, 32), (96, 72)])
+@each_isa()
+def test_parts_of_heads_biases_and_scales(
+    isa: Isa, head_dim: int, dim: int, has_bias: bool, scaling: tuple[float, int] | None
+) -> None:
+    """What turns, what is added, and what queries are multiplied by."""
+    rng = np.random.default_rng(4)
+    sizes = replace(sizes_of(isa, (2, 1, head_dim), dim), query_scaling=scaling)
+    x = rng.standard_normal((TOKENS, 4 * head_dim)).astype(np.float32)
+    biases = [rng.standard_normal(n * head_dim).astype(np.float32) for n in (2, 1, 1)]
+    angle = rng.uniform(0, 500, (8, dim // 2))
+    rope = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    pages = np.zeros((PAGES, 1, 2, PAGE * head_dim), isa.kv_dtype)
+    out = np.full((TOKENS, 2 * head_dim), np.nan, np.float32)
+    offsets = (0, 2 * head_dim, 3 * head_dim)
+    kernel = build(isa, rope_append, sizes, (x.shape[1],) * 3, offsets, False, has_bias)
+    given = [*(biases if has_bias else []), *([rope] if dim else [])]
+    kernel(x, x, x, *given, POSITIONS, NOT_READ, SLOTS, pages, out)
+
+    both = x + np.concatenate(biases) if has_bias else x
+    q, k, v = (part.reshape(TOKENS, -1, head_dim) for part in np.split(both, offsets[1:], axis=1))
+    factor = np.full(TOKENS, LOG2E * head_dim**-0.5)
+    if scaling is not None:
+        factor *= 1 + scaling[0] * np.log(1 + POSITIONS // scaling[1])
+    expected = factor[:, None, None] * rotated(q, rope[POSITIONS])
+    assert np.abs(out.reshape(q.shape) - expected).max() <= 2e-6
+    step = np.finfo(pages.dtype).eps
+    for token, slot in enumerate(SLOTS):
+        page, at = divmod(int(slot), PAGE)
+        key = pages[page, 0, 0].reshape(head_dim, PAGE)[:, at]
+        value = pages[page, 0, 1].reshape(PAGE, head_dim)[at]
+        assert np.abs(key - rotated(k, rope[POSITIONS])[token, 0]).max() <= 6 * step
+        assert (value == v[token, 0].astype(pages.dtype)).all()
+
+
 @each_isa()
 def test_a_second_query_for_sinks(isa: Isa) -> None:
     """It is turned by a row of its own; keys, values and the first query are as ever."""
@@ -73,7 +119,7 @@ def test_a_second_query_for_sinks(isa: Isa) -> None:
     x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
     rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
     for_sinks = np.array([3, 0, 2, 2, 1], np.int32)
-    parts = (2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype, 0.25)
+    parts = (sizes_of(isa, (2, 2, 16)), (96,) * 3, (0, 32, 64))
     expected, others = (np.zeros((TOKENS, 32), np.float32) for _ in range(2))
     pages, ignored, same = (np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype) for _ in range(3))
     plain = build(isa, rope_append, *parts)
@@ -92,7 +138,7 @@ def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
     rope = rng.standard_normal((8, 2, 8)).astype(np.float32)
-    kernel = build(isa, rope_append, 2, 2, 16, (96,) * 3, (0, 32, 64), isa.kv_dtype, 0.25)
+    kernel = build(isa, rope_append, sizes_of(isa, (2, 2, 16)), (96,) * 3, (0, 32, 64))
     together = np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype)
     alone, out = together.copy(), np.zeros((TOKENS, 32), np.float32)
     kernel(x, x, x, rope, POSITIONS, NOT_READ, SLOTS, together, out)

@@ -3,15 +3,25 @@
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
+import pytest
 import tvm
 from kernel_tools import build, each_isa
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, exp2, lanes_at, reduce_max, reduce_sum
+from mlc_llm.kernels.cpu.vectors import (
+    SCHEDULED,
+    erf,
+    exp2,
+    lanes_at,
+    reduce_max,
+    reduce_sum,
+    tanh,
+)
 
 N, L = 1 << 16, 8
 
@@ -24,6 +34,20 @@ def exp2_of_all() -> tvm.tirx.PrimFunc:
         with T.sblock("root"):
             for i in T.serial(N // L):
                 Y[lanes_at(i * L, L)] = exp2(X[lanes_at(i * L, L)], L)
+
+    return func
+
+
+@cache
+def bounded_of_all(name: str) -> tvm.tirx.PrimFunc:
+    function = {"tanh": tanh, "erf": erf}[name]
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(X: T.Buffer((N,), "float32"), Y: T.Buffer((N,), "float32")):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+            for i in T.serial(N // L):
+                Y[lanes_at(i * L, L)] = function(X[lanes_at(i * L, L)], L)
 
     return func
 
@@ -51,6 +75,21 @@ def test_exp2(isa: Isa) -> None:
     exact = np.exp2(x.astype(np.float64))
     assert (np.abs(y / exact - 1) <= 2e-7).all()
     assert (y[:4] == exact[:4]).all()
+
+
+@pytest.mark.parametrize("name", ["tanh", "erf"])
+@each_isa()
+def test_bounded_functions(isa: Isa, name: str) -> None:
+    rng = np.random.default_rng(1)
+    x = np.concatenate([rng.uniform(-12, 12, N // 2), rng.uniform(-0.7, 0.7, N - N // 2)])
+    x = x.astype(np.float32)
+    x[:8] = 0, 1e-20, -1e-20, 1e30, -1e30, np.inf, -np.inf, np.nan
+    y = np.zeros_like(x)
+    build(isa, bounded_of_all, name)(x, y)
+    exact = np.array([getattr(math, name)(float(one)) for one in x])
+    assert np.isnan(y[7])
+    y[7] = exact[7] = 0
+    assert (np.abs(y - exact) <= 3e-7 * np.abs(exact)).all()
 
 
 @each_isa()
