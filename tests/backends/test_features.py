@@ -1,4 +1,4 @@
-"""What CPU kernels cannot compute is refused in one line that names the layer and the feature."""
+"""What kernels cannot compute is refused in one line that names the layer and the feature."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlc_llm.backends.cpu import checks
 from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
@@ -90,25 +91,33 @@ OF_MODELS = (
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_refused_before_anything_is_compiled(case: str, tmp_path: Path) -> None:
+def test_refused_before_anything_is_compiled(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feature, make = ASKED[case]
     spec, backend = make(), backend_of("portable")
     start = "the model needs" if feature in OF_MODELS else "layer 1 needs"
     end = "which the portable kernels cannot compute; use --kernels reference"
+    monkeypatch.setattr(checks, "MISSING", {feature})
     with pytest.raises(UnsupportedModel) as error:
         backend.check(spec)
     assert str(error.value) == f"{start} {feature}, {end}"
     with pytest.raises(UnsupportedModel):
         build_library(spec, backend, tmp_path)
     assert list(tmp_path.iterdir()) == []
-    backend_of("reference").check(spec)
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_cpu_kernels_refuse_nothing_else(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    feature, make = ASKED[case]
+    monkeypatch.setattr(checks, "MISSING", set(FEATURES) - {feature, "experts"})
+    backend_of("portable").check(make())
 
 
 @pytest.mark.parametrize("case", ASKED)
 def test_what_a_backend_has_is_not_refused(case: str) -> None:
     feature, make = ASKED[case]
-    has_experts = feature == "biases of experts"
-    refuse_missing(make(), "some", {feature, "experts"} if has_experts else {feature})
+    refuse_missing(make(), "some", {feature, "experts"})
     with pytest.raises(UnsupportedModel, match=feature):
         refuse_missing(make(), "some", set(FEATURES) - {feature})
 
@@ -119,7 +128,14 @@ def test_every_feature_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"hidden": 48}, {"layers": (replace(PLAIN, feed_forward=DenseSpec(40)),)}]
+    "wrong",
+    [
+        {"hidden": 48},
+        {"layers": (replace(PLAIN, feed_forward=DenseSpec(40)),)},
+        {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, head_dim=24)),)},
+        {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, heads=3, kv_heads=1)),)},
+        {"layers": (replace(PLAIN, mixer=ShortConvSpec(64, 3)),), "hidden": 80},
+    ],
 )
 def test_sizes_that_kernels_cannot_compute(wrong: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel, match=r"multiples of 32.*--kernels reference"):
