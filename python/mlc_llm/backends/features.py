@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import (
-    Activation,
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
