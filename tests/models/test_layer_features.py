@@ -134,6 +134,13 @@ CASES = {
             "attn_output.bias": (HIDDEN,),
         },
     ),
+    "biases before norms of heads": Case(
+        every_mixer(qkv_bias=True, qk_norm="head"),
+        more={
+            "attn_q.bias": (QUERY,), "attn_k.bias": (KV,), "attn_v.bias": (KV,),
+            "attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,),
+        },
+    ),
     "biases of the feed-forward network": Case(
         dense_biases,
         more={"ffn_gate.bias": (WIDE,), "ffn_up.bias": (WIDE,), "ffn_down.bias": (HIDDEN,)},

@@ -6,38 +6,31 @@ A product reads its input quantised, so `norm` and `gated` compute nothing and r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part, StateInputs
+from mlc_llm.backends.base import Part, StateInputs
+from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
+from mlc_llm.backends.cpu.in_place import added, added_norm
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.features import PlainOps
 from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
-from mlc_llm.kernels.cpu.add_norm import add_norm
-from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
-from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
 from mlc_llm.kernels.cpu.bf16 import prepare_fast
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
-from mlc_llm.kernels.cpu.elementwise import add, changed
+from mlc_llm.kernels.cpu.elementwise import changed
 from mlc_llm.kernels.cpu.embedding import embedding
-from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attention
-from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
-from mlc_llm.kernels.cpu.head_norm import NormedHeads, head_norm
-from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
-from mlc_llm.kernels.cpu.rotation import Heads
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.short_conv import short_conv
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
-from mlc_llm.models.spec import AttentionSpec, ShortConvSpec
+from mlc_llm.models.spec import ShortConvSpec
 
 FAST_ROLES = ("o", "mlp", "down")
 """Roles of the matrices that are multiplied faster, and less exactly, for `fast_tokens`."""
@@ -68,7 +61,7 @@ class Input:
     """The tensors made of it, by the way in which a matrix reads them (`CpuOps._prepared`)."""
 
 
-class CpuOps(PlainOps):
+class CpuOps(AttentionOps, PlainOps):
     """See `backends.base.Ops`."""
 
     def __init__(self, isa: Isa) -> None:
@@ -132,11 +125,11 @@ class CpuOps(PlainOps):
     ) -> Tensor:
         if scale == 1.0:
             y = self._product(matrix, x, add_to)
-            return y if bias is None else self._added(y, None, bias)
+            return y if bias is None else added(y, None, bias)
         y = self._product(matrix, x)
         if add_to is not None:
-            return self._added(add_to, y, bias, scale)
-        return self.scaled(y if bias is None else self._added(y, None, bias), scale)
+            return added(add_to, y, bias, scale)
+        return self.scaled(y if bias is None else added(y, None, bias), scale)
 
     def _product(
         self, matrix: PackedMatrix, x: Tensor | Input, add_to: Tensor | None = None
@@ -159,23 +152,10 @@ class CpuOps(PlainOps):
         )
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
-        kernel = add_norm(int(y.shape[1]), eps)
-        return op.tensor_ir_inplace_op(
-            kernel, "add_norm", [y, weight, x], 2, float_tensor(*x.shape)
-        )
+        return added_norm(x, y, weight, eps)
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        return self._added(x, y, None, scale)
-
-    def _added(
-        self, x: Tensor, y: Tensor | None, bias: Tensor | None, scale: float = 1.0
-    ) -> Tensor:
-        """x + scale * (y + bias), in place of x."""
-        kernel = add(int(x.shape[1]), scale, has_y=y is not None, has_bias=bias is not None)
-        args = [one for one in (y, bias) if one is not None]
-        return op.tensor_ir_inplace_op(
-            kernel, "add_rows", [*args, x], len(args), float_tensor(*x.shape)
-        )
+        return added(x, y, None, scale)
 
     def scaled(self, x: Tensor, factor: float) -> Tensor:
         if x.ndim == 1:
@@ -195,94 +175,6 @@ class CpuOps(PlainOps):
             [float_tensor(*inputs.state.shape), out],
         )  # fmt: skip
         return y
-
-    def attention(
-        self,
-        spec: AttentionSpec,
-        qkv: Sequence[Part],
-        norms: HeadNorms | None,
-        layer: LayerInputs,
-        learned_sinks: Tensor | None = None,
-    ) -> Tensor:
-        rotated, pages = self._append(spec, qkv, norms, layer)
-        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
-        args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
-        args += [learned_sinks] if spec.learned_sinks else []
-        build: Any = attention
-        if has_fast_attention(dim, self._isa):
-            build = fast_attention
-            args.append(self._fast_tokens)
-        kernel = build(
-            heads, kv_heads, dim, self._isa, self._isa.kv_dtype, spec.sink_query,
-            spec.score_cap, spec.learned_sinks,
-        )  # fmt: skip
-        out = float_tensor(rotated.shape[0], spec.query_width)
-        return self._scratch.call(kernel, "attention", args, out)
-
-    def _append(
-        self,
-        spec: AttentionSpec,
-        qkv: Sequence[Part],
-        norms: HeadNorms | None,
-        layer: LayerInputs,
-    ) -> tuple[Tensor, Tensor]:
-        """Rotated queries, and the pages with the new keys and values."""
-        if norms is not None:
-            qkv = self._head_norms(spec, qkv, norms)
-        tensors, biases = [part.tensor for part in qkv], [part.bias for part in qkv]
-        append = rope_append(
-            _heads(spec, layer.rope, self._isa.kv_dtype),
-            tuple(int(one.shape[1]) for one in tensors), tuple(part.start for part in qkv),
-            spec.sink_query, biases[0] is not None,
-        )  # fmt: skip
-        given = [*tensors, *biases, layer.rope]
-        args = [one for one in given if one is not None]
-        args += [layer.position, layer.sink_position, layer.slot, layer.pages]
-        width = (2 if spec.sink_query else 1) * spec.query_width
-        out = float_tensor(tensors[0].shape[0], width)
-        args += [self._scratch.tensor(out.shape)]
-        pages, rotated = op.tensor_ir_inplace_op(
-            append, "rope_append", args, [len(args) - 2, len(args) - 1],
-            [Tensor.placeholder(layer.pages.shape, self._isa.kv_dtype), out],
-        )  # fmt: skip
-        return rotated, pages
-
-    def _head_norms(
-        self, spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms
-    ) -> Sequence[Part]:
-        """The same parts with normalised queries and keys, in place."""
-        q, k, v = qkv if qkv[0].bias is None else self._biased(qkv)
-        q_heads = _normed_heads(q, spec.query_width, norms.query)
-        k_heads = _normed_heads(k, spec.kv_width, norms.key)
-        weights = [norms.query, norms.key]
-        if q.tensor is k.tensor:
-            x = self._normalised(q.tensor, [q_heads, k_heads], weights, norms.eps)
-            v = v._replace(tensor=x if v.tensor is q.tensor else v.tensor)
-            return q._replace(tensor=x), k._replace(tensor=x), v
-        q_tensor = self._normalised(q.tensor, [q_heads], weights[:1], norms.eps)
-        k_tensor = self._normalised(k.tensor, [k_heads], weights[1:], norms.eps)
-        return q._replace(tensor=q_tensor), k._replace(tensor=k_tensor), v
-
-    def _normalised(
-        self, x: Tensor, heads: Sequence[NormedHeads], weights: Sequence[Tensor], eps: float
-    ) -> Tensor:
-        """x with these heads normalised, in place."""
-        kernel = head_norm(int(x.shape[1]), *heads, eps=eps)
-        out = float_tensor(*x.shape)
-        return op.tensor_ir_inplace_op(kernel, "head_norm", [*weights, x], len(weights), out)
-
-    def _biased(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """The same parts with their biases added."""
-        if parts[0].tensor is parts[1].tensor:
-            x = self._added(parts[0].tensor, None, op.concat([part.bias for part in parts], dim=0))
-            return [part._replace(tensor=x, bias=None) for part in parts]
-        return [Part(self._added(part.tensor, None, part.bias), part.start) for part in parts]
-
-    def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
-        plain = query_block_tokens(spec.heads, spec.kv_heads, self._isa)
-        is_fast = has_fast_attention(spec.head_dim, self._isa)
-        fast = fast_query_block_tokens(spec.heads, spec.kv_heads) if is_fast else plain
-        return AttentionBlocks(plain, fast, KV_SPLIT)
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])
@@ -326,14 +218,6 @@ class CpuOps(PlainOps):
         args = [place, number, masked, allowed, logits]
         return op.tensor_ir_inplace_op(kernel, "edit_rows", args, 4, float_tensor(*logits.shape))
 
-    def copy_pages(
-        self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
-    ) -> Tensor:
-        dtype = self._isa.kv_dtype
-        kernel = copy_pages(spec.kv_heads, spec.head_dim, dtype)
-        out = Tensor.placeholder(pages.shape, dtype)
-        return op.tensor_ir_inplace_op(kernel, "copy_pages_rows", [source, target, pages], 2, out)
-
     def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
         """The input as the matrix reads it, made once."""
         fmt = matrix.fmt
@@ -361,19 +245,3 @@ class CpuOps(PlainOps):
         out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
         kernel = quantize(kind, k, group, isa, eps)
         return self._scratch.call(kernel, f"{kind}_{k}g{group}", args, out)
-
-
-def _heads(spec: AttentionSpec, rope: Tensor | None, kv_dtype: str) -> Heads:
-    """Sizes of the heads of a layer; rope: its table of turns."""
-    scaling = spec.query_scaling
-    return Heads(
-        spec.heads, spec.kv_heads, spec.head_dim, kv_dtype, spec.scale,
-        rope_dim=0 if rope is None else 2 * int(rope.shape[2]),
-        query_scaling=None if scaling is None else (scaling.beta, scaling.context),
-    )  # fmt: skip
-
-
-def _normed_heads(part: Part, width: int, weight: Tensor) -> NormedHeads:
-    """The heads that this weight belongs to; all of a token are one if it is as long as they."""
-    head_dim = int(weight.shape[0])
-    return NormedHeads(part.start, width // head_dim, head_dim)

@@ -1,10 +1,10 @@
 """Sums and functions of single numbers.
 
-add:      x += scale * (y + bias); without y, x += scale * bias
+add:      x[:, :columns] += scale * (y + bias); y or bias may be missing
 changed:  y = cap * tanh(factor * x / cap)
 
 x, y      float32 [m, width]; `add` changes x in place
-bias      float32 [width]
+bias      float32 [columns]
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ def _times(x: Expr, factor: float) -> Expr:
 
 
 @cache
-def add(width: int, scale: float = 1.0, *, has_y: bool = True, has_bias: bool = False) -> PrimFunc:
-    """Kernel arguments: y and bias, as far as it has them, then x. width is a multiple of L."""
+def add(width: int, columns: int, scale: float, *, has_y: bool, has_bias: bool) -> PrimFunc:
+    """Kernel arguments: y and bias, as far as it has them, then x. Both sizes are multiples of
+    L."""
     assert has_y or has_bias
 
     @T.inline
     def one_row(X, Y, bias, row):
         """Changes a row."""
-        for i in T.serial(width // L):
+        for i in T.serial(columns // L):
             at = T.meta_var(lanes_at(i * L, L))
             if has_y and has_bias:
                 X[row, at] = X[row, at] + _times(Y[row, at] + bias[at], scale)
@@ -52,7 +53,7 @@ def add(width: int, scale: float = 1.0, *, has_y: bool = True, has_bias: bool = 
         T.func_attr(SCHEDULED)
         m = T.int32()
         Y = T.match_buffer(y, (m, width), "float32")
-        BIAS = T.match_buffer(bias, (width,), "float32")
+        BIAS = T.match_buffer(bias, (columns,), "float32")
         X = T.match_buffer(x, (m, width), "float32")
         with T.sblock("root"):
             if m >= MANY:
