@@ -134,11 +134,11 @@ CASES = {
             "attn_output.bias": (HIDDEN,),
         },
     ),
-    "biases before norms of heads": Case(
-        every_mixer(qkv_bias=True, qk_norm="head"),
+    "biases before norms": Case(
+        every_mixer(qkv_bias=True, qk_norm="all"),
         more={
             "attn_q.bias": (QUERY,), "attn_k.bias": (KV,), "attn_v.bias": (KV,),
-            "attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,),
+            "attn_q_norm.weight": (QUERY,), "attn_k_norm.weight": (KV,),
         },
     ),
     "biases of the feed-forward network": Case(

@@ -26,6 +26,10 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 LENGTH = 80
 WORST, SAME = 1e-4, 1e-6
 """Of the largest logit."""
+HALF_WORST = 5e-3
+"""The same of kernels that keep keys and values in float16."""
+CPU_KERNELS = ("portable", None, "portable", None)
+"""By seed; None is this machine's."""
 
 
 def exact_logits(model: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
@@ -50,6 +54,21 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
     for chunk in (None, 7, 1):
         assert relative_error(of_file.logits(tokens, chunk=chunk), exact) <= WORST, chunk
     assert relative_error(of_file.logits(tokens), found) <= SAME
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_cpu_kernels_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    """All chunk sizes give the same bits."""
+    model, folder, kernels = random_model(kind, seed), tmp_path / "folder", CPU_KERNELS[seed]
+    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    model.save_pretrained(folder)
+    runner = runner_of_folder(folder, tmp_path, kernels)
+    whole = runner.logits(tokens)
+    limit = HALF_WORST if kernels is None else WORST
+    assert relative_error(whole, exact_logits(model, tokens)) <= limit
+    for chunk in (7, 1):
+        assert runner.logits(tokens, chunk=chunk).tobytes() == whole.tobytes(), chunk
 
 
 @pytest.mark.parametrize("seed", [1, 3])

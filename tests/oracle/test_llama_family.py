@@ -23,6 +23,10 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow, needs_converter]
 LENGTH = 80
 WORST = 1e-4
 """Of the largest logit."""
+HALF_WORST = 5e-3
+"""The same of kernels that keep keys and values in float16."""
+CPU_KERNELS = ("portable", None, "portable", None)
+"""By seed; None is this machine's."""
 HEAD_DIMS, GROUPS, KV_HEADS = (64, 80, 96, 128), (1, 4, 8, 2), (2, 1, 1, 2)
 """By seed."""
 LLAMA3 = {
@@ -126,6 +130,23 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
     runner = runner_of(path, tmp_path, "reference")
     for chunk in (None, 7, 1):
         assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_cpu_kernels_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    """All chunk sizes give the same bits."""
+    from architecture_tools import relative_error, runner_of
+
+    model, kernels = made(kind, seed), CPU_KERNELS[seed]
+    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    with torch.no_grad():
+        exact = model(torch.tensor([tokens])).logits[0].double().numpy()
+    runner = runner_of(converted(model, tmp_path), tmp_path, kernels)
+    whole = runner.logits(tokens)
+    assert relative_error(whole, exact) <= (HALF_WORST if kernels is None else WORST)
+    for chunk in (7, 1):
+        assert runner.logits(tokens, chunk=chunk).tobytes() == whole.tobytes(), chunk
 
 
 def simple(spec: Any) -> Any:
