@@ -128,10 +128,8 @@ def _missing(need: str, kernels: str) -> UnsupportedModel:
 
 
 class PlainOps:
-    """What `Ops` computes for features alone, for a backend that has none of them.
-
-    `Backend.check` has refused every model that would call these.
-    """
+    """What `Ops` computes for experts, for a backend that has none: `Backend.check` has refused
+    every model that would call these."""
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
         raise AssertionError("experts were not refused")

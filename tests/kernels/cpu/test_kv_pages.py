@@ -133,6 +133,17 @@ def test_a_second_query_for_sinks(isa: Isa) -> None:
 
 
 @each_isa()
+def test_queries_that_do_not_turn_are_the_same_for_sinks(isa: Isa) -> None:
+    x = np.random.default_rng(3).standard_normal((TOKENS, 96)).astype(np.float32)
+    pages, out = np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype), np.zeros((TOKENS, 64), "f4")
+    sizes = sizes_of(isa, (2, 2, 16), 0)
+    kernel = build(isa, rope_append, sizes, (96,) * 3, (0, 32, 64), sink_query=True)
+    kernel(x, x, x, POSITIONS, NOT_READ, SLOTS, pages, out)
+    assert np.abs(out[:, :32] - np.float32(LOG2E * 0.25) * x[:, :32]).max() <= 1e-6
+    assert out[:, 32:].tobytes() == out[:, :32].tobytes()
+
+
+@each_isa()
 def test_a_token_is_stored_the_same_in_any_batch(isa: Isa) -> None:
     """So a sequence's pages do not tell with whom it was computed."""
     rng = np.random.default_rng(1)
