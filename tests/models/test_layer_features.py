@@ -110,8 +110,8 @@ def experts(**changes: Any) -> Change:
 
 
 WORST_OF_CPU = {"portable": 1e-5, "avx2": 5e-3, None: 5e-3}
-"""By kernels, None being this machine's: most of them keep keys and values in float16 (3.8e-3 was seen
-where rotations lengthen keys)."""
+"""By kernels, None being this machine's: most of them keep keys and values in float16. Where
+rotations lengthen keys, 3.8e-3 was seen."""
 CASES = {
     "score cap": Case(every_mixer(score_cap=0.7), {"score_cap": 0.7}),
     "learned sinks": Case(every_mixer(learned_sinks=True), more={"attn_sinks.weight": (HEADS,)}),

@@ -6,7 +6,7 @@ from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
-MISSING: frozenset[Feature] = frozenset({"experts", "biases of experts"})
+MISSING: frozenset[Feature] = frozenset({"experts", "biases of experts", "gates of shared experts"})
 
 
 def check(spec: ModelSpec, kernels: str) -> None:
