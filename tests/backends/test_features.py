@@ -66,6 +66,15 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         "biases of experts",
         lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32, bias=True))),
     ),
+    "gates of shared experts": (
+        "gates of shared experts",
+        lambda: model(
+            replace(
+                PLAIN,
+                feed_forward=ExpertsSpec(4, 2, 32, shared_intermediate=32, shared_gate=True),
+            )
+        ),
+    ),
     "no gate": (
         "networks without a gate",
         lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, gated=False))),
@@ -117,7 +126,8 @@ def test_cpu_kernels_refuse_nothing_else(case: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("case", ASKED)
 def test_what_a_backend_has_is_not_refused(case: str) -> None:
     feature, make = ASKED[case]
-    refuse_missing(make(), "some", {feature, "experts"})
+    has_experts = feature in ("biases of experts", "gates of shared experts")
+    refuse_missing(make(), "some", {feature, "experts"} if has_experts else {feature})
     with pytest.raises(UnsupportedModel, match=feature):
         refuse_missing(make(), "some", set(FEATURES) - {feature})
 
