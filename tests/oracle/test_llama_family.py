@@ -71,6 +71,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
+WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+FOLDERS_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral with its window": ("Mistral", {"sliding_window": 24}),
+    "qwen 2 with windows": ("Qwen2", WINDOWS),
+    "smollm 3 with other layers": ("SmolLM3", {"no_rope_layers": [0, 1]}),
+    "gemma 2 with another scale": ("Gemma2", {"query_pre_attn_scalar": 30}),
+    "seed-oss with all biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
+}
 TIED = ("Gemma2", "Gemma3")
 """Converters leave the head out."""
 
@@ -96,11 +104,11 @@ def sizes(seed: int) -> dict[str, Any]:
     }
 
 
-def made(kind: str, seed: int) -> Any:
-    name, more = KINDS[kind]
+def made(name: str, more: dict[str, Any], seed: int) -> Any:
+    """A model of that name. more: fields of its configuration."""
     given = {**sizes(seed), **more}
     if name in TIED:
-        given |= {"tie_word_embeddings": True, "query_pre_attn_scalar": given["head_dim"]}
+        given = {"query_pre_attn_scalar": given["head_dim"], **given, "tie_word_embeddings": True}
     config_class = f"{name}TextConfig" if name == "Gemma3" else f"{name}Config"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(
@@ -116,20 +124,41 @@ def made(kind: str, seed: int) -> Any:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
-    from architecture_tools import relative_error, runner_of
+    from architecture_tools import relative_error, runner_of, runner_of_folder
 
-    model = made(kind, seed)
+    model = made(*KINDS[kind], seed)
     path = converted(model, tmp_path)
     file = GGUFFile.open(path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     of_file = replace(read_gguf(file.metadata, file.tensors).spec, kinds={})
     assert simple(read_config(config)) == simple(of_file)
-    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
-    with torch.no_grad():
-        exact = model(torch.tensor([tokens])).logits[0].double().numpy()
+    tokens, exact = answered(model, seed)
     runner = runner_of(path, tmp_path, "reference")
     for chunk in (None, 7, 1):
         assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+    path.unlink()
+    (tmp_path / "of-folder").mkdir()
+    same = runner_of_folder(tmp_path, tmp_path / "of-folder", "reference")
+    assert relative_error(same.logits(tokens), exact) <= WORST
+
+
+@pytest.mark.parametrize("kind", FOLDERS_ONLY)
+def test_logits_of_what_gguf_files_do_not_say(tmp_path: Path, kind: str) -> None:
+    from architecture_tools import relative_error, runner_of_folder
+
+    model = made(*FOLDERS_ONLY[kind], seed=1)
+    model.save_pretrained(tmp_path)
+    tokens, exact = answered(model, seed=1)
+    runner = runner_of_folder(tmp_path, tmp_path, "reference")
+    for chunk in (None, 7, 1):
+        assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+
+
+def answered(model: Any, seed: int) -> tuple[list[int], Any]:
+    """Random tokens, and all logits of the model."""
+    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    with torch.no_grad():
+        return tokens, model(torch.tensor([tokens])).logits[0].double().numpy()
 
 
 @pytest.mark.parametrize("seed", range(4))
