@@ -186,5 +186,7 @@ def _wrong_shape(tensor: Tensor, expected: Shape) -> ModelFileError:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    number = re.escape(pattern).replace(re.escape("{i}"), r"\d+").replace(re.escape("{e}"), r"\d+")
+    number = re.escape(pattern)
+    for part, fitting in (("{i}", r"\d+"), ("{e}", r"\d+"), ("{any}", ".+")):
+        number = number.replace(re.escape(part), fitting)
     return re.fullmatch(number, name) is not None

@@ -14,6 +14,7 @@ from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.models.registry import architecture_of, read_config
+from mlc_llm.models.tensor_names import has_origin
 from mlc_llm.models.weight_plan import WeightPlan, plan_gguf, wanted_tensors
 from mlc_llm.tokenizers import Tokenizer
 
@@ -78,7 +79,7 @@ def plan_folder(
     """
     names, spec = architecture_of(config).names, read_config(config)
     tensors = plain_tensors(config, tensors)
-    if spec.tied_head and names.origins[HEAD] in tensors:
+    if spec.tied_head and has_origin(names.origins[HEAD], tensors):
         spec = replace(spec, tied_head=False)
     heads = next(iter(spec.attention_layers.values())).heads
     found = named_tensors(wanted_tensors(spec), names, tensors, heads)

@@ -36,6 +36,7 @@ from mlc_llm.models import (
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.tensor_names import FolderNames
+from mlc_llm.models.text_part import TextPart
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
 
@@ -59,6 +60,7 @@ ROWS = tuple(
     for gguf, config, model_type, module in (
         ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
+        ("gemma3", "Gemma3ForConditionalGeneration", "gemma3", TextPart(gemma3)),
         ("glm4", "Glm4ForCausalLM", "glm4", glm4),
         ("gpt-oss", "GptOssForCausalLM", "gpt_oss", gpt_oss),
         ("gpt2", "GPT2LMHeadModel", "gpt2", gpt2),
@@ -71,6 +73,7 @@ ROWS = tuple(
         ("llama", "MistralForCausalLM", "mistral", mistral),
         ("llama", "MixtralForCausalLM", "mixtral", mixtral),
         ("mistral3", "Ministral3ForCausalLM", "ministral3", mistral3),
+        ("mistral3", "Mistral3ForConditionalGeneration", "mistral3", TextPart(mistral3)),
         ("olmo2", "Olmo2ForCausalLM", "olmo2", olmo2),
         ("olmo2", "Olmo3ForCausalLM", "olmo3", olmo3),
         ("olmoe", "OlmoeForCausalLM", "olmoe", olmoe),

@@ -7,7 +7,7 @@ of all experts make one tensor [experts, rows, columns]. Names are those of Tran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -94,7 +94,7 @@ class FolderNames:
     origins: Mapping[str, Origin]
     """By GGUF's name."""
     ignored: tuple[str, ...] = ()
-    """Tensors of the folder that hold nothing which is computed from other numbers."""
+    """Tensors of the folder that are not needed; {any} stands for any text in their names."""
     interleaved_rope: bool = False
     """As in `plan_gguf`."""
 
@@ -104,6 +104,15 @@ class FolderNames:
     def ignoring(self, *names: str) -> FolderNames:
         """The table that knows more tensors which are not needed."""
         return replace(self, ignored=self.ignored + names)
+
+
+def has_origin(origin: Origin, tensors: Container[str]) -> bool:
+    """Whether a folder has what an origin says, of a tensor that belongs to no layer."""
+    if isinstance(origin, str):
+        return origin in tensors
+    if isinstance(origin, Either):
+        return any(has_origin(one, tensors) for one in origin.origins)
+    return has_origin(origin.of, tensors)
 
 
 def fused(of: Origin, *parts: str) -> dict[str, Origin]:

@@ -1,0 +1,58 @@
+"""The language model of a model that also reads images, in a Hugging Face folder. Images are not
+read, so their tensors are not needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from mlc_llm.models.config_values import ConfigValues
+from mlc_llm.models.spec import ModelSpec
+from mlc_llm.models.tensor_names import Either, FolderNames, Origin
+from mlc_llm.models.weight_plan import Tensors, WeightPlan
+
+IMAGES = (
+    "vision_tower.{any}", "multi_modal_projector.{any}", "model.vision_tower.{any}",
+    "model.multi_modal_projector.{any}",
+)  # fmt: skip
+"""Tensors of both versions of the folder's names: the first one is that of Transformers 4."""
+
+
+class Reader(Protocol):
+    """What the file of an architecture has."""
+
+    HF_NAMES: FolderNames
+
+    def read_gguf(self, metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan: ...
+
+    def read_config(self, config: Mapping[str, object]) -> ModelSpec: ...
+
+
+class TextPart:
+    """Reads such a model as the architecture of its language model does."""
+
+    def __init__(self, of: Reader) -> None:
+        """of: the language model's; a GGUF file has nothing else."""
+        self.read_gguf, self._read_config = of.read_gguf, of.read_config
+        origins = {gguf: _inside(origin) for gguf, origin in of.HF_NAMES.origins.items()}
+        self.HF_NAMES = replace(of.HF_NAMES, origins=origins).ignoring(*IMAGES)
+
+    def read_config(self, config: Mapping[str, object]) -> ModelSpec:
+        """Raises UnsupportedModel or ModelFileError naming the field at fault."""
+        values, text = ConfigValues(config), config.get("text_config")
+        if not isinstance(text, Mapping):
+            raise values.wrong("text_config", text, "an object")
+        tied = values.flag("tie_word_embeddings", True)
+        return self._read_config({**text, "tie_word_embeddings": tied})
+
+
+def _inside(origin: Origin) -> Origin:
+    """The same tensor where the language model is a part of another one."""
+    if isinstance(origin, Either):
+        return Either(tuple(_inside(one) for one in origin.origins))
+    if not isinstance(origin, str):
+        return replace(origin, of=_inside(origin.of))
+    inner = origin.removeprefix("model.")
+    new = origin if inner == origin else f"model.language_model.{inner}"
+    return Either((f"language_model.{origin}", new))

@@ -1,0 +1,92 @@
+"""Random small models of Transformers against our kernels, through the files of both makers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from architecture_tools import relative_error, runner_of, runner_of_folder
+from converted import converted
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_config, read_gguf
+from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
+
+LENGTH = 80
+WORST = 1e-4
+"""Of the largest logit."""
+HEAD_DIMS, GROUPS, KV_HEADS = (64, 80, 96, 128), (1, 4, 8, 2), (2, 1, 1, 2)
+"""By seed."""
+
+
+def sizes(seed: int) -> dict[str, Any]:
+    """The hidden size is that of all heads, because some architectures can have no other."""
+    dim, kv_heads = HEAD_DIMS[seed], KV_HEADS[seed]
+    heads = kv_heads * GROUPS[seed]
+    return {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": dim * heads,
+        "intermediate_size": 32 * (seed + 2),
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": dim,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": bool(seed % 2),
+        "attn_implementation": "eager",
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def randomized(model: Any, seed: int) -> Any:
+    """The model with other weights: norms and biases are not all alike."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            scale = 0.1 if "norm" in name else 0.3
+            weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
+    return model.eval()
+
+
+def check_both_files(model: Any, folder: Path, seed: int) -> None:
+    """As a GGUF file and as a folder; the two say one and the same spec."""
+    path = converted(model, folder)
+    file = GGUFFile.open(path)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    of_file = replace(read_gguf(file.metadata, file.tensors).spec, kinds={})
+    assert _plain(read_config(config)) == _plain(of_file)
+    check(runner_of(path, folder, "reference"), model, seed)
+    path.unlink()
+    (folder / "of-folder").mkdir()
+    runner = runner_of_folder(folder, folder / "of-folder", "reference")
+    check(runner, model, seed, chunks=(None,))
+
+
+def check_folder(model: Any, folder: Path, seed: int) -> None:
+    model.save_pretrained(folder)
+    check(runner_of_folder(folder, folder, "reference"), model, seed)
+
+
+def check(
+    runner: ModelRunner, model: Any, seed: int, chunks: tuple[int | None, ...] = (None, 7, 1)
+) -> None:
+    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    with torch.no_grad():
+        exact = model(torch.tensor([tokens])).logits[0].double().numpy()
+    for chunk in chunks:
+        assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+
+
+def _plain(spec: Any) -> Any:
+    """Numbers as GGUF has them, in float32, and no divisors, which it may have as a tensor."""
+    ropes = tuple(
+        replace(one, factors=None if one.magnitude == 1 else one.factors) for one in spec.ropes
+    )
+    return replace(spec, norm_eps=float(np.float32(spec.norm_eps)), ropes=ropes)
