@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.spec import ModelSpec
-from mlc_llm.models.tensor_names import Either, FolderNames, Origin
+from mlc_llm.models.tensor_names import Either, FolderNames, Microscaled, Origin
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
 IMAGES = (
@@ -51,6 +51,7 @@ def _inside(origin: Origin) -> Origin:
     """The same tensor where the language model is a part of another one."""
     if isinstance(origin, Either):
         return Either(tuple(_inside(one) for one in origin.origins))
+    assert not isinstance(origin, Microscaled), "no such model has blocks of 4 bits"
     if not isinstance(origin, str):
         return replace(origin, of=_inside(origin.of))
     inner = origin.removeprefix("model.")
