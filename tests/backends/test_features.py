@@ -51,6 +51,11 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, bias=True))),
     ),
     "no rotation": ("attention without a rotary embedding", lambda: attention(rope=None)),
+    "norms over all heads": ("norms over all heads", lambda: attention(qk_norm="all")),
+    "scaled queries": (
+        "queries scaled by position",
+        lambda: attention(query_scaling=QueryScaling(0.1, 64)),
+    ),
     "experts": ("experts", lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32)))),
     "convolutions": (
         "short convolutions",

@@ -1,0 +1,226 @@
+"""What the architectures that change a Llama read out of their headers, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.registry import ROWS, read_config, read_gguf
+from mlc_llm.models.spec import AttentionSpec, ModelSpec, QueryScaling
+
+HIDDEN, HEADS, KV_HEADS, DIM, WIDE, LAYERS, VOCAB = 64, 4, 2, 16, 96, 5, 300
+SIZES: dict[str, Any] = {
+    "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS, "head_dim": DIM, "intermediate_size": WIDE,
+    "vocab_size": VOCAB, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": True,
+}  # fmt: skip
+METADATA = {
+    "embedding_length": HIDDEN, "block_count": LAYERS, "attention.head_count": HEADS,
+    "attention.head_count_kv": KV_HEADS, "attention.key_length": DIM,
+    "feed_forward_length": WIDE, "context_length": 512,
+    "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 10000.0,
+}  # fmt: skip
+LAYER: dict[str, tuple[int, ...]] = {
+    "attn_norm.weight": (HIDDEN,), "attn_q.weight": (HEADS * DIM, HIDDEN),
+    "attn_k.weight": (KV_HEADS * DIM, HIDDEN), "attn_v.weight": (KV_HEADS * DIM, HIDDEN),
+    "attn_output.weight": (HIDDEN, HEADS * DIM), "ffn_norm.weight": (HIDDEN,),
+    "ffn_gate.weight": (WIDE, HIDDEN), "ffn_up.weight": (WIDE, HIDDEN),
+    "ffn_down.weight": (HIDDEN, WIDE),
+}  # fmt: skip
+BIASES = {
+    "attn_q.bias": (HEADS * DIM,), "attn_k.bias": (KV_HEADS * DIM,),
+    "attn_v.bias": (KV_HEADS * DIM,),
+}  # fmt: skip
+POST_NORMS = {"post_attention_norm.weight": (HIDDEN,), "post_ffw_norm.weight": (HIDDEN,)}
+OLMO_LAYER = {
+    **{name: shape for name, shape in LAYER.items() if "norm" not in name}, **POST_NORMS,
+    "attn_q_norm.weight": (HEADS * DIM,), "attn_k_norm.weight": (KV_HEADS * DIM,),
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+GGUF_YARN = {
+    "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 128,
+}  # fmt: skip
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": DIM}
+WINDOWS = {"attention.sliding_window": 20}
+
+
+class Info(NamedTuple):
+    shape: tuple[int, ...]
+    kind: str = "F32"
+
+
+def of_gguf(name: str, metadata: dict[str, Any], layer: dict[str, tuple[int, ...]]) -> ModelSpec:
+    tensors = {"token_embd.weight": Info((VOCAB, HIDDEN)), "output_norm.weight": Info((HIDDEN,))}
+    tensors |= {f"blk.{i}.{n}": Info(size) for i in range(LAYERS) for n, size in layer.items()}
+    own = {f"{name}.{key}": value for key, value in (METADATA | metadata).items()}
+    return replace(read_gguf({"general.architecture": name, **own}, tensors).spec, kinds={})
+
+
+def of_config(kind: str, **changes: Any) -> ModelSpec:
+    return read_config({**SIZES, "architectures": [f"{kind}ForCausalLM"], **changes})
+
+
+def windows(spec: ModelSpec) -> list[int | None]:
+    return [one.window for one in spec.attention_layers.values()]
+
+
+SAME: dict[str, tuple[Callable[[], ModelSpec], Callable[[], ModelSpec]]] = {
+    "llama with YaRN": (
+        lambda: of_gguf("llama", GGUF_YARN, LAYER),
+        lambda: of_config("Llama", rope_scaling=YARN),
+    ),
+    "mistral": (
+        lambda: of_gguf("llama", WINDOWS, LAYER),
+        lambda: of_config("Mistral", sliding_window=20),
+    ),
+    "ministral 3": (
+        lambda: of_gguf(
+            "mistral3",
+            GGUF_YARN
+            | {"attention.temperature_scale": 0.25, "rope.scaling.yarn_log_multiplier": 1.0},
+            LAYER,
+        ),
+        lambda: of_config(
+            "Ministral3", model_type="ministral3",
+            rope_parameters={
+                **YARN, "mscale": 1, "mscale_all_dim": 1, "llama_4_scaling_beta": 0.25,
+                "rope_theta": 10000.0,
+            },
+        ),
+    ),
+    "smollm 3": (
+        lambda: of_gguf("smollm3", {}, LAYER),
+        lambda: of_config("SmolLM3", no_rope_layers=[1, 1, 1, 0, 1]),
+    ),
+    "granite": (
+        lambda: of_gguf(
+            "granite",
+            {
+                "attention.scale": 0.5, "embedding_scale": 12.0, "residual_scale": 0.25,
+                "logit_scale": 8.0,
+            },
+            LAYER,
+        ),
+        lambda: of_config(
+            "Granite", attention_multiplier=0.5, embedding_multiplier=12,
+            residual_multiplier=0.25, logits_scaling=8,
+        ),
+    ),
+    "qwen 2": (lambda: of_gguf("qwen2", {}, LAYER | BIASES), lambda: of_config("Qwen2")),
+    "seed-oss": (
+        lambda: of_gguf(
+            "seed_oss",
+            {},
+            {n.replace("ffn_norm", "post_attention_norm"): s for n, s in LAYER.items()} | BIASES,
+        ),
+        lambda: of_config("SeedOss"),
+    ),
+    "gemma 2": (
+        lambda: of_gguf("gemma2", WINDOWS, LAYER | POST_NORMS),
+        lambda: of_config("Gemma2", **GEMMA, sliding_window=20),
+    ),
+    "olmo 2": (lambda: of_gguf("olmo2", {}, OLMO_LAYER), lambda: of_config("Olmo2")),
+    "olmo 3": (
+        lambda: of_gguf("olmo2", GGUF_YARN | WINDOWS, OLMO_LAYER),
+        lambda: of_config("Olmo3", rope_scaling=YARN, sliding_window=20),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_config_json_says_what_the_gguf_file_says(name: str) -> None:
+    of_file, of_folder = SAME[name]
+    assert of_folder() == of_file()
+    assert of_file() != of_config("Llama")
+
+
+def test_a_model_that_reads_images_is_its_language_model() -> None:
+    text = {**SIZES, **GEMMA, "sliding_window": 20}
+    wrapped = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    assert read_config(wrapped) == of_config("Gemma3", **GEMMA, sliding_window=20)
+    (row,) = (row for row in ROWS if row.config == "Gemma3ForConditionalGeneration")
+    assert row.gguf == "gemma3"
+
+
+def test_windows() -> None:
+    assert windows(of_config("Mistral")) == [4096] * LAYERS
+    assert windows(of_config("Mistral", sliding_window=None)) == [None] * LAYERS
+    assert windows(of_config("Qwen2", sliding_window=9)) == [None] * LAYERS
+    qwen = of_config("Qwen2", use_sliding_window=True, sliding_window=9, max_window_layers=3)
+    assert windows(qwen) == [None, None, None, 9, 9]
+    assert windows(of_config("Gemma2", **GEMMA)) == [4096, None, 4096, None, 4096]
+    assert windows(of_config("Olmo3")) == [4096, 4096, 4096, None, 4096]
+    pattern = {**WINDOWS, "attention.sliding_window_pattern": [True, False, True, True, False]}
+    assert windows(of_gguf("olmo2", pattern, OLMO_LAYER)) == [20, None, 20, 20, None]
+
+
+def test_caps_of_gemma_2() -> None:
+    spec = of_config("Gemma2", **GEMMA)
+    assert (spec.layers[0].mixer.score_cap, spec.logit_cap) == (50.0, 30.0)  # type: ignore[union-attr]
+    none = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    spec = of_config("Gemma2", **GEMMA, **none)
+    assert (spec.layers[0].mixer.score_cap, spec.logit_cap) == (None, None)  # type: ignore[union-attr]
+
+
+def test_yarn_is_the_papers() -> None:
+    """Yarn of the paper's section 3, with the magnitude of section 3.4."""
+    fields = {**YARN, "beta_fast": 3.0, "truncate": False}
+    (rope,) = of_config("Llama", rope_scaling=fields).ropes
+    frequency = 10000.0 ** (-np.arange(0, DIM, 2) / DIM)
+    turns = 128 * frequency / (2 * np.pi)
+    # The paper cuts at whole turns; makers' code cuts a straight line over the logarithm of them.
+    short = np.clip(np.log(turns / 1.0) / np.log(3.0 / 1.0), 0, 1)
+    expected = frequency * (1 - short) / 4 + frequency * short
+    np.testing.assert_allclose(frequency / np.asarray(rope.factors), expected, rtol=1e-12)
+    assert rope.magnitude == pytest.approx(1 + 0.1 * np.log(4))
+    given = of_config("Llama", rope_scaling={**fields, "attention_factor": 1.5}).ropes[0]
+    assert given == replace(rope, magnitude=1.5)
+
+
+def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
+    def scaled(i: int, one: AttentionSpec) -> AttentionSpec:
+        return replace(one, query_scaling=QueryScaling(0.1, 64)) if i == 3 else one
+
+    with pytest.raises(UnsupportedModel, match="layer 3 scales queries by position"):
+        of_config("Llama").with_attention(scaled).with_sink_queries()
+
+
+@pytest.mark.parametrize(
+    ("read", "error", "words"),
+    [
+        (lambda: of_gguf("llama", {**GGUF_YARN, "rope.scaling.yarn_ext_factor": 0.5}, LAYER),
+         UnsupportedModel, "yarn_ext_factor is 0.5"),
+        (lambda: of_gguf("llama", {"rope.scaling.type": "longrope"}, LAYER), UnsupportedModel,
+         "'longrope'"),
+        (lambda: of_gguf("granite", {"logit_scale": 2.0, "rope.scaling.finetuned": False}, LAYER),
+         UnsupportedModel, "rope.scaling.finetuned is False"),
+        (lambda: of_gguf("granite", {}, LAYER), ModelFileError, "granite.logit_scale is None"),
+        (lambda: of_gguf("olmo2", {}, LAYER), ModelFileError, "no tensor blk.0.attn_k_norm"),
+        (lambda: of_gguf("qwen2", {}, LAYER), ModelFileError, "no tensor blk.0.attn_k.bias"),
+        (lambda: of_gguf("olmo2", {**WINDOWS, "attention.sliding_window_pattern": [1, 2]},
+                         OLMO_LAYER), ModelFileError, "a list of 5 times 0 or 1"),
+        (lambda: of_config("SmolLM3", no_rope_layers=[1, 0]), ModelFileError, "no_rope_layers is"),
+        (lambda: of_config("SmolLM3", use_sliding_window=True), UnsupportedModel,
+         "use_sliding_window is True"),
+        (lambda: of_config("Qwen2", use_sliding_window=True, max_window_layers=-1), ModelFileError,
+         "max_window_layers is -1"),
+        (lambda: of_config("Granite", logits_scaling=0), ModelFileError, "logits_scaling is 0"),
+        (lambda: of_config("Gemma2", **GEMMA, final_logit_softcapping=-1), ModelFileError,
+         "final_logit_softcapping is -1"),
+        (lambda: of_config("Ministral3", model_type="ministral3", rope_parameters=YARN),
+         ModelFileError, "llama_4_scaling_beta is None"),
+        (lambda: read_config({"architectures": ["Mistral3ForConditionalGeneration"]}),
+         ModelFileError, "text_config is None; an object"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(read: Callable[[], ModelSpec], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words) as refused:
+        read()
+    assert "\n" not in str(refused.value)
