@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from architecture_tools import relative_error, runner_of, runner_of_folder
 from converted import converted
+from ours import greedy
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_config, read_gguf
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 
-LENGTH = 80
+LENGTH, ANSWER = 80, 64
+"""Tokens."""
 WORST = 1e-4
 """Of the largest logit."""
 HEAD_DIMS, GROUPS, KV_HEADS = (64, 80, 96, 128), (1, 4, 8, 2), (2, 1, 1, 2)
@@ -82,6 +84,11 @@ def check(
         exact = model(torch.tensor([tokens])).logits[0].double().numpy()
     for chunk in chunks:
         assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
+    prompt = tokens[:30]
+    answer = greedy(runner, prompt, ANSWER)
+    with torch.no_grad():
+        best = model(torch.tensor([prompt + answer])).logits[0].argmax(dim=1).tolist()
+    assert answer == best[len(prompt) - 1 : -1]
 
 
 def _plain(spec: Any) -> Any:
