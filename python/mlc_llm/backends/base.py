@@ -82,7 +82,8 @@ class WeightLayout(Protocol):
 @dataclass(frozen=True)
 class HeadNorms:
     """Weights of the norms of queries and keys, float32 [head_dim] for each head alone, or
-    [heads * head_dim] for all heads of a token together (`AttentionSpec.qk_norm`)."""
+    [heads * head_dim] for all heads of a token together (`AttentionSpec.qk_norm`). That of keys is
+    not used by a layer that shares them."""
 
     query: Tensor
     key: Tensor
@@ -212,8 +213,12 @@ class Ops(Protocol):
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         """x + scale * y, in place of x."""
 
-    def scaled(self, x: Tensor, factor: float) -> Tensor:
-        """x * factor."""
+    def scaled(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        """x * factor, a number or a tensor of one."""
+
+    def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """(embedded + norm(context)) / sqrt(2), both [tokens, layers * width]; each layer's part is
+        normalised alone, with a weight float32 [width]."""
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap)."""
@@ -234,7 +239,8 @@ class Ops(Protocol):
     ) -> Input:
         """An Input: rotates queries and keys, stores keys and values in the pages (in place), and
         attends over all that is seen: [tokens, heads * head_dim]. learned_sinks: float32 [heads],
-        if the spec has them."""
+        if the spec has them. A layer that shares keys and values has queries alone and stores
+        nothing."""
 
     def short_conv(
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs

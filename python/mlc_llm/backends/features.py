@@ -32,6 +32,11 @@ Feature: TypeAlias = Literal[
     "rotary embeddings of parts of a head",
     "norms over all heads",
     "queries scaled by position",
+    "norms of values",
+    "values that are keys",
+    "keys and values of another layer",
+    "learned factors of layers",
+    "inputs of layers by token",
     "experts",
     "biases of experts",
     "gates of shared experts",
@@ -88,6 +93,13 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "queries scaled by position": lambda layer: _attention(
         layer, lambda one: one.query_scaling is not None
     ),
+    "norms of values": lambda layer: _attention(layer, lambda one: one.value_norm),
+    "values that are keys": lambda layer: _attention(layer, lambda one: one.values_are_keys),
+    "keys and values of another layer": lambda layer: _attention(
+        layer, lambda one: one.shares is not None
+    ),
+    "learned factors of layers": lambda layer: layer.output_scale,
+    "inputs of layers by token": lambda layer: layer.token_input > 0,
     "biases of experts": _has_expert_biases,
     "gates of shared experts": _has_shared_gate,
     "networks without a gate": _is_ungated,
@@ -139,3 +151,6 @@ class PlainOps:
 
     def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
         raise AssertionError("gates of shared experts were not refused")
+
+    def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
+        raise AssertionError("inputs of layers by token were not refused")

@@ -98,7 +98,7 @@ class AttentionBlock:
     ) -> None:
         self._layer, self._ops, self._eps, self._spec = layer, ops, model.norm_eps, spec
         prefix, hidden = f"layers.{index}.", model.hidden
-        widths = {"q": spec.query_width, "k": spec.kv_width, "v": spec.kv_width}
+        widths = {part: spec.query_width if part == "q" else spec.kv_width for part in spec.parts}
         self._to_qkv = MergedLinear(layer.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
         layer.o = ops.matrix(hidden, spec.query_width, model.kinds[f"{prefix}o"], "o")
 
@@ -109,6 +109,8 @@ class AttentionBlock:
             qkv = self._to_qkv.with_biases(x, layer.q_bias, layer.k_bias, layer.v_bias)
         else:
             qkv = self._to_qkv(x)
+        if spec.values_are_keys:
+            qkv = [*qkv, qkv[1]]
         sinks = layer.learned_sinks if spec.learned_sinks else None
         heads = self._ops.attention(spec, qkv, self._head_norms(), inputs, sinks)
         return Product(layer.o, heads, layer.o_bias if spec.output_bias else None)
@@ -116,7 +118,8 @@ class AttentionBlock:
     def _head_norms(self) -> HeadNorms | None:
         if not self._spec.qk_norm:
             return None
-        return HeadNorms(self._layer.q_norm, self._layer.k_norm, self._eps)
+        layer, is_shared = self._layer, self._spec.shares is not None
+        return HeadNorms(layer.q_norm, layer.q_norm if is_shared else layer.k_norm, self._eps)
 
 
 class ShortConvBlock:
@@ -206,6 +209,25 @@ class ExpertsBlock:
         if self._spec.shared_gate:
             shared = self._ops.token_gated(x, layer.shared_gate, shared)
         return self._ops.add(y, shared)
+
+
+class TokenBlock:
+    """What a layer makes of its input by token. `layer` gets `token_gate` and `token_out`."""
+
+    def __init__(self, layer: nn.Module, model: ModelSpec, index: int, ops: Ops) -> None:
+        self._layer, self._ops, self._width = layer, ops, model.layers[index].token_input
+        self._first = sum(one.token_input for one in model.layers[:index])
+        prefix, hidden = f"layers.{index}.", model.hidden
+        kind = model.kinds[f"{prefix}token_gate"]
+        layer.token_gate = ops.matrix(self._width, hidden, kind, "mlp")
+        kind = model.kinds[f"{prefix}token_out"]
+        layer.token_out = ops.matrix(hidden, self._width, kind, "down")
+
+    def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """inputs: of all layers, side by side."""
+        ops, layer, width = self._ops, self._layer, self._width
+        gate, own = (ops.linear(layer.token_gate, x), 0), (inputs, self._first)
+        return ops.linear(layer.token_out, ops.gated("gelu_tanh", gate, own, width))
 
 
 def normed(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -> Input:

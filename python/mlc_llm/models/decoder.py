@@ -8,7 +8,15 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Input, LayerInputs, Ops, StateInputs
-from mlc_llm.models.blocks import Part, Product, Result, feed_forward_block, mixer_block, normed
+from mlc_llm.models.blocks import (
+    Part,
+    Product,
+    Result,
+    TokenBlock,
+    feed_forward_block,
+    mixer_block,
+    normed,
+)
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.vectors import layer_vectors, model_vectors
 
@@ -24,8 +32,19 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         self.qkv, self.mlp = Part(), Part()
         self.mixer = mixer_block(self, model, index, ops)
         self.feed_forward = feed_forward_block(self, model, index, ops)
+        self.token = TokenBlock(self, model, index, ops) if self.spec.token_input else None
 
-    def forward(self, x: Tensor, inputs: LayerInputs | StateInputs) -> Tensor:
+    def forward(
+        self, x: Tensor, inputs: LayerInputs | StateInputs, token_inputs: Tensor | None = None
+    ) -> Tensor:
+        """token_inputs: of all layers, if the model has them."""
+        x = self._halves(x, inputs)
+        if self.token is not None:
+            y = self.token(x, token_inputs)
+            x = self.ops.add_norm(x, y, self.token_post_norm, self.model.norm_eps)
+        return self.ops.scaled(x, self.output_scale) if self.spec.output_scale else x
+
+    def _halves(self, x: Tensor, inputs: LayerInputs | StateInputs) -> Tensor:
         self.ops.begin_layer()
         read = self._normed(x, "attention_norm")
         mixed = self.mixer(read, inputs)
@@ -63,6 +82,10 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList([DecoderLayer(spec, i, ops) for i in range(len(spec.layers))])
         for name, vector in model_vectors(spec).items():
             setattr(self, name, nn.Parameter(vector.shape, "float32"))
+        if spec.token_inputs:
+            size, kinds = spec.token_inputs, spec.kinds
+            self.token_table = ops.matrix(spec.vocab, size, kinds["token_table"], "embedding")
+            self.token_context = ops.matrix(size, spec.hidden, kinds["token_context"], "mlp")
         if not spec.tied_head:
             self.head = ops.matrix(spec.vocab, spec.hidden, spec.kinds["head"], "head")
 
@@ -78,11 +101,19 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
+        by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
         if spec.learned_positions:
             x = ops.add(x, ops.take_rows(self.positions, position))
         for i, layer in enumerate(self.layers):
-            x = layer(x, inputs[i])
+            x = layer(x, inputs[i], by_token)
         return self._logits(ops.take_rows(x, logit_rows))
+
+    def _token_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """Of all layers. x: the embedded tokens."""
+        ops, spec, weight = self.ops, self.spec, self.token_norm
+        embedded = ops.embedding(self.token_table, tokens, int(weight.shape[0]) ** 0.5)
+        context = ops.scaled(ops.linear(self.token_context, x), spec.hidden**-0.5)
+        return ops.token_inputs(embedded, context, weight, spec.norm_eps)
 
     def _paged(
         self,
@@ -96,7 +127,9 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         one list a field."""
         groups = self.spec.group_of_layer()
         found: dict[int, LayerInputs | StateInputs] = {}
-        for (i, one), of_layer in zip(self.spec.attention_layers.items(), pages, strict=True):
+        owned = dict(zip(self.spec.paged_layers, pages, strict=True))
+        for i, one in self.spec.attention_layers.items():
+            of_layer = owned[i if one.shares is None else one.shares]
             rope = None if one.rope is None else ropes[one.rope]
             slot, place, blocks, ids, window = (table[groups[i]] for table in tables)
             found[i] = LayerInputs(
@@ -136,7 +169,7 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         groups = self.spec.group_of_layer()
         return [
             self.ops.copy_pages(one, sources[groups[i]], targets[groups[i]], of_layer)
-            for (i, one), of_layer in zip(self.spec.attention_layers.items(), pages, strict=True)
+            for (i, one), of_layer in zip(self.spec.paged_layers.items(), pages, strict=True)
         ]
 
 

@@ -31,10 +31,11 @@ class GGUFValues(Values):
         intermediate: str = "feed_forward_length",
         kv_heads: int | None = None,
         eps: str = "attention.layer_norm_rms_epsilon",
+        wide: int | None = None,
     ) -> Sizes:
-        """intermediate, eps: the keys of the feed-forward network's size, and of the norms.
-        kv_heads: None stands for what the file says, one number for all layers. Raises
-        ModelFileError."""
+        """intermediate, eps: the keys of the feed-forward network's size, which is `wide` if that
+        is given, and of the norms. kv_heads: None stands for what the file says, one number for all
+        layers. Raises ModelFileError."""
         hidden, heads = self.count("embedding_length"), self.count("attention.head_count")
         return Sizes(
             architecture=self._architecture,
@@ -43,7 +44,7 @@ class GGUFValues(Values):
             heads=heads,
             kv_heads=kv_heads or self.count("attention.head_count_kv", heads),
             head_dim=self.count("attention.key_length", hidden // heads),
-            intermediate=self.count(intermediate),
+            intermediate=wide or self.count(intermediate),
             vocab=_embedding_rows(tensors),
             context_window=self.count("context_length"),
             norm_eps=self.positive(eps),
@@ -97,6 +98,14 @@ class GGUFValues(Values):
             self.positive("rope.scaling.yarn_beta_slow", Yarn.slow),
             truncate,
         )
+
+    def by_layer(self, key: str, layers: int) -> tuple[int, ...]:
+        """One number for all layers, or one for each; above 0. Raises ModelFileError."""
+        if not isinstance(self.get(key), list):
+            return (self.count(key),) * layers
+        found = self.numbers(key, layers)
+        self.check(key, 0 not in found, "numbers above 0")
+        return found
 
     def windowed(self, layers: int, every: int) -> list[bool]:
         """Which layers see through a window only. every: if the file does not say it, all but every

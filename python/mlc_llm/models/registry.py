@@ -9,6 +9,7 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models import (
     gemma2,
     gemma3,
+    gemma4,
     glm4,
     gpt2,
     gpt_neox,
@@ -61,6 +62,8 @@ ROWS = tuple(
         ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3", TextPart(gemma3)),
+        ("gemma4", "Gemma4ForCausalLM", "gemma4_text", gemma4),
+        ("gemma4", "Gemma4ForConditionalGeneration", "gemma4", TextPart(gemma4)),
         ("glm4", "Glm4ForCausalLM", "glm4", glm4),
         ("gpt-oss", "GptOssForCausalLM", "gpt_oss", gpt_oss),
         ("gpt2", "GPT2LMHeadModel", "gpt2", gpt2),

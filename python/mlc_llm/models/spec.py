@@ -71,6 +71,12 @@ class AttentionSpec:
     sequence are seen with a query of their own, turned by `sink_position`."""
     qk_norm: QKNorm | None = None
     """Queries and keys get an RMS norm before they are rotated."""
+    value_norm: bool = False
+    """Values get an RMS norm without weights, each head alone."""
+    values_are_keys: bool = False
+    """There is no matrix of values: they are the keys, before these are normalised."""
+    shares: int | None = None
+    """The layer whose keys and values this one reads; None: it has its own."""
     query_scaling: QueryScaling | None = None
     score_cap: float | None = None
     """A score s becomes cap * tanh(s / cap), before the softmax."""
@@ -78,6 +84,13 @@ class AttentionSpec:
     """Each head has a learned score more. It takes part in the softmax and has no value."""
     qkv_bias: bool = False
     output_bias: bool = False
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Matrices of the input: of queries, keys and values."""
+        if self.shares is not None:
+            return ("q",)
+        return ("q", "k") if self.values_are_keys else ("q", "k", "v")
 
     @property
     def query_width(self) -> int:
@@ -176,6 +189,12 @@ class LayerSpec:
     parallel: bool = False
     one_norm: bool = False
     """Both parts of a parallel layer read one and the same norm."""
+    output_scale: bool = False
+    """What a layer gives is multiplied by a learned number."""
+    token_input: int = 0
+    """So many numbers z of the token are read beside x (Gemma 3n, 2025): from a table of tokens and
+    a matrix, z = (table * sqrt(token_input) + norm(matrix * embedding / sqrt(hidden))) / sqrt(2).
+    Behind both halves, x += norm(out(gelu(gate(x)) * z)). 0: there are none."""
 
 
 @dataclass(frozen=True)
@@ -225,9 +244,14 @@ class ModelSpec:
 
     @property
     def attention_layers(self) -> dict[int, AttentionSpec]:
-        """The layers that keep pages, by number, in order."""
+        """The layers of attention, by number, in order."""
         layers = enumerate(self.layers)
         return {i: one.mixer for i, one in layers if isinstance(one.mixer, AttentionSpec)}
+
+    @property
+    def paged_layers(self) -> dict[int, AttentionSpec]:
+        """The layers that keep pages, by number, in order."""
+        return {i: one for i, one in self.attention_layers.items() if one.shares is None}
 
     @property
     def recurrent_layers(self) -> dict[int, ShortConvSpec]:
@@ -236,10 +260,15 @@ class ModelSpec:
         return {i: one.mixer for i, one in layers if isinstance(one.mixer, ShortConvSpec)}
 
     @property
+    def token_inputs(self) -> int:
+        """Of all layers together."""
+        return sum(layer.token_input for layer in self.layers)
+
+    @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """In the order of their first layers."""
         groups: dict[tuple[int, int, int, int | None], list[int]] = {}
-        for i, one in self.attention_layers.items():
+        for i, one in self.paged_layers.items():
             groups.setdefault((one.heads, one.kv_heads, one.head_dim, one.window), []).append(i)
         return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
 
@@ -273,4 +302,8 @@ class ModelSpec:
 
     def group_of_layer(self) -> dict[int, int]:
         """Index into `kv_groups` of every layer of attention."""
-        return {i: g for g, group in enumerate(self.kv_groups) for i in group.layers}
+        found = {i: g for g, group in enumerate(self.kv_groups) for i in group.layers}
+        for i, one in self.attention_layers.items():
+            if one.shares is not None:
+                found[i] = found[one.shares]
+        return found

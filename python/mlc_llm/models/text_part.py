@@ -12,11 +12,9 @@ from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Microscaled, Origin
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
-IMAGES = (
-    "vision_tower.{any}", "multi_modal_projector.{any}", "model.vision_tower.{any}",
-    "model.multi_modal_projector.{any}",
-)  # fmt: skip
-"""Tensors of both versions of the folder's names: the first one is that of Transformers 4."""
+_PARTS = ("vision_tower", "multi_modal_projector", "audio_tower", "embed_vision", "embed_audio")
+IMAGES = tuple(f"{start}{part}.{{any}}" for start in ("", "model.") for part in _PARTS)
+"""Tensors of images and sound, where Transformers 4 and 5 have them."""
 
 
 class Reader(Protocol):

@@ -27,6 +27,10 @@ class Values:
             raise self.wrong(key, value, "a whole number above 0")
         return value
 
+    def whole(self, key: str) -> int:
+        """A whole number, 0 or more; 0 if it is not there. Raises ModelFileError."""
+        return self.count(key) if self.get(key) else 0
+
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0. Raises ModelFileError."""
         value = self.get(key, default)

@@ -32,6 +32,9 @@ def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
     if spec.learned_positions:
         table = (spec.learned_positions, spec.hidden)
         found["positions"] = Vector("position_embd.weight", table)
+    if spec.token_inputs:
+        width = max(layer.token_input for layer in spec.layers)
+        found["token_norm"] = Vector("per_layer_proj_norm.weight", (width,))
     return found
 
 
@@ -60,6 +63,10 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
         found |= _expert_biases(hidden, mlp)
     if isinstance(mlp, ExpertsSpec) and mlp.shared_gate:
         found["shared_gate"] = Vector("ffn_gate_inp_shexp.weight", (hidden,))
+    if layer.token_input:
+        found["token_post_norm"] = Vector("post_norm.weight", (hidden,))
+    if layer.output_scale:
+        found["output_scale"] = Vector("layer_output_scale.weight", (1,))
     return found
 
 
@@ -84,8 +91,9 @@ def _norm_vectors(spec: ModelSpec, name: str, tensor: str) -> dict[str, Vector]:
 def _attention_vectors(hidden: int, spec: AttentionSpec) -> dict[str, Vector]:
     found = {}
     if spec.qk_norm == "head":
-        found["q_norm"] = Vector("attn_q_norm.weight", (spec.head_dim,))
-        found["k_norm"] = Vector("attn_k_norm.weight", (spec.head_dim,))
+        found["q_norm"] = Vector("attn_q_norm.weight", (spec.head_dim,), 1)
+        if spec.shares is None:
+            found["k_norm"] = Vector("attn_k_norm.weight", (spec.head_dim,), 1)
     elif spec.qk_norm == "all":
         found["q_norm"] = Vector("attn_q_norm.weight", (spec.query_width,), spec.heads)
         found["k_norm"] = Vector("attn_k_norm.weight", (spec.kv_width,), spec.kv_heads)

@@ -127,8 +127,22 @@ def _matrices(
     yield "embedding", (Source("token_embd.weight", table),)
     if not spec.tied_head:
         yield "head", (Source("output.weight", table),)
+    yield from _token_matrices(spec)
     for i in range(len(spec.layers)):
         yield from _layer_matrices(spec, i, tensors, interleaved)
+
+
+def _token_matrices(spec: ModelSpec) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    """Of inputs of layers by token."""
+    width, hidden = spec.token_inputs, spec.hidden
+    if width:
+        yield "token_table", (Source("per_layer_token_embd.weight", (spec.vocab, width)),)
+        yield "token_context", (Source("per_layer_model_proj.weight", (width, hidden)),)
+    for i, layer in enumerate(spec.layers):
+        if layer.token_input:
+            gate, out = (layer.token_input, hidden), (hidden, layer.token_input)
+            yield f"layers.{i}.token_gate", (Source(f"blk.{i}.inp_gate.weight", gate),)
+            yield f"layers.{i}.token_out", (Source(f"blk.{i}.proj.weight", out),)
 
 
 def _layer_matrices(
@@ -170,7 +184,7 @@ def _attention_matrices(
             "k": source("attn_k", kv, hidden, one.kv_heads),
             "v": source("attn_v", kv, hidden),
         }
-        yield from _merged(f"layers.{i}.qkv.", qkv, tensors)
+        yield from _merged(f"layers.{i}.qkv.", {part: qkv[part] for part in one.parts}, tensors)
     yield f"layers.{i}.o", (source("attn_output", hidden, q),)
 
 

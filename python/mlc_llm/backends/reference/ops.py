@@ -111,8 +111,14 @@ class ReferenceOps:
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         return x + times(y, scale)
 
-    def scaled(self, x: Tensor, factor: float) -> Tensor:
+    def scaled(self, x: Tensor, factor: float | Tensor) -> Tensor:
         return x * factor
+
+    def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
+        width = int(weight.shape[0])
+        parts = op.reshape(context, (context.shape[0], int(context.shape[1]) // width, width))
+        normed = op.reshape(self.norm(parts, weight, eps), tuple(context.shape))
+        return (embedded + normed) * 0.5**0.5
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
         return op.tanh(x / cap) * cap
@@ -134,30 +140,39 @@ class ReferenceOps:
         layer: LayerInputs,
         learned_sinks: Tensor | None = None,
     ) -> Tensor:
-        q, k, v = (
-            heads_of(part, count, spec.head_dim)
-            for part, count in zip(qkv, (spec.heads, spec.kv_heads, spec.kv_heads), strict=True)
-        )
+        q = heads_of(qkv[0], spec.heads, spec.head_dim)
         if norms is not None:
             q = self._normed_heads(spec, q, norms.query, norms.eps)
-            k = self._normed_heads(spec, k, norms.key, norms.eps)
         if spec.query_scaling is not None:
             q = q * query_scales(spec.query_scaling, layer.position)
         of_sinks = q
         if layer.rope is not None:
             at_sinks = layer.sink_position if spec.sink_query else layer.position
             q, of_sinks = rotated(q, layer.rope, layer.position), rotated(q, layer.rope, at_sinks)
-            k = rotated(k, layer.rope, layer.position)
-        pages = op.tensor_ir_inplace_op(
-            store(spec.kv_heads, spec.head_dim), "store_kv", [k, v, layer.slot, layer.pages], 3,
-            floats(*layer.pages.shape),
-        )  # fmt: skip
+        is_shared = spec.shares is not None
+        pages = layer.pages if is_shared else self._stored(spec, qkv[1:], norms, layer)
         args = [q, of_sinks, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
         args += [op.full((spec.heads,), LOWEST) if learned_sinks is None else learned_sinks]
         kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.score_cap)
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
         return op.reshape(out, (q.shape[0], spec.query_width))
+
+    def _stored(
+        self, spec: AttentionSpec, kv: Sequence[Part], norms: HeadNorms | None, layer: LayerInputs
+    ) -> Tensor:
+        """The pages with the keys and values of the step."""
+        k, v = (heads_of(part, spec.kv_heads, spec.head_dim) for part in kv)
+        if norms is not None:
+            k = self._normed_heads(spec, k, norms.key, norms.eps)
+        if spec.value_norm:
+            assert norms is not None, "values are normalised where keys are"
+            v = self.norm(v, op.ones((spec.head_dim,)), norms.eps)
+        if layer.rope is not None:
+            k = rotated(k, layer.rope, layer.position)
+        kernel = store(spec.kv_heads, spec.head_dim)
+        args, shape = [k, v, layer.slot, layer.pages], floats(*layer.pages.shape)
+        return op.tensor_ir_inplace_op(kernel, "store_kv", args, 3, shape)
 
     def _normed_heads(self, spec: AttentionSpec, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [tokens, heads, head_dim], each head normalised alone, or all of a token together."""
