@@ -51,10 +51,16 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, bias=True))),
     ),
     "no rotation": ("attention without a rotary embedding", lambda: attention(rope=None)),
-    "norms over all heads": ("norms over all heads", lambda: attention(qk_norm="all")),
-    "scaled queries": (
-        "queries scaled by position",
-        lambda: attention(query_scaling=QueryScaling(0.1, 64)),
+    "norms of values": ("norms of values", lambda: attention(qk_norm="head", value_norm=True)),
+    "keys as values": ("values that are keys", lambda: attention(values_are_keys=True)),
+    "shared keys": ("keys and values of another layer", lambda: attention(shares=0)),
+    "factors of layers": (
+        "learned factors of layers",
+        lambda: model(replace(PLAIN, output_scale=True)),
+    ),
+    "inputs by token": (
+        "inputs of layers by token",
+        lambda: model(replace(PLAIN, token_input=32)),
     ),
     "experts": ("experts", lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32)))),
     "convolutions": (
