@@ -57,6 +57,10 @@ class Facts:
     last_norm: str = "output_norm"
     parallel: bool = False
     """Both halves of a layer read the same x."""
+    value_norm: bool = False
+    """Values are normalised head by head, without weights."""
+    keys_of_layer: Callable[[int], int] = lambda layer: layer
+    """Whose keys and values a layer reads."""
     magnitude: float = 1.0
     """Rotated elements are multiplied by this."""
 
@@ -87,11 +91,13 @@ class ReferenceDecoder:
         kv_heads = self._field("attention.head_count_kv")
         self.kv_heads = max(kv_heads) if isinstance(kv_heads, list) else int(kv_heads)
         self.head_dim = self._number("attention.key_length")
+        self._keys_values: dict[int, tuple[Array, Array]] = {}
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         x = self._weight("token_embd")[list(token_ids)] * self.facts.embedding_scale
         if "position_embd.weight" in self.tensors:
             x = x + self._weight("position_embd")[: len(x)]
+        by_token = self._token_inputs(token_ids, x)
         for layer in range(self._number("block_count")):
             block = f"blk.{layer}."
             scale = self.facts.residual_scale
@@ -101,17 +107,36 @@ class ReferenceDecoder:
             read = x if self.facts.parallel else x + y
             z = self._post(block + "post_ffw_norm", self._feed_forward(block, read))
             x = x + y + scale * z
+            if len(by_token):
+                gate = gelu_tanh(self._linear(block + "inp_gate", x))
+                z = self._linear(block + "proj", gate * by_token[:, layer])
+                x = x + self._norm(block + "post_norm", z)
+            x = x * self.tensors.get(f"{block}layer_output_scale.weight", 1)
         head = "output" if "output.weight" in self.tensors else "token_embd"
         logits = self._norm(self.facts.last_norm, x) @ self._weight(head).T
         return capped(logits * self.facts.logit_scale, self.facts.logit_cap)
 
+    def _token_inputs(self, token_ids: Sequence[int], x: Array) -> Array:
+        """[tokens, layers, width], or nothing."""
+        if "per_layer_token_embd.weight" not in self.tensors:
+            return np.empty(0)
+        width = self._weight("per_layer_proj_norm").size
+        context = self._linear("per_layer_model_proj", x) / np.sqrt(x.shape[1])
+        context = self._norm("per_layer_proj_norm", context.reshape(len(x), -1, width))
+        embedded = self._weight("per_layer_token_embd")[list(token_ids)] * np.sqrt(width)
+        return np.asarray((embedded.reshape(context.shape) + context) / np.sqrt(2))
+
     def _attention(self, block: str, layer: int, x: Array) -> Array:
         normed = self._post(block + "attn_norm", x)
-        q, k, v = (self._heads(one) for one in self._qkv(block, normed))
-        q, k = self._head_norm(block + "attn_q_norm", q), self._head_norm(block + "attn_k_norm", k)
+        parts = [self._heads(one) for one in self._qkv(block, normed)]
+        q = self._head_norm(block + "attn_q_norm", parts[0])
         share = self.heads // self.kv_heads
         theta = self._theta(layer) if self.facts.rotates_layer(layer) else None
-        k = np.repeat(self._rotated(k, theta), share, 1)
+        if len(parts) > 1:
+            k = self._rotated(self._head_norm(block + "attn_k_norm", parts[1]), theta)
+            self._keys_values[layer] = k, self._normed_values(parts[-1])
+        k, v = self._keys_values[self.facts.keys_of_layer(layer)]
+        k = np.repeat(k, share, 1)
         q = self.facts.query_factor(np.arange(len(x)))[:, None, None] * q
         scores = np.einsum("qhd,khd->hqk", self._rotated(q, theta), k) / np.sqrt(self.head_dim)
         if self.window is not None:
@@ -129,14 +154,21 @@ class ReferenceDecoder:
         out = np.einsum("hqk,khd->qhd", weights, np.repeat(v, share, 1)).reshape(len(x), -1)
         return self._linear(block + "attn_output", out)
 
+    def _normed_values(self, v: Array) -> Array:
+        if not self.facts.value_norm:
+            return v
+        eps = float(self._field("attention.layer_norm_rms_epsilon"))
+        return np.asarray(v / np.sqrt((v**2).mean(axis=-1, keepdims=True) + eps))
+
     def _qkv(self, block: str, x: Array) -> Sequence[Array]:
         if f"{block}attn_qkv.weight" not in self.tensors:
-            qkv = np.concatenate([self._linear(f"{block}attn_{n}", x) for n in "qkv"], axis=1)
+            names = [n for n in "qkv" if f"{block}attn_{n}.weight" in self.tensors]
+            qkv = np.concatenate([self._linear(f"{block}attn_{n}", x) for n in names], axis=1)
             qkv += self.tensors.get(f"{block}attn_qkv.bias", 0)
         else:
             qkv = self._linear(f"{block}attn_qkv", x)
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return np.split(qkv, [q, q + kv], axis=1)
+        return np.split(qkv, [one for one in (q, q + kv) if one < qkv.shape[1]], axis=1)
 
     def _short_conv(self, block: str, x: Array) -> Array:
         """The whole sequence at once, so there is no state."""

@@ -21,6 +21,7 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.llama import read_gguf
 from mlc_llm.models.spec import DenseSpec, ExpertsSpec, ModelSpec, QueryScaling
 from mlc_llm.models.weight_plan import WeightPlan, plan_gguf
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -66,6 +67,10 @@ def as_it_is(spec: ModelSpec) -> ModelSpec:
     return spec
 
 
+def last_layer_shares(spec: ModelSpec) -> ModelSpec:
+    return spec.with_attention(lambda i, one: replace(one, shares=0) if i else one)
+
+
 @dataclass(frozen=True)
 class Case:
     change: Change
@@ -73,7 +78,7 @@ class Case:
     more: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Tensors of every layer that a Llama has not."""
     less: tuple[str, ...] = ()
-    """Tensors of a Llama's layer that this one has not."""
+    """Tensors of a Llama that this one has not: of every layer, or one by its name in full."""
     kind: str = "F32"
     """Tensor type of the experts' matrices."""
     factor: float = 1.0
@@ -127,6 +132,34 @@ CASES = {
     "queries scaled by position": Case(
         every_mixer(query_scaling=QueryScaling(0.7, 11)),
         {"query_factor": lambda position: 1 + 0.7 * np.log1p(position // 11)},
+    ),
+    "norms of values": Case(
+        every_mixer(qk_norm="head", value_norm=True),
+        {"value_norm": True},
+        {"attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,)},
+    ),
+    "keys as values": Case(
+        every_mixer(values_are_keys=True), {"interleaved": False}, less=("attn_v.weight",)
+    ),
+    "keys and values of another layer": Case(
+        last_layer_shares,
+        {"keys_of_layer": lambda layer: 0},
+        less=("blk.1.attn_k.weight", "blk.1.attn_v.weight"),
+    ),
+    "factors of layers": Case(
+        every_layer(output_scale=True), more={"layer_output_scale.weight": (1,)}
+    ),
+    "inputs by token": Case(
+        every_layer(token_input=NARROW),
+        more={
+            "inp_gate.weight": (NARROW, HIDDEN), "proj.weight": (HIDDEN, NARROW),
+            "post_norm.weight": (HIDDEN,),
+        },
+        outer={
+            "per_layer_token_embd.weight": (VOCABULARY_SIZE, LAYERS * NARROW),
+            "per_layer_model_proj.weight": (LAYERS * NARROW, HIDDEN),
+            "per_layer_proj_norm.weight": (NARROW,),
+        },
     ),
     "biases of attention": Case(
         every_mixer(qkv_bias=True, output_bias=True),
@@ -281,7 +314,7 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
     spec = read_gguf(plain.metadata, plain.tensors).spec
     rng, tensors = np.random.default_rng(1), {}
     for tensor in gguf.GGUFReader(folder / "plain.gguf").tensors:
-        if tensor.name.split(".", 2)[-1] not in case.less:
+        if not {tensor.name, tensor.name.split(".", 2)[-1]} & set(case.less):
             values = np.asarray(tensor.data).reshape(tensor.shape[::-1].tolist())
             tensors[tensor.name] = TensorData.quantized(values, "F32")
     for name, size in case.more.items():
@@ -294,7 +327,8 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
         tensors[name] = quantized(values.astype(np.float32), "F32")
     write_gguf(folder / "model.gguf", {**plain.metadata, **case.metadata}, tensors)
     file = GGUFFile.open(folder / "model.gguf")
-    plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=True)
+    is_interleaved = case.facts.get("interleaved", True)
+    plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=is_interleaved)
     return folder / "model.gguf", file, plan
 
 

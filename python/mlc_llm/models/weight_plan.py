@@ -174,6 +174,7 @@ def _attention_matrices(
         paired = _paired(spec, one, heads) if interleaved else None
         return Source(f"blk.{i}.{name}.weight", (rows, columns), paired)
 
+    assert not (interleaved and one.values_are_keys), "values keep the order of their rows"
     hidden, q, kv = spec.hidden, one.query_width, one.kv_width
     if f"blk.{i}.attn_qkv.weight" in tensors:
         fused = source("attn_qkv", q + 2 * kv, hidden, one.heads + one.kv_heads)
