@@ -48,6 +48,15 @@ GGUF_YARN = {
     "rope.scaling.original_context_length": 128,
 }  # fmt: skip
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": DIM}
+GEMMA4 = {
+    "hidden_activation": "gelu_pytorch_tanh", "global_head_dim": 32,
+    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 16,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default"},
+    },
+}  # fmt: skip
+KINDS = [f"{one}_attention" for one in ("sliding", "full", "sliding", "sliding", "full")]
 WINDOWS = {"attention.sliding_window": 20}
 
 
@@ -161,6 +170,19 @@ def test_windows() -> None:
     assert windows(of_gguf("olmo2", pattern, OLMO_LAYER)) == [20, None, 20, 20, None]
 
 
+def test_layers_of_gemma_4() -> None:
+    spec = of_config("Gemma4", **{**GEMMA4, "layer_types": KINDS}, num_kv_shared_layers=2)
+    mixers = spec.attention_layers
+    assert [one.shares for one in mixers.values()] == [None, None, None, 2, 1]
+    assert [one.head_dim for one in mixers.values()] == [16, 32, 16, 16, 32]
+    assert [group.layers for group in spec.kv_groups] == [(0, 2), (1,)]
+    assert spec.group_of_layer() == {0: 0, 1: 1, 2: 0, 3: 0, 4: 1}
+    assert spec.token_inputs == 16 * LAYERS
+    whole, local = spec.ropes
+    assert whole.factors == (1.0,) * 4 + (1e30,) * 12
+    assert (local.theta, local.dim, local.factors) == (10000.0, 16, None)
+
+
 def test_caps_of_gemma_2() -> None:
     spec = of_config("Gemma2", **GEMMA)
     assert (spec.layers[0].mixer.score_cap, spec.logit_cap) == (50.0, 30.0)  # type: ignore[union-attr]
@@ -216,6 +238,17 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
          "final_logit_softcapping is -1"),
         (lambda: of_config("Ministral3", model_type="ministral3", rope_parameters=YARN),
          ModelFileError, "llama_4_scaling_beta is None"),
+        (lambda: of_config("Gemma4", **GEMMA4, enable_moe_block=True), UnsupportedModel,
+         "enable_moe_block is True"),
+        (lambda: of_config("Gemma4", **GEMMA4, use_bidirectional_attention="all"),
+         UnsupportedModel, "use_bidirectional_attention is 'all'"),
+        (lambda: of_config("Gemma4", **GEMMA4, num_kv_shared_layers=4), ModelFileError,
+         "layer 4 shares keys and values, and no layer has such"),
+        (lambda: of_config("Gemma4", **{**GEMMA4, "vocab_size_per_layer_input": 7}),
+         UnsupportedModel, "vocab_size_per_layer_input is 7"),
+        (lambda: of_config("Gemma4", **GEMMA4, per_layer_config={"2": {"head_dim": 8},
+                           "4": {"head_dim": 32}}, layer_types=["full_attention"] * LAYERS),
+         UnsupportedModel, r"heads of sizes \[8, 16, 32\]"),
         (lambda: read_config({"architectures": ["Mistral3ForConditionalGeneration"]}),
          ModelFileError, "text_config is None; an object"),
     ],

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlc_llm.errors import ModelFileError
+from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.config_values import FULL, WINDOWED, ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
@@ -147,8 +147,8 @@ def _kind(values: ConfigValues, i: int, is_local: bool) -> Kind:
         heads = values.count("num_global_key_value_heads", heads)
     if values.has("per_layer_config"):
         both = values.part("per_layer_config")
-        own = both.part(str(i)) if both.has(str(i)) else values
-        dim, heads = own.count("head_dim"), own.count("num_key_value_heads", heads)
+        own, dim = both.part(str(i)) if both.has(str(i)) else values, values.count("head_dim")
+        dim, heads = own.count("head_dim", dim), own.count("num_key_value_heads", heads)
     return Kind(dim, heads, None, has_values)
 
 
@@ -168,6 +168,10 @@ def _ropes(values: ConfigValues, kinds: Sequence[Kind]) -> tuple[RopeSpec, RopeS
 
 
 def _spec(sizes: Sizes, facts: Facts) -> ModelSpec:
+    """Raises UnsupportedModel, ModelFileError."""
+    dims = {kind.head_dim for kind in facts.kinds if kind.window is None}
+    if len(dims) > 1:
+        raise UnsupportedModel(f"layers that see everything have heads of sizes {sorted(dims)}")
     made = []
     for i, (kind, wide) in enumerate(zip(facts.kinds, facts.intermediate, strict=True)):
         mixer = replace(_attention(sizes, kind), shares=_shared(facts, i))
