@@ -19,7 +19,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": PLAIN,
     "keys as values": {**PLAIN, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
     "shared keys and values": {
-        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
     },
     "inputs by token": {"hidden_size_per_layer_input": 32, "num_kv_shared_layers": 0},
     "all": {
