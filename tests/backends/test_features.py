@@ -62,6 +62,14 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         "inputs of layers by token",
         lambda: model(replace(PLAIN, token_input=32)),
     ),
+    "gates of experts": (
+        "gates of shared experts",
+        lambda: model(
+            replace(
+                PLAIN, feed_forward=ExpertsSpec(4, 2, 32, shared_intermediate=32, shared_gate=True)
+            )
+        ),
+    ),
     "experts": ("experts", lambda: model(replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32)))),
     "convolutions": (
         "short convolutions",
