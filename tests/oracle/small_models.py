@@ -22,6 +22,8 @@ LENGTH, ANSWER = 80, 64
 """Tokens."""
 WORST = 1e-4
 """Of the largest logit."""
+HALF_WORST = 5e-3
+"""The same of kernels that keep keys and values in float16."""
 HEAD_DIMS, GROUPS, KV_HEADS = (64, 80, 96, 128), (1, 4, 8, 2), (2, 1, 1, 2)
 """By seed."""
 
@@ -97,3 +99,17 @@ def _plain(spec: Any) -> Any:
         replace(one, factors=None if one.magnitude == 1 else one.factors) for one in spec.ropes
     )
     return replace(spec, norm_eps=float(np.float32(spec.norm_eps)), ropes=ropes)
+
+
+def check_cpu_kernels(model: Any, folder: Path, seed: int) -> None:
+    """All chunk sizes give the same bits. Seeds 1 and 3 have this machine's kernels, the others
+    portable ones."""
+    kernels = None if seed % 2 else "portable"
+    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    with torch.no_grad():
+        exact = model(torch.tensor([tokens])).logits[0].double().numpy()
+    runner = runner_of(converted(model, folder), folder, kernels)
+    whole = runner.logits(tokens)
+    assert relative_error(whole, exact) <= (HALF_WORST if kernels is None else WORST)
+    for chunk in (7, 1):
+        assert runner.logits(tokens, chunk=chunk).tobytes() == whole.tobytes(), chunk

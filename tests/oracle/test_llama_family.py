@@ -12,7 +12,7 @@ from converted import needs_converter
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 pytest.importorskip("torch", reason="the oracle extra is not installed")
 
-from small_models import check_both_files, check_folder, randomized, sizes  # noqa: E402
+from small_models import check_both_files, check_cpu_kernels, check_folder, randomized, sizes  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 LLAMA3 = {
@@ -93,6 +93,13 @@ def made(name: str, more: dict[str, Any], seed: int) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
     check_both_files(made(*KINDS[kind], seed), tmp_path, seed)
+
+
+@needs_converter
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_cpu_kernels_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    check_cpu_kernels(made(*KINDS[kind], seed), tmp_path, seed)
 
 
 @pytest.mark.parametrize("kind", FOLDERS_ONLY)

@@ -226,7 +226,8 @@ class TokenBlock:
     def __call__(self, x: Tensor, inputs: Tensor) -> Tensor:
         """inputs: of all layers, side by side."""
         ops, layer, width = self._ops, self._layer, self._width
-        gate, own = (ops.linear(layer.token_gate, x), 0), (inputs, self._first)
+        gate = Columns(ops.linear(layer.token_gate, x), 0)
+        own = Columns(inputs, self._first)
         return ops.linear(layer.token_out, ops.gated("gelu_tanh", gate, own, width))
 
 

@@ -6,7 +6,18 @@ from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
-MISSING: frozenset[Feature] = frozenset({"experts", "biases of experts", "gates of shared experts"})
+MISSING: frozenset[Feature] = frozenset(
+    {
+        "experts",
+        "biases of experts",
+        "gates of shared experts",
+        "norms of values",
+        "values that are keys",
+        "keys and values of another layer",
+        "learned factors of layers",
+        "inputs of layers by token",
+    }
+)
 
 
 def check(spec: ModelSpec, kernels: str) -> None:
