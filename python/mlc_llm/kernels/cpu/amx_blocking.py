@@ -36,6 +36,8 @@ class Place(NamedTuple):
     vector: Index
     """The first vector of it."""
     k_block: Index
+    column: Index
+    """The column of Y of its first row of weights."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,6 @@ class Blocking:
     def place(self, task: Index, weight_block: Index) -> Place:
         """The weights of a task's weight block."""
         inner, apart = weight_block % self.same_k, VECTORS // self.vectors
-        return Place(
-            task * self.task_blocks + inner // apart,
-            inner % apart * self.vectors,
-            weight_block // self.same_k,
-        )
+        block, vector = task * self.task_blocks + inner // apart, inner % apart * self.vectors
+        column = block * BLOCK + vector * ROWS
+        return Place(block, vector, weight_block // self.same_k, column)

@@ -30,7 +30,6 @@ from mlc_llm.kernels.cpu.amx_pipeline import (
     Buffers,
     L,
     ask_for_word,
-    first_row,
 )
 from mlc_llm.kernels.cpu.fixed_point_gemv import HALF, quant_block_sum
 from mlc_llm.kernels.cpu.quant_blocks import (
@@ -68,30 +67,23 @@ class ExactProduct(AmxProduct):
         """X tiles are the planes of the same rows, W tiles those of the same weights."""
         return amx.multiply(amx.SUMS + x + w, amx.X_TILES + x, amx.W_TILES + w)
 
-    def first_row(self, m: Index, row_block: Index, x: Index) -> Expr:
-        """Both planes have the same rows."""
-        return first_row(m, row_block)
-
     def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
         """Plane x begins at word x * k / 4."""
         return x * (self.k // 4) + (k_block * BLOCK_GROUPS + 2 * step) * QUADS
 
     @T.inline
-    def finish_row(self, buffers, place, m, row_block, partial, r):
+    def finish_row(self, buffers, place, row, partial, r):
         """Row r of C: 16 sums of three kinds."""
         if place.k_block % self.quant_blocks < self.quant_blocks - 1:
             for h in T.unroll(2):
                 buffers.F[partial, r, 0, lanes_at(h * HALF, HALF)] = self.added(
-                    buffers, place, first_row(m, row_block) + r, partial, r, h
+                    buffers, place, row, partial, r, h
                 )
-        elif first_row(m, row_block) + r >= row_block * L:
+        else:
             for h in T.unroll(2):
                 put(
-                    buffers.Y,
-                    first_row(m, row_block) + r,
-                    place.block * BLOCK + place.vector * L + h * HALF,
-                    self.added(buffers, place, first_row(m, row_block) + r, partial, r, h),
-                    *(HALF, self.accumulate),
+                    *(buffers.Y, row, place.column + h * HALF),
+                    *(self.added(buffers, place, row, partial, r, h), HALF, self.accumulate),
                 )
 
     def added(

@@ -33,7 +33,6 @@ from mlc_llm.kernels.cpu.amx_pipeline import (
     L,
     Pipeline,
     ask_for_word,
-    first_row,
 )
 from mlc_llm.kernels.cpu.bf16 import round_pair
 from mlc_llm.kernels.cpu.fixed_point import least_gemm_rows
@@ -90,11 +89,6 @@ def fast_fixed_point_matmul(
     return fast_and_exact_product
 
 
-def _row_of(m: Index, row_block: Index, r: Index) -> Expr:
-    """The row of X and Y of row r of a row block."""
-    return first_row(m, 2 * row_block + r // ROWS) + r % ROWS
-
-
 class FastProduct(AmxProduct):
     """See `AmxProduct`."""
 
@@ -120,26 +114,22 @@ class FastProduct(AmxProduct):
         """X tiles are 16 rows each, W tiles 16 rows of weights each."""
         return amx.multiply_floats(amx.SUMS + 2 * x + w, amx.X_TILES + x, amx.W_TILES + w)
 
-    def first_row(self, m: Index, row_block: Index, x: Index) -> Expr:
-        """Tile x has its own 16 rows."""
-        return first_row(m, 2 * row_block + x)
-
     def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
         """Both tiles have the same columns."""
         return (k_block * self.k_block_groups + step) * (GROUP // 2)
 
     @T.inline
-    def finish_row(self, buffers, place, m, row_block, partial, r):
+    def finish_row(self, buffers, place, row, partial, r):
         """Row r of the row block: row r % 16 of two tiles of sums."""
         if place.k_block % self.k_blocks < self.k_blocks - 1:
             for v in T.unroll(VECTORS):
                 buffers.F[partial, r, v, lanes_at(0, L)] = self.added(
                     buffers, place.k_block, partial, r, v
                 )
-        elif _row_of(m, row_block, r) >= 2 * row_block * ROWS + r // ROWS * ROWS:
+        else:
             for v in T.unroll(VECTORS):
                 put(
-                    *(buffers.Y, _row_of(m, row_block, r), place.block * BLOCK + v * L),
+                    *(buffers.Y, row, place.column + v * L),
                     self.added(buffers, place.k_block, partial, r, v)
                     * unit_at(buffers.W, place.block, v * L, L),
                     *(L, self.accumulate),

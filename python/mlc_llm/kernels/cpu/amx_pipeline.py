@@ -1,7 +1,7 @@
 """GEMM on AMX tiles (`amx.py`), whatever the tiles hold (`AmxProduct`).
 
     for chunk in chunks of rows:
-      for task in column blocks of W:                     parallel: threads take tasks that are free
+      for task in column blocks of W:                     parallel: threads claim tasks
         for weight_block in weight blocks of the task:
           for row_block in row blocks of the chunk:
             sums = 0                                      in AMX tiles
@@ -20,14 +20,14 @@ Y      float32 [m, n]                     the result
 B      int32 [2, steps, 2, 16, 16]        W tiles: of the weight block in use, and of the next one
 C      int32 or float32 [sums, 16, 16]    sums of the row block before
 F      float32 [partial sums, rows, vectors, 16]  sums over the k blocks so far
-taken  int32 [tasks + 1]                  1 for a task that a thread has taken; last: one is done
-state  int32 [5]                          what a thread remembers (SEEN, NOW, NEXT, LAST, BEGUN)
+claims int32 [tasks + 1]                  which tasks threads have claimed (`claims.py`)
+state  int32 [5]                          what a thread remembers: of claims, NOW, LAST and BEGUN
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tvm.script import tirx as T
 
@@ -35,6 +35,7 @@ from mlc_llm.backends.cpu.formats import BLOCK
 from mlc_llm.kernels.cpu import amx
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_blocking import Blocking, Place
+from mlc_llm.kernels.cpu.claims import CLAIMED, SEEN, STATE, claim, clear_claims
 from mlc_llm.kernels.cpu.prefetch import prefetch
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -42,10 +43,9 @@ L = ROWS
 """Lanes of a vector: a row of a tile of sums."""
 AHEAD = 17
 """Groups of weights between the one that `fill` reads and the one that it asks for."""
-SEEN, NOW, NEXT, LAST, BEGUN = range(5)
-"""Places in `state`: how many tasks the thread has looked at; the task that it works on, will work
-on, and has worked on (the number of tasks means none); how many weight blocks came before the
-task."""
+NOW, LAST, BEGUN = range(STATE, STATE + 3)
+"""Places in `state`: the task that the thread works on, and the one before (the number of tasks
+means none); how many weight blocks came before the task. The task that it has claimed is next."""
 
 
 class Buffers(NamedTuple):
@@ -61,11 +61,49 @@ class Buffers(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Row blocks `first` to `first + blocks` of m rows."""
+    """`blocks` row blocks, which are the rows `start` to `end` of m rows."""
 
     m: Index
-    first: Index
+    start: Index
+    end: Index
     blocks: Index
+
+    def row(self, tile: Index) -> Expr:
+        """The first row of a tile of rows.
+
+        The last tile of all m rows may begin within the tile before.
+        """
+        return T.max(T.min(self.start + tile * ROWS, self.m - ROWS), 0)
+
+    def has(self, tile: Index, r: Index) -> Expr:
+        """Whether row r of a tile is a row of the chunk, and not one of the tile before."""
+        row = self.row(tile) + r
+        return T.And(row >= self.start + tile * ROWS, row < self.end)
+
+
+class Work(Protocol):
+    """The tasks of a product: each is some column blocks times a chunk of rows."""
+
+    @property
+    def tasks(self) -> Index: ...
+
+    def chunk(self, task: Index) -> Chunk: ...
+
+    def place(self, task: Index, weight_block: Index) -> Place: ...
+
+
+class OneChunk(NamedTuple):
+    """All column blocks, times one and the same chunk."""
+
+    tasks: int
+    blocking: Blocking
+    rows: Chunk
+
+    def chunk(self, task: Index) -> Chunk:
+        return self.rows
+
+    def place(self, task: Index, weight_block: Index) -> Place:
+        return self.blocking.place(task, weight_block)
 
 
 class AmxProduct(ABC):
@@ -76,10 +114,6 @@ class AmxProduct(ABC):
     @abstractmethod
     def multiply(self, x: Index, w: Index) -> Expr:
         """The instruction that multiplies X tile x and W tile w of a step (0 or 1 each)."""
-
-    @abstractmethod
-    def first_row(self, m: Index, row_block: Index, x: Index) -> Expr:
-        """The first row of X tile x of a row block."""
 
     @abstractmethod
     def first_word(self, k_block: Index, step: Index, x: Index) -> Index:
@@ -93,17 +127,10 @@ class AmxProduct(ABC):
 
     @abstractmethod
     def finish_row(
-        self, buffers: Buffers, place: Place, m: Index, row_block: Index, partial: Index, r: Index
+        self, buffers: Buffers, place: Place, row: Index, partial: Index, r: Index
     ) -> None:
-        """Inline: adds row r of C to F[partial]; the sums of the last k block go to Y."""
-
-
-def first_row(m: Index, tile: Index) -> Expr:
-    """The first row of a tile of rows.
-
-    The last tile may begin within the tile before: rows that are known then are not stored again.
-    """
-    return T.max(T.min(tile * ROWS, m - ROWS), 0)
+        """Inline: adds row r of C to F[partial]; the sums of the last k block go to Y. row: its
+        number in X and Y."""
 
 
 @T.inline
@@ -115,13 +142,8 @@ def ask_for_word(W, block, group, j, words):
         T.evaluate(prefetch(W, block, group, words * BLOCK))
 
 
-def _take(taken: Buffer, task: Index) -> Expr:
-    """0 for the one thread that asks first for taken[task], which is 0 before."""
-    return T.call_llvm_intrin("int32", "llvm.x86.atomic.bts", T.address_of(taken[task]), T.int8(0))
-
-
 class Pipeline:
-    """Statements of a product of m rows, n rows of weights."""
+    """Statements of a product with n rows of weights."""
 
     def __init__(self, n: int, product: AmxProduct) -> None:
         self.product, self.blocking = product, product.blocking
@@ -129,40 +151,38 @@ class Pipeline:
 
     @T.inline
     def multiply(self, X, W, Y, m):
-        """All m rows. In its first turn a thread takes tasks until none is free; its other turns
-        find nothing."""
-        taken = T.alloc_buffer((self.tasks + 1,), "int32")
+        """All m rows."""
+        claims = T.alloc_buffer((self.tasks + 1,), "int32")
         for chunk in T.serial(
             T.ceildiv(T.ceildiv(m, self.blocking.rows), self.blocking.row_blocks)
         ):
-            for i in T.serial(self.tasks + 1):
-                taken[i] = T.int32(0)
-            for start in T.parallel(self.tasks):
-                if taken[self.tasks] == 0:
-                    state = T.alloc_buffer((5,), "int32")
-                    state[SEEN] = 0
-                    self.take_task(taken, state, start)
-                    if state[NEXT] < self.tasks:
-                        self.work(X, W, Y, taken, state, start, self.chunk(m, chunk))
-                    taken[self.tasks] = 1
+            self.do_all(
+                X, W, Y, claims, OneChunk(self.tasks, self.blocking, self.chunk(m, chunk)), m
+            )
 
     def chunk(self, m: Expr, chunk: Expr) -> Chunk:
         """The row blocks of a chunk."""
-        most, first = self.blocking.row_blocks, chunk * self.blocking.row_blocks
-        return Chunk(m, first, T.min(most, T.ceildiv(m, self.blocking.rows) - first))
+        most = self.blocking.row_blocks
+        blocks = T.min(most, T.ceildiv(m, self.blocking.rows) - chunk * most)
+        return Chunk(m, chunk * (most * self.blocking.rows), m, blocks)
 
     @T.inline
-    def take_task(self, taken, state, start):
-        """Takes a task that nobody has; threads whose own are done help the others."""
-        state[NEXT] = self.tasks
-        while state[NEXT] == self.tasks and state[SEEN] < self.tasks:
-            if _take(taken, (start + state[SEEN]) % self.tasks) == 0:
-                state[NEXT] = (start + state[SEEN]) % self.tasks
-            state[SEEN] = state[SEEN] + 1
+    def do_all(self, X, W, Y, claims, work, m):
+        """All tasks of `work`, in parallel; X and Y have m rows. In its first turn a thread does
+        tasks until none is free; its other turns find nothing."""
+        clear_claims(claims, work.tasks)
+        for start in T.parallel(work.tasks):
+            if claims[work.tasks] == 0:
+                state = T.alloc_buffer((STATE + 3,), "int32")
+                state[SEEN] = 0
+                claim(claims, state, start, work.tasks)
+                if state[CLAIMED] < work.tasks:
+                    self.do_tasks(X, W, Y, claims, state, start, work, m)
+                claims[work.tasks] = 1
 
     @T.inline
-    def work(self, X, W, Y, taken, state, start, chunk):
-        """One thread's tasks of a chunk."""
+    def do_tasks(self, X, W, Y, claims, state, start, work, m):
+        """One thread's tasks, until none is free."""
         shape = T.alloc_buffer((amx.SHAPE_WORDS,), "int32")
         B = T.alloc_buffer((2, self.blocking.steps, 2, ROWS, L), "int32")
         C = T.alloc_buffer((self.blocking.sums, ROWS, L), self.blocking.dtype)
@@ -173,58 +193,49 @@ class Pipeline:
             ),
             "float32",
         )
-        amx.configure(shape, T.min(chunk.m, ROWS))
-        self.fill_first(W, B, state)
-        self.do_tasks(taken, start, Buffers(X, W, Y, B, C, F, state), chunk)
-        self.finish_last(Buffers(X, W, Y, B, C, F, state), chunk)
+        buffers = T.meta_var(Buffers(X, W, Y, B, C, F, state))
+        amx.configure(shape, T.min(m, ROWS))
+        self.fill_first(W, B, state, work)
+        state[NOW] = work.tasks
+        state[BEGUN] = -self.blocking.weight_blocks
+        while state[CLAIMED] < work.tasks:
+            state[LAST] = state[NOW]
+            state[NOW] = state[CLAIMED]
+            state[BEGUN] = state[BEGUN] + self.blocking.weight_blocks
+            claim(claims, state, start, work.tasks)
+            for weight_block in T.serial(self.blocking.weight_blocks):
+                for u in T.serial(work.chunk(state[NOW]).blocks):
+                    self.multiply_block(buffers, work, weight_block, u)
+        self.finish_last(buffers, work)
         T.evaluate(amx.release())
 
     @T.inline
-    def fill_first(self, W, B, state):
+    def fill_first(self, W, B, state, work):
         """Makes the tiles of the first weight block, while nothing is multiplied."""
         for g in T.serial(self.blocking.groups_of(0)):
             for part in T.unroll(4):
-                self.product.fill(W, B, 0, self.blocking.place(state[NEXT], 0), g, part)
+                self.product.fill(W, B, 0, work.place(state[CLAIMED], 0), g, part)
 
     @T.inline
-    def do_tasks(self, taken, start, buffers, chunk):
-        """Takes and does tasks until none is free."""
-        buffers.state[NOW] = self.tasks
-        buffers.state[BEGUN] = -self.blocking.weight_blocks
-        while buffers.state[NEXT] < self.tasks:
-            buffers.state[LAST] = buffers.state[NOW]
-            buffers.state[NOW] = buffers.state[NEXT]
-            buffers.state[BEGUN] = buffers.state[BEGUN] + self.blocking.weight_blocks
-            self.take_task(taken, buffers.state, start)
-            for weight_block in T.serial(self.blocking.weight_blocks):
-                for u in T.serial(chunk.blocks):
-                    self.multiply_block(buffers, chunk, weight_block, u)
-
-    @T.inline
-    def finish_last(self, buffers, chunk):
+    def finish_last(self, buffers, work):
         """Finishes the last row block, which no other follows."""
         for r in T.serial(self.blocking.rows):
-            if r % ROWS < T.min(chunk.m, ROWS):
-                self.product.finish_row(
-                    buffers,
-                    self.blocking.place(buffers.state[NOW], self.blocking.weight_blocks - 1),
-                    chunk.m,
-                    chunk.first + chunk.blocks - 1,
-                    (self.blocking.same_k - 1) * self.blocking.row_blocks + chunk.blocks - 1,
-                    r,
-                )
+            self.finish_row(
+                buffers, work, buffers.state[NOW], self.blocking.weight_blocks - 1,
+                work.chunk(buffers.state[NOW]).blocks - 1, r,
+            )  # fmt: skip
 
     @T.inline
-    def multiply_block(self, buffers, chunk, weight_block, u):
+    def multiply_block(self, buffers, work, weight_block, u):
         """Multiplies row block u of a chunk by a weight block, and meanwhile does the vectors' work
         (`fill`, `finish_row`)."""
-        old_task, old_block, old_u = self.before(buffers.state, weight_block, u, chunk.blocks)
-        task, after, low, high, some = self.share(buffers.state, weight_block, u, chunk.blocks)
+        old_task, old_block, old_u = self.before(buffers.state, work, weight_block, u)
+        task, after, low, high, some = self.share(buffers.state, work, weight_block, u)
         for i in T.unroll(self.blocking.sums):
             T.evaluate(amx.clear(amx.SUMS + i))
         for t in T.serial(self.blocking.steps_of(weight_block)):
-            self.load(buffers, chunk, weight_block, u, t)
-            self.ask_for_results(buffers, chunk, weight_block, u, t)
+            self.load(buffers, work.chunk(buffers.state[NOW]), weight_block, u, t)
+            self.ask_for_results(buffers, work, weight_block, u, t)
             for x in T.unroll(2):
                 for w in T.unroll(2):
                     T.evaluate(self.product.multiply(x, w))
@@ -232,32 +243,38 @@ class Pipeline:
                         if low + t * some + i < high:
                             self.product.fill(
                                 buffers.W, buffers.B, (buffers.state[BEGUN] + weight_block + 1) % 2,
-                                *(self.blocking.place(task, after), low + t * some + i, 2 * x + w),
+                                *(work.place(task, after), low + t * some + i, 2 * x + w),
                             )  # fmt: skip
-            self.finish_rows(buffers, chunk, old_task, old_block, old_u, t)
+            if old_task < work.tasks:
+                for i in T.unroll(self.blocking.rows_a_step):
+                    if t * self.blocking.rows_a_step + i < self.blocking.rows:
+                        self.finish_row(
+                            buffers, work, old_task, old_block, old_u,
+                            t * self.blocking.rows_a_step + i,
+                        )  # fmt: skip
         for i in T.unroll(self.blocking.sums):
             T.evaluate(amx.store(amx.SUMS + i, T.address_of(buffers.C[i, 0, 0]), amx.ROW_BYTES))
 
     def before(
-        self, state: Buffer, weight_block: Expr, u: Expr, count: Index
+        self, state: Buffer, work: Work, weight_block: Expr, u: Expr
     ) -> tuple[Expr, Expr, Expr]:
         """Task, weight block and number of the row block before."""
         blocks = self.blocking.weight_blocks
         is_first = T.And(weight_block == 0, u == 0)
         task = T.if_then_else(is_first, state[LAST], state[NOW])
         block = T.if_then_else(u > 0, weight_block, (weight_block + blocks - 1) % blocks)
-        return task, block, T.if_then_else(u > 0, u, count) - 1
+        return task, block, T.if_then_else(u > 0, u, work.chunk(task).blocks) - 1
 
     def share(
-        self, state: Buffer, weight_block: Expr, u: Expr, count: Index
+        self, state: Buffer, work: Work, weight_block: Expr, u: Expr
     ) -> tuple[Expr, Expr, Expr, Expr, Expr]:
         """What row block u fills of the next weight block: its task and number, from which group to
         which, and how many groups a step."""
-        blocks = self.blocking.weight_blocks
+        blocks, count = self.blocking.weight_blocks, work.chunk(state[NOW]).blocks
         after = (weight_block + 1) % blocks
-        task = T.if_then_else(weight_block + 1 < blocks, state[NOW], state[NEXT])
+        task = T.if_then_else(weight_block + 1 < blocks, state[NOW], state[CLAIMED])
         low, high = (T.floordiv(i * self.blocking.groups_of(after), count) for i in (u, u + 1))
-        high = T.if_then_else(task < self.tasks, high, 0)
+        high = T.if_then_else(task < work.tasks, high, 0)
         steps = self.blocking.steps_of(weight_block)
         return task, after, low, high, T.ceildiv(T.max(high - low, 0), steps)
 
@@ -268,7 +285,7 @@ class Pipeline:
             T.evaluate(
                 amx.load(
                     amx.X_TILES + i,
-                    self.x_address(buffers.X, chunk.m, chunk.first + u, weight_block, t, i),
+                    self.x_address(buffers.X, chunk, weight_block, u, t, i),
                     4 * self.blocking.row_words,
                 )
             )
@@ -281,33 +298,28 @@ class Pipeline:
             )
 
     def x_address(
-        self, X: Buffer, m: Index, row_block: Index, weight_block: Expr, t: Expr, i: Index
+        self, X: Buffer, chunk: Chunk, weight_block: Expr, u: Expr, t: Expr, i: int
     ) -> Expr:
-        """Where X tile i of step t begins."""
-        row = self.product.first_row(m, row_block, i)
+        """Where X tile i of step t begins. One tile of rows stands for both, or they are apart."""
+        row = chunk.row(u * self.blocking.row_tiles + i % self.blocking.row_tiles)
         word = self.product.first_word(weight_block // self.blocking.same_k, t, i)
         return T.address_of(X[row, word])
 
     @T.inline
-    def finish_rows(self, buffers, chunk, task, weight_block, u, t):
-        """Finishes the rows of step t of the row block before, if there was one."""
-        if task < self.tasks:
-            for i in T.unroll(self.blocking.rows_a_step):
-                if T.And(
-                    t * self.blocking.rows_a_step + i < self.blocking.rows,
-                    (t * self.blocking.rows_a_step + i) % ROWS < T.min(chunk.m, ROWS),
-                ):
-                    self.product.finish_row(
-                        buffers,
-                        self.blocking.place(task, weight_block),
-                        chunk.m,
-                        chunk.first + u,
-                        weight_block % self.blocking.same_k * self.blocking.row_blocks + u,
-                        t * self.blocking.rows_a_step + i,
-                    )
+    def finish_row(self, buffers, work, task, weight_block, u, r):
+        """Finishes row r of a row block, if it is a row of its own."""
+        tile = T.meta_var(u * self.blocking.row_tiles + r // ROWS)
+        if work.chunk(task).has(tile, r % ROWS):
+            self.product.finish_row(
+                buffers,
+                work.place(task, weight_block),
+                work.chunk(task).row(tile) + r % ROWS,
+                weight_block % self.blocking.same_k * self.blocking.row_blocks + u,
+                r,
+            )
 
     @T.inline
-    def ask_for_results(self, buffers, chunk, weight_block, u, t):
+    def ask_for_results(self, buffers, work, weight_block, u, t):
         """Asks for the parts of Y that `finish_row` will write next."""
         if weight_block // self.blocking.same_k == self.blocking.k_blocks - 1:
             for i in T.unroll(self.blocking.rows_a_step):
@@ -315,15 +327,10 @@ class Pipeline:
                     T.evaluate(
                         prefetch(
                             buffers.Y,
-                            first_row(chunk.m, (chunk.first + u) * self.blocking.row_tiles)
+                            work.chunk(buffers.state[NOW]).row(u * self.blocking.row_tiles)
                             + t * self.blocking.rows_a_step
                             + i,
-                            self.column(buffers.state, weight_block, v),
+                            work.place(buffers.state[NOW], weight_block).column + v * L,
                             to_write=True,
                         )
                     )
-
-    def column(self, state: Buffer, weight_block: Expr, vector: Index) -> Index:
-        """The column of Y of a weight block's vector."""
-        place = self.blocking.place(state[NOW], weight_block)
-        return place.block * BLOCK + (place.vector + vector) * L
