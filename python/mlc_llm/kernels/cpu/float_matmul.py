@@ -32,8 +32,7 @@ def dequantised_matmul(
     n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
 ) -> tvm.tirx.PrimFunc:
     """Weights are packed integers."""
-    groups, size = k // fmt.group, isa.row_block
-    product = DequantisedProduct(k, fmt, isa, accumulate)
+    groups, product = k // fmt.group, DequantisedProduct(n, k, fmt, isa, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
     def dequantised_product(
@@ -44,13 +43,8 @@ def dequantised_matmul(
         X = T.match_buffer(x, (m, k), "float32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            for block in T.parallel(n // BLOCK):
-                for _ in T.serial(T.min(m // size, 1)):
-                    product.multiply_block(X, W, Y, block, 0, size, True)
-                for t in T.serial(T.max(m // size, 1) - 1):
-                    product.multiply_block(X, W, Y, block, (t + 1) * size, size, False)
-                for t in T.serial(m % size):
-                    product.multiply_block(X, W, Y, block, m - m % size + t, 1, True)
+            for block in T.parallel(product.apart):
+                product.multiply(X, W, Y, block, m)
 
     return dequantised_product
 
@@ -58,11 +52,22 @@ def dequantised_matmul(
 class DequantisedProduct:
     """Row blocks times packed integers that become float32 word by word."""
 
-    def __init__(self, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
         self.fmt, self.accumulate, self.groups = fmt, accumulate, k // fmt.group
+        self.apart, self.size = n // BLOCK, isa.row_block
         self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
         self.lane = lanes_at(0, isa.lanes)
         self.ahead = max(1, PREFETCH_BYTES // (4 * fmt.stride))
+
+    @T.inline
+    def multiply(self, X, W, Y, block, m):
+        """All m rows times column block `block`."""
+        for _ in T.serial(T.min(m // self.size, 1)):
+            self.multiply_block(X, W, Y, block, 0, self.size, True)
+        for t in T.serial(T.max(m // self.size, 1) - 1):
+            self.multiply_block(X, W, Y, block, (t + 1) * self.size, self.size, False)
+        for t in T.serial(m % self.size):
+            self.multiply_block(X, W, Y, block, m - m % self.size + t, 1, True)
 
     @T.inline
     def multiply_block(self, X, W, Y, block, row, rows, is_first):
@@ -121,8 +126,7 @@ def float_matmul(
     n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
 ) -> tvm.tirx.PrimFunc:
     """Weights are stored as float16 or float32."""
-    lanes, vectors, size = isa.lanes, BLOCK // isa.lanes, isa.row_block
-    f32, lane = f"float32x{lanes}", lanes_at(0, lanes)
+    product = FloatProduct(n, k, isa, accumulate)
 
     @T.prim_func(private=True, s_tir=True)
     def float_product(
@@ -132,25 +136,41 @@ def float_matmul(
         m = T.int32()
         X = T.match_buffer(x, (m, k), "float32")
         Y = T.match_buffer(y, (m, n), "float32")
-
-        @T.inline
-        def multiply_block(block, row, rows):
-            """One row block."""
-            sums = T.alloc_buffer((rows, vectors, lanes), "float32")
-            clear(sums, rows, lanes)
-            for column in T.serial(k):
-                for r in T.unroll(rows):
-                    for v in T.unroll(vectors):
-                        sums[r, v, lane] = sums[r, v, lane] + splat(
-                            X[row + r, column], lanes
-                        ) * T.cast(W[block, column, lanes_at(v * lanes, lanes)], f32)
-            store(Y, sums, 0, block, row, rows, lanes, accumulate)
-
         with T.sblock("root"):
-            for block in T.parallel(n // BLOCK):
-                for t in T.serial(m // size):
-                    multiply_block(block, t * size, size)
-                for t in T.serial(m % size):
-                    multiply_block(block, m - m % size + t, 1)
+            for block in T.parallel(product.apart):
+                product.multiply(X, W, Y, block, m)
 
     return float_product
+
+
+class FloatProduct:
+    """Row blocks times weights that are floats already."""
+
+    def __init__(self, n: int, k: int, isa: Isa, accumulate: bool) -> None:
+        self.k, self.accumulate, self.apart, self.size = k, accumulate, n // BLOCK, isa.row_block
+        self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
+        self.lane = lanes_at(0, isa.lanes)
+
+    @T.inline
+    def multiply(self, X, W, Y, block, m):
+        """All m rows times column block `block`."""
+        for t in T.serial(m // self.size):
+            self.multiply_block(X, W, Y, block, t * self.size, self.size)
+        for t in T.serial(m % self.size):
+            self.multiply_block(X, W, Y, block, m - m % self.size + t, 1)
+
+    @T.inline
+    def multiply_block(self, X, W, Y, block, row, rows):
+        """One row block."""
+        sums = T.alloc_buffer((rows, self.vectors, self.lanes), "float32")
+        clear(sums, rows, self.lanes)
+        for column in T.serial(self.k):
+            for r in T.unroll(rows):
+                for v in T.unroll(self.vectors):
+                    sums[r, v, self.lane] = sums[r, v, self.lane] + splat(
+                        X[row + r, column], self.lanes
+                    ) * T.cast(
+                        W[block, column, lanes_at(v * self.lanes, self.lanes)],
+                        f"float32x{self.lanes}",
+                    )
+        store(Y, sums, 0, block, row, rows, self.lanes, self.accumulate)

@@ -51,7 +51,7 @@ def integer_matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             for block in T.parallel(product.apart):
-                product.multiply(X, W, Y, block, 0, m, isa.sums)
+                product.multiply(X, W, Y, block, m)
 
     return integer_product
 
@@ -75,8 +75,8 @@ def fast_integer_matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             for block in T.parallel(product.apart):
-                product.multiply(X, W, Y, block, 0, fast_rows[0], 1)
-                product.multiply(X, W, Y, block, fast_rows[0], m - fast_rows[0], isa.sums)
+                product.multiply_rows(X, W, Y, block, 0, fast_rows[0], 1)
+                product.multiply_rows(X, W, Y, block, fast_rows[0], m - fast_rows[0], isa.sums)
 
     return fast_integer_product
 
@@ -93,7 +93,12 @@ class IntegerProduct:
         self.ahead = max(1, PREFETCH_BYTES // self.streams // (4 * fmt.stride))
 
     @T.inline
-    def multiply(self, X, W, Y, block, start, count, planes):
+    def multiply(self, X, W, Y, block, m):
+        """All m rows by all planes."""
+        self.multiply_rows(X, W, Y, block, 0, m, self.isa.sums)
+
+    @T.inline
+    def multiply_rows(self, X, W, Y, block, start, count, planes):
         """Rows `start` to `start + count`, of which `planes` planes are multiplied. Rows that fill
         no row block go one by one through all streams."""
         size = T.meta_var(self.isa.row_block)
