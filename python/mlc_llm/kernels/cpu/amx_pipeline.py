@@ -298,7 +298,7 @@ class Pipeline:
             )
 
     def x_address(
-        self, X: Buffer, chunk: Chunk, weight_block: Expr, u: Expr, t: Expr, i: int
+        self, X: Buffer, chunk: Chunk, weight_block: Expr, u: Expr, t: Expr, i: Index
     ) -> Expr:
         """Where X tile i of step t begins. One tile of rows stands for both, or they are apart."""
         row = chunk.row(u * self.blocking.row_tiles + i % self.blocking.row_tiles)
