@@ -12,8 +12,9 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import Part, StateInputs
+from mlc_llm.backends.base import ExpertMatrices, Part, StateInputs
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
+from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.in_place import added, added_norm
 from mlc_llm.backends.cpu.isa import Isa
@@ -30,7 +31,7 @@ from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.short_conv import short_conv
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
-from mlc_llm.models.spec import ShortConvSpec
+from mlc_llm.models.spec import ExpertsSpec, ShortConvSpec
 
 FAST_ROLES = ("o", "mlp", "down")
 """Roles of the matrices that are multiplied faster, and less exactly, for `fast_tokens`."""
@@ -86,6 +87,10 @@ class CpuOps(AttentionOps, PlainOps):
         is_fast = is_fast and has_fast_rows(fmt, self._isa)
         self.has_fast_tokens |= is_fast
         return PackedMatrix(rows, columns, fmt, is_fast=is_fast)
+
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
+        fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
+        return ExpertStack(experts, rows, columns, fmt)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
         return embedding
@@ -176,6 +181,22 @@ class CpuOps(AttentionOps, PlainOps):
         )  # fmt: skip
         return y
 
+    def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
+        given = x if isinstance(x, Input) else Input("plain", x)
+        calls = ExpertCalls(spec, self._isa, self._scratch)
+        routes = calls.route(self.linear(matrices.router, given))
+        gate_rows, up_rows = (
+            self._prepared(given, one, None) for one in (matrices.gate, matrices.up)
+        )
+        sent = calls.sent(routes, gate_rows)
+        halves = calls.product(routes, matrices.gate, sent, calls.halves(routes))
+        if up_rows is not gate_rows:
+            sent = calls.sent(routes, up_rows)
+        halves = calls.product(routes, matrices.up, sent, halves, spec.intermediate)
+        rows = self._prepared(Input(spec.activation, halves), matrices.down, None)
+        into = self._scratch.tensor([rows.shape[0], matrices.down.rows])
+        return calls.collected(routes, calls.product(routes, matrices.down, rows, into))
+
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])
         out = float_tensor(rows.shape[0], k)
@@ -218,7 +239,9 @@ class CpuOps(AttentionOps, PlainOps):
         args = [place, number, masked, allowed, logits]
         return op.tensor_ir_inplace_op(kernel, "edit_rows", args, 4, float_tensor(*logits.shape))
 
-    def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
+    def _prepared(
+        self, given: Input, matrix: PackedMatrix | ExpertStack, fast: Tensor | None
+    ) -> Tensor:
         """The input as the matrix reads it, made once."""
         fmt = matrix.fmt
         key = (fmt.is_float, fmt.is_fixed_point, fmt.group, fast is not None)
@@ -226,7 +249,9 @@ class CpuOps(AttentionOps, PlainOps):
             given.prepared[key] = self._prepare(given, matrix, fast)
         return given.prepared[key]
 
-    def _prepare(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
+    def _prepare(
+        self, given: Input, matrix: PackedMatrix | ExpertStack, fast: Tensor | None
+    ) -> Tensor:
         """Calls the kernel that makes what the matrix reads; fast: the number of fast tokens."""
         kind, x, isa, eps = given.kind, given.x, self._isa, given.eps
         m, k, group = x.shape[0], matrix.columns, matrix.fmt.group

@@ -1,0 +1,219 @@
+"""Which experts a token gets, and the way of its row to them and back.
+
+route:
+    for token in tokens:                               parallel, unless they are few
+      experts = those with the largest scores          of two that are as large the first one
+      weights = e^score of each, divided by the sum over all experts, or over the chosen ones
+    slots = the places of all rows [token, choice], sorted by expert, then by token
+    starts = the first slot of each expert, and the number of slots
+
+send:     for each slot:  y[slot] = x[token of the slot]
+collect:  for each token: y[token] = sum over its choices of weight * x[slot of the choice]
+
+The chosen experts of a token are in the order of their scores, so a sum does not depend on the
+other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import tvm
+from tvm.script import tirx as T
+
+from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, lanes_at, splat
+from mlc_llm.kernels.types import Index
+
+L = 8
+SERIAL_WORDS = 2**15
+"""Up to here a thread-pool launch costs more than to copy or to add so many numbers."""
+
+
+@cache
+def route(experts: int, width: int, chosen: int, *, of_chosen: bool) -> tvm.tirx.PrimFunc:
+    """Kernel arguments. of_chosen: the weights of the chosen experts sum to 1.
+
+    scores   float32 [m, width]; width is a multiple of 8, experts are the first columns
+    weights  float32 [m, chosen]
+    slots    int32 [m, chosen]
+    tokens   int32 [m * chosen]: of each slot
+    starts   int32 [experts + 1]
+    """
+    choice = Choice(experts, width, chosen, of_chosen)
+
+    @T.prim_func(private=True, s_tir=True)
+    def choose_experts(
+        scores: T.handle,
+        weights: T.handle,
+        slots: T.handle,
+        tokens: T.handle,
+        starts: T.Buffer((experts + 1,), "int32"),
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        rows = T.int32()
+        S = T.match_buffer(scores, (m, width), "float32")
+        WEIGHTS = T.match_buffer(weights, (m, chosen), "float32")
+        SLOTS = T.match_buffer(slots, (m, chosen), "int32")
+        TOKENS = T.match_buffer(tokens, (rows,), "int32")
+        with T.sblock("root"):
+            each_row(choice.one_row, m, S, WEIGHTS, SLOTS)
+            choice.sort(m, SLOTS, TOKENS, starts)
+
+    return choose_experts
+
+
+class Choice:
+    """Statements of `route`. Before they are sorted, `slots` has the numbers of experts."""
+
+    def __init__(self, experts: int, width: int, chosen: int, of_chosen: bool) -> None:
+        self.experts, self.width, self.chosen, self.of_chosen = experts, width, chosen, of_chosen
+        self.padded = -(-chosen // L) * L
+
+    @T.inline
+    def one_row(self, S, weights, slots, row):
+        """Experts and weights of a token. Scores that are no numbers choose some experts, too."""
+        is_free = T.alloc_buffer((self.experts,), "int32")
+        best = T.alloc_buffer((1,), "int32")
+        top = T.alloc_buffer((self.padded,), "float32")
+        total = T.alloc_buffer((1,), "float32")
+        for e in T.serial(self.experts):
+            is_free[e] = 1
+        for c in T.serial(self.chosen):
+            best[0] = -1
+            for e in T.serial(self.experts):
+                if is_free[e] == 1:
+                    if T.Or(best[0] < 0, S[row, e] > S[row, T.max(best[0], 0)]):
+                        best[0] = e
+            is_free[best[0]] = 0
+            slots[row, c] = best[0]
+        self.weigh(S, slots, row, top)
+        self.add_up(S, slots, row, top, total)
+        for c in T.serial(self.chosen):
+            weights[row, c] = top[c] / total[0]
+
+    @T.inline
+    def weigh(self, S, slots, row, top):
+        """top[c] = e^(score of choice c - the largest score)."""
+        for c in T.serial(self.padded):
+            top[c] = S[row, slots[row, T.min(c, self.chosen - 1)]] - S[row, slots[row, 0]]
+        for i in T.serial(self.padded // L):
+            top[lanes_at(i * L, L)] = exp2(top[lanes_at(i * L, L)] * splat(T.float32(LOG2E), L), L)
+
+    @T.inline
+    def add_up(self, S, slots, row, top, total):
+        """total[0]: what the weights are divided by."""
+        power = T.alloc_buffer((self.width,), "float32")
+        total[0] = T.float32(0)
+        if self.of_chosen:
+            for c in T.serial(self.chosen):
+                total[0] = total[0] + top[c]
+        else:
+            for i in T.serial(self.width // L):
+                power[lanes_at(i * L, L)] = exp2(
+                    (S[row, lanes_at(i * L, L)] - splat(S[row, slots[row, 0]], L))
+                    * splat(T.float32(LOG2E), L),
+                    L,
+                )
+            for e in T.serial(self.experts):
+                total[0] = total[0] + power[e]
+
+    @T.inline
+    def sort(self, m, slots, tokens, starts):
+        """Counts the rows of each expert, then gives each row its slot."""
+        free = T.alloc_buffer((self.experts,), "int32")
+        for e in T.serial(self.experts + 1):
+            starts[e] = 0
+        for i, c in T.grid(m, self.chosen):
+            starts[slots[i, c] + 1] = starts[slots[i, c] + 1] + 1
+        for e in T.serial(self.experts):
+            starts[e + 1] = starts[e + 1] + starts[e]
+            free[e] = starts[e]
+        for i, c in T.grid(m, self.chosen):
+            expert: T.let[T.int32] = slots[i, c]
+            slots[i, c] = free[expert]
+            tokens[free[expert]] = i
+            free[expert] = free[expert] + 1
+
+
+@cache
+def send(row: tuple[int, ...], dtype: str) -> tvm.tirx.PrimFunc:
+    """Kernel arguments: tokens as of `route`, x [m, *row], y [slots, *row]; elements of 32 bits."""
+    width = math.prod(row)
+    lanes = math.gcd(width, L)
+
+    def rows(count: Index) -> tuple[Index, ...]:
+        """The shape of so many rows."""
+        return (count, *row)
+
+    @T.inline
+    def one_row(tokens, X, Y, slot):
+        """Copies a row."""
+        for i in T.serial(width // lanes):
+            Y[slot, lanes_at(i * lanes, lanes)] = X[tokens[slot], lanes_at(i * lanes, lanes)]
+
+    @T.prim_func(private=True, s_tir=True)
+    def send_rows(tokens: T.handle, x: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        slots = T.int32()
+        TOKENS = T.match_buffer(tokens, (slots,), "int32")
+        given = T.match_buffer(x, rows(m), dtype)
+        sent = T.match_buffer(y, rows(slots), dtype)
+        with T.sblock("root"):
+            X = T.decl_buffer((m, width), dtype, data=given.data, elem_offset=0)
+            Y = T.decl_buffer((slots, width), dtype, data=sent.data, elem_offset=0)
+            if slots * width <= SERIAL_WORDS:
+                for slot in T.serial(slots):
+                    one_row(TOKENS, X, Y, slot)
+            else:
+                for slot in T.parallel(slots):
+                    one_row(TOKENS, X, Y, slot)
+
+    return send_rows
+
+
+@cache
+def collect(width: int, chosen: int) -> tvm.tirx.PrimFunc:
+    """Kernel arguments; width is a multiple of 8:
+
+    weights  float32 [m, chosen]
+    slots    int32 [m, chosen]
+    x        float32 [m * chosen, width]
+    y        float32 [m, width]
+    """
+
+    @T.inline
+    def one_row(weights, slots, X, Y, row):
+        """Adds the results of a token's experts, from the first choice to the last."""
+        for i in T.serial(width // L):
+            Y[row, lanes_at(i * L, L)] = (
+                splat(weights[row, 0], L) * X[slots[row, 0], lanes_at(i * L, L)]
+            )
+        for c in T.serial(chosen - 1):
+            for i in T.serial(width // L):
+                Y[row, lanes_at(i * L, L)] = (
+                    Y[row, lanes_at(i * L, L)]
+                    + splat(weights[row, c + 1], L) * X[slots[row, c + 1], lanes_at(i * L, L)]
+                )
+
+    @T.prim_func(private=True, s_tir=True)
+    def collect_rows(weights: T.handle, slots: T.handle, x: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        rows = T.int32()
+        WEIGHTS = T.match_buffer(weights, (m, chosen), "float32")
+        SLOTS = T.match_buffer(slots, (m, chosen), "int32")
+        X = T.match_buffer(x, (rows, width), "float32")
+        Y = T.match_buffer(y, (m, width), "float32")
+        with T.sblock("root"):
+            if m * (chosen * width) <= SERIAL_WORDS:
+                for row in T.serial(m):
+                    one_row(WEIGHTS, SLOTS, X, Y, row)
+            else:
+                for row in T.parallel(m):
+                    one_row(WEIGHTS, SLOTS, X, Y, row)
+
+    return collect_rows
