@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of_plan
 from decoder_reference import Facts, ReferenceDecoder
@@ -12,8 +11,6 @@ from test_layer_features import CASES, planned
 
 from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.backends.cpu.target import missing_features
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
-from mlc_llm.runtime.model_runner import ModelRunner
 
 EXPERTS = [name for name, case in CASES.items() if "ffn_gate_exps.weight" in case.more]
 HERE = [name for name in ISAS if not missing_features(name)]
