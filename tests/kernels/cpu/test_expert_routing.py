@@ -17,7 +17,13 @@ CASES = [(5, 2), (32, 8), (9, 9), (1, 1), (20, 12)]
 
 
 def routed(
-    isa: Isa, scores: Array, experts: int, chosen: int, *, of_chosen: bool
+    isa: Isa,
+    scores: Array,
+    experts: int,
+    chosen: int,
+    *,
+    of_chosen: bool,
+    bias: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Weights, slots, tokens and starts, from scores [m, experts]."""
     m = len(scores)
@@ -25,8 +31,9 @@ def routed(
     padded[:, :experts] = scores
     weights, slots = np.full((m, chosen), np.nan, np.float32), np.full((m, chosen), -1, np.int32)
     tokens, starts = np.full(m * chosen, -1, np.int32), np.full(experts + 1, -1, np.int32)
-    kernel = build(isa, route, experts, WIDTH, chosen, of_chosen=of_chosen)
-    kernel(padded, weights, slots, tokens, starts)
+    has_bias = bias is not None
+    kernel = build(isa, route, experts, WIDTH, chosen, of_chosen=of_chosen, has_bias=has_bias)
+    kernel(padded, *([] if bias is None else [bias]), weights, slots, tokens, starts)
     return weights, slots, tokens, starts
 
 
@@ -59,6 +66,15 @@ def test_against_numpy(isa: Isa, experts: int, chosen: int, of_chosen: bool) -> 
         assert (tokens[slots] == np.arange(m)[:, None]).all()
         for start, end in pairwise(starts):
             assert (np.diff(tokens[start:end]) > 0).all(), "an expert's tokens are in their order"
+
+
+@each_isa()
+def test_a_bias_is_added_to_the_scores(isa: Isa) -> None:
+    scores, bias = scores_of(9, 20), np.linspace(-3, 3, 20).astype(np.float32)
+    found = routed(isa, scores, 20, 6, of_chosen=False, bias=bias)
+    expected = routed(isa, scores + bias, 20, 6, of_chosen=False)
+    for one, other in zip(found, expected, strict=True):
+        assert one.tobytes() == other.tobytes()
 
 
 @each_isa()

@@ -8,7 +8,6 @@ from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec
 
 MISSING: frozenset[Feature] = frozenset(
     {
-        "biases of experts",
         "gates of shared experts",
         "norms of values",
         "values that are keys",

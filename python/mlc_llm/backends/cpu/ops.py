@@ -182,20 +182,22 @@ class CpuOps(AttentionOps, PlainOps):
         return y
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
-        given = x if isinstance(x, Input) else Input("plain", x)
-        calls = ExpertCalls(spec, self._isa, self._scratch)
-        routes = calls.route(self.linear(matrices.router, given))
-        gate_rows, up_rows = (
-            self._prepared(given, one, None) for one in (matrices.gate, matrices.up)
+        given, none = x if isinstance(x, Input) else Input("plain", x), (None,) * 4
+        biases = matrices.biases
+        of_router, of_gate, of_up, of_down = (
+            none if biases is None else (biases.router, biases.gate, biases.up, biases.down)
         )
-        sent = calls.sent(routes, gate_rows)
-        halves = calls.product(routes, matrices.gate, sent, calls.halves(routes))
-        if up_rows is not gate_rows:
-            sent = calls.sent(routes, up_rows)
-        halves = calls.product(routes, matrices.up, sent, halves, spec.intermediate)
-        rows = self._prepared(Input(spec.activation, halves), matrices.down, None)
-        into = self._scratch.tensor([rows.shape[0], matrices.down.rows])
-        return calls.collected(routes, calls.product(routes, matrices.down, rows, into))
+        calls = ExpertCalls(spec, self._isa, self._scratch)
+        routes = calls.route(self.linear(matrices.router, given), of_router)
+        gate, up, down = matrices.gate, matrices.up, matrices.down
+        gate_rows, up_rows = (self._prepared(given, one, None) for one in (gate, up))
+        rows = calls.sent(routes, gate_rows)
+        halves = calls.product(routes, gate, of_gate, rows, calls.halves(routes))
+        rows = rows if up_rows is gate_rows else calls.sent(routes, up_rows)
+        halves = calls.product(routes, up, of_up, rows, halves, spec.intermediate)
+        rows = self._prepared(Input(spec.activation, halves), down, None)
+        into = self._scratch.tensor([rows.shape[0], down.rows])
+        return calls.collected(routes, calls.product(routes, down, of_down, rows, into))
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])

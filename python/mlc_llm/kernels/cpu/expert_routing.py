@@ -23,6 +23,7 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, lanes_at, splat
 from mlc_llm.kernels.types import Index
 
@@ -31,21 +32,33 @@ SERIAL_WORDS = 2**15
 """Up to here a thread-pool launch costs more than to copy or to add so many numbers."""
 
 
+@T.inline
+def add_up(x, count, total):
+    """total[0]: the sum of the first `count` elements."""
+    total[0] = T.float32(0)
+    for i in T.serial(count):
+        total[0] = total[0] + x[i]
+
+
 @cache
-def route(experts: int, width: int, chosen: int, *, of_chosen: bool) -> tvm.tirx.PrimFunc:
+def route(
+    experts: int, width: int, chosen: int, *, of_chosen: bool, has_bias: bool = False
+) -> tvm.tirx.PrimFunc:
     """Kernel arguments. of_chosen: the weights of the chosen experts sum to 1.
 
     scores   float32 [m, width]; width is a multiple of 8, experts are the first columns
+    bias     float32 [experts], added to the scores; only if it has one
     weights  float32 [m, chosen]
     slots    int32 [m, chosen]
     tokens   int32 [m * chosen]: of each slot
     starts   int32 [experts + 1]
     """
-    choice = Choice(experts, width, chosen, of_chosen)
+    choice = Choice(experts, width, chosen, of_chosen, has_bias)
 
     @T.prim_func(private=True, s_tir=True)
     def choose_experts(
         scores: T.handle,
+        BIAS: T.Buffer((experts,), "float32"),
         weights: T.handle,
         slots: T.handle,
         tokens: T.handle,
@@ -59,66 +72,69 @@ def route(experts: int, width: int, chosen: int, *, of_chosen: bool) -> tvm.tirx
         SLOTS = T.match_buffer(slots, (m, chosen), "int32")
         TOKENS = T.match_buffer(tokens, (rows,), "int32")
         with T.sblock("root"):
-            each_row(choice.one_row, m, S, WEIGHTS, SLOTS)
+            each_row(choice.one_row, m, S, BIAS, WEIGHTS, SLOTS)
             choice.sort(m, SLOTS, TOKENS, starts)
 
-    return choose_experts
+    return choose_experts if has_bias else without(choose_experts, "BIAS")
 
 
 class Choice:
     """Statements of `route`. Before they are sorted, `slots` has the numbers of experts."""
 
-    def __init__(self, experts: int, width: int, chosen: int, of_chosen: bool) -> None:
-        self.experts, self.width, self.chosen, self.of_chosen = experts, width, chosen, of_chosen
+    def __init__(
+        self, experts: int, width: int, chosen: int, of_chosen: bool, has_bias: bool
+    ) -> None:
+        self.experts, self.width, self.chosen = experts, width, chosen
+        self.of_chosen, self.has_bias = of_chosen, has_bias
         self.padded = -(-chosen // L) * L
 
     @T.inline
-    def one_row(self, S, weights, slots, row):
-        """Experts and weights of a token. Scores that are no numbers choose some experts, too."""
-        is_free = T.alloc_buffer((self.experts,), "int32")
-        best = T.alloc_buffer((1,), "int32")
+    def one_row(self, S, bias, weights, slots, row):
+        """Experts and weights of a token."""
+        score = T.alloc_buffer((self.width,), "float32")
         top = T.alloc_buffer((self.padded,), "float32")
         total = T.alloc_buffer((1,), "float32")
+        for i in T.serial(self.width // L):
+            score[lanes_at(i * L, L)] = S[row, lanes_at(i * L, L)]
+        if self.has_bias:
+            for e in T.serial(self.experts):
+                score[e] = score[e] + bias[e]
+        self.choose(score, slots, row)
+        for c in T.serial(self.padded):
+            top[c] = score[slots[row, T.min(c, self.chosen - 1)]]
+        self.take_powers(top, self.padded, score[slots[row, 0]])
+        if self.of_chosen:
+            add_up(top, self.chosen, total)
+        else:
+            self.take_powers(score, self.width, score[slots[row, 0]])
+            add_up(score, self.experts, total)
+        for c in T.serial(self.chosen):
+            weights[row, c] = top[c] / total[0]
+
+    @T.inline
+    def choose(self, score, slots, row):
+        """The experts of a token. Scores that are no numbers choose some experts, too."""
+        is_free = T.alloc_buffer((self.experts,), "int32")
+        best = T.alloc_buffer((1,), "int32")
         for e in T.serial(self.experts):
             is_free[e] = 1
         for c in T.serial(self.chosen):
             best[0] = -1
             for e in T.serial(self.experts):
                 if is_free[e] == 1:
-                    if T.Or(best[0] < 0, S[row, e] > S[row, T.max(best[0], 0)]):
+                    if T.Or(best[0] < 0, score[e] > score[T.max(best[0], 0)]):
                         best[0] = e
             is_free[best[0]] = 0
             slots[row, c] = best[0]
-        self.weigh(S, slots, row, top)
-        self.add_up(S, slots, row, top, total)
-        for c in T.serial(self.chosen):
-            weights[row, c] = top[c] / total[0]
 
     @T.inline
-    def weigh(self, S, slots, row, top):
-        """top[c] = e^(score of choice c - the largest score)."""
-        for c in T.serial(self.padded):
-            top[c] = S[row, slots[row, T.min(c, self.chosen - 1)]] - S[row, slots[row, 0]]
-        for i in T.serial(self.padded // L):
-            top[lanes_at(i * L, L)] = exp2(top[lanes_at(i * L, L)] * splat(T.float32(LOG2E), L), L)
-
-    @T.inline
-    def add_up(self, S, slots, row, top, total):
-        """total[0]: what the weights are divided by."""
-        power = T.alloc_buffer((self.width,), "float32")
-        total[0] = T.float32(0)
-        if self.of_chosen:
-            for c in T.serial(self.chosen):
-                total[0] = total[0] + top[c]
-        else:
-            for i in T.serial(self.width // L):
-                power[lanes_at(i * L, L)] = exp2(
-                    (S[row, lanes_at(i * L, L)] - splat(S[row, slots[row, 0]], L))
-                    * splat(T.float32(LOG2E), L),
-                    L,
-                )
-            for e in T.serial(self.experts):
-                total[0] = total[0] + power[e]
+    def take_powers(self, x, count, largest):
+        """x = e^(x - largest), of the first `count`."""
+        most: T.let[T.float32] = largest
+        for i in T.serial(count // L):
+            x[lanes_at(i * L, L)] = exp2(
+                (x[lanes_at(i * L, L)] - splat(most, L)) * splat(T.float32(LOG2E), L), L
+            )
 
     @T.inline
     def sort(self, m, slots, tokens, starts):
