@@ -25,16 +25,19 @@ def routed(
     of_chosen: bool,
     bias: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
-    """Weights, slots, tokens and starts, from scores [m, experts]."""
+    """Weights, expert rows, tokens and starts, from scores [m, experts]."""
     m = len(scores)
     padded = np.full((m, WIDTH), 1e9, np.float32)  # no expert, however large its score
     padded[:, :experts] = scores
-    weights, slots = np.full((m, chosen), np.nan, np.float32), np.full((m, chosen), -1, np.int32)
+    weights, expert_rows = (
+        np.full((m, chosen), np.nan, np.float32),
+        np.full((m, chosen), -1, np.int32),
+    )
     tokens, starts = np.full(m * chosen, -1, np.int32), np.full(experts + 1, -1, np.int32)
     has_bias = bias is not None
     kernel = build(isa, route, experts, WIDTH, chosen, of_chosen=of_chosen, has_bias=has_bias)
-    kernel(padded, *([] if bias is None else [bias]), weights, slots, tokens, starts)
-    return weights, slots, tokens, starts
+    kernel(padded, *([] if bias is None else [bias]), weights, expert_rows, tokens, starts)
+    return weights, expert_rows, tokens, starts
 
 
 def scores_of(m: int, experts: int) -> Array:
@@ -44,9 +47,9 @@ def scores_of(m: int, experts: int) -> Array:
     return scores
 
 
-def experts_of(slots: Array, starts: Array) -> Array:
-    """The expert of each slot."""
-    return np.searchsorted(starts, slots, side="right") - 1
+def experts_of(expert_rows: Array, starts: Array) -> Array:
+    """The expert of each expert row."""
+    return np.searchsorted(starts, expert_rows, side="right") - 1
 
 
 @pytest.mark.parametrize("of_chosen", [False, True])
@@ -55,15 +58,17 @@ def experts_of(slots: Array, starts: Array) -> Array:
 def test_against_numpy(isa: Isa, experts: int, chosen: int, of_chosen: bool) -> None:
     for m in (1, 2, 3, 40):
         scores = scores_of(m, experts)
-        weights, slots, tokens, starts = routed(isa, scores, experts, chosen, of_chosen=of_chosen)
+        weights, expert_rows, tokens, starts = routed(
+            isa, scores, experts, chosen, of_chosen=of_chosen
+        )
         best = np.argsort(-scores, axis=1, kind="stable")[:, :chosen]
-        assert (experts_of(slots, starts) == best).all()
+        assert (experts_of(expert_rows, starts) == best).all()
         powers = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
         expected = np.take_along_axis(powers, best, axis=1)
         expected /= (expected if of_chosen else powers).sum(axis=1, keepdims=True)
         assert np.abs(weights - expected).max() <= 1e-6
-        assert sorted(slots.ravel()) == list(range(m * chosen))
-        assert (tokens[slots] == np.arange(m)[:, None]).all()
+        assert sorted(expert_rows.ravel()) == list(range(m * chosen))
+        assert (tokens[expert_rows] == np.arange(m)[:, None]).all()
         for start, end in pairwise(starts):
             assert (np.diff(tokens[start:end]) > 0).all(), "an expert's tokens are in their order"
 
@@ -80,19 +85,19 @@ def test_a_bias_is_added_to_the_scores(isa: Isa) -> None:
 @each_isa()
 def test_tokens_do_not_know_each_other(isa: Isa) -> None:
     scores = scores_of(40, 20)
-    weights, slots, _, starts = routed(isa, scores, 20, 6, of_chosen=False)
+    weights, expert_rows, _, starts = routed(isa, scores, 20, 6, of_chosen=False)
     for i in range(40):
         alone, own, _, begun = routed(isa, scores[i : i + 1], 20, 6, of_chosen=False)
         assert alone[0].tobytes() == weights[i].tobytes()
-        assert (experts_of(own, begun)[0] == experts_of(slots, starts)[i]).all()
+        assert (experts_of(own, begun)[0] == experts_of(expert_rows, starts)[i]).all()
 
 
 @each_isa()
 def test_scores_that_are_no_numbers_choose_experts_too(isa: Isa) -> None:
     scores = scores_of(4, 20)
     scores[1], scores[2, 3], scores[3] = np.nan, np.nan, -np.inf
-    weights, slots, _, starts = routed(isa, scores, 20, 6, of_chosen=True)
-    chosen = experts_of(slots, starts)
+    weights, expert_rows, _, starts = routed(isa, scores, 20, 6, of_chosen=True)
+    chosen = experts_of(expert_rows, starts)
     assert starts[-1] == 24 and all(len(set(row)) == 6 for row in chosen)
     assert np.isfinite(weights[0]).all()
 
@@ -101,9 +106,9 @@ def test_scores_that_are_no_numbers_choose_experts_too(isa: Isa) -> None:
 @each_isa()
 def test_rows_are_sent(isa: Isa, row: tuple[int, ...]) -> None:
     x = np.arange(300 * np.prod(row), dtype=np.int32).reshape(300, *row)
-    for slots in (1, 7, 1200):
-        tokens = np.random.default_rng(slots).integers(0, 300, slots, dtype=np.int32)
-        y = np.full((slots, *row), -1, np.int32)
+    for count in (1, 7, 1200):
+        tokens = np.random.default_rng(count).integers(0, 300, count, dtype=np.int32)
+        y = np.full((count, *row), -1, np.int32)
         build(isa, send, row, "int32")(tokens, x, y)
         assert (y == x[tokens]).all()
 
@@ -113,13 +118,13 @@ def test_results_are_collected(isa: Isa) -> None:
     chosen, width, rng = 3, 96, np.random.default_rng(0)
     for m in (1, 5, 400):
         weights = rng.random((m, chosen)).astype(np.float32)
-        slots = rng.permutation(m * chosen).reshape(m, chosen).astype(np.int32)
+        expert_rows = rng.permutation(m * chosen).reshape(m, chosen).astype(np.int32)
         x = rng.standard_normal((m * chosen, width)).astype(np.float32)
         kernel, y = build(isa, collect, width, chosen), np.full((m, width), np.nan, np.float32)
-        kernel(weights, slots, x, y)
-        terms = weights.astype(np.float64)[..., None] * x[slots]
+        kernel(weights, expert_rows, x, y)
+        terms = weights.astype(np.float64)[..., None] * x[expert_rows]
         bound = accumulated(2 * chosen) * np.abs(terms).sum(axis=1)
         assert (np.abs(y - terms.sum(axis=1)) <= bound).all()
         last, order = np.full((1, width), np.nan, np.float32), np.arange(chosen, dtype=np.int32)
-        kernel(weights[-1:], order[None], x[slots[-1]], last)
+        kernel(weights[-1:], order[None], x[expert_rows[-1]], last)
         assert last[0].tobytes() == y[-1].tobytes(), "the others make no difference"

@@ -35,7 +35,7 @@ class Routes(NamedTuple):
     """What the kernel `route` makes of the scores."""
 
     weights: Tensor
-    slots: Tensor
+    expert_rows: Tensor
     tokens: Tensor
     starts: Tensor
 
@@ -64,9 +64,9 @@ class ExpertCalls:
         return Routes(*op.tensor_ir_inplace_op(kernel, "route", [*given, *made], places, out))
 
     def sent(self, routes: Routes, rows: Tensor) -> Tensor:
-        """Prepared rows of tokens, to the slots of their experts."""
-        slots, row = routes.tokens.shape[0], tuple(int(size) for size in rows.shape[1:])
-        out = Tensor.placeholder([slots, *row], rows.dtype)
+        """The prepared rows of tokens, as expert rows."""
+        count, row = routes.tokens.shape[0], tuple(int(size) for size in rows.shape[1:])
+        out = Tensor.placeholder([count, *row], rows.dtype)
         return self._scratch.call(send(row, rows.dtype), "send", [routes.tokens, rows], out)
 
     def halves(self, routes: Routes) -> Tensor:
@@ -99,7 +99,7 @@ class ExpertCalls:
 
     def collected(self, routes: Routes, rows: Tensor) -> Tensor:
         """The weighted sum of the results of each token's experts."""
-        m, width = routes.slots.shape[0], int(rows.shape[1])
+        m, width = routes.expert_rows.shape[0], int(rows.shape[1])
         kernel = collect(width, self._spec.experts_per_token)
-        args = [routes.weights, routes.slots, rows]
+        args = [routes.weights, routes.expert_rows, rows]
         return self._scratch.call(kernel, "collect", args, float_tensor(m, width))

@@ -4,11 +4,11 @@ route:
     for token in tokens:                               parallel, unless they are few
       experts = those with the largest scores          of two that are as large the first one
       weights = e^score of each, divided by the sum over all experts, or over the chosen ones
-    slots = the places of all rows [token, choice], sorted by expert, then by token
-    starts = the first slot of each expert, and the number of slots
+    expert rows = the pairs of a token and one of its choices, sorted by expert, then by token
+    starts = the first expert row of each expert, and the number of expert rows
 
-send:     for each slot:  y[slot] = x[token of the slot]
-collect:  for each token: y[token] = sum over its choices of weight * x[slot of the choice]
+send:     for each expert row: y[expert row] = x[its token]
+collect:  for each token: y[token] = sum over its choices of weight * x[expert row of the choice]
 
 The chosen experts of a token are in the order of their scores, so a sum does not depend on the
 other tokens.
@@ -46,12 +46,12 @@ def route(
 ) -> tvm.tirx.PrimFunc:
     """Kernel arguments. of_chosen: the weights of the chosen experts sum to 1.
 
-    scores   float32 [m, width]; width is a multiple of 8, experts are the first columns
-    bias     float32 [experts], added to the scores; only if it has one
-    weights  float32 [m, chosen]
-    slots    int32 [m, chosen]
-    tokens   int32 [m * chosen]: of each slot
-    starts   int32 [experts + 1]
+    scores       float32 [m, width]; width is a multiple of 8, experts are the first columns
+    bias         float32 [experts], added to the scores; only if `has_bias`
+    weights      float32 [m, chosen]
+    expert_rows  int32 [m, chosen]: of each choice
+    tokens       int32 [m * chosen]: of each expert row
+    starts       int32 [experts + 1]
     """
     choice = Choice(experts, width, chosen, of_chosen, has_bias)
 
@@ -60,7 +60,7 @@ def route(
         scores: T.handle,
         BIAS: T.Buffer((experts,), "float32"),
         weights: T.handle,
-        slots: T.handle,
+        expert_rows: T.handle,
         tokens: T.handle,
         starts: T.Buffer((experts + 1,), "int32"),
     ):
@@ -69,17 +69,17 @@ def route(
         rows = T.int32()
         S = T.match_buffer(scores, (m, width), "float32")
         WEIGHTS = T.match_buffer(weights, (m, chosen), "float32")
-        SLOTS = T.match_buffer(slots, (m, chosen), "int32")
+        EXPERT_ROWS = T.match_buffer(expert_rows, (m, chosen), "int32")
         TOKENS = T.match_buffer(tokens, (rows,), "int32")
         with T.sblock("root"):
-            each_row(choice.one_row, m, S, BIAS, WEIGHTS, SLOTS)
-            choice.sort(m, SLOTS, TOKENS, starts)
+            each_row(choice.one_row, m, S, BIAS, WEIGHTS, EXPERT_ROWS)
+            choice.sort(m, EXPERT_ROWS, TOKENS, starts)
 
     return choose_experts if has_bias else without(choose_experts, "BIAS")
 
 
 class Choice:
-    """Statements of `route`. Before they are sorted, `slots` has the numbers of experts."""
+    """Statements of `route`. Before they are sorted, `expert_rows` has the numbers of experts."""
 
     def __init__(
         self, experts: int, width: int, chosen: int, of_chosen: bool, has_bias: bool
@@ -89,7 +89,7 @@ class Choice:
         self.padded = -(-chosen // L) * L
 
     @T.inline
-    def one_row(self, S, bias, weights, slots, row):
+    def one_row(self, S, bias, weights, expert_rows, row):
         """Experts and weights of a token."""
         score = T.alloc_buffer((self.width,), "float32")
         top = T.alloc_buffer((self.padded,), "float32")
@@ -99,20 +99,20 @@ class Choice:
         if self.has_bias:
             for e in T.serial(self.experts):
                 score[e] = score[e] + bias[e]
-        self.choose(score, slots, row)
+        self.choose(score, expert_rows, row)
         for c in T.serial(self.padded):
-            top[c] = score[slots[row, T.min(c, self.chosen - 1)]]
-        self.take_powers(top, self.padded, score[slots[row, 0]])
+            top[c] = score[expert_rows[row, T.min(c, self.chosen - 1)]]
+        self.take_powers(top, self.padded, score[expert_rows[row, 0]])
         if self.of_chosen:
             add_up(top, self.chosen, total)
         else:
-            self.take_powers(score, self.width, score[slots[row, 0]])
+            self.take_powers(score, self.width, score[expert_rows[row, 0]])
             add_up(score, self.experts, total)
         for c in T.serial(self.chosen):
             weights[row, c] = top[c] / total[0]
 
     @T.inline
-    def choose(self, score, slots, row):
+    def choose(self, score, expert_rows, row):
         """The experts of a token. Scores that are no numbers choose some experts, too."""
         is_free = T.alloc_buffer((self.experts,), "int32")
         best = T.alloc_buffer((1,), "int32")
@@ -125,7 +125,7 @@ class Choice:
                     if T.Or(best[0] < 0, score[e] > score[T.max(best[0], 0)]):
                         best[0] = e
             is_free[best[0]] = 0
-            slots[row, c] = best[0]
+            expert_rows[row, c] = best[0]
 
     @T.inline
     def take_powers(self, x, count, largest):
@@ -137,26 +137,27 @@ class Choice:
             )
 
     @T.inline
-    def sort(self, m, slots, tokens, starts):
-        """Counts the rows of each expert, then gives each row its slot."""
+    def sort(self, m, expert_rows, tokens, starts):
+        """Counts the choices of each expert, then numbers them."""
         free = T.alloc_buffer((self.experts,), "int32")
         for e in T.serial(self.experts + 1):
             starts[e] = 0
         for i, c in T.grid(m, self.chosen):
-            starts[slots[i, c] + 1] = starts[slots[i, c] + 1] + 1
+            starts[expert_rows[i, c] + 1] = starts[expert_rows[i, c] + 1] + 1
         for e in T.serial(self.experts):
             starts[e + 1] = starts[e + 1] + starts[e]
             free[e] = starts[e]
         for i, c in T.grid(m, self.chosen):
-            expert: T.let[T.int32] = slots[i, c]
-            slots[i, c] = free[expert]
+            expert: T.let[T.int32] = expert_rows[i, c]
+            expert_rows[i, c] = free[expert]
             tokens[free[expert]] = i
             free[expert] = free[expert] + 1
 
 
 @cache
 def send(row: tuple[int, ...], dtype: str) -> tvm.tirx.PrimFunc:
-    """Kernel arguments: tokens as of `route`, x [m, *row], y [slots, *row]; elements of 32 bits."""
+    """Kernel arguments: tokens as of `route`, x [m, *row], y [m * chosen, *row]; elements have 32
+    bits."""
     width = math.prod(row)
     lanes = math.gcd(width, L)
 
@@ -165,28 +166,28 @@ def send(row: tuple[int, ...], dtype: str) -> tvm.tirx.PrimFunc:
         return (count, *row)
 
     @T.inline
-    def one_row(tokens, X, Y, slot):
+    def one_row(tokens, X, Y, i):
         """Copies a row."""
-        for i in T.serial(width // lanes):
-            Y[slot, lanes_at(i * lanes, lanes)] = X[tokens[slot], lanes_at(i * lanes, lanes)]
+        for j in T.serial(width // lanes):
+            Y[i, lanes_at(j * lanes, lanes)] = X[tokens[i], lanes_at(j * lanes, lanes)]
 
     @T.prim_func(private=True, s_tir=True)
     def send_rows(tokens: T.handle, x: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
-        slots = T.int32()
-        TOKENS = T.match_buffer(tokens, (slots,), "int32")
+        count = T.int32()
+        TOKENS = T.match_buffer(tokens, (count,), "int32")
         given = T.match_buffer(x, rows(m), dtype)
-        sent = T.match_buffer(y, rows(slots), dtype)
+        sent = T.match_buffer(y, rows(count), dtype)
         with T.sblock("root"):
             X = T.decl_buffer((m, width), dtype, data=given.data, elem_offset=0)
-            Y = T.decl_buffer((slots, width), dtype, data=sent.data, elem_offset=0)
-            if slots * width <= SERIAL_WORDS:
-                for slot in T.serial(slots):
-                    one_row(TOKENS, X, Y, slot)
+            Y = T.decl_buffer((count, width), dtype, data=sent.data, elem_offset=0)
+            if count * width <= SERIAL_WORDS:
+                for i in T.serial(count):
+                    one_row(TOKENS, X, Y, i)
             else:
-                for slot in T.parallel(slots):
-                    one_row(TOKENS, X, Y, slot)
+                for i in T.parallel(count):
+                    one_row(TOKENS, X, Y, i)
 
     return send_rows
 
@@ -195,41 +196,41 @@ def send(row: tuple[int, ...], dtype: str) -> tvm.tirx.PrimFunc:
 def collect(width: int, chosen: int) -> tvm.tirx.PrimFunc:
     """Kernel arguments; width is a multiple of 8:
 
-    weights  float32 [m, chosen]
-    slots    int32 [m, chosen]
-    x        float32 [m * chosen, width]
-    y        float32 [m, width]
+    weights      float32 [m, chosen]
+    expert_rows  int32 [m, chosen]
+    x            float32 [m * chosen, width]
+    y            float32 [m, width]
     """
 
     @T.inline
-    def one_row(weights, slots, X, Y, row):
+    def one_row(weights, expert_rows, X, Y, row):
         """Adds the results of a token's experts, from the first choice to the last."""
         for i in T.serial(width // L):
             Y[row, lanes_at(i * L, L)] = (
-                splat(weights[row, 0], L) * X[slots[row, 0], lanes_at(i * L, L)]
+                splat(weights[row, 0], L) * X[expert_rows[row, 0], lanes_at(i * L, L)]
             )
         for c in T.serial(chosen - 1):
             for i in T.serial(width // L):
                 Y[row, lanes_at(i * L, L)] = (
                     Y[row, lanes_at(i * L, L)]
-                    + splat(weights[row, c + 1], L) * X[slots[row, c + 1], lanes_at(i * L, L)]
+                    + splat(weights[row, c + 1], L) * X[expert_rows[row, c + 1], lanes_at(i * L, L)]
                 )
 
     @T.prim_func(private=True, s_tir=True)
-    def collect_rows(weights: T.handle, slots: T.handle, x: T.handle, y: T.handle):
+    def collect_rows(weights: T.handle, expert_rows: T.handle, x: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         rows = T.int32()
         WEIGHTS = T.match_buffer(weights, (m, chosen), "float32")
-        SLOTS = T.match_buffer(slots, (m, chosen), "int32")
+        EXPERT_ROWS = T.match_buffer(expert_rows, (m, chosen), "int32")
         X = T.match_buffer(x, (rows, width), "float32")
         Y = T.match_buffer(y, (m, width), "float32")
         with T.sblock("root"):
             if m * (chosen * width) <= SERIAL_WORDS:
                 for row in T.serial(m):
-                    one_row(WEIGHTS, SLOTS, X, Y, row)
+                    one_row(WEIGHTS, EXPERT_ROWS, X, Y, row)
             else:
                 for row in T.parallel(m):
-                    one_row(WEIGHTS, SLOTS, X, Y, row)
+                    one_row(WEIGHTS, EXPERT_ROWS, X, Y, row)
 
     return collect_rows
