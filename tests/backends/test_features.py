@@ -164,8 +164,22 @@ def test_every_feature_is_tried() -> None:
         {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, head_dim=24)),)},
         {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, heads=3, kv_heads=1)),)},
         {"layers": (replace(PLAIN, mixer=ShortConvSpec(64, 3)),), "hidden": 80},
+        {"layers": (replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 48)),)},
+        {"layers": (replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32, shared_intermediate=80)),)},
     ],
 )
 def test_sizes_that_kernels_cannot_compute(wrong: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel, match=r"multiples of 32.*--kernels reference"):
         backend_of("portable").check(model(**wrong))
+
+
+def test_more_experts_than_kernels_can_count() -> None:
+    layer = replace(PLAIN, feed_forward=ExpertsSpec(256, 8, 2048))
+    for kind, is_refused in (("F32", True), ("Q4_0", False)):
+        names = ("gate", "up", "down")
+        spec = model(layer, hidden=7168, kinds={f"layers.1.experts.{one}": kind for one in names})
+        if not is_refused:
+            backend_of("portable").check(spec)
+            continue
+        with pytest.raises(UnsupportedModel, match=r"layer 1: 256 experts of 2048 x 7168 \(F32"):
+            backend_of("portable").check(spec)

@@ -22,7 +22,7 @@ from mlc_llm.models.spec import (
 if TYPE_CHECKING:
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.backends.base import ExpertMatrices, Input, Matrix
+    from mlc_llm.backends.base import Input
 
 Feature: TypeAlias = Literal[
     "score caps",
@@ -140,14 +140,8 @@ def _missing(need: str, kernels: str) -> UnsupportedModel:
 
 
 class PlainOps:
-    """What `Ops` computes for experts, for a backend that has none: `Backend.check` has refused
-    every model that would call these."""
-
-    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
-        raise AssertionError("experts were not refused")
-
-    def moe(self, spec: ExpertsSpec, x: Input, matrices: ExpertMatrices) -> Tensor:
-        raise AssertionError("experts were not refused")
+    """What `Ops` computes for the gates of shared experts, for a backend that has none:
+    `Backend.check` has refused every model that would call this."""
 
     def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
         raise AssertionError("gates of shared experts were not refused")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
+from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 MISSING: frozenset[Feature] = frozenset(
     {
@@ -16,6 +19,9 @@ MISSING: frozenset[Feature] = frozenset(
         "inputs of layers by token",
     }
 )
+"""Features that no CPU kernel computes yet."""
+LARGEST_STACK = 2**31 - 1
+"""Words of the matrices of all experts together: kernels count them in 32 bits."""
 
 
 def check(spec: ModelSpec, kernels: str) -> None:
@@ -27,14 +33,34 @@ def check(spec: ModelSpec, kernels: str) -> None:
 
 def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
-    one, wide = layer.mixer, layer.feed_forward.intermediate
-    sizes, fits = "", not (spec.hidden % 32 or wide % 32)
+    one, network = layer.mixer, layer.feed_forward
+    widths, sizes = [network.intermediate], ""
+    if isinstance(network, ExpertsSpec):
+        widths.append(network.shared_intermediate)
+        _check_stacks(spec, spec.layers.index(layer), network)
+    fits = not any(size % 32 for size in (spec.hidden, *widths))
     if isinstance(one, AttentionSpec):
         fits = fits and not (one.head_dim % 16 or one.query_width % 32)
         sizes = f"head size {one.head_dim} (a multiple of 16), all heads {one.query_width}, "
     if not fits:
         raise UnsupportedModel(
             f"sizes of this model are not supported by the CPU kernels: {sizes}"
-            f"hidden {spec.hidden} and feed-forward {wide} (multiples of 32); "
-            "use --kernels reference"
+            f"hidden {spec.hidden} and feed-forward {' and '.join(map(str, filter(None, widths)))} "
+            "(multiples of 32); use --kernels reference"
         )
+
+
+def _check_stacks(spec: ModelSpec, layer: int, one: ExpertsSpec) -> None:
+    """Raises UnsupportedModel if the matrices of all experts are larger than kernels can count."""
+    for name in ("gate", "up", "down"):
+        kind = spec.kinds.get(f"layers.{layer}.experts.{name}")
+        if kind is None:  # the spec is of no file yet
+            continue
+        rows, columns = one.intermediate, spec.hidden
+        rows, columns = (columns, rows) if name == "down" else (rows, columns)
+        shape, _ = tensor_shape(format_of_kind(kind, half=False), padded_rows(rows), columns)
+        if one.num_experts * math.prod(shape) > LARGEST_STACK:
+            raise UnsupportedModel(
+                f"layer {layer}: {one.num_experts} experts of {rows} x {columns} ({kind}, {name}) "
+                "are more than the CPU kernels can count; use --kernels reference"
+            )

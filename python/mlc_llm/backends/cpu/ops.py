@@ -1,12 +1,11 @@
 """The operations of a model as calls of CPU kernels.
 
 A product reads its input quantised, so `norm` and `gated` compute nothing and return an `Input`.
-`linear` makes what its matrix reads (`_prepared`), once for all matrices that read the same.
+`linear` makes what its matrix reads (`inputs.py`), once for all matrices that read the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -17,16 +16,14 @@ from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.in_place import added, added_norm
+from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.features import PlainOps
-from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
-from mlc_llm.kernels.cpu.bf16 import prepare_fast
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import changed
 from mlc_llm.kernels.cpu.embedding import embedding
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
-from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.short_conv import short_conv
@@ -44,22 +41,6 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
         self.is_fast = is_fast
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
-
-
-@dataclass
-class Input:
-    """x, of which a kernel makes what a product reads.
-
-    kind, weight and bias: as in `kernels/cpu/input_kinds.py`; eps belongs to a norm.
-    """
-
-    kind: str
-    x: Tensor
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    eps: float = 0.0
-    prepared: dict[tuple[bool, bool, int, bool], Tensor] = field(default_factory=dict)
-    """The tensors made of it, by the way in which a matrix reads them (`CpuOps._prepared`)."""
 
 
 class CpuOps(AttentionOps, PlainOps):
@@ -142,7 +123,7 @@ class CpuOps(AttentionOps, PlainOps):
         """x W^T, added to `add_to` in place if that is given."""
         given = x if isinstance(x, Input) else Input("plain", x)
         fast = self._fast_tokens if matrix.is_fast else None
-        read = self._prepared(given, matrix, fast)
+        read = given.read_by(matrix, self._isa, self._scratch, fast)
         add = add_to is not None
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
@@ -182,22 +163,9 @@ class CpuOps(AttentionOps, PlainOps):
         return y
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
-        given, none = x if isinstance(x, Input) else Input("plain", x), (None,) * 4
-        biases = matrices.biases
-        of_router, of_gate, of_up, of_down = (
-            none if biases is None else (biases.router, biases.gate, biases.up, biases.down)
-        )
-        calls = ExpertCalls(spec, self._isa, self._scratch)
-        routes = calls.route(self.linear(matrices.router, given), of_router)
-        gate, up, down = matrices.gate, matrices.up, matrices.down
-        gate_rows, up_rows = (self._prepared(given, one, None) for one in (gate, up))
-        rows = calls.sent(routes, gate_rows)
-        halves = calls.product(routes, gate, of_gate, rows, calls.halves(routes))
-        rows = rows if up_rows is gate_rows else calls.sent(routes, up_rows)
-        halves = calls.product(routes, up, of_up, rows, halves, spec.intermediate)
-        rows = self._prepared(Input(spec.activation, halves), down, None)
-        into = self._scratch.tensor([rows.shape[0], down.rows])
-        return calls.collected(routes, calls.product(routes, down, of_down, rows, into))
+        given = x if isinstance(x, Input) else Input("plain", x)
+        calls = ExpertCalls(spec, matrices, self._isa, self._scratch)
+        return calls.computed(given, self.linear(matrices.router, given))
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])
@@ -240,35 +208,3 @@ class CpuOps(AttentionOps, PlainOps):
         kernel = edit_logits(vocab, int(logits.shape[1]))
         args = [place, number, masked, allowed, logits]
         return op.tensor_ir_inplace_op(kernel, "edit_rows", args, 4, float_tensor(*logits.shape))
-
-    def _prepared(
-        self, given: Input, matrix: PackedMatrix | ExpertStack, fast: Tensor | None
-    ) -> Tensor:
-        """The input as the matrix reads it, made once."""
-        fmt = matrix.fmt
-        key = (fmt.is_float, fmt.is_fixed_point, fmt.group, fast is not None)
-        if key not in given.prepared:
-            given.prepared[key] = self._prepare(given, matrix, fast)
-        return given.prepared[key]
-
-    def _prepare(
-        self, given: Input, matrix: PackedMatrix | ExpertStack, fast: Tensor | None
-    ) -> Tensor:
-        """Calls the kernel that makes what the matrix reads; fast: the number of fast tokens."""
-        kind, x, isa, eps = given.kind, given.x, self._isa, given.eps
-        m, k, group = x.shape[0], matrix.columns, matrix.fmt.group
-        args = [x, x if given.weight is None else given.weight]
-        args += [] if given.bias is None else [given.bias]
-        if not isa.integer or matrix.fmt.is_float:
-            out = float_tensor(m, k)
-            return self._scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)
-        if matrix.fmt.is_fixed_point:
-            out = Tensor.placeholder([m, row_width(k)], "int32")
-            if fast is not None:
-                kernel = prepare_fast(kind, k, isa, eps)
-                return self._scratch.call(kernel, f"{kind}_{k}_fast", [*args, fast], out)
-            kernel = quantize_blocks(kind, k, isa, eps)
-            return self._scratch.call(kernel, f"{kind}_{k}_blocks", args, out)
-        out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
-        kernel = quantize(kind, k, group, isa, eps)
-        return self._scratch.call(kernel, f"{kind}_{k}g{group}", args, out)

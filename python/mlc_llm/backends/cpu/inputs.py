@@ -1,0 +1,66 @@
+"""What a product reads: an input, quantised or not, as its matrix wants it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tvm.relax.frontend.nn import Tensor
+
+from mlc_llm.backends.cpu.formats import WeightFormat
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
+from mlc_llm.kernels.cpu.bf16 import prepare_fast
+from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
+
+
+class Packed(Protocol):
+    """A matrix, or a stack of matrices of one size."""
+
+    columns: int
+    fmt: WeightFormat
+
+
+@dataclass
+class Input:
+    """x, of which a kernel makes what a product reads.
+
+    kind, weight and bias: as in `kernels/cpu/input_kinds.py`; eps belongs to a norm.
+    """
+
+    kind: str
+    x: Tensor
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float = 0.0
+    _prepared: dict[tuple[bool, bool, int, bool], Tensor] = field(default_factory=dict)
+    """The tensors made of it, by the way in which a matrix reads them."""
+
+    def read_by(
+        self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None = None
+    ) -> Tensor:
+        """The input as the matrix reads it, made once; fast: the number of fast tokens."""
+        fmt = matrix.fmt
+        key = (fmt.is_float, fmt.is_fixed_point, fmt.group, fast is not None)
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
+        return self._prepared[key]
+
+    def _prepare(self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None) -> Tensor:
+        """Calls the kernel that makes what the matrix reads."""
+        kind, x, eps = self.kind, self.x, self.eps
+        m, k, group = x.shape[0], matrix.columns, matrix.fmt.group
+        args = [x, x if self.weight is None else self.weight]
+        args += [] if self.bias is None else [self.bias]
+        if not isa.integer or matrix.fmt.is_float:
+            out = float_tensor(m, k)
+            return scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)
+        if matrix.fmt.is_fixed_point:
+            out = Tensor.placeholder([m, row_width(k)], "int32")
+            if fast is not None:
+                kernel = prepare_fast(kind, k, isa, eps)
+                return scratch.call(kernel, f"{kind}_{k}_fast", [*args, fast], out)
+            return scratch.call(quantize_blocks(kind, k, isa, eps), f"{kind}_{k}_blocks", args, out)
+        out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
+        return scratch.call(quantize(kind, k, group, isa, eps), f"{kind}_{k}g{group}", args, out)
