@@ -11,6 +11,7 @@ from arm_tools import ARM, cross_compile, instructions, is_arm_object
 from mlc_llm.backends.cpu.formats import format_of_kind
 from mlc_llm.backends.cpu.isa import DOTPROD, I8MM, Isa
 from mlc_llm.kernels.cpu.activation import quantize
+from mlc_llm.kernels.cpu.expert_matmul import ExpertShape, expert_matmul
 from mlc_llm.kernels.cpu.matmul import matmul
 
 PRODUCTS = {I8MM: "usdot", DOTPROD: "sdot"}
@@ -29,6 +30,13 @@ def test_products_of_bytes(isa: Isa, kind: str, tmp_path: Path) -> None:
     assert products == {**dict.fromkeys(products, 0), PRODUCTS[isa]: expected}
     module.write_to_file(str(tmp_path / "kernel.o"))
     assert is_arm_object(tmp_path / "kernel.o")
+
+
+@pytest.mark.parametrize("isa", ARM, ids=lambda isa: isa.name)
+def test_products_of_experts(isa: Isa) -> None:
+    fmt = format_of_kind("Q4_0", half=True)
+    kernel = expert_matmul(ExpertShape(4, 32, GROUPS * fmt.group, fmt), isa)
+    assert instructions(cross_compile(kernel, isa))[PRODUCTS[isa]] >= VECTORS * PLANES
 
 
 @pytest.mark.parametrize("isa", ARM, ids=lambda isa: isa.name)
