@@ -123,7 +123,7 @@ class CpuOps(AttentionOps, PlainOps):
         """x W^T, added to `add_to` in place if that is given."""
         given = x if isinstance(x, Input) else Input("plain", x)
         fast = self._fast_tokens if matrix.is_fast else None
-        read = given.read_by(matrix, self._isa, self._scratch, fast)
+        read = self._prepared(given, matrix, fast)
         add = add_to is not None
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
@@ -136,6 +136,10 @@ class CpuOps(AttentionOps, PlainOps):
         return op.tensor_ir_inplace_op(
             kernel, f"{name}_add", [*args, add_to], len(args), float_tensor(*add_to.shape)
         )
+
+    def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
+        """The input as the matrix reads it."""
+        return given.read_by(matrix, self._isa, self._scratch, fast)
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return added_norm(x, y, weight, eps)

@@ -8,9 +8,12 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.cpu.backend import CpuBackend
-from mlc_llm.backends.cpu.ops import CpuOps, Input, PackedMatrix
+from mlc_llm.backends.cpu.inputs import Input
+from mlc_llm.backends.cpu.ops import CpuOps, PackedMatrix
 from mlc_llm.backends.cpu.scratch import float_tensor
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.kernels.cpu.squares import add_squares
+from mlc_llm.models.spec import ExpertsSpec, ModelSpec
 
 SQUARES = "squares"
 """The parameter of a matrix, float32 [columns], that the squares of its inputs are added to."""
@@ -19,6 +22,11 @@ SQUARES = "squares"
 @dataclass(frozen=True)
 class RecordingBackend(CpuBackend):
     """As the kernels that it is made of. All matrices have to be of floats."""
+
+    def check(self, spec: ModelSpec) -> None:
+        super().check(spec)
+        if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
+            raise UnsupportedModel("models with experts cannot be calibrated")
 
     def ops(self) -> RecordingOps:
         return RecordingOps(self.isa)
