@@ -36,12 +36,14 @@ YARN = {
     "original_max_position_embeddings": 32, "truncate": False,
 }  # fmt: skip
 PLAIN = {"rope_type": "default", "rope_theta": 150000.0}
+# llama.cpp's converter leaves `norm_topk_prob` of Qwen3 MoE out: it is true in published models.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {}),
     "olmoe": ("Olmoe", {}),
     "qwen 2 moe": (
         "Qwen2Moe", {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
     ),
+    "qwen 3 moe": ("Qwen3Moe", {"moe_intermediate_size": 64, "norm_topk_prob": True}),
     "granitemoe": ("GraniteMoe", MULTIPLIERS),
     "granitemoe with a shared network": (
         "GraniteMoeShared", MULTIPLIERS | {"shared_intermediate_size": 96}
@@ -68,9 +70,9 @@ def made(kind: str, seed: int) -> Any:
         "num_local_experts": 4 + seed, "attn_implementation": "eager", "pad_token_id": 0,
         "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
-    if name == "GptOss":
+    if name in ("GptOss", "Qwen3Moe"):
         given["head_dim"] = dim
-    if name in ("Olmoe", "Qwen2Moe"):
+    if name in ("Olmoe", "Qwen2Moe", "Qwen3Moe"):
         given["num_experts"] = given.pop("num_local_experts")
     torch.manual_seed(seed)
     config = getattr(transformers, f"{name}Config")(**(given | more))

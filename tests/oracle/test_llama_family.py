@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen 2": ("Qwen2", {}),
+    "qwen 3": ("Qwen3", {}),
     "seed-oss": ("SeedOss", {}),
     "gemma 2": (
         "Gemma2",

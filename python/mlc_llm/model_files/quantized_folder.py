@@ -28,7 +28,7 @@ def plain_tensors(config: Mapping[str, object], tensors: Tensors) -> Tensors:
     if config.get("quantization_config") is None:
         return tensors
     how = Values(config, "", null_is_absent=True).part("quantization_config")
-    return how.choice("quant_method", _METHODS)(how, tensors)
+    return how.choice("quant_method", METHODS)(how, tensors)
 
 
 def _as_they_are(how: Values, tensors: Tensors) -> Tensors:
@@ -85,7 +85,7 @@ def _scaled(tensor: Tensor, scales: str, block: tuple[int, ...] | None, tensors:
     return Float8View(tensor, tensor.shape, found, (high, wide))
 
 
-_METHODS = {
+METHODS = {
     "awq": awq,
     "compressed-tensors": _compressed,
     "fp8": _float8,

@@ -1,0 +1,199 @@
+"""Measures each architecture on a small random model, and writes docs/models.md.
+
+    python benchmarks/models.py                 # every architecture of the registry
+    python benchmarks/models.py --only gemma3   # one; the figures of the others stay
+    python benchmarks/models.py --render        # only the page, from the figures that are kept
+
+The figures are kept in models.json, beside this script. To measure needs the `oracle` extra, and
+MLC_LLM_LLAMA_CPP as the name of a folder of llama.cpp's sources, whose converter writes the GGUF
+files. The random models are those of tests/oracle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import numpy.typing as npt
+from agreement import Agreement
+from models_page import (
+    PAGE,
+    Compared,
+    Figures,
+    Measured,
+    Quantized,
+    lacking,
+    page,
+    read_figures,
+    write_figures,
+)
+from ours import greedy
+
+from mlc_llm.backends.registry import choose_backend
+from mlc_llm.compiler.build import build_library
+from mlc_llm.json_file import read_json_object
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.model_files.quantized import QuantizedModel
+from mlc_llm.models.registry import ROWS, Architecture
+from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.support.machine import describe
+
+if TYPE_CHECKING:
+    from mlc_llm.runtime.model_runner import ModelRunner
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+QUANTIZATION = "q4_0"
+LENGTH, PROMPT, ANSWER = 200, 30, 64
+"""Tokens: of the text whose logits are compared, of a prompt and of its greedy answer."""
+PACKAGES = ("mlc-llm", "apache-tvm", "torch", "transformers", "gguf")
+Logits = npt.NDArray[np.float64]
+
+
+class Oracle:
+    """A random model of Transformers in float32."""
+
+    def __init__(self, config_class: str) -> None:
+        """Raises LookupError for a class that no test of the oracle makes."""
+        from random_models import random_of
+
+        self.model: Any = random_of(config_class)
+        rng = np.random.default_rng(0)
+        self.tokens: list[int] = rng.integers(0, 256, LENGTH).tolist()
+
+    def logits(self, tokens: Sequence[int]) -> Logits:
+        import torch
+
+        with torch.no_grad():
+            found = self.model(torch.tensor([list(tokens)])).logits[0].double().numpy()
+        return np.asarray(found, np.float64)
+
+    def compared(self, runner: ModelRunner) -> Compared:
+        """The largest error of a logit, as a part of the largest logit; whether the greedy answer
+        is the same to the last token."""
+        exact = self.logits(self.tokens)
+        found = runner.logits(self.tokens).astype(np.float64)
+        error = np.abs(found - exact).max() / np.abs(exact).max()
+        prompt = self.tokens[:PROMPT]
+        answer = greedy(runner, prompt, ANSWER)
+        best = self.logits(prompt + answer[:-1])[PROMPT - 1 :].argmax(axis=1).tolist()
+        return {"error": float(f"{error:.2g}"), "greedy": answer == best}
+
+
+def measured(row: Architecture, folder: Path) -> Measured:
+    """All figures of one architecture but its speed. folder: for its files, empty."""
+    oracle = Oracle(row.config)
+    files = folder / "files"
+    path, refused = _converted(oracle.model, files)
+    hugging_face = HuggingFaceModel.open(files)
+    config = read_json_object(files / "config.json", 1 << 20)
+    gguf: Compared = {"refused": refused}
+    if path is not None:
+        runner = _runner(GGUFModel.open(path), folder / "of-file", "reference")
+        gguf = oracle.compared(runner)
+    can_quantize = not lacking(config)
+    return {
+        "measured": _circumstances(),
+        "config": config,
+        "folder": oracle.compared(_runner(hugging_face, folder / "of-folder", "reference")),
+        "gguf": gguf,
+        "quantized": _divergence(hugging_face, oracle.tokens, folder) if can_quantize else None,
+        "speed": None,
+    }
+
+
+def _converted(model: Any, files: Path) -> tuple[Path | None, str]:
+    """The GGUF file, or what llama.cpp's converter says; the files of Transformers are written."""
+    from converted import converted
+    from dense_models import fields_of
+
+    try:
+        return converted(model, files, **fields_of(model)), ""
+    except AssertionError as error:
+        lines = str(error).strip().splitlines()
+        return None, next((line for line in reversed(lines) if "Error" in line), lines[-1])[:200]
+
+
+def _runner(
+    files: HuggingFaceModel | GGUFModel | QuantizedModel, folder: Path, kernels: str | None
+) -> ModelRunner:
+    return _runner_of(files.plan(), files.tensors, folder, kernels)
+
+
+def _runner_of(
+    plan: WeightPlan, tensors: Mapping[str, Tensor], folder: Path, kernels: str | None
+) -> ModelRunner:
+    """kernels: None is this machine's."""
+    import architecture_tools
+
+    folder.mkdir()
+    with mock.patch.object(architecture_tools, "build_kept", build_library):
+        found: ModelRunner = architecture_tools.runner_of_plan(plan, tensors, folder, kernels)
+    return found
+
+
+def _divergence(files: HuggingFaceModel, tokens: list[int], folder: Path) -> Quantized:
+    """Of the CPU kernels from the reference kernels, on one quantised copy."""
+    copy = QuantizedModel.of_files(files, QUANTIZATION)
+    exact = _runner(copy, folder / "exact", "reference").logits(tokens)
+    ours = _runner(copy, folder / "ours", None).logits(tokens)
+    kl = Agreement.of(exact, ours).kl.mean()
+    return {"name": QUANTIZATION, "kernels": choose_backend().name, "kl": float(f"{kl:.2g}")}
+
+
+def _circumstances() -> dict[str, str]:
+    versions = {name: version(name) for name in PACKAGES}
+    return {"date": date.today().isoformat(), "cpu": describe().cpu, **versions}
+
+
+def measure(only: Sequence[str], figures: Figures) -> list[str]:
+    """Measure these architectures, or all, and keep each result at once. Returns the classes whose
+    measurement failed; they keep their earlier figures."""
+    failed = []
+    for row in ROWS:
+        if only and not {row.gguf, row.config} & set(only):
+            continue
+        print(row.config, flush=True)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                found = measured(row, Path(folder))
+        except Exception:  # the next one may be well
+            traceback.print_exc()
+            failed.append(row.config)
+            continue
+        if row.config in figures:
+            found["speed"] = figures[row.config]["speed"]
+        figures[row.config] = found
+        write_figures(figures)
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--render", action="store_true", help="measure nothing")
+    given = parser.parse_args()
+    known = {name for row in ROWS for name in (row.gguf, row.config)}
+    if unknown := set(given.only) - known:
+        parser.error(f"--only: {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
+    figures, failed = read_figures(), []
+    if not given.render:
+        sys.path[:0] = [str(TESTS / name) for name in ("oracle", "models", "")]
+        failed = measure(given.only, figures)
+    PAGE.write_text(page(figures), encoding="utf-8")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""docs/models.md, made of the registry, the tables of formats and the figures in models.json.
+
+Nothing is measured here: `models.py` does it. Neither torch nor TVM is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+from typing_extensions import NotRequired
+
+from mlc_llm.backends.cpu.isa import AVX2, ISAS, Isa
+from mlc_llm.backends.registry import backend_of
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.loader.gguf_tensors import KINDS, OTHER_KINDS
+from mlc_llm.model_files.mlc_names import mlc_names
+from mlc_llm.model_files.quantized import target_of
+from mlc_llm.models.registry import ROWS, Architecture, read_config
+from mlc_llm.models.weight_plan import FLOAT_KINDS
+from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.quantization.group_schemes import SCHEMES
+from mlc_llm.quantization.zero_point_blocks import KIND as ZERO_POINT
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, FIGURES = ROOT / "docs" / "models.md", ROOT / "benchmarks" / "models.json"
+NOT_MEASURED = "not measured"
+PEER = "llama.cpp"
+UNNAMED = ("date", "cpu")
+"""Facts that say themselves what they are."""
+SHAPE = (32, 4096)
+"""Of the matrix whose packed bits are counted."""
+FOLDERS: dict[tuple[str, str], str] = {
+    **{("plain", kind): kind for kind in FLOAT_KINDS},
+    ("fp8", "F8_E4M3, a scale for each block or row, or one for all"): "F32",
+    ("gptq", "4 bits"): ZERO_POINT,
+    ("gptq", "4 bits, groups in the order of importance (`desc_act`)"): "F32",
+    ("awq", "4 bits"): ZERO_POINT,
+    ("compressed-tensors", "4 bits (`pack-quantized`)"): ZERO_POINT,
+    ("compressed-tensors", "F8_E4M3 (`float-quantized`)"): "F32",
+    ("mxfp4", "experts in MXFP4 blocks (gpt-oss)"): "MXFP4",
+}
+"""`quant_method` and type of a matrix in a Hugging Face folder -> the tensor type it becomes."""
+
+
+class Compared(TypedDict):
+    """Reference kernels against Transformers, or why there was nothing to compare."""
+
+    error: NotRequired[float]
+    greedy: NotRequired[bool]
+    refused: NotRequired[str]
+
+
+class Quantized(TypedDict):
+    """CPU kernels against float32, on the same quantised weights."""
+
+    name: str
+    kernels: str
+    kl: float
+
+
+class Measured(TypedDict):
+    """The figures of one architecture."""
+
+    measured: dict[str, str]
+    """Date, processor, versions."""
+    config: dict[str, JsonValue]
+    """config.json of the random model."""
+    folder: Compared
+    gguf: Compared
+    quantized: Quantized | None
+    speed: dict[str, float] | None
+    """Decoded tokens a second by program, ours as "mlc_llm"; None: not measured."""
+
+
+Figures = dict[str, Measured]
+"""By the class in config.json."""
+
+
+def read_figures() -> Figures:
+    if not FIGURES.exists():
+        return {}
+    found: Figures = json.loads(FIGURES.read_text(encoding="utf-8"))
+    return found
+
+
+def write_figures(figures: Figures) -> None:
+    """In the order of the registry, a line for each field."""
+    parts = []
+    for row in ROWS:
+        if row.config in figures:
+            fields = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in figures[row.config].items()]
+            parts.append(f"{json.dumps(row.config)}: {{\n" + ",\n".join(fields) + "\n}")
+    FIGURES.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
+
+
+def lacking(config: Mapping[str, JsonValue]) -> str:
+    """What the CPU kernels lack for the model of a config.json; empty: nothing."""
+    try:
+        backend_of(AVX2.name).check(read_config(config))
+    except UnsupportedModel as error:
+        return str(error).split(", which")[0]
+    return ""
+
+
+def page(figures: Figures) -> str:
+    """The whole page."""
+    parts = [
+        INTRODUCTION, table(ARCHITECTURE_HEAD, [architecture(row, figures) for row in ROWS]),
+        "\n".join(notes(figures)), TENSOR_TYPES, table(kind_head("in a file"), gguf_kinds()),
+        FOLDER_TYPES, table(("method", "matrices", *kernel_names()), folder_kinds()),
+        MLC_TYPES.format(refused=not_of_mlc()), table(kind_head("in a folder"), schemes()),
+    ]  # fmt: skip
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- architectures --------------------------------------------------------------------------
+
+ARCHITECTURE_HEAD = (
+    "GGUF", "class in config.json", "kernels", "error, GGUF", "error, folder", "same greedy text",
+    "KL, quantised", f"tok/s, {PEER}'s",
+)  # fmt: skip
+
+
+def architecture(row: Architecture, figures: Figures) -> list[str]:
+    """The cells of one architecture."""
+    names = [f"`{row.gguf}`", f"`{row.config}`"]
+    if row.config not in figures:
+        return [*names, *[NOT_MEASURED] * (len(ARCHITECTURE_HEAD) - len(names))]
+    found = figures[row.config]
+    lacks = lacking(found["config"])
+    kernels = f"reference only: {lacks}" if lacks else "CPU, reference"
+    files = (found["gguf"], found["folder"])
+    return [*names, kernels, *map(_error, files), _greedy(files), _kl(found, lacks), _speed(found)]
+
+
+def _error(found: Compared) -> str:
+    return f"{found['error']:.1e}" if "error" in found else "not converted"
+
+
+def _greedy(files: Sequence[Compared]) -> str:
+    return "yes" if all(one["greedy"] for one in files if "greedy" in one) else "**no**"
+
+
+def _kl(found: Measured, lacks: str) -> str:
+    if lacks:
+        return "–"
+    one = found["quantized"]
+    return f"{one['kl']:.1e} ({one['name']}, {one['kernels']})" if one else NOT_MEASURED
+
+
+def _speed(found: Measured) -> str:
+    speed = found["speed"]
+    return f"{speed['mlc_llm']:.0f}, {speed[PEER]:.0f}" if speed else NOT_MEASURED
+
+
+def notes(figures: Figures) -> Iterator[str]:
+    """Where the figures come from, and what the converter refused."""
+    seen: dict[str, list[str]] = {}
+    for row in ROWS:
+        if row.config in figures:
+            facts = figures[row.config]["measured"].items()
+            text = ", ".join(
+                one if name in ("date", "cpu") else f"{name} {one}" for name, one in facts
+            )
+            seen.setdefault(text, []).append(row.config)
+    for text, classes in seen.items():
+        whom = "all" if len(classes) == len(ROWS) else ", ".join(classes)
+        yield f"* Measured: {whom}: {text}."
+    for row in ROWS:
+        refused = figures[row.config]["gguf"].get("refused") if row.config in figures else None
+        if refused:
+            yield f"* Not converted: {row.config}: `{refused}`."
+
+
+# --- formats --------------------------------------------------------------------------------
+
+
+def kernel_groups() -> dict[tuple[bool, bool], list[Isa]]:
+    """CPU kernels, by what decides how weights are packed."""
+    found: dict[tuple[bool, bool], list[Isa]] = {}
+    for isa in ISAS.values():
+        found.setdefault((isa.half, isa.amx_tiles), []).append(isa)
+    return found
+
+
+def kernel_names() -> list[str]:
+    return [", ".join(isa.name for isa in isas) for isas in kernel_groups().values()]
+
+
+def kind_head(where: str) -> list[str]:
+    return ["type", "loads", f"bits {where}", *kernel_names()]
+
+
+def packed_bits(kind: str) -> list[str]:
+    """Bits of a weight in memory, with its share of the scales, for each group of kernels."""
+    return [_bits(_packed_bits(kind, isas[0].name)) for isas in kernel_groups().values()]
+
+
+def _packed_bits(kind: str, kernels: str) -> float:
+    shape, dtype = backend_of(kernels).layout(kind).shape(*SHAPE)
+    return 8 * math.prod(shape) * np.dtype(dtype).itemsize / math.prod(SHAPE)
+
+
+def _bits(number: float) -> str:
+    return f"{number:.2f}".rstrip("0").rstrip(".")
+
+
+def gguf_kinds() -> list[list[str]]:
+    rows = [
+        [f"`{kind}`", "yes", _bits(8 * size / values), *packed_bits(kind)]
+        for kind, values, size in KINDS.values()
+    ]
+    nothing = ["–"] * len(kernel_names())
+    return rows + [[f"`{kind}`", "no", "–", *nothing] for kind in OTHER_KINDS.values()]
+
+
+def folder_kinds() -> list[list[str]]:
+    return [[f"`{how}`", what, *packed_bits(kind)] for (how, what), kind in FOLDERS.items()]
+
+
+def not_of_mlc() -> str:
+    """Architectures that are refused in folders of MLC LLM."""
+    found = []
+    for row in ROWS:
+        try:
+            mlc_names(row.gguf, ())
+        except UnsupportedModel:
+            found.append(row.config)
+    return ", ".join(found) or "none"
+
+
+def schemes() -> list[list[str]]:
+    return [
+        [f"`{name}`", "yes", _bits(one.bits_per_weight), *packed_bits(target_of(name).kind)]
+        for name, one in SCHEMES.items()
+    ]
+
+
+INTRODUCTION = """# Models and formats
+
+`benchmarks/models.py` writes this page, from the registry, the tables of formats and the figures
+in `benchmarks/models.json`. `--only NAME` measures one architecture, `--render` none.
+
+## Architectures
+
+Each architecture is measured on one small model of Transformers with random weights.
+
+* *kernels*: the CPU kernels compute it, or only the slow reference kernels (`--kernels reference`)
+  do, and what the others lack.
+* *error*: the largest difference of a logit from Transformers' in float32, as a part of the largest
+  logit, with the reference kernels. The GGUF file is made by llama.cpp's converter, the folder by
+  Transformers.
+* *same greedy text*: the 64 tokens after a prompt are those of Transformers, from both files.
+* *KL, quantised*: the mean KL divergence, in nats, of the CPU kernels' next-token probabilities
+  from those of the reference kernels, on the same quantised copy of the weights. Random weights
+  tell about the arithmetic only; `performance.md` has the figures of a trained model.
+* *tok/s*: decoded tokens a second, ours and llama.cpp's, for a model of a real shape
+  (`benchmarks/compare.py --models`)."""
+TENSOR_TYPES = """## Tensor types of GGUF files
+
+Split files load too. A type that does not load is refused by its name. The columns of kernels are
+the bits of a weight in memory, with its share of scales and minima. The reference kernels keep
+every weight in 32 bits."""
+FOLDER_TYPES = """## Hugging Face folders
+
+`config.json` with `model.safetensors` or its shards. The method is
+`quantization_config.quant_method` of config.json; any other method is refused by its name. The
+columns of kernels are the bits of a weight in memory."""
+MLC_TYPES = """## Folders of MLC LLM
+
+`mlc-chat-config.json` with shards. All architectures load, except {refused}."""

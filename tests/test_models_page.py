@@ -1,0 +1,110 @@
+"""docs/models.md: it is up to date, complete, and says what was not measured."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from models_page import (
+    ARCHITECTURE_HEAD,
+    FOLDERS,
+    NOT_MEASURED,
+    PAGE,
+    Measured,
+    architecture,
+    notes,
+    packed_bits,
+    page,
+    read_figures,
+)
+
+from mlc_llm.loader.gguf_tensors import KINDS, OTHER_KINDS
+from mlc_llm.model_files.quantized_folder import METHODS
+from mlc_llm.models.registry import ROWS, Architecture
+from mlc_llm.quantization.group_schemes import SCHEMES
+
+QWEN3 = next(row for row in ROWS if row.config == "Qwen3ForCausalLM")
+FIGURES = read_figures()
+
+
+def first_cells(title: str, column: int = 0) -> list[str]:
+    """The names in a column of the first table of a section."""
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return [row[column].strip("`") for row in rows]
+
+
+def test_the_page_is_up_to_date() -> None:
+    renew = "run: .venv/bin/python benchmarks/models.py --render"
+    assert PAGE.read_text(encoding="utf-8") == page(FIGURES), renew
+
+
+def test_the_page_has_the_rows_of_the_registry_and_no_others() -> None:
+    names = zip(first_cells("Architectures"), first_cells("Architectures", 1), strict=True)
+    assert list(names) == [(row.gguf, row.config) for row in ROWS]
+    assert set(FIGURES) <= {row.config for row in ROWS}
+
+
+def test_the_page_has_every_type_and_no_others() -> None:
+    kinds = [kind for kind, _, _ in KINDS.values()] + list(OTHER_KINDS.values())
+    assert first_cells("Tensor types of GGUF files") == kinds
+    assert first_cells("Folders of MLC LLM") == list(SCHEMES)
+    assert set(first_cells("Hugging Face folders")) == {"plain", *METHODS}
+    assert {how for how, _ in FOLDERS} == {"plain", *METHODS}
+
+
+def test_packed_bits() -> None:
+    """A scale is float16 or float32; in fixed point it is int16, with a float32 for each row."""
+    assert packed_bits("Q4_0") == ["4.54", "4.5", "5"]
+    assert packed_bits("Q8_0") == ["8.5", "8.5", "9"]
+    assert packed_bits("F16") == ["16", "16", "32"]
+
+
+def test_what_was_not_measured_is_no_number() -> None:
+    assert architecture(QWEN3, {})[2:] == [NOT_MEASURED] * (len(ARCHITECTURE_HEAD) - 2)
+    assert list(notes({})) == []
+    cells = architecture(QWEN3, {QWEN3.config: made()})
+    assert cells[2:] == [
+        "CPU, reference", "1.5e-06", "2.0e-06", "yes", NOT_MEASURED, NOT_MEASURED
+    ]  # fmt: skip
+
+
+def test_figures_and_what_went_wrong_are_told() -> None:
+    found = made()
+    found["gguf"] = {"refused": "no such model"}
+    found["folder"]["greedy"] = False
+    found["quantized"] = {"name": "q4_0", "kernels": "vnni", "kl": 1e-7}
+    found["speed"] = {"mlc_llm": 101.6, "llama.cpp": 99.2}
+    cells = architecture(QWEN3, {QWEN3.config: found})
+    assert cells[3:] == ["not converted", "2.0e-06", "**no**", "1.0e-07 (q4_0, vnni)", "102, 99"]
+    assert "no such model" in "\n".join(notes({QWEN3.config: found}))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.config in FIGURES])
+def test_the_figures_are_good(row: Architecture) -> None:
+    """A page with a wrong model on it must not be written unseen."""
+    found = FIGURES[row.config]
+    for one in (found["gguf"], found["folder"]):
+        assert one.get("error", 0) <= 1e-4 and one.get("greedy", True)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["measured"]["date"])
+
+
+def made() -> Measured:
+    return {
+        "measured": {"date": "2026-01-02", "cpu": "a processor"},
+        "config": {
+            "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+            "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+            "head_dim": 32, "vocab_size": 300, "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        },
+        "gguf": {"error": 1.5e-6, "greedy": True},
+        "folder": {"error": 2e-6, "greedy": True},
+        "quantized": None,
+        "speed": None,
+    }  # fmt: skip
