@@ -2,6 +2,7 @@
 
     python benchmarks/models.py                 # every architecture of the registry
     python benchmarks/models.py --only gemma3   # one; the figures of the others stay
+    python benchmarks/models.py --missing       # those that have no figures, or no KL yet
     python benchmarks/models.py --render        # only the page, from the figures that are kept
 
 The figures are kept in models.json, beside this script. To measure needs the `oracle` extra, and
@@ -156,13 +157,19 @@ def _circumstances() -> dict[str, str]:
     return {"date": date.today().isoformat(), "cpu": describe().cpu, **versions}
 
 
-def measure(only: Sequence[str], figures: Figures) -> list[str]:
-    """Measure these architectures, or all, and keep each result at once. Returns the classes whose
+def is_missing(row: Architecture, figures: Figures) -> bool:
+    """It has no figures, or no KL though the CPU kernels compute it."""
+    if row.config not in figures:
+        return True
+    found = figures[row.config]
+    return found["quantized"] is None and not lacking(found["config"])
+
+
+def measure(rows: Sequence[Architecture], figures: Figures) -> list[str]:
+    """Measure these architectures and keep each result at once. Returns the classes whose
     measurement failed; they keep their earlier figures."""
     failed = []
-    for row in ROWS:
-        if only and not {row.gguf, row.config} & set(only):
-            continue
+    for row in rows:
         print(row.config, flush=True)
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -181,6 +188,7 @@ def measure(only: Sequence[str], figures: Figures) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--missing", action="store_true", help="only what has no figures")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     given = parser.parse_args()
     known = {name for row in ROWS for name in (row.gguf, row.config)}
@@ -189,7 +197,9 @@ def main() -> None:
     figures, failed = read_figures(), []
     if not given.render:
         sys.path[:0] = [str(TESTS / name) for name in ("oracle", "models", "")]
-        failed = measure(given.only, figures)
+        rows = [row for row in ROWS if not given.only or {row.gguf, row.config} & set(given.only)]
+        rows = [row for row in rows if not given.missing or is_missing(row, figures)]
+        failed = measure(rows, figures)
     PAGE.write_text(page(figures), encoding="utf-8")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

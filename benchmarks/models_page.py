@@ -99,11 +99,11 @@ def write_figures(figures: Figures) -> None:
 
 
 def lacking(config: Mapping[str, JsonValue]) -> str:
-    """What the CPU kernels lack for the model of a config.json; empty: nothing."""
+    """What the model of a config.json needs and CPU kernels lack; empty: nothing."""
     try:
         backend_of(AVX2.name).check(read_config(config))
     except UnsupportedModel as error:
-        return str(error).split(", which")[0]
+        return str(error).split(", which")[0].split(" needs ")[-1]
     return ""
 
 
@@ -138,7 +138,7 @@ def architecture(row: Architecture, figures: Figures) -> list[str]:
         return [*names, *[NOT_MEASURED] * (len(ARCHITECTURE_HEAD) - len(names))]
     found = figures[row.config]
     lacks = lacking(found["config"])
-    kernels = f"reference only: {lacks}" if lacks else "CPU, reference"
+    kernels = f"reference only: needs {lacks}" if lacks else "CPU, reference"
     files = (found["gguf"], found["folder"])
     return [*names, kernels, *map(_error, files), _greedy(files), _kl(found, lacks), _speed(found)]
 
@@ -164,7 +164,8 @@ def _speed(found: Measured) -> str:
 
 
 def notes(figures: Figures) -> Iterator[str]:
-    """Where the figures come from, and what the converter refused."""
+    """Where the figures come from (the first without names: most of them), and what the converter
+    refused."""
     seen: dict[str, list[str]] = {}
     for row in ROWS:
         if row.config in figures:
@@ -173,9 +174,10 @@ def notes(figures: Figures) -> Iterator[str]:
                 one if name in ("date", "cpu") else f"{name} {one}" for name, one in facts
             )
             seen.setdefault(text, []).append(row.config)
-    for text, classes in seen.items():
-        whom = "all" if len(classes) == len(ROWS) else ", ".join(classes)
-        yield f"* Measured: {whom}: {text}."
+    most = max(seen.values(), key=len, default=[])
+    for text, classes in sorted(seen.items()):
+        whom = "" if classes is most else f" {', '.join(classes)}:"
+        yield f"* Measured:{whom} {text}."
     for row in ROWS:
         refused = figures[row.config]["gguf"].get("refused") if row.config in figures else None
         if refused:
@@ -256,7 +258,7 @@ in `benchmarks/models.json`. `--only NAME` measures one architecture, `--render`
 Each architecture is measured on one small model of Transformers with random weights.
 
 * *kernels*: the CPU kernels compute it, or only the slow reference kernels (`--kernels reference`)
-  do, and what the others lack.
+  do, and what the model needs that the others lack.
 * *error*: the largest difference of a logit from Transformers' in float32, as a part of the largest
   logit, with the reference kernels. The GGUF file is made by llama.cpp's converter, the folder by
   Transformers.

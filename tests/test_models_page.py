@@ -74,6 +74,22 @@ def test_what_was_not_measured_is_no_number() -> None:
     ]  # fmt: skip
 
 
+def test_what_cpu_kernels_lack_is_named() -> None:
+    found = made()
+    found["config"] |= {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
+    found["config"] |= {"moe_intermediate_size": 40, "num_experts_per_tok": 2}
+    cells = architecture(QWEN3, {QWEN3.config: found})
+    assert cells[2].startswith("reference only") and cells[6] == "–"
+
+
+def test_the_first_note_is_of_most_models() -> None:
+    three = {row.config: made() for row in ROWS[:3]}
+    other = ROWS[1].config
+    three[other]["measured"] = {"date": "2026-01-03", "torch": "9"}
+    expected = ["2026-01-02, a processor", f"{other}: 2026-01-03, torch 9"]
+    assert list(notes(three)) == [f"* Measured: {words}." for words in expected]
+
+
 def test_figures_and_what_went_wrong_are_told() -> None:
     found = made()
     found["gguf"] = {"refused": "no such model"}
@@ -91,6 +107,7 @@ def test_the_figures_are_good(row: Architecture) -> None:
     found = FIGURES[row.config]
     for one in (found["gguf"], found["folder"]):
         assert one.get("error", 0) <= 1e-4 and one.get("greedy", True)
+    assert found["quantized"] is None or found["quantized"]["kl"] <= 5e-4
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["measured"]["date"])
 
 

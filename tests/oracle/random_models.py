@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import dense_models
 import test_architectures
 import test_expert_models
+import test_gemma4
 import test_llama_family
 import torch
 
 SEED = 0
+
+
+def random_of(config_class: str) -> Any:
+    """Raises LookupError for a class that no test of the oracle makes."""
+    if config_class in _OTHERS:
+        return _OTHERS[config_class]()
+    for name, more in test_llama_family.KINDS.values():
+        if config_class == f"{name}ForCausalLM":
+            return test_llama_family.made(name, more, SEED)
+    for kind, (name, _) in test_expert_models.KINDS.items():
+        if config_class == f"{name}ForCausalLM":
+            return test_expert_models.made(kind, SEED)
+    raise LookupError(f"no test of the oracle makes a {config_class}")
+
+
+def _lfm2() -> Any:
+    torch.manual_seed(SEED)
+    return test_architectures.made("lfm2", SEED)[0].eval()
+
+
 _DENSE = {
     "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gptneox", "Glm4ForCausalLM": "glm4",
     "Phi3ForCausalLM": "phi3", "StableLmForCausalLM": "stablelm",
     "Starcoder2ForCausalLM": "starcoder2",
 }  # fmt: skip
-
-
-def random_of(config_class: str) -> Any:
-    """Raises LookupError for a class that no test of the oracle makes."""
-    if config_class in _DENSE:
-        return dense_models.random_model(_DENSE[config_class], SEED)
-    for module in (test_llama_family, test_expert_models):
-        for kind, (name, _) in module.KINDS.items():
-            if config_class == f"{name}ForCausalLM":
-                return module.made(kind, SEED)
-    if config_class == "Lfm2ForCausalLM":
-        torch.manual_seed(SEED)
-        return test_architectures.made("lfm2", SEED)[0].eval()
-    raise LookupError(f"no test of the oracle makes a {config_class}")
+_OTHERS: dict[str, Callable[[], Any]] = {
+    **{name: partial(dense_models.random_model, kind, SEED) for name, kind in _DENSE.items()},
+    "Gemma3ForConditionalGeneration": partial(test_llama_family.gemma_3_with_images, SEED),
+    "Gemma4ForCausalLM": partial(test_gemma4.made, "all", SEED),
+    "Gemma4ForConditionalGeneration": partial(test_gemma4.made_with_images, "all", SEED),
+    "Lfm2ForCausalLM": _lfm2,
+    "Mistral3ForConditionalGeneration": partial(
+        test_llama_family.mistral_3_with_images, "ministral 3", SEED
+    ),
+}

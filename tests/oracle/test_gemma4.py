@@ -29,17 +29,49 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+SMALL_IMAGES = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 32, "position_embedding_size": 64,
+}  # fmt: skip
+
+
+def text_config(kind: str, seed: int) -> Any:
     given = sizes(seed) | {
         "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
         "vocab_size_per_layer_input": sizes(seed)["vocab_size"], "sliding_window": 24,
         "global_head_dim": 128, "final_logit_softcapping": 4.0, "tie_word_embeddings": True,
     }  # fmt: skip
-    config = transformers.Gemma4TextConfig(**given, **KINDS[kind])
-    model = randomized(transformers.Gemma4ForCausalLM(config), seed)
-    for i, layer in enumerate(model.model.layers):
+    return transformers.Gemma4TextConfig(**given, **KINDS[kind])
+
+
+def scaled(model: Any, layers: Any) -> Any:
+    """The model; some of its layers' numbers are changed."""
+    for i, layer in enumerate(layers):
         layer.layer_scalar.fill_(0.7 + 0.1 * i)
         layer.self_attn.q_norm.weight.data *= 0.25  # scores are not scaled: they would be extreme
-    check_both_files(model, tmp_path, seed)
+    return model
+
+
+def made(kind: str, seed: int) -> Any:
+    model = randomized(transformers.Gemma4ForCausalLM(text_config(kind, seed)), seed)
+    return scaled(model, model.model.layers)
+
+
+def made_with_images(kind: str, seed: int) -> Any:
+    config = transformers.Gemma4Config(
+        text_config=text_config(kind, seed), image_token_id=290, boi_token_id=291,
+        eoi_token_id=292, vision_config=transformers.Gemma4VisionConfig(**SMALL_IMAGES),
+        audio_config=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = randomized(transformers.Gemma4ForConditionalGeneration(config), seed)
+    return scaled(model, model.model.language_model.layers)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    check_both_files(made(kind, seed), tmp_path, seed)
+
+
+def test_text_of_a_gemma_4_that_reads_images(tmp_path: Path) -> None:
+    check_both_files(made_with_images("all", 0), tmp_path, 0)

@@ -108,26 +108,32 @@ def test_logits_of_what_gguf_files_do_not_say(tmp_path: Path, kind: str) -> None
     check_folder(made(*FOLDERS_ONLY[kind], seed=1), tmp_path, seed=1)
 
 
-@needs_converter
-@pytest.mark.parametrize("seed", range(2))
-def test_text_of_a_gemma_3_that_reads_images(tmp_path: Path, seed: int) -> None:
+def gemma_3_with_images(seed: int) -> Any:
     config = transformers.Gemma3Config(
         text_config=text_config(*KINDS["gemma 3"], seed),
         vision_config=transformers.SiglipVisionConfig(**SMALL_IMAGES),
         mm_tokens_per_image=4, image_token_index=290, boi_token_index=291, eoi_token_index=292,
     )  # fmt: skip
-    model = transformers.Gemma3ForConditionalGeneration(config)
-    check_both_files(randomized(model, seed), tmp_path, seed)
+    return randomized(transformers.Gemma3ForConditionalGeneration(config), seed)
+
+
+def mistral_3_with_images(kind: str, seed: int) -> Any:
+    text = text_config(*KINDS[kind], seed)
+    config = transformers.Mistral3Config(
+        text_config=text, image_token_index=290, tie_word_embeddings=text.tie_word_embeddings,
+        vision_config=transformers.PixtralVisionConfig(head_dim=32, **SMALL_IMAGES),
+    )  # fmt: skip
+    return randomized(transformers.Mistral3ForConditionalGeneration(config), seed)
+
+
+@needs_converter
+@pytest.mark.parametrize("seed", range(2))
+def test_text_of_a_gemma_3_that_reads_images(tmp_path: Path, seed: int) -> None:
+    check_both_files(gemma_3_with_images(seed), tmp_path, seed)
 
 
 @needs_converter
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["ministral 3", "mistral"])
 def test_text_of_a_mistral_3_that_reads_images(tmp_path: Path, kind: str, seed: int) -> None:
-    text = text_config(*KINDS[kind], seed)
-    config = transformers.Mistral3Config(
-        text_config=text, image_token_index=290, tie_word_embeddings=text.tie_word_embeddings,
-        vision_config=transformers.PixtralVisionConfig(head_dim=32, **SMALL_IMAGES),
-    )  # fmt: skip
-    model = transformers.Mistral3ForConditionalGeneration(config)
-    check_both_files(randomized(model, seed), tmp_path, seed)
+    check_both_files(mistral_3_with_images(kind, seed), tmp_path, seed)
