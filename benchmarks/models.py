@@ -16,7 +16,7 @@ import argparse
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -42,12 +42,11 @@ from ours import greedy
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.build import build_library
 from mlc_llm.json_file import read_json_object
-from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.quantized import QuantizedModel
 from mlc_llm.models.registry import ROWS, Architecture
-from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.support.machine import describe
 
 if TYPE_CHECKING:
@@ -125,21 +124,15 @@ def _converted(model: Any, files: Path) -> tuple[Path | None, str]:
         return None, next((line for line in reversed(lines) if "Error" in line), lines[-1])[:200]
 
 
-def _runner(
-    files: HuggingFaceModel | GGUFModel | QuantizedModel, folder: Path, kernels: str | None
-) -> ModelRunner:
-    return _runner_of(files.plan(), files.tensors, folder, kernels)
-
-
-def _runner_of(
-    plan: WeightPlan, tensors: Mapping[str, Tensor], folder: Path, kernels: str | None
-) -> ModelRunner:
+def _runner(files: ModelFiles, folder: Path, kernels: str | None) -> ModelRunner:
     """kernels: None is this machine's."""
     import architecture_tools
 
     folder.mkdir()
     with mock.patch.object(architecture_tools, "build_kept", build_library):
-        found: ModelRunner = architecture_tools.runner_of_plan(plan, tensors, folder, kernels)
+        found: ModelRunner = architecture_tools.runner_of_plan(
+            files.plan(), files.tensors, folder, kernels
+        )
     return found
 
 
