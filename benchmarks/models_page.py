@@ -280,4 +280,5 @@ FOLDER_TYPES = """## Hugging Face folders
 columns of kernels are the bits of a weight in memory."""
 MLC_TYPES = """## Folders of MLC LLM
 
-`mlc-chat-config.json` with shards. All architectures load, except {refused}."""
+`mlc-chat-config.json` with shards. Refused by name: {refused}. The other architectures are read by
+MLC LLM's rules for names; none was measured from such a folder."""
