@@ -30,7 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLC_LLM_HOME", str(home))
     monkeypatch.setattr(content, "SETTLED_S", -1e9)
 
-    def build(config: object, isa: object, folder: Path) -> None:
+    def build(config: object, isa: object, folder: Path, **_: object) -> None:
         (folder / METADATA_FILE).write_text("{}")
 
     monkeypatch.setattr("mlc_llm.compiler.build.build_library", build)

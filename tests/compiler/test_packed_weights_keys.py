@@ -19,7 +19,7 @@ from mlc_llm.testing.tiny_model import write_tiny_model
 def _no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path / "home"))
 
-    def build(config: object, isa: object, folder: Path) -> None:
+    def build(config: object, isa: object, folder: Path, **_: object) -> None:
         (folder / METADATA_FILE).touch()
 
     monkeypatch.setattr("mlc_llm.compiler.build.build_library", build)

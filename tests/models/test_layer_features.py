@@ -17,6 +17,8 @@ from decoder_reference import Array, Facts, ReferenceDecoder, gelu_tanh
 from pairs import every_other
 
 from mlc_llm.backends.cpu.target import missing_features
+from mlc_llm.backends.registry import backend_of
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.llama import read_gguf
 from mlc_llm.models.spec import DenseSpec, ExpertsSpec, ModelSpec, QueryScaling
@@ -345,10 +347,22 @@ def test_feature_against_numpy(tmp_path: Path, name: str) -> None:
         assert relative_error(found, exact) <= 1e-5, f"in chunks of {chunk}"
 
 
-@pytest.mark.parametrize(
-    ("name", "kernels"),
-    every_other([name for name in CASES if "expert" not in name], WORST_OF_CPU),
-)
+REFERENCE_ONLY = (
+    "norms of values", "keys as values", "keys and values of another layer", "factors of layers",
+    "inputs by token",
+)  # fmt: skip
+"""Cases that the CPU kernels refuse by name. Those with experts have tests of their own."""
+ON_CPU = [name for name in CASES if "expert" not in name and name not in REFERENCE_ONLY]
+
+
+@pytest.mark.parametrize("name", REFERENCE_ONLY)
+def test_what_cpu_kernels_lack_is_refused(tmp_path: Path, name: str) -> None:
+    _, _, plan = planned(tmp_path, CASES[name])
+    with pytest.raises(UnsupportedModel, match="cannot compute; use --kernels reference"):
+        backend_of("portable").check(plan.spec)
+
+
+@pytest.mark.parametrize(("name", "kernels"), every_other(ON_CPU, WORST_OF_CPU))
 def test_cpu_kernels_against_numpy(tmp_path: Path, name: str, kernels: str | None) -> None:
     """All chunk sizes give the same bits."""
     if kernels is not None and missing_features(kernels):
