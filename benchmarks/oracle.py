@@ -92,6 +92,8 @@ def forced_sequences(oracle: Oracle) -> list[Case]:
         cases.append({"name": question, "kind": "chat", "ids": ids, "start": len(prompt)})
     for name, text in prompts["text"].items():
         ids = oracle.encode(text)
+        while len(ids) <= FORCED:  # few tokens in a large vocabulary
+            ids += oracle.encode(f" {text}")
         cases.append({"name": name, "kind": "text", "ids": ids, "start": len(ids) - FORCED})
     return cases
 
