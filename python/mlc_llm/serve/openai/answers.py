@@ -19,7 +19,7 @@ class WholeAnswer:
     """Collects the chunks of one request with `n` choices."""
 
     def __init__(self, n: int) -> None:
-        self._choices = [_WholeChoice() for _ in range(n)]
+        self._choices = [GatheredChoice() for _ in range(n)]
         self._usage_json: str | None = None
         self.error: ErrorBody | None = None
         """Why the request failed. Then the texts of its choices are no answers."""
@@ -42,31 +42,40 @@ class WholeAnswer:
         return ChatCompletionResponse(
             id=request_id,
             model=model,
-            choices=[choice.response(i) for i, choice in enumerate(self._choices)],
+            choices=[_chat_choice(i, choice) for i, choice in enumerate(self._choices)],
             usage=UsageInfo.model_validate_json(self._usage_json),
         )
 
 
-class _WholeChoice:
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._finish_reason: FinishReason | None = None
-        self._logprobs: list[str] | None = None
+class GatheredChoice:
+    """What the pieces of one choice say together. Chats and completions have other shapes for it."""
+
+    def __init__(self, text: str = "") -> None:
+        """text: what stands before the answer."""
+        self._pieces = [text]
+        self.finish_reason: FinishReason | None = None
+        self.logprobs: list[str] | None = None
+        """JSON texts, one for each token; None if they were not asked for."""
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
 
     def put(self, piece: ChoicePiece) -> None:
+        """Add the next piece."""
         self._pieces.append(piece.text)
-        self._finish_reason = piece.finish_reason
+        self.finish_reason = piece.finish_reason
         if piece.logprobs is not None:
-            self._logprobs = (self._logprobs or []) + piece.logprobs
+            self.logprobs = (self.logprobs or []) + piece.logprobs
 
-    def response(self, index: int) -> ChatCompletionResponseChoice:
-        message = ChatCompletionMessage(role="assistant", content="".join(self._pieces))
-        return ChatCompletionResponseChoice(
-            index=index,
-            finish_reason=self._finish_reason,
-            message=message,
-            logprobs=None if self._logprobs is None else chat_logprobs(self._logprobs),
-        )
+
+def _chat_choice(index: int, choice: GatheredChoice) -> ChatCompletionResponseChoice:
+    return ChatCompletionResponseChoice(
+        index=index,
+        finish_reason=choice.finish_reason,
+        message=ChatCompletionMessage(role="assistant", content=choice.text),
+        logprobs=None if choice.logprobs is None else chat_logprobs(choice.logprobs),
+    )
 
 
 def chat_logprobs(tokens: list[str]) -> LogProbs:

@@ -16,7 +16,8 @@ from mlc_llm.protocol.openai_api_protocol import (
     LogProbsContent,
     UsageInfo,
 )
-from mlc_llm.serve.data import FinishReason, TokenData
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.openai.answers import GatheredChoice
 from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunk_models import failure
 from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
@@ -163,7 +164,7 @@ class WholeCompletion:
 
     def __init__(self, head: _Head) -> None:
         self._head, self._usages = head, _Usages(len(head.echoes))
-        self._choices = [_WholeChoice(echo) for echo in head.echoes for _ in range(head.n)]
+        self._choices = [GatheredChoice(echo) for echo in head.echoes for _ in range(head.n)]
         self._usage: UsageInfo | None = None
 
     def put(self, part: int, chunk: Chunk) -> None:
@@ -178,30 +179,18 @@ class WholeCompletion:
 
     def response(self) -> CompletionResponse:
         """The answer; all requests must have ended."""
-        choices = [choice.response(i) for i, choice in enumerate(self._choices)]
+        choices = [_choice(i, choice) for i, choice in enumerate(self._choices)]
         return self._head.response(choices, self._usage)
 
 
-class _WholeChoice:
-    def __init__(self, echo: str) -> None:
-        self._pieces = [echo]
-        self._finish_reason: FinishReason | None = None
-        self._logprobs: list[str] | None = None
-
-    def put(self, piece: ChoicePiece) -> None:
-        self._pieces.append(piece.text)
-        self._finish_reason = piece.finish_reason
-        if piece.logprobs is not None:
-            self._logprobs = (self._logprobs or []) + piece.logprobs
-
-    def response(self, index: int) -> CompletionResponseChoice:
-        tokens = self._logprobs
-        return CompletionResponseChoice(
-            finish_reason=self._finish_reason,
-            index=index,
-            text="".join(self._pieces),
-            logprobs=None if tokens is None else completion_logprobs(tokens, 0),
-        )
+def _choice(index: int, choice: GatheredChoice) -> CompletionResponseChoice:
+    tokens = choice.logprobs
+    return CompletionResponseChoice(
+        finish_reason=choice.finish_reason,
+        index=index,
+        text=choice.text,
+        logprobs=None if tokens is None else completion_logprobs(tokens, 0),
+    )
 
 
 def completion_logprobs(tokens: Sequence[str], offset: int) -> CompletionLogProbs:
