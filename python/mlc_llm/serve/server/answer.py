@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -35,34 +36,28 @@ async def answer_call(
 ) -> Response:
     """The response. writer: for a streamed answer; None: the answer comes as a whole. size: bytes
     of the request. headers: more of them. Raises `HTTPError`, `UserError`."""
-    admitted = context.admission.entered(sum(part.n for part in call.parts), size)
-    admitted.__enter__()
-    try:
+    with ExitStack() as admitted:
+        answers = sum(part.n for part in call.parts)
+        admitted.enter_context(context.admission.entered(answers, size))
         reader = await unless_gone(request, begin(context.client, call.parts))
         if writer is not None:
             stream = EventStream(reader, writer, context.settings.limits, headers)
-            return _Streaming(stream, admitted)
+            return _Streaming(stream, admitted.pop_all())
         whole = await unless_gone(request, _collected(reader, call))
         body = whole.model_dump_json()
-    except BaseException:
-        admitted.__exit__(None, None, None)
-        raise
-    admitted.__exit__(None, None, None)
     return Response(body, media_type="application/json", headers=dict(headers))
 
 
 class _Streaming(Response):
     """A stream that leaves the admission at its end."""
 
-    def __init__(self, stream: EventStream, admitted: Any) -> None:
+    def __init__(self, stream: EventStream, admitted: ExitStack) -> None:
         self._stream, self._admitted = stream, admitted
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with self._admitted:
             await self._stream(scope, receive, send)
-        finally:
-            self._admitted.__exit__(None, None, None)
 
 
 async def _collected(reader: AsyncReader, call: Call[Any, WholeT]) -> WholeT:
