@@ -42,13 +42,13 @@ class WholeAnswer:
         return ChatCompletionResponse(
             id=request_id,
             model=model,
-            choices=[_chat_choice(i, choice) for i, choice in enumerate(self._choices)],
+            choices=[_chat_choice(i, one) for i, one in enumerate(self._choices)],
             usage=UsageInfo.model_validate_json(self._usage_json),
         )
 
 
 class GatheredChoice:
-    """What the pieces of one choice say together. Chats and completions have other shapes for it."""
+    """What the pieces of one choice say together, of a chat or a completion."""
 
     def __init__(self, text: str = "") -> None:
         """text: what stands before the answer."""
