@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor
+from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.base import (
     ExpertBiases,
@@ -237,6 +237,15 @@ def normed(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -
     if model.norm == "layer":
         return ops.layer_norm(x, weight, getattr(owner, f"{name}_bias"), model.norm_eps)
     return ops.norm(x, weight, model.norm_eps)
+
+
+def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec) -> Tensor:
+    """The same as a plain tensor in float32, on any backend: for a few rows."""
+    weight = getattr(owner, name)
+    if model.norm == "layer":
+        bias = getattr(owner, f"{name}_bias")
+        return op.layer_norm(x, model.hidden, weight, bias, model.norm_eps)
+    return op.rms_norm(x, weight, axes=-1, epsilon=model.norm_eps)
 
 
 def mixer_block(

@@ -16,6 +16,7 @@ from mlc_llm.models.blocks import (
     feed_forward_block,
     mixer_block,
     normed,
+    normed_rows,
 )
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.vectors import layer_vectors, model_vectors
@@ -96,8 +97,8 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         position: Tensor,
         logit_rows: Tensor,
         inputs: Mapping[int, LayerInputs | StateInputs],
-    ) -> Tensor:
-        """The logits. inputs: of each layer."""
+    ) -> tuple[Tensor, Tensor]:
+        """The logits, and the hidden vectors that they are made of. inputs: of each layer."""
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
@@ -106,7 +107,8 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
             x = ops.add(x, ops.take_rows(self.positions, position))
         for i, layer in enumerate(self.layers):
             x = layer(x, inputs[i], by_token)
-        return self._logits(ops.take_rows(x, logit_rows))
+        x = ops.take_rows(x, logit_rows)
+        return self._logits(x), x
 
     def _token_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
         """Of all layers. x: the embedded tokens."""
@@ -145,6 +147,9 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         if spec.logit_scale != 1.0:
             logits = ops.scaled(logits, spec.logit_scale)
         return logits if spec.logit_cap is None else ops.capped(logits, spec.logit_cap)
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        return normed_rows(self, "norm", self.ops.take_rows(hidden, rows), self.spec)
 
     def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor:
         return self.ops.sample(self.spec.tokens, logits, options, top_k)
@@ -190,7 +195,7 @@ class Decoder(BaseDecoder):
         page_ids: list[Tensor],
         windows: list[Tensor],
         pages: list[Tensor],
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         tables = (slots, places, query_blocks, page_ids, windows)
         inputs = self._paged(position, sink_position, ropes, tables, pages)
         return self._computed(tokens, fast_tokens, position, logit_rows, inputs)
@@ -215,7 +220,7 @@ class RecurrentDecoder(BaseDecoder):
         pages: list[Tensor],
         state_rows: Tensor,
         states: list[Tensor],
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         tables = (slots, places, query_blocks, page_ids, windows)
         inputs = self._paged(position, sink_position, ropes, tables, pages)
         for i, state in zip(self.spec.recurrent_layers, states, strict=True):

@@ -15,7 +15,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 GLOBAL_EVERY = 2
 """Layers 1, 3, ... see everything."""
@@ -45,7 +45,9 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     windowed = values.windowed(sizes.layers, GLOBAL_EVERY)
     rope = values.rope(sizes.head_dim, THETA)
     cap = values.cap("final_logit_softcapping", LOGIT_CAP)
-    return plan_gguf(replace(_spec(sizes, mixer, window, rope, windowed), logit_cap=cap), tensors)
+    return plan_weights(
+        replace(_spec(sizes, mixer, window, rope, windowed), logit_cap=cap), tensors
+    )
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -15,7 +15,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, Origin, PlusOne, layers
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 GLOBAL_EVERY = 6
 """Layers 5, 11, ... see everything."""
@@ -59,7 +59,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     window = values.count("attention.sliding_window") if any(windowed) else None
     spec = _spec(sizes, sizes.attention(scaled_by**-0.5), window, ropes, windowed)
     cap = values.cap("final_logit_softcapping")
-    return plan_gguf(replace(spec, logit_cap=cap), tensors)
+    return plan_weights(replace(spec, logit_cap=cap), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -17,7 +17,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, layers
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 GLOBAL_EVERY = 6
 """Layers 5, 11, ... see everything."""
@@ -111,7 +111,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     spec = _spec(sizes, Facts(kinds, wide, own, inputs, ropes, cap))
     unused = {f"blk.{i}.attn_{n}" for i in range(own, count) for n in ("k", "v", "k_norm")}
     there = {n: one for n, one in tensors.items() if n.removesuffix(".weight") not in unused}
-    return plan_gguf(spec, there)
+    return plan_weights(spec, there)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -11,7 +11,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import FUSED_NETWORK, LLAMA_NAMES, layers
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA, PART = 10_000.0, 0.5
 """Where a file does not say it; PART: how much of a head is rotated."""
@@ -31,7 +31,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     sizes = values.sizes(tensors)
     mlp, rope = DenseSpec(sizes.intermediate), values.rope(sizes.head_dim, THETA)
     has_bias = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
-    return plan_gguf(_spec(sizes, rope, mlp, has_bias), tensors, interleaved_rope=True)
+    return plan_weights(_spec(sizes, rope, mlp, has_bias), tensors, interleaved_rope=True)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -12,7 +12,7 @@ from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import Activation, DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, Transposed, fused_qkv
 from mlc_llm.models.values import MOST_LAYERS
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 _MATRICES = {"attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 _VECTORS = {
@@ -54,7 +54,7 @@ HF_NAMES = FolderNames(
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     sizes = GGUFValues(metadata, "gpt2").sizes(tensors, eps=LAYER_NORM_EPS)
-    return plan_gguf(_spec(sizes, "gelu_tanh"), tensors)
+    return plan_weights(_spec(sizes, "gelu_tanh"), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -11,7 +11,7 @@ from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import Activation, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import FolderNames, fused_heads
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA, PART = 10_000.0, 0.25
 """Where a file does not say it; PART: how much of a head is rotated."""
@@ -52,7 +52,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     sizes = values.sizes(tensors, eps=LAYER_NORM_EPS)
     rope, parallel = values.rope(sizes.head_dim, THETA), values.flag("use_parallel_residual", True)
     has_bias = "blk.0.attn_output.bias" in tensors
-    return plan_gguf(_spec(sizes, rope, "gelu", parallel, has_bias), tensors)
+    return plan_weights(_spec(sizes, rope, "gelu", parallel, has_bias), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

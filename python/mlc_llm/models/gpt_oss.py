@@ -22,7 +22,7 @@ from mlc_llm.models.tensor_names import (
     Origin,
     Transposed,
 )
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 150_000.0
 DEFAULTS = {"sliding_window": 128, "head_dim": 64}
@@ -70,7 +70,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     rope = values.rope(sizes.head_dim, THETA, truncate=False)
     window = values.count("attention.sliding_window")
     windows = [window if one else None for one in values.windowed(sizes.layers, FULL_EVERY)]
-    return plan_gguf(_spec(sizes, experts, windows, rope, has_bias=True), tensors, names=RENAMED)
+    return plan_weights(_spec(sizes, experts, windows, rope, has_bias=True), tensors, names=RENAMED)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

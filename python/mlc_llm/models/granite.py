@@ -10,7 +10,7 @@ from mlc_llm.models import llama
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import ModelSpec
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 HF_NAMES = llama.HF_NAMES
 
@@ -18,7 +18,7 @@ HF_NAMES = llama.HF_NAMES
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     spec = gguf_spec(GGUFValues(metadata, "granite"), tensors)
-    return plan_gguf(spec, tensors, interleaved_rope=True)
+    return plan_weights(spec, tensors, interleaved_rope=True)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -14,7 +14,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import ExpertsSpec, ModelSpec
 from mlc_llm.models.tensor_names import fused
 from mlc_llm.models.values import Values
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 _EXPERTS, _SHARED = "model.layers.{i}.block_sparse_moe", "model.layers.{i}.shared_mlp"
 HF_NAMES = (
@@ -43,7 +43,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     experts = values.experts(values.count("feed_forward_length"))
     experts = _shared(values, experts, "expert_shared_feed_forward_length")
     spec = granite.gguf_spec(values, tensors).with_feed_forward(experts)
-    return plan_gguf(spec, tensors, interleaved_rope=True)
+    return plan_weights(spec, tensors, interleaved_rope=True)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

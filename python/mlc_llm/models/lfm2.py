@@ -11,7 +11,7 @@ from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec, ShortConvSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, Squeezed, layers
 from mlc_llm.models.values import Values
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 1_000_000.0
 KERNEL = 3
@@ -56,7 +56,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     sizes = values.sizes(tensors, kv_heads=kv_heads)
     kernel, rope = values.count("shortconv.l_cache"), values.rope(sizes.head_dim, THETA)
     spec = _spec(sizes, rope, kernel, [count > 0 for count in per_layer])
-    return plan_gguf(spec, tensors, last_norm=LAST_NORM)
+    return plan_weights(spec, tensors, last_norm=LAST_NORM)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -10,7 +10,7 @@ from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of the rotary frequencies, as converters of Llama 3 write them."""
@@ -28,7 +28,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     if values.get("expert_count"):  # a Mixtral
         experts = values.experts(values.count("feed_forward_length"))
         spec = spec.with_feed_forward(replace(experts, renormalize=True))
-    return plan_gguf(spec, tensors, interleaved_rope=True)
+    return plan_weights(spec, tensors, interleaved_rope=True)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

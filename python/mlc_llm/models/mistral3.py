@@ -10,7 +10,7 @@ from mlc_llm.models import llama, mistral
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import ModelSpec, QueryScaling
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 MINISTRAL_ROPE = {
     "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "mscale": 1.0,
@@ -30,7 +30,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         beta = values.positive("attention.temperature_scale")
         context = values.count("rope.scaling.original_context_length", spec.context_window)
         spec = _scaled(spec, QueryScaling(beta, context))
-    return plan_gguf(spec, tensors, interleaved_rope=True)
+    return plan_weights(spec, tensors, interleaved_rope=True)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

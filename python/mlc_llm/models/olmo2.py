@@ -15,7 +15,7 @@ from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import AttentionSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, layers
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 GLOBAL_EVERY = 4
 """Layers 3, 7, ... of OLMo 3 see everything."""
@@ -39,7 +39,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         local = values.rope(rope.dim, rope.theta, suffix="_swa")
         windowed = values.windowed(len(spec.layers), GLOBAL_EVERY)
         spec = windowed_spec(spec, values.count(WINDOW), (rope, local), windowed)
-    return plan_gguf(spec, tensors)
+    return plan_weights(spec, tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -13,7 +13,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
 HF_NAMES = LLAMA_NAMES | EXPERT_NAMES
@@ -24,7 +24,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     values = GGUFValues(metadata, "olmoe")
     sizes = values.sizes(tensors)
     experts = values.experts(sizes.intermediate)
-    return plan_gguf(_spec(sizes, experts, values.rope(sizes.head_dim, THETA)), tensors)
+    return plan_weights(_spec(sizes, experts, values.rope(sizes.head_dim, THETA)), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

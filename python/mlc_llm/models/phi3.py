@@ -13,7 +13,7 @@ from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import FUSED_NETWORK, LLAMA_NAMES, fused_qkv
 from mlc_llm.models.values import Values
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
 SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -39,7 +39,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
             long_after=values.count("rope.scaling.original_context_length"),
         )
     window = values.window("attention.sliding_window", sizes.context_window)
-    return plan_gguf(_spec(sizes, rope, DenseSpec(sizes.intermediate), window), tensors)
+    return plan_weights(_spec(sizes, rope, DenseSpec(sizes.intermediate), window), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

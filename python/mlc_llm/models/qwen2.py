@@ -10,7 +10,7 @@ from mlc_llm.models import llama
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import AttentionSpec, ModelSpec
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 DEFAULTS = {"sliding_window": 4096, "max_window_layers": 28}
 """Where a `config.json` does not say it."""
@@ -20,7 +20,7 @@ HF_NAMES = llama.HF_NAMES
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     spec = llama.gguf_spec(GGUFValues(metadata, "qwen2"), tensors)
-    return plan_gguf(_biased(spec, [None] * len(spec.layers)), tensors)
+    return plan_weights(_biased(spec, [None] * len(spec.layers)), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

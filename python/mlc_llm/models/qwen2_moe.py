@@ -12,7 +12,7 @@ from mlc_llm.models.qwen3_moe import sparse_layers
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES, Squeezed
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
 _MLP = "model.layers.{i}.mlp"
@@ -35,7 +35,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     shared = values.count("expert_shared_feed_forward_length")
     layer = _layer(sizes, values.experts(sizes.intermediate), shared, has_bias=True)
     rope = values.rope(sizes.head_dim, THETA)
-    return plan_gguf(sizes.model([layer] * sizes.layers, [rope]), tensors)
+    return plan_weights(sizes.model([layer] * sizes.layers, [rope]), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -10,7 +10,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 GGUF_THETA, CONFIG_THETA = 1_000_000.0, 10_000.0
 """What a file means that does not say it."""
@@ -23,7 +23,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "qwen3")
     sizes = values.sizes(tensors)
-    return plan_gguf(_spec(sizes, values.rope(sizes.head_dim, GGUF_THETA)), tensors)
+    return plan_weights(_spec(sizes, values.rope(sizes.head_dim, GGUF_THETA)), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

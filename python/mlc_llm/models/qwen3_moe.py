@@ -13,7 +13,7 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.qwen3 import CONFIG_THETA, GGUF_THETA, HEAD_DIM
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 HF_NAMES = LLAMA_NAMES | EXPERT_NAMES
 
@@ -26,7 +26,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     experts = replace(values.experts(sizes.intermediate), renormalize=is_sum_one)
     layer = LayerSpec(replace(sizes.attention(), qk_norm="head"), experts)
     rope = values.rope(sizes.head_dim, GGUF_THETA)
-    return plan_gguf(sizes.model([layer] * sizes.layers, [rope]), tensors)
+    return plan_weights(sizes.model([layer] * sizes.layers, [rope]), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

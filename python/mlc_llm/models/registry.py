@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models import (
+    exaone4,
     gemma2,
     gemma3,
     gemma4,
@@ -59,6 +60,7 @@ class Architecture(NamedTuple):
 ROWS = tuple(
     Architecture(gguf, config, model_type, module.read_gguf, module.read_config, module.HF_NAMES)
     for gguf, config, model_type, module in (
+        ("exaone4", "Exaone4ForCausalLM", "exaone4", exaone4),
         ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
         ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
         ("gemma3", "Gemma3ForConditionalGeneration", "gemma3", TextPart(gemma3)),

@@ -9,7 +9,7 @@ from mlc_llm.models import llama
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import ModelSpec
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 """Where a `config.json` does not say it."""
@@ -21,7 +21,7 @@ HF_NAMES = llama.HF_NAMES
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     spec = llama.gguf_spec(GGUFValues(metadata, "seed_oss"), tensors)
-    return plan_gguf(spec, tensors, names=NAMES)
+    return plan_weights(spec, tensors, names=NAMES)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

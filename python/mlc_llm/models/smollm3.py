@@ -9,7 +9,7 @@ from mlc_llm.models import llama
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.spec import AttentionSpec, ModelSpec
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 UNROTATED_EVERY = 4
 """Layers 3, 7, ... have no rotary embedding; GGUF files do not say it."""
@@ -23,7 +23,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     spec = llama.gguf_spec(GGUFValues(metadata, "smollm3"), tensors)
     rotated = [(i + 1) % UNROTATED_EVERY > 0 for i in range(len(spec.layers))]
-    return plan_gguf(_partly_rotated(spec, rotated), tensors, interleaved_rope=True)
+    return plan_weights(_partly_rotated(spec, rotated), tensors, interleaved_rope=True)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

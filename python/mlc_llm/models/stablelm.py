@@ -11,7 +11,7 @@ from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LAYER_NORM_BIASES, LLAMA_NAMES
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA, PART = 10_000.0, 0.25
 """Where a file does not say it; PART: how much of a head is rotated."""
@@ -27,7 +27,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     parallel = "blk.0.ffn_norm.weight" not in tensors
     has_bias = any(f"blk.0.{name}.bias" in tensors for name in ("attn_q", "attn_qkv"))
     mlp, rope = DenseSpec(sizes.intermediate), values.rope(sizes.head_dim, THETA)
-    return plan_gguf(_spec(sizes, rope, mlp, parallel, has_bias), tensors)
+    return plan_weights(_spec(sizes, rope, mlp, parallel, has_bias), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

@@ -11,7 +11,7 @@ from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import Activation, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LAYER_NORM_BIASES, LLAMA_NAMES, layers
-from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
 _NETWORK = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
@@ -26,7 +26,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     window = values.window("attention.sliding_window", sizes.context_window)
     rope = values.rope(sizes.head_dim, THETA)
     has_bias = "blk.0.attn_output.bias" in tensors
-    return plan_gguf(_spec(sizes, rope, "gelu_tanh", window, has_bias), tensors)
+    return plan_weights(_spec(sizes, rope, "gelu_tanh", window, has_bias), tensors)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

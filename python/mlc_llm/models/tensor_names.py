@@ -96,7 +96,7 @@ class FolderNames:
     ignored: tuple[str, ...] = ()
     """Tensors of the folder that are not needed; {any} stands for any text in their names."""
     interleaved_rope: bool = False
-    """As in `plan_gguf`."""
+    """As in `plan_weights`."""
 
     def __or__(self, changed: Mapping[str, Origin]) -> FolderNames:
         return replace(self, origins={**self.origins, **changed})

@@ -78,7 +78,7 @@ class WeightPlan:
     vectors: dict[str, Source]
 
 
-def plan_gguf(
+def plan_weights(
     spec: ModelSpec,
     tensors: Tensors,
     *,

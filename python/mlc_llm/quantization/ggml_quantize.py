@@ -8,6 +8,7 @@ computed in columns, [values, blocks], so sums go in the order of the C code.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,9 @@ from mlc_llm.quantization.block_format import Bytes, Floats
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES
 from mlc_llm.quantization.group_schemes import ModelDtype, stored_numbers
 from mlc_llm.quantization.in_parts import in_parts
-from mlc_llm.quantization.k_quantize import q4_k, q5_k, q6_k
+from mlc_llm.quantization.k_quantize import Searches, q4_k, q5_k, q6_k
 from mlc_llm.quantization.quantize_tools import first_largest, halves, reciprocal
+from mlc_llm.quantization.weighted_quantize import BLOCK, HALVES, best_signed, block_weights
 
 _CHUNK_VALUES = 1 << 16  # quantised at once: the copies stay in the processor's cache
 _DTYPES: dict[str, ModelDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -99,25 +101,25 @@ class Quantizer(NamedTuple):
     columns: Callable[[Floats], list[Bytes]]
 
 
+K_TYPES = {"Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
+"""Types whose scales are searched for."""
 QUANTIZERS = {
     "Q4_0": Quantizer(32, _q4_0),
     "Q4_1": Quantizer(32, _q4_1),
     "Q5_0": Quantizer(32, _q5_0),
     "Q5_1": Quantizer(32, _q5_1),
     "Q8_0": Quantizer(32, _q8_0),
-    "Q4_K": Quantizer(256, q4_k),
-    "Q5_K": Quantizer(256, q5_k),
-    "Q6_K": Quantizer(256, q6_k),
+    **{kind: Quantizer(256, columns) for kind, columns in K_TYPES.items()},
 }
 TARGETS = (*FLOAT_BYTES, *QUANTIZERS)
 """The tensor types that `quantize` makes."""
 
 
-def quantize(kind: str, values: Floats) -> Bytes:
+def quantize(kind: str, values: Floats, searches: Searches | None = None) -> Bytes:
     """The bytes of a tensor, rows in whole blocks, on all cores.
 
-    kind: one of TARGETS. Raises InvalidField for another one, for rows that are not whole blocks,
-    and for values that the type cannot hold.
+    kind: one of TARGETS. searches: of K types; None: those of NumPy. Raises InvalidField for
+    another kind, for rows that are not whole blocks, and for values that the type cannot hold.
     """
     if kind not in TARGETS:
         raise InvalidField("kind", kind, "one of " + ", ".join(TARGETS))
@@ -125,6 +127,8 @@ def quantize(kind: str, values: Floats) -> Bytes:
     if kind in FLOAT_BYTES:
         return _floats(kind, values)
     block, columns = QUANTIZERS[kind]
+    if searches is not None and kind in K_TYPES:
+        columns = partial(K_TYPES[kind], searches=searches)
     if values.shape[-1] % block:
         raise InvalidField("shape", values.shape, f"rows of whole {kind} blocks of {block} values")
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, block)
@@ -136,6 +140,32 @@ def quantize(kind: str, values: Floats) -> Bytes:
         parts[start] = np.concatenate(made, axis=1)
 
     in_parts(len(blocks), _CHUNK_VALUES // block, part)
+    return np.concatenate([parts[start] for start in sorted(parts)]).reshape(-1)
+
+
+def quantize_weighted(kind: str, rows: Floats, importance: Floats) -> Bytes:
+    """The bytes of a matrix [rows, columns] whose scales are chosen so that errors cost least.
+
+    kind: one of HALVES. importance: float32 [columns], above 0. Raises InvalidField as `quantize`
+    does.
+    """
+    if kind not in HALVES:
+        raise InvalidField("kind", kind, "one of " + ", ".join(HALVES))
+    if rows.shape[-1] % QUANTIZERS[kind].block:
+        raise InvalidField("shape", rows.shape, f"rows of whole {kind} blocks")
+    _check_values(kind, rows)
+    wide = np.ascontiguousarray(rows, np.float32)
+    blocks, weights = wide.reshape(-1, BLOCK), block_weights(wide, importance)
+    parts: dict[int, Bytes] = {}
+
+    def part(start: int, end: int) -> None:
+        x, weight = (np.ascontiguousarray(one[start:end].T) for one in (blocks, weights))
+        with np.errstate(under="ignore"):
+            scale, q = best_signed(x, weight, HALVES[kind])
+        fifth = [_fifth_bits(q)] if kind == "Q5_0" else []
+        parts[start] = np.concatenate([halves(scale), *fifth, _pairs(q)], axis=1)
+
+    in_parts(len(blocks), _CHUNK_VALUES // BLOCK, part)
     return np.concatenate([parts[start] for start in sorted(parts)]).reshape(-1)
 
 

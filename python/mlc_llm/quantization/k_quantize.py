@@ -8,6 +8,7 @@ order of the C code, so the bits are the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -47,16 +48,27 @@ class Fit(NamedTuple):
     low: Floats
 
 
-def q4_k(x: Floats) -> list[Bytes]:
+class Searches(NamedTuple):
+    """How the best scales are found. Whatever does it gives the same bits."""
+
+    minima: Callable[[Floats, Candidates], Fit]
+    """Groups [32, groups]; the fit of groups whose values are one and the same is not used."""
+    signed: Callable[[Floats, Floats, list[np.float32]], tuple[Floats, Floats]]
+    """Groups [16, groups], the largest value of each, which is not 0, and what the candidates
+    divide by it: the best fit of x ~ scale * q with q in -32 .. 31, as scale and as the inverse of
+    the step of its q."""
+
+
+def q4_k(x: Floats, searches: Searches | None = None) -> list[Bytes]:
     """Columns [256, B] -> parts of the blocks."""
-    q, head = _with_minima(x, Candidates(15, -1.0, 20))
+    q, head = _with_minima(x, Candidates(15, -1.0, 20), searches or NUMPY)
     pairs = q.reshape(-1, 4, 2, 32)
     return [*head, (pairs[:, :, 0] | (pairs[:, :, 1] << np.uint8(4))).reshape(-1, 128)]
 
 
-def q5_k(x: Floats) -> list[Bytes]:
+def q5_k(x: Floats, searches: Searches | None = None) -> list[Bytes]:
     """Columns [256, B] -> parts of the blocks."""
-    q, head = _with_minima(x, Candidates(31, -0.5, 15))
+    q, head = _with_minima(x, Candidates(31, -0.5, 15), searches or NUMPY)
     places = np.arange(8, dtype=np.uint8)[:, None]
     high = np.bitwise_or.reduce((q >> np.uint8(4)) << places, axis=1)
     pairs = (q & np.uint8(15)).reshape(-1, 4, 2, 32)
@@ -70,11 +82,12 @@ def _groups(x: Floats, size: int) -> Floats:
     return np.ascontiguousarray(split).reshape(size, -1)
 
 
-def _with_minima(x: Floats, candidates: Candidates) -> tuple[Bytes, list[Bytes]]:
+def _with_minima(
+    x: Floats, candidates: Candidates, searches: Searches
+) -> tuple[Bytes, list[Bytes]]:
     """Values [B, 8, 32], and the head of the blocks: d, dmin, scales."""
     groups = _groups(x, 32)
-    weight = np.sqrt(sums(groups * groups) / _F(32)) + np.abs(groups)
-    fit = _search(groups, weight, candidates)
+    fit = _with_flat(groups, searches.minima(groups, candidates))
     scale, minimum = fit.scale.reshape(-1, 8), -fit.minimum.reshape(-1, 8)
     factors = [_six_bits(scale), _six_bits(minimum)]
     units = [halves(np.maximum(one.max(axis=1), 0) / _F(63)) for one in (scale, minimum)]
@@ -120,8 +133,18 @@ def _limited(value: Floats, low: int, high: int) -> Floats:
     return np.clip(value, _F(low), _F(high), out=value)
 
 
-def _search(x: Floats, weight: Floats, candidates: Candidates) -> Fit:
+def _with_flat(x: Floats, fit: Fit) -> Fit:
+    """The fit, changed in place, with groups that are one value, or 0 and less, all over."""
+    low = np.minimum(x.min(axis=0), 0)
+    flat = x.max(axis=0) == low
+    fit.scale[flat] = fit.inverse[flat] = 0
+    fit.minimum[flat] = low[flat]
+    return fit
+
+
+def _search(x: Floats, candidates: Candidates) -> Fit:
     """The best fit of x ~ scale * q + minimum with q in 0 .. most."""
+    weight = np.sqrt(sums(x * x) / _F(len(x))) + np.abs(x)
     low = np.minimum(x.min(axis=0), 0)
     high, flat = x.max(axis=0), x.max(axis=0) == low
     high = np.where(flat, low + 1, high)  # any span; the fit is not used
@@ -140,8 +163,6 @@ def _search(x: Floats, weight: Floats, candidates: Candidates) -> Fit:
         error[better] = new[better]
         for old, now in zip(fit, (scale, minimum, inverse, low), strict=True):
             old[better] = now[better]
-    fit.scale[flat] = fit.inverse[flat] = 0
-    fit.minimum[flat] = np.minimum(x.min(axis=0), 0)[flat]
     return fit
 
 
@@ -188,10 +209,10 @@ class _Search:
         return sums(difference)
 
 
-def q6_k(x: Floats) -> list[Bytes]:
+def q6_k(x: Floats, searches: Searches | None = None) -> list[Bytes]:
     """Columns [256, B] -> parts of the blocks."""
     groups = _groups(x, 16)
-    scale, inverse = _search_signed(groups)
+    scale, inverse = _signed_fit(groups, searches or NUMPY)
     by_block = scale.reshape(-1, 16)
     largest = first_largest(np.ascontiguousarray(by_block.T))
     empty = np.abs(largest) < _TINY
@@ -212,18 +233,25 @@ def q6_k(x: Floats) -> list[Bytes]:
     return [pairs.reshape(-1, 128), tops.reshape(-1, 64), factors.view(np.uint8), unit]
 
 
-def _search_signed(x: Floats) -> tuple[Floats, Floats]:
+def _signed_fit(x: Floats, searches: Searches) -> tuple[Floats, Floats]:
     """The best fit of x ~ scale * q with q in -32 .. 31: scale and 1 / the scale of its q, both
     [groups]; 0 for groups of zeros."""
     largest = first_largest(x)
     empty = np.abs(largest) < _TINY
     largest[empty] = 1
+    factors = [-(_F(32) + _F(0.1) * _F(i)) for i in (0, *range(-9, 0), *range(1, 10))]
+    scale, inverse = searches.signed(x, largest, factors)
+    scale[empty] = inverse[empty] = 0
+    return scale, inverse
+
+
+def _search_signed(x: Floats, largest: Floats, factors: list[np.float32]) -> tuple[Floats, Floats]:
     weight = x * x
     weighted = weight * x
     best = scale = inverse = np.zeros_like(largest)
     q, a = np.empty((2, *x.shape), np.float32)
-    for i in (0, *range(-9, 0), *range(1, 10)):
-        now = -(_F(32) + _F(0.1) * _F(i)) / largest
+    for i, factor in enumerate(factors):
+        now = factor / largest
         _limited(np.multiply(x, now, out=q), -32, 31)
         sum_xl = sums(np.multiply(weighted, q, out=a))
         sum_l2 = sums(np.multiply(np.multiply(weight, q, out=a), q, out=a))
@@ -234,5 +262,7 @@ def _search_signed(x: Floats) -> tuple[Floats, Floats]:
         scale = np.where(better, fitted, scale)
         best = np.where(better, fitted * sum_xl, best)
         inverse = np.where(better, now, inverse)
-    scale[empty] = inverse[empty] = 0
     return scale, inverse
+
+
+NUMPY = Searches(_search, _search_signed)

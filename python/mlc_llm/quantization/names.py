@@ -5,8 +5,14 @@ from __future__ import annotations
 from mlc_llm.errors import InvalidField
 from mlc_llm.quantization.ggml_quantize import TARGETS
 from mlc_llm.quantization.group_schemes import SCHEMES
+from mlc_llm.quantization.weighted_quantize import HALVES
 
 NAMES = (*SCHEMES, *(kind.lower() for kind in TARGETS))
+WEIGHTED = (
+    *(name for name, one in SCHEMES.items() if one.bits),
+    *(kind.lower() for kind in HALVES),
+)
+"""Those whose scales the importance of columns can choose."""
 _ENDS = ("token_embd.weight", "output.weight")
 _ROUTER = "ffn_gate_inp.weight"
 

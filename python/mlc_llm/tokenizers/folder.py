@@ -1,10 +1,11 @@
 """Finds the tokenizer of a folder. Of several files, the first of these is taken:
 
 1. tokenizer.json (the `tokenizers` library's format);
-2. tokenizer.model, spiece.model or tiktoken.model (SentencePiece's, or tiktoken's text);
-3. one file `*.tiktoken`;
-4. vocab.json with merges.txt (byte-level BPE);
-5. vocab.txt (WordPiece).
+2. tekken.json (Mistral's);
+3. tokenizer.model, spiece.model or tiktoken.model (SentencePiece's, or tiktoken's text);
+4. one file `*.tiktoken`;
+5. vocab.json with merges.txt (byte-level BPE);
+6. vocab.txt (WordPiece).
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from mlc_llm.tokenizers.bpe_files import parts_of_bpe_files
 from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.parts import Parts
 from mlc_llm.tokenizers.spm_file import parts_of_model_file
+from mlc_llm.tokenizers.tekken_file import parts_of_tekken
 from mlc_llm.tokenizers.tiktoken_file import is_tiktoken, parts_of_tiktoken
 from mlc_llm.tokenizers.tokenizer_json import parts_of_json
 from mlc_llm.tokenizers.wordpiece_file import parts_of_word_list
 
 JSON = "tokenizer.json"
 _MODELS = ("tokenizer.model", "spiece.model", "tiktoken.model")
-_OTHER_KINDS = ("tekken.json", "sentencepiece.bpe.model", "vocab.json", "merges.txt")
-KNOWN = f"{JSON}, {', '.join(_MODELS)}, *.tiktoken, vocab.json with merges.txt, or vocab.txt"
+_OTHER_KINDS = ("sentencepiece.bpe.model", "vocab.json", "merges.txt")
+TEKKEN = "tekken.json"
+KNOWN = (
+    f"{JSON}, {TEKKEN}, {', '.join(_MODELS)}, *.tiktoken, vocab.json with merges.txt, or vocab.txt"
+)
 
 
 def parts_of_folder(folder: Path) -> Parts:
@@ -31,6 +36,8 @@ def parts_of_folder(folder: Path) -> Parts:
     config = FolderConfig.read(folder)
     if (folder / JSON).is_file():
         return parts_of_json(folder / JSON, config)
+    if (folder / TEKKEN).is_file():
+        return parts_of_tekken(folder / TEKKEN, config)
     for path in (folder / name for name in _MODELS):
         if path.is_file():
             build = parts_of_tiktoken if is_tiktoken(path) else parts_of_model_file

@@ -52,6 +52,8 @@ class StopStrHandler:
         self._start = 0  # position of the first held byte
         self._end = 0  # position after the last byte
         self.stop_triggered = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
         self.cut_bytes = 0
         """Bytes of UTF-8 to cut from the end of the text of the released tokens, because the stop
         string begins inside the last token. Counted in the decoded text, in which bytes that are
@@ -86,21 +88,22 @@ class StopStrHandler:
         for byte in data:
             self._end += 1
             if self._matched or byte in self._starting:
-                length = self._feed(byte)
-                if length:
-                    return self._end - length
+                stop = self._feed(byte)
+                if stop:
+                    self.found = stop.decode()
+                    return self._end - len(stop)
         return None
 
-    def _feed(self, byte: int) -> int:
-        """Add a byte. Returns the length of the longest stop string that is complete, or 0."""
-        before, longest = self._matched, 0
+    def _feed(self, byte: int) -> bytes:
+        """Add a byte. Returns the longest stop string that is complete, or nothing."""
+        before, longest = self._matched, b""
         after = {pattern: pattern.step(matched, byte) for pattern, matched in before.items()}
         for pattern in self._starting.get(byte, ()):
             after.setdefault(pattern, 1)
         self._matched = {pattern: matched for pattern, matched in after.items() if matched}
         for pattern, matched in self._matched.items():
-            if matched == len(pattern.text):
-                longest = max(longest, matched)
+            if len(longest) < matched == len(pattern.text):
+                longest = pattern.text
         return longest
 
     def _release(self, position: int) -> list[int]:

@@ -16,7 +16,7 @@ from mlc_llm.tokenizers.byte_level import BYTES
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, AddedToken, FolderConfig, JsonObject
 from mlc_llm.tokenizers.parts import Backends, Parts, Strip
 from mlc_llm.tokenizers.sentencepiece import SPACE, byte_of
-from mlc_llm.tokenizers.vocabulary import END_TEXTS
+from mlc_llm.tokenizers.vocabulary import end_texts
 
 
 def parts_of_json(path: Path, config: FolderConfig) -> Parts:
@@ -134,7 +134,7 @@ def _fallback_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: in
 
 
 def _end_ids(special: dict[str, int], config: FolderConfig) -> frozenset[int]:
-    texts = {config.named("eos_token"), *END_TEXTS}
+    texts = {config.named("eos_token"), *end_texts(special)}
     return config.end_ids | {special[text] for text in texts if text in special}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -61,6 +61,14 @@ END_TEXTS = frozenset(
     }
 )
 """Control tokens that always end an answer. Most files name only one of their end tokens."""
+
+
+def end_texts(control: Container[str]) -> frozenset[str]:
+    """The control tokens of a vocabulary that always end an answer."""
+    # In the channels of gpt-oss, <|end|> ends one of several messages of an answer.
+    in_channels = all(text in control for text in ("<|channel|>", "<|return|>", "<|call|>"))
+    return END_TEXTS - {"<|end|>"} if in_channels else END_TEXTS
+
 
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -122,7 +130,8 @@ class Vocabulary:
     def end_ids(self) -> frozenset[int]:
         """Every token that ends an answer."""
         named = {self.ids[name] for name in _END_IDS if name in self.ids}
-        return frozenset(named | {i for text, i in self.control.items() if text in END_TEXTS})
+        texts = end_texts(self.control)
+        return frozenset(named | {i for text, i in self.control.items() if text in texts})
 
     @cached_property
     def usable_merges(self) -> list[tuple[str, str]]:
