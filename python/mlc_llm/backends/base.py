@@ -214,11 +214,11 @@ class Ops(Protocol):
         """x + scale * y, in place of x."""
 
     def scaled(self, x: Tensor, factor: float | Tensor) -> Tensor:
-        """x * factor, a number or a tensor of one."""
+        """x * factor, a number or a tensor of one; a tensor's number changes x in place."""
 
     def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """(embedded + norm(context)) / sqrt(2), both [tokens, layers * width]; each layer's part is
-        normalised alone, with a weight float32 [width]."""
+        """(embedded + norm(context)) / sqrt(2), in place of `embedded` [tokens, layers * width]:
+        each layer's part of the context is normalised alone, with a weight float32 [width]."""
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap)."""
@@ -227,7 +227,8 @@ class Ops(Protocol):
         """The weighted sum of what the chosen experts make of an Input, [tokens, hidden]."""
 
     def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
-        """sigmoid(x . weight) * y, one factor a token. weight: float32 [columns of x]."""
+        """sigmoid(x . weight) * y, one factor a token, in place of y. weight: float32 [columns of
+        x]."""
 
     def attention(
         self,

@@ -7,7 +7,7 @@ compiled, with the layer and the feature in the message.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import (
@@ -18,11 +18,6 @@ from mlc_llm.models.spec import (
     ModelSpec,
     ShortConvSpec,
 )
-
-if TYPE_CHECKING:
-    from tvm.relax.frontend.nn import Tensor
-
-    from mlc_llm.backends.base import Input
 
 Feature: TypeAlias = Literal[
     "score caps",
@@ -137,14 +132,3 @@ def refuse_missing(spec: ModelSpec, kernels: str, has: Collection[Feature] = ())
 def _missing(need: str, kernels: str) -> UnsupportedModel:
     words = f"{need}, which the {kernels} kernels cannot compute; use --kernels reference"
     return UnsupportedModel(words)
-
-
-class PlainOps:
-    """What `Ops` computes for the gates of shared experts, for a backend that has none:
-    `Backend.check` has refused every model that would call this."""
-
-    def token_gated(self, x: Input, weight: Tensor, y: Tensor) -> Tensor:
-        raise AssertionError("gates of shared experts were not refused")
-
-    def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
-        raise AssertionError("inputs of layers by token were not refused")

@@ -16,6 +16,12 @@ SINK_BLOCK = 128
 """Places of a sequence that are seen with one rotation of a query (a section of its keys)."""
 GREEDY = 1e-5
 """The temperature from which on downwards the most likely token is taken."""
+SCORE_BYTES = 32 * 2**20
+"""Memory for the logits of scored tokens in a step, where that is enough for `LEAST_SCORES`."""
+LEAST_SCORES = 16
+MOST_SCORES = 128
+LOGIT_BYTES = 12
+"""Bytes of a logit in a step: itself, a copy of the raw value, and the sampler's scratch."""
 
 
 class LogitBias(dict[int, float]):
@@ -63,6 +69,20 @@ class Sampling:
     token whose bit is 0 cannot be chosen. None allows all."""
     top_logprobs: int = -1
     """-1: no log-probability; k >= 0: that of the token and of the k most likely (k <= 20)."""
+    wants_hidden: bool = False
+    """The hidden vector of which the logits are made is wanted too."""
+
+
+@dataclass(slots=True)
+class Scoring:
+    """A question about tokens that are known: how likely was each, behind those before it."""
+
+    first: int
+    """The token of the row with this index comes before the first token that is scored."""
+    next_ids: Sequence[int]
+    """The scored tokens in a row; each but the last is a token of the row as well."""
+    top: int
+    """The log-probabilities of so many of the most likely tokens are wanted too (0 to 20)."""
 
 
 @dataclass(slots=True)
@@ -80,6 +100,8 @@ class BatchRow:
     prompt_tokens: int = 0
     """How many of the first tokens belong to a prompt: what may be computed less exactly, if the
     runner was made so."""
+    scoring: Scoring | None = None
+    """All rows together score at most `RunnerLimits.max_scores` tokens."""
 
 
 @dataclass(slots=True)
@@ -91,20 +113,24 @@ class Batch:
 
 @dataclass(slots=True)
 class Sampled:
-    """The outcome of one `Sampling`. Filled by the runner, read by the core."""
+    """The outcome of one `Sampling`, or the score of a token. Filled by the runner, read by the
+    core."""
 
     token_id: int
     logprob: float | None = None
     """Natural log-softmax of the raw logits at `token_id`; None unless asked for."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability), most likely first."""
+    hidden: Sequence[float] | None = None
+    """The hidden vector behind the last norm, if it was asked for."""
     error: str | None = None
     """Set when this one failed (NaN or infinite logits); `token_id` means nothing then."""
 
 
 @dataclass(slots=True)
 class BatchOutput:
-    """One entry a row of the batch, with one `Sampled` for each of the row's samplings."""
+    """One entry a row of the batch: a `Sampled` for each token that it scores, then one for each of
+    its samplings."""
 
     samples: Sequence[Sequence[Sampled]]
 
@@ -151,6 +177,11 @@ def state_slots(sequences: int) -> int:
     return 2 * sequences + 1
 
 
+def score_rows(vocab_size: int) -> int:
+    """Tokens that a step may score: a row of logits each."""
+    return max(LEAST_SCORES, min(MOST_SCORES, SCORE_BYTES // (LOGIT_BYTES * vocab_size)))
+
+
 @dataclass(frozen=True)
 class RunnerLimits:
     """What the runner can hold. Filled by the runner, read by the scheduler."""
@@ -172,6 +203,8 @@ class RunnerLimits:
     has_states: bool = False
     """Some layers keep a state for each sequence, which cannot be cut at a token: a sequence is
     forked at its end only, and rolled back by no token."""
+    hidden_size: int = 0
+    """Numbers of a hidden vector."""
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -182,6 +215,11 @@ class RunnerLimits:
     def only_whole(self) -> bool:
         """What a sequence has computed is taken over by another one as a whole or not at all."""
         return self.has_states or bool(self.windows)
+
+    @property
+    def max_scores(self) -> int:
+        """Tokens that a step may score."""
+        return score_rows(self.vocab_size)
 
     @property
     def capacity(self) -> int:

@@ -99,6 +99,7 @@ class KVCache:
         # The main table comes first: it alone can lack pages, and then nothing has changed.
         self._main = self._tables[main_group(windows)]
         self._others = [table for table in self._tables if table is not self._main]
+        self._windowed = [table for table in self._tables if not table.keeps_all]
 
     @property
     def free_pages(self) -> int:
@@ -134,7 +135,7 @@ class KVCache:
 
     def trim(self, seq_id: int, undone: int = 0) -> None:
         """Gives back what is not seen any more, even if the last `undone` tokens are dropped."""
-        for table in self._tables:
+        for table in self._windowed:
             table.trim(seq_id, undone)
 
     def remove(self, seq_id: int) -> None:
@@ -149,11 +150,10 @@ class KVCache:
 
     def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placements:
         """See `PageTable.place`. Raises RequestError before any change if pages lack."""
-        position = None if self._main.keeps_all else self._positions(rows)
-        first = self._main.place(rows, fast)
-        groups = [
-            first if table is self._main else table.place(rows, fast) for table in self._tables
-        ]
+        position = self._positions(rows) if self._main in self._windowed else None
+        groups = [first := self._main.place(rows, fast)]
+        if self._others:
+            groups = [t.place(rows, fast) if t is not self._main else first for t in self._tables]
         state_rows = None if self._states is None else self._states.place(rows)
         return Placements(first.places if position is None else position, groups, state_rows)
 

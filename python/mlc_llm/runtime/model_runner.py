@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
-from mlc_llm.library.signatures import COPY_PAGES, FORWARD
+from mlc_llm.library.metadata import Metadata
+from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
 from mlc_llm.runtime.batch import (
     Batch,
     BatchOutput,
     BatchRow,
     RunnerLimits,
+    Sampled,
     Sampling,
+    Scoring,
     Window,
-    state_slots,
 )
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
@@ -33,17 +34,20 @@ from mlc_llm.runtime.kv_cache import (
     main_group,
     narrower_windows,
 )
+from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
-from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
+from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
+from mlc_llm.runtime.step_inputs import StepInputs, step_tables
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device, DeviceTensor, Numbers, Table
 
 Array = npt.NDArray[np.generic]
-MAX_INT32 = 2**31 - 1
+FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
+"""The sampler calls the others."""
 
 
 class Pending(NamedTuple):
@@ -53,6 +57,8 @@ class Pending(NamedTuple):
     choice: Choice
     drawn: Drawn
     """What the sampler has started."""
+    hidden: DeviceTensor | None
+    """Hidden vectors, of the samplings that want them."""
 
 
 class ModelRunner:
@@ -76,7 +82,7 @@ class ModelRunner:
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
-        self._library, self._compute = Library(library), Computing()
+        self._library, self._compute, self._weights = Library(library), Computing(), weights.name
         self.metadata = metadata = self._library.metadata
         device, windows = self._library.device, group_windows(metadata.kv, window)
         self._limits = RunnerLimits(
@@ -89,13 +95,15 @@ class ModelRunner:
             window=windows[main_group(windows)],
             narrower=narrower_windows(windows),
             has_states=bool(metadata.states),
+            hidden_size=metadata.hidden_size,
         )
         _check_window(metadata, window)
         self._fast = FastTokens(metadata, are_wanted=fast_prompts)
         self._set_params(read(weights), device, window)
         self._allocate(windows, device)
-        self._forward, self._copy = self._library[FORWARD], self._library[COPY_PAGES]
+        self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
         self._staging, self._read = device.staging(), device.read
+        self._inputs = StepInputs([], (), (), (), [])
         self._sampler = Sampler(self._library)
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
@@ -108,7 +116,7 @@ class ModelRunner:
         counts = group_pages(windows, self._limits)
         self._pages = allocate_pages(info.kv, counts, device)
         self._states = allocate_states(info.states, sequences, device)
-        self._windows = _window_tensors(windows, device)
+        self._windows = window_tensors(windows, device)
         self._cache = KVCache(
             info.kv, counts, sequences, self._copy_pages, windows, has_states=bool(info.states)
         )
@@ -122,6 +130,13 @@ class ModelRunner:
         ropes = rotations(arrays, self.metadata.ropes, longest)
         spare = 0 if window is None else self._limits.max_batch_tokens
         self._ropes = RopeTables(ropes, device, far=far, step_tokens=spare)
+
+    @property
+    def identity(self) -> str:
+        """A hash of the library's code and of the name of the weights' folder, which in the cache
+        is a hash of the model's bytes."""
+        text = f"{self.metadata.to_json()} {self._weights}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def limits(self) -> RunnerLimits:
@@ -156,40 +171,64 @@ class ModelRunner:
         """Start a step. A device may still compute when this returns; no other step may start
         before `collect`."""
         samplings: list[Sampling] = []
-        tokens, sampled = array("i"), array("i")
+        scorings: list[Scoring] = []
+        tokens, sampled, scored = array("i"), array("i"), array("i")
         for row in batch.rows:
             self._check(row)
+            if row.scoring is not None:
+                first = len(tokens) + row.scoring.first
+                scored.extend(range(first, first + len(row.scoring.next_ids)))
+                scorings.append(row.scoring)
             tokens.extend(row.token_ids)
             sampled.extend(range(len(tokens) - len(row.samplings), len(tokens)))
             samplings += row.samplings
         assert 0 < len(tokens) <= self._limits.max_batch_tokens, f"batch of {len(tokens)} tokens"
-        if not self._choice.is_for(samplings):
-            self._choice = Choice.of(samplings, self._limits.vocab_size, self._library.device)
-        rows, ids, logit_rows = self._fast.arranged(batch.rows, tokens, sampled)
+        if scorings or not self._choice.is_for(samplings):
+            self._choice = Choice.of(
+                samplings, self._limits.vocab_size, self._library.device, scorings
+            )
+        rows, ids, logit_rows = self._fast.arranged(batch.rows, tokens, sampled + scored)
         placed = self._place(rows)
         try:
-            drawn = self._compute.call(self._drawn, ids, placed, logit_rows)
-            return Pending(batch, self._choice, drawn)
+            drawn, hidden = self._compute.call(self._drawn, ids, placed, logit_rows)
+            return Pending(batch, self._choice, drawn, hidden)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
             for row in rows:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
 
-    def _drawn(self, tokens: Numbers, placed: Placements, logit_rows: Numbers) -> Drawn:
-        logits, rest = self._logits(tokens, placed, logit_rows, self._choice.tables)
-        return self._sampler.draw(logits, self._choice, rest)
+    def _drawn(
+        self, tokens: Numbers, placed: Placements, logit_rows: Numbers
+    ) -> tuple[Drawn, DeviceTensor | None]:
+        choice, wanted = self._choice, None
+        logits, hidden, rest = self._logits(tokens, placed, logit_rows, choice.tables)
+        if choice.hidden:
+            *rest, rows = rest  # the list itself is kept for the next step
+            wanted = self._last_hidden(hidden, rows, self._params)
+        return self._sampler.draw(logits, choice, rest), wanted
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
-        samples = self._sampler.read(pending.choice, pending.drawn)
+        samples, scores = self._sampler.read(pending.choice, pending.drawn)
+        if pending.hidden is not None:
+            self._add_hidden(samples, pending)
         answers, start = [], 0
         for row in pending.batch.rows:
             count = len(row.samplings)
             answers.append(samples[start : start + count])
             start += count
+            if row.scoring is not None:
+                number = len(row.scoring.next_ids)
+                answers[-1], scores = scores[:number] + answers[-1], scores[number:]
             self._cache.trim(row.seq_id, max(count - 1, 0))  # drafted tokens may be rolled back
         return BatchOutput(answers)
+
+    def _add_hidden(self, samples: Sequence[Sampled], pending: Pending) -> None:
+        for i, vector in zip(pending.choice.hidden, self._read(pending.hidden), strict=True):
+            samples[i].hidden = vector.tolist()
+            if not np.isfinite(vector).all():
+                samples[i].error = NOT_FINITE
 
     def logits(
         self, token_ids: Sequence[int], *, chunk: int | None = None, prompt_tokens: int = 0
@@ -216,7 +255,7 @@ class ModelRunner:
                     whole, array("i", part), array("i", range(len(part)))
                 )
                 placed = self._place(rows)
-                logits, _ = self._compute.call(self._logits, tokens, placed, logit_rows)
+                logits, _, _ = self._compute.call(self._logits, tokens, placed, logit_rows)
                 self._cache.trim(seq_id)
                 yield self._read(logits)[:, : self._limits.vocab_size].copy()
         finally:
@@ -229,39 +268,21 @@ class ModelRunner:
 
     def _logits(
         self, tokens: Numbers, placed: Placements, logit_rows: Numbers, more: Sequence[Table] = ()
-    ) -> tuple[DeviceTensor, list[DeviceTensor]]:
-        """Logits behind the tokens at `logit_rows`, and the tables `more` as tensors: all go in at
-        once, while the code that does it is in the processor's caches."""
+    ) -> tuple[DeviceTensor, DeviceTensor, list[DeviceTensor]]:
+        """Logits behind the tokens at `logit_rows`, what they are made of, and the tables `more` as
+        tensors: all go in at once, while the code that does it is in the processor's caches."""
         ropes, position, sink_position = self._ropes.rows(placed.position)
-        tables: list[Table] = [
-            (tokens, 0),
-            (position, 0),
-            (sink_position, 0),
-            (array("i", (self._fast.count,)), 0),
-            (logit_rows, 0),
-        ]
-        for slots, places, blocks, page_ids in placed.groups:
-            tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
-        first, last = 5, 5 + 4 * len(placed.groups)
-        if placed.state_rows is not None:
-            more = ((placed.state_rows, 4), *more)
+        fast = array("i", (self._fast.count,))
+        tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed)
         tensors = self._staging.tensors(*tables, *more)
-        rest = tensors[last:]
-        states = () if placed.state_rows is None else (rest.pop(0), self._states)
+        if tensors is not self._inputs.tensors:
+            self._inputs = StepInputs.of(tensors, len(placed.groups), self._states)
+        _, single, by_group, states, rest = self._inputs
         self.before_compute()
-        logits = self._forward(
-            *tensors[:first],
-            ropes,
-            tensors[first:last:4],  # written out: this runs for every token
-            tensors[first + 1 : last : 4],
-            tensors[first + 2 : last : 4],
-            tensors[first + 3 : last : 4],
-            self._windows,
-            self._pages,
-            *states,
-            self._params,
+        logits, hidden = self._forward(
+            *single, ropes, *by_group, self._windows, self._pages, *states, self._params
         )
-        return logits, rest
+        return logits, hidden, rest
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
         groups, none = len(self.metadata.kv.groups), array("i")
@@ -283,27 +304,6 @@ def _check_window(metadata: Metadata, window: Window | None) -> None:
         has = "for" if metadata.has_window else "without"
         words = f"this library is one {has} sliding windows; leave model_lib out"
         raise InvalidField("sliding_window_size", window.size if window else -1, words)
-
-
-def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_ffi.Array:
-    """One zeroed tensor a layer of attention; counts: pages of each group."""
-    tensors: dict[int, DeviceTensor] = {}
-    for group, count in zip(info.groups, counts, strict=True):
-        shape = (count, group.kv_heads, 2, info.page_size * group.head_dim)
-        tensors |= {layer: device.zeros(shape, info.dtype) for layer in group.layers}
-    return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
-
-
-def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> tvm_ffi.Array:
-    """One zeroed tensor a recurrent layer."""
-    slots = state_slots(sequences)
-    return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
-
-
-def _window_tensors(windows: Sequence[Window | None], device: Device) -> tvm_ffi.Array:
-    """`forward`'s input `windows`; without a window a token sees all before it."""
-    seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
-    return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])
 
 
 def _nothing() -> None:

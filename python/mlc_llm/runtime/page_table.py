@@ -160,6 +160,14 @@ class PageTable:
         size = self._page_size
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
+            if n == 1 and not sequence.freed:
+                at, pages = sequence.length, sequence.pages
+                blocks.extend((len(places), 1, len(page_ids)))
+                slots.append(pages[at // size] * size + at % size)
+                places.append(at)
+                page_ids.extend(pages)
+                sequence.length = at + 1
+                continue
             pages, new = sequence.pages, range(sequence.length, sequence.length + n)
             block = self._fast_block if len(places) < fast else self._block
             for start in range(0, n, block):

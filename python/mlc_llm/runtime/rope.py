@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device, DeviceTensor
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Numbers: TypeAlias = "array[int]"
 FIRST_ROWS = 512
+MAX_LENGTH = 2**31
 
 
 class Rotation(NamedTuple):
@@ -34,18 +36,20 @@ class RopeTable:
     def __init__(self, rotation: Rotation, device: Device, spare: int = 0) -> None:
         """spare: rows behind the others that are for whoever has asked for them."""
         self._rotation, self._device, self._spare = rotation, device, spare
+        self.length = 0
+        """Rows that are there, without the spare ones."""
         self._grow(FIRST_ROWS)
 
     def reaching(self, length: int) -> DeviceTensor:
         """A tensor float32 [at least `length`, 2, dim/2], a row a position."""
-        if length > self._length:
-            self._grow(max(length, 2 * self._length))
+        if length > self.length:
+            self._grow(max(length, 2 * self.length))
         return self._tensor
 
     @property
     def spare_rows(self) -> tuple[int, Floats]:
         """Where they begin now, and what is in them, to be written."""
-        return self._length, self._rows[self._length :]
+        return self.length, self._rows[self.length :]
 
     def _grow(self, count: int) -> None:
         inverse, magnitude = self._rotation
@@ -57,7 +61,7 @@ class RopeTable:
         np.sin(angle, out=table[:count, 1])
         if magnitude != 1.0:
             table[:count] *= np.float32(magnitude)
-        self._length, self._rows, self._tensor = count, table, tensor
+        self.length, self._rows, self._tensor = count, table, tensor
 
 
 class RopeTables:
@@ -84,8 +88,10 @@ class RopeTables:
             (one.inverse_frequencies.astype(np.float64), np.float32(one.magnitude))
             for one in rotations
         ]
+        self._length = 0
+        self._tensors = self._reaching(1)
 
-    def rows(self, positions: Numbers) -> tuple[list[DeviceTensor], Numbers, Numbers]:
+    def rows(self, positions: Numbers) -> tuple[Sequence[DeviceTensor], Numbers, Numbers]:
         """The tables as tensors, and which of their rows turn a step's tokens and which turn their
         queries for sinks."""
         far, last = self._far, max(positions)
@@ -98,8 +104,11 @@ class RopeTables:
                 own[i] = self._fill(i, position)
         return tensors, own, array("i", [min(position, far) for position in positions])
 
-    def _reaching(self, length: int) -> list[DeviceTensor]:
-        return [table.reaching(length) for table in self._tables]
+    def _reaching(self, length: int) -> Sequence[DeviceTensor]:
+        if length > self._length:  # else nothing has changed since the last step
+            self._tensors = tvm_ffi.convert([table.reaching(length) for table in self._tables])
+            self._length = min((table.length for table in self._tables), default=MAX_LENGTH)
+        return self._tensors
 
     def _fill(self, i: int, position: int) -> int:
         """Writes the i-th spare row of each table; where they are."""

@@ -20,7 +20,7 @@ from mlc_llm.library.signatures import (
     SAMPLE,
     TOP_TOKENS,
 )
-from mlc_llm.runtime.batch import Sampled, Sampling
+from mlc_llm.runtime.batch import Sampled, Sampling, Scoring
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.logit_processor import Edits
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 NOT_FINITE = "the model produced logits that are not finite"
 BELOW_ONE = 1 - 2**-24
 """The largest float32 below 1: random numbers above it would be rounded to 1."""
+EDIT_TABLES = 4
+"""Tables that `edit_logits` takes, the logits apart."""
+_SCORED = Sampling(temperature=0.0)
+"""Of a row of logits from which nothing is drawn: it is only looked at whether they are finite."""
 
 
 @dataclass(slots=True)
@@ -40,19 +44,32 @@ class Choice:
 
     samplings: Sequence[Sampling]
     tables: list[Table]
-    """`sample`'s options and top_k; rows for `top_tokens` if any; `edit_logits`' if any."""
+    """`sample`'s options and top_k; rows for `top_tokens` if any; `edit_logits`' if any; rows and
+    tokens that are scored if any; rows of which hidden vectors are wanted if any."""
     asked: Sequence[int]
     """Rows of which log-probabilities are wanted."""
     biases: list[tuple[int, PreparedBias]]
     """By row; carried out before the other edits."""
     is_edited: bool
     """There are others."""
+    scored: Sequence[tuple[int, int]] = ()
+    """The tokens that are scored, each with the number of likely ones that are wanted. Their rows
+    of logits come behind those of the samplings."""
+    hidden: Sequence[int] = ()
+    """Rows of which hidden vectors are wanted."""
 
     @classmethod
-    def of(cls, samplings: Sequence[Sampling], vocab_size: int, device: Device) -> Choice:
+    def of(
+        cls,
+        samplings: Sequence[Sampling],
+        vocab_size: int,
+        device: Device,
+        scorings: Sequence[Scoring] = (),
+    ) -> Choice:
         """Raises RequestError for an edit of a token that is not in the vocabulary."""
         options, top_k, asked = array("f"), array("i"), array("i")
-        for i, one in enumerate(samplings):
+        scored = [(token, one.top) for one in scorings for token in one.next_ids]
+        for i, one in enumerate([*samplings, *[_SCORED] * len(scored)]):
             options.extend((one.temperature, one.top_p, one.min_p, min(one.uniform, BELOW_ONE)))
             top_k.append(one.top_k)
             if one.top_logprobs >= 0:
@@ -64,11 +81,34 @@ class Choice:
             tables.append((asked, 0))
         if edits.rows:
             tables += map(table, edits.arrays(vocab_size))
-        return cls(samplings, tables, asked, biases, bool(edits.rows))
+        hidden = array("i", [i for i, one in enumerate(samplings) if one.wants_hidden])
+        if scored:
+            tables += _score_tables(len(samplings), [token for token, _ in scored])
+        if hidden:
+            tables.append((hidden, 0))
+        return cls(samplings, tables, asked, biases, bool(edits.rows), scored, hidden)
 
     def is_for(self, samplings: Sequence[Sampling]) -> bool:
-        """Whether these are the very samplings that it was made of."""
-        return len(samplings) == len(self.samplings) and all(map(is_, samplings, self.samplings))
+        """Whether these are all that it was made of, the very same objects."""
+        if self.scored or len(samplings) != len(self.samplings):
+            return False
+        return all(map(is_, samplings, self.samplings))
+
+
+def _score_tables(before: int, tokens: Sequence[int]) -> list[Table]:
+    """Rows that are scored, behind `before` others; and of all rows a token, 0 if it is another."""
+    rows = array("i", range(before, before + len(tokens)))
+    return [(rows, 0), (array("i", [0] * before) + array("i", tokens), 0)]
+
+
+class Likely(NamedTuple):
+    """Log-probabilities of some rows of logits, as tensors on the device."""
+
+    top: Sequence[DeviceTensor]
+    """What `top_tokens` gave for the rows."""
+    logits: DeviceTensor
+    """float32: of each row, the logit of the one token that is asked about, as the model gave
+    it."""
 
 
 class Drawn(NamedTuple):
@@ -76,10 +116,10 @@ class Drawn(NamedTuple):
 
     tokens: DeviceTensor | None
     """int32, a row; None where nothing was sampled."""
-    top: Sequence[DeviceTensor] | None
-    """What `top_tokens` gave for the rows that were asked for; None where there are none."""
-    logits: DeviceTensor | None
-    """float32, of the chosen token of each of these rows, as the model gave it."""
+    chosen: Likely | None = None
+    """Of the chosen tokens, where log-probabilities are wanted."""
+    scored: Likely | None = None
+    """Of the tokens that are scored."""
 
 
 class Sampler:
@@ -98,42 +138,56 @@ class Sampler:
 
         tensors: those of `choice.tables`.
         """
-        if not choice.samplings:
-            return Drawn(None, None, None)
+        if not choice.samplings and not choice.scored:
+            return Drawn(None)
         options, top_k, *rest = tensors
+        scored = self._score(logits, *rest[-2:]) if choice.scored else None
         if not choice.asked:
             self._change(logits, choice, rest)
-            return Drawn(self._sample(logits, options, top_k), None, None)
+            return Drawn(self._sample(logits, options, top_k), None, scored)
         # Log-probabilities are those of the raw logits, so they are taken before any edit.
         rows = rest.pop(0)
         top, kept = self._top_tokens(logits, rows), self._keep(logits, rows)
         self._change(logits, choice, rest)
         tokens = self._sample(logits, options, top_k)
-        return Drawn(tokens, top, self._chosen(kept, rows, tokens))
+        return Drawn(tokens, Likely(top, self._chosen(kept, rows, tokens)), scored)
 
-    def _change(self, logits: DeviceTensor, choice: Choice, edits: Sequence[DeviceTensor]) -> None:
+    def _score(self, logits: DeviceTensor, rows: DeviceTensor, tokens: DeviceTensor) -> Likely:
+        kept = self._keep(logits, rows)
+        return Likely(self._top_tokens(logits, rows), self._chosen(kept, rows, tokens))
+
+    def _change(self, logits: DeviceTensor, choice: Choice, rest: Sequence[DeviceTensor]) -> None:
+        """rest: the tensors of the edits, if there are any, and others behind them."""
         for row, bias in choice.biases:
             self._edit(*bias.tensors(row), *self._no_masks, logits)
         if choice.is_edited:
-            self._edit(*edits, logits)
+            self._edit(*rest[:EDIT_TABLES], logits)
 
-    def read(self, choice: Choice, drawn: Drawn) -> list[Sampled]:
-        """What was drawn, in the order of the samplings. Nothing that compiled code says is used as
-        an index unchecked."""
+    def read(self, choice: Choice, drawn: Drawn) -> tuple[list[Sampled], list[Sampled]]:
+        """What was drawn, in the order of the samplings, and the scores, in the order of the
+        scorings. Nothing that compiled code says is used as an index unchecked."""
         if drawn.tokens is None:
-            return []
-        sampled = [self._sampled(token) for token in self._read(drawn.tokens).tolist()]
-        if drawn.top is not None:
-            self._add_logprobs(sampled, choice, drawn)
-        return sampled
+            return [], []
+        found = [self._sampled(token) for token in self._read(drawn.tokens).tolist()]
+        sampled, scores = found[: len(choice.samplings)], found[len(choice.samplings) :]
+        if drawn.chosen is not None:
+            self._add(
+                [sampled[i] for i in choice.asked],
+                [choice.samplings[i].top_logprobs for i in choice.asked],
+                drawn.chosen,
+            )
+        if drawn.scored is not None:
+            for one, (token, _) in zip(scores, choice.scored, strict=True):
+                one.token_id = token
+            self._add(scores, [count for _, count in choice.scored], drawn.scored)
+        return sampled, scores
 
-    def _add_logprobs(self, sampled: list[Sampled], choice: Choice, drawn: Drawn) -> None:
-        assert drawn.top is not None
-        ids, logprobs, total = map(self._read, drawn.top)
-        found = (ids, logprobs, self._read(drawn.logits) - total)
+    def _add(self, sampled: Sequence[Sampled], counts: Sequence[int], likely: Likely) -> None:
+        """Adds the log-probabilities of rows. counts: how many likely tokens each wants."""
+        ids, logprobs, total = map(self._read, likely.top)
+        found = (ids, logprobs, self._read(likely.logits) - total)
         lists = (values.tolist() for values in found)
-        for i, ids, logprobs, logprob in zip(choice.asked, *lists, strict=True):
-            one, count = sampled[i], choice.samplings[i].top_logprobs
+        for one, count, ids, logprobs, logprob in zip(sampled, counts, *lists, strict=True):
             if one.error is None:
                 pairs = zip(ids[:count], logprobs[:count], strict=True)
                 one.top = tuple(pair for pair in pairs if 0 <= pair[0] < self._vocab_size)

@@ -8,7 +8,7 @@ from typing import Any
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part
-from mlc_llm.backends.cpu.in_place import added, normed_heads
+from mlc_llm.backends.cpu.in_place import added, heads_apart, normed_heads
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
@@ -17,6 +17,7 @@ from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attentio
 from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
 from mlc_llm.kernels.cpu.head_norm import NormedHeads
 from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
+from mlc_llm.kernels.cpu.queries import rotate_queries
 from mlc_llm.kernels.cpu.rotation import Heads
 from mlc_llm.models.spec import AttentionSpec
 
@@ -59,8 +60,10 @@ class AttentionOps:
         layer: LayerInputs,
     ) -> tuple[Tensor, Tensor]:
         """Rotated queries, and the pages with the new keys and values."""
+        if spec.shares is not None:
+            return self._rotated(spec, qkv[0], norms, layer), layer.pages
         if norms is not None:
-            qkv = _with_norms(spec, qkv, norms)
+            qkv = self._with_norms(spec, qkv, norms)
         tensors, biases = [part.tensor for part in qkv], [part.bias for part in qkv]
         append = rope_append(
             _heads(spec, layer.rope, self._isa.kv_dtype),
@@ -79,6 +82,47 @@ class AttentionOps:
         )  # fmt: skip
         return rotated, pages
 
+    def _rotated(
+        self, spec: AttentionSpec, q: Part, norms: HeadNorms | None, layer: LayerInputs
+    ) -> Tensor:
+        """Rotated queries alone."""
+        if norms is not None:
+            (q,) = [q] if q.bias is None else _with_biases([q])
+            heads = _heads_of(q, spec.query_width, norms.query)
+            q = q._replace(tensor=normed_heads(q.tensor, [heads], [norms.query], norms.eps))
+        kernel = rotate_queries(
+            _heads(spec, layer.rope, self._isa.kv_dtype), int(q.tensor.shape[1]), q.start,
+            spec.sink_query, q.bias is not None,
+        )  # fmt: skip
+        given = [q.tensor, q.bias, layer.rope, layer.position, layer.sink_position]
+        width = (2 if spec.sink_query else 1) * spec.query_width
+        out = float_tensor(q.tensor.shape[0], width)
+        args = [one for one in given if one is not None]
+        return self._scratch.call(kernel, "rotate_queries", args, out)
+
+    def _with_norms(
+        self, spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms
+    ) -> Sequence[Part]:
+        """The same parts with normalised queries and keys, in place. Values that are normalised, or
+        that are keys before their norm, get a tensor of their own first."""
+        q, k, v = qkv if qkv[0].bias is None else _with_biases(qkv)
+        if spec.value_norm or spec.values_are_keys:
+            q, k, v = self._with_values_apart(spec, (q, k, v), norms.eps)
+        return _with_head_norms(spec, (q, k, v), norms)
+
+    def _with_values_apart(
+        self, spec: AttentionSpec, qkv: Sequence[Part], eps: float
+    ) -> Sequence[Part]:
+        """The same parts; the values are a tensor of their own, normalised if the spec says so."""
+        v = qkv[2]
+        heads = NormedHeads(v.start, spec.kv_heads, spec.head_dim)
+        into = self._scratch.tensor(float_tensor(v.tensor.shape[0], spec.kv_width).shape)
+        x, values = heads_apart(v.tensor, heads, eps if spec.value_norm else None, into)
+        q, k = (
+            part._replace(tensor=x if part.tensor is v.tensor else part.tensor) for part in qkv[:2]
+        )
+        return q, k, Part(values)
+
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
         plain = query_block_tokens(spec.heads, spec.kv_heads, self._isa)
         is_fast = has_fast_attention(spec.head_dim, self._isa)
@@ -94,9 +138,9 @@ class AttentionOps:
         return op.tensor_ir_inplace_op(kernel, "copy_pages_rows", [source, target, pages], 2, out)
 
 
-def _with_norms(spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms) -> Sequence[Part]:
+def _with_head_norms(spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms) -> Sequence[Part]:
     """The same parts with normalised queries and keys, in place."""
-    q, k, v = qkv if qkv[0].bias is None else _with_biases(qkv)
+    q, k, v = qkv
     q_heads = _heads_of(q, spec.query_width, norms.query)
     k_heads = _heads_of(k, spec.kv_width, norms.key)
     weights = [norms.query, norms.key]

@@ -9,19 +9,10 @@ from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
-MISSING: frozenset[Feature] = frozenset(
-    {
-        "gates of shared experts",
-        "norms of values",
-        "values that are keys",
-        "keys and values of another layer",
-        "learned factors of layers",
-        "inputs of layers by token",
-    }
-)
+MISSING: frozenset[Feature] = frozenset()
 """Features that no CPU kernel computes yet."""
 LARGEST_STACK = 2**31 - 1
-"""Words of the matrices of all experts together: kernels count them in 32 bits."""
+"""Words of a table, or of the matrices of all experts together: kernels count them in 32 bits."""
 
 
 def check(spec: ModelSpec, kernels: str) -> None:
@@ -29,12 +20,27 @@ def check(spec: ModelSpec, kernels: str) -> None:
     refuse_missing(spec, kernels, set(FEATURES) - MISSING)
     for layer in dict.fromkeys(spec.layers):
         _check_layer(spec, layer)
+    for name, columns in (("embedding", spec.hidden), ("token_table", spec.token_inputs)):
+        _check_table(spec, name, columns)
+
+
+def _check_table(spec: ModelSpec, name: str, columns: int) -> None:
+    """Raises UnsupportedModel if a table of tokens is larger than kernels can count."""
+    kind = spec.kinds.get(name)
+    if kind is None:  # the spec is of no file yet, or has no such table
+        return
+    shape, _ = tensor_shape(format_of_kind(kind, half=False), padded_rows(spec.vocab), columns)
+    if math.prod(shape) > LARGEST_STACK:
+        raise UnsupportedModel(
+            f"{name}: {spec.vocab} x {columns} values ({kind}) are more than the CPU kernels can "
+            "count; quantise them, with --quantization q8_0 for example"
+        )
 
 
 def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
     one, network = layer.mixer, layer.feed_forward
-    widths, sizes = [network.intermediate], ""
+    widths, sizes = [network.intermediate, layer.token_input], ""
     if isinstance(network, ExpertsSpec):
         widths.append(network.shared_intermediate)
         _check_stacks(spec, spec.layers.index(layer), network)

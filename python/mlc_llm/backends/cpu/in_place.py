@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.scratch import float_tensor
 from mlc_llm.kernels.cpu.add_norm import add_norm
-from mlc_llm.kernels.cpu.elementwise import add
-from mlc_llm.kernels.cpu.head_norm import NormedHeads, head_norm
+from mlc_llm.kernels.cpu.elementwise import add, multiply
+from mlc_llm.kernels.cpu.head_norm import NormedHeads, copied_heads, head_norm
+from mlc_llm.kernels.cpu.token_gate import token_gate
+from mlc_llm.kernels.cpu.token_inputs import token_inputs
 
 
 def added(x: Tensor, y: Tensor | None, bias: Tensor | None, scale: float = 1.0) -> Tensor:
@@ -35,3 +38,34 @@ def normed_heads(
     """x with these heads normalised."""
     kernel, out = head_norm(int(x.shape[1]), *heads, eps=eps), float_tensor(*x.shape)
     return op.tensor_ir_inplace_op(kernel, "head_norm", [*weights, x], len(weights), out)
+
+
+def gated_tokens(x: Input, gate: Tensor, y: Tensor) -> Tensor:
+    """sigmoid(x . gate) * y, one factor a token."""
+    kernel = token_gate(x.kind, int(gate.shape[0]), int(y.shape[1]), x.eps)
+    args, out = [*x.arguments, gate], float_tensor(*y.shape)
+    return op.tensor_ir_inplace_op(kernel, "token_gate", [*args, y], len(args), out)
+
+
+def multiplied(x: Tensor, factor: Tensor) -> Tensor:
+    """x * factor, one number."""
+    args, out = [factor, x], float_tensor(*x.shape)
+    return op.tensor_ir_inplace_op(multiply(int(x.shape[1])), "multiply_rows", args, 1, out)
+
+
+def with_context(embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The inputs of all layers by token, in place of `embedded`."""
+    width, whole = int(weight.shape[0]), int(embedded.shape[1])
+    kernel = token_inputs(whole // width, width, int(context.shape[1]), eps)
+    args, out = [context, weight, embedded], float_tensor(*embedded.shape)
+    return op.tensor_ir_inplace_op(kernel, "token_inputs", args, 2, out)
+
+
+def heads_apart(
+    x: Tensor, heads: NormedHeads, eps: float | None, into: Tensor
+) -> tuple[Tensor, Tensor]:
+    """x, which nobody may change before, and a copy of these heads; eps: they are normalised."""
+    kernel = copied_heads(int(x.shape[1]), heads, eps)
+    out = [float_tensor(*x.shape), float_tensor(*into.shape)]
+    x, apart = op.tensor_ir_inplace_op(kernel, "copied_heads", [x, into], [0, 1], out)
+    return x, apart

@@ -37,6 +37,12 @@ class Input:
     _prepared: dict[tuple[bool, bool, int, bool], Tensor] = field(default_factory=dict)
     """The tensors made of it, by the way in which a matrix reads them."""
 
+    @property
+    def arguments(self) -> list[Tensor]:
+        """What kernels of this kind take first."""
+        args = [self.x, self.x if self.weight is None else self.weight]
+        return args if self.bias is None else [*args, self.bias]
+
     def read_by(
         self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None = None
     ) -> Tensor:
@@ -49,10 +55,8 @@ class Input:
 
     def _prepare(self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None) -> Tensor:
         """Calls the kernel that makes what the matrix reads."""
-        kind, x, eps = self.kind, self.x, self.eps
-        m, k, group = x.shape[0], matrix.columns, matrix.fmt.group
-        args = [x, x if self.weight is None else self.weight]
-        args += [] if self.bias is None else [self.bias]
+        kind, args, eps = self.kind, self.arguments, self.eps
+        m, k, group = self.x.shape[0], matrix.columns, matrix.fmt.group
         if not isa.integer or matrix.fmt.is_float:
             out = float_tensor(m, k)
             return scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)

@@ -15,13 +15,18 @@ from mlc_llm.backends.base import ExpertMatrices, Part, StateInputs
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
-from mlc_llm.backends.cpu.in_place import added, added_norm
+from mlc_llm.backends.cpu.in_place import (
+    added,
+    added_norm,
+    gated_tokens,
+    multiplied,
+    with_context,
+)
 from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
-from mlc_llm.backends.features import PlainOps
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
-from mlc_llm.kernels.cpu.elementwise import changed
+from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
@@ -43,7 +48,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
 
 
-class CpuOps(AttentionOps, PlainOps):
+class CpuOps(AttentionOps):
     """See `backends.base.Ops`."""
 
     def __init__(self, isa: Isa) -> None:
@@ -88,12 +93,19 @@ class CpuOps(AttentionOps, PlainOps):
         return Input("layer_norm", x, weight, bias, eps)
 
     def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
-        is_joined = gate.tensor is up.tensor
-        x = gate.tensor if is_joined else op.concat([gate.tensor, up.tensor], dim=1)
+        x = gate.tensor if gate.tensor is up.tensor else self._beside(gate, up, width)
         assert int(x.shape[1]) == 2 * width, "rows are padded"
         if gate.bias is None:
             return Input(activation, x)
         return Input(f"{activation}_biased", x, gate.bias, up.bias)
+
+    def _beside(self, gate: Part, up: Part, width: int) -> Tensor:
+        """Columns of two tensors in one."""
+        parts = (gate, up)
+        widths = tuple(int(part.tensor.shape[1]) for part in parts)
+        kernel = beside(widths, tuple(part.start for part in parts), width)
+        out = float_tensor(gate.tensor.shape[0], 2 * width)
+        return self._scratch.call(kernel, "beside", [part.tensor for part in parts], out)
 
     def activated(self, activation: str, x: Part, width: int) -> Input:
         assert int(x.tensor.shape[1]) == width, "rows are padded"
@@ -147,10 +159,15 @@ class CpuOps(AttentionOps, PlainOps):
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
         return added(x, y, None, scale)
 
-    def scaled(self, x: Tensor, factor: float) -> Tensor:
+    def scaled(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        if isinstance(factor, Tensor):
+            return multiplied(x, factor)
         if x.ndim == 1:
             return x * factor
         return self._scratch.call(changed(int(x.shape[1]), factor), "scale_rows", [x], x)
+
+    def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return with_context(embedded, context, weight, eps)
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
         return self._scratch.call(changed(int(x.shape[1]), cap=cap), "cap_rows", [x], x)
@@ -170,6 +187,10 @@ class CpuOps(AttentionOps, PlainOps):
         given = x if isinstance(x, Input) else Input("plain", x)
         calls = ExpertCalls(spec, matrices, self._isa, self._scratch)
         return calls.computed(given, self.linear(matrices.router, given))
+
+    def token_gated(self, x: Tensor | Input, weight: Tensor, y: Tensor) -> Tensor:
+        given = x if isinstance(x, Input) else Input("plain", x)
+        return gated_tokens(given, weight, y)
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         k = int(x.shape[1])

@@ -2,9 +2,12 @@
 
 add:      x[:, :columns] += scale * (y + bias); y or bias may be missing
 changed:  y = cap * tanh(factor * x / cap)
+multiply: x *= factor
+beside:   y = [some columns of gate, as many of up]
 
-x, y      float32 [m, width]; `add` changes x in place
+x, y      float32 [m, width]; `add` and `multiply` change x in place
 bias      float32 [columns]
+factor    float32 [1]
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.arguments import without
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, capped, fsplat, lanes_at
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, capped, fsplat, lanes_at, splat
 from mlc_llm.kernels.types import Expr
 
 L = 8
@@ -88,3 +91,61 @@ def changed(width: int, factor: float = 1.0, cap: float | None = None) -> PrimFu
                     )
 
     return change
+
+
+@cache
+def multiply(width: int) -> PrimFunc:
+    """Kernel arguments: factor, x. width is a multiple of L."""
+
+    @T.inline
+    def one_row(X, factor, row):
+        """Changes a row."""
+        for i in T.serial(width // L):
+            at = T.meta_var(lanes_at(i * L, L))
+            X[row, at] = X[row, at] * splat(factor[0], L)
+
+    @T.prim_func(private=True, s_tir=True)
+    def multiply_rows(factor: T.handle, x: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        F = T.match_buffer(factor, (1,), "float32")
+        X = T.match_buffer(x, (m, width), "float32")
+        with T.sblock("root"):
+            if m >= MANY:
+                for row in T.parallel(m):
+                    one_row(X, F, row)
+            else:
+                for row in T.serial(m):
+                    one_row(X, F, row)
+
+    return multiply_rows
+
+
+@cache
+def beside(widths: tuple[int, int], starts: tuple[int, int], columns: int) -> PrimFunc:
+    """Kernel arguments: gate and up, of these widths, of which the columns from `starts` on are
+    taken; y float32 [m, 2 * columns]. columns is a multiple of L."""
+
+    @T.inline
+    def one_row(gate, up, Y, row):
+        """Copies to a row."""
+        for i in T.serial(columns // L):
+            Y[row, lanes_at(i * L, L)] = gate[row, lanes_at(starts[0] + i * L, L)]
+            Y[row, lanes_at(columns + i * L, L)] = up[row, lanes_at(starts[1] + i * L, L)]
+
+    @T.prim_func(private=True, s_tir=True)
+    def put_beside(gate: T.handle, up: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        GATE = T.match_buffer(gate, (m, widths[0]), "float32")
+        UP = T.match_buffer(up, (m, widths[1]), "float32")
+        Y = T.match_buffer(y, (m, 2 * columns), "float32")
+        with T.sblock("root"):
+            if m >= MANY:
+                for row in T.parallel(m):
+                    one_row(GATE, UP, Y, row)
+            else:
+                for row in T.serial(m):
+                    one_row(GATE, UP, Y, row)
+
+    return put_beside

@@ -7,8 +7,7 @@ it finds there.
 
 rope_append:
     in parallel, for each token:
-        for each query head:  rotated = turn(query, position) * scale
-        with sink_query:      the same once more, turned by sink_position
+        its queries:          see `queries.py`
         for each KV head:     page keys = turn(key, position), transposed;  page values = value
 
 turn: see `rotation.py`.
@@ -24,8 +23,9 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.kernels.cpu.arguments import without
-from mlc_llm.kernels.cpu.rotation import Columns, Heads, L, Turn, query_factor, turned
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.cpu.queries import Queries, put_queries
+from mlc_llm.kernels.cpu.rotation import Columns, Heads, L, Turn, turned
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 from mlc_llm.kernels.types import Buffer
 
 COPY_LANES = 16
@@ -37,47 +37,11 @@ MANY = 8
 class Rows:
     """The arguments of `rope_append`, which describes them."""
 
-    q: Columns
+    queries: Queries
     k: Columns
     v: Columns
-    rope: Buffer
-    position: Buffer
-    sink_position: Buffer
     slot: Buffer
     pages: Buffer
-    rotated: Buffer
-
-
-@T.inline
-def _copy_rest(sizes, rows, row, column, out, factor):
-    """The elements of a query that stay, multiplied by `factor`; they begin at that column."""
-    lanes = T.meta_var(sizes.rest_lanes)
-    for i in T.serial(sizes.rest // lanes):
-        rows.rotated[row, lanes_at(out + i * lanes, lanes)] = rows.q.at(
-            row, column + i * lanes, lanes
-        ) * splat(factor, lanes)
-
-
-@T.inline
-def _rotate_queries(sizes, rows, row, position, column, factor):
-    """All queries of a token, turned and multiplied by `factor`, from that column of `rotated`
-    on."""
-    half = T.meta_var(sizes.half)
-    lanes = T.meta_var(sizes.lanes)
-    turn = T.meta_var(Turn(rows.rope, position[row]))
-    for h in T.serial(sizes.heads):
-        head = T.meta_var(rows.q.start + h * sizes.head_dim)
-        out = T.meta_var(column + h * sizes.head_dim)
-        if half > 0:
-            for i in T.serial(half // lanes):
-                rows.rotated[row, lanes_at(out + i * lanes, lanes)] = turned(
-                    sizes, rows.q, row, head, turn, i * lanes, True
-                ) * splat(factor, lanes)
-                rows.rotated[row, lanes_at(out + half + i * lanes, lanes)] = turned(
-                    sizes, rows.q, row, head, turn, i * lanes, False
-                ) * splat(factor, lanes)
-        if sizes.rest > 0:
-            _copy_rest(sizes, rows, row, head + sizes.rope_dim, out + sizes.rope_dim, factor)
 
 
 @T.inline
@@ -86,7 +50,7 @@ def _turn_key(sizes, rows, row, head, key):
     half = T.meta_var(sizes.half)
     lanes = T.meta_var(sizes.lanes)
     rest = T.meta_var(sizes.rest_lanes)
-    turn = T.meta_var(Turn(rows.rope, rows.position[row]))
+    turn = T.meta_var(Turn(rows.queries.rope, rows.queries.position[row]))
     if half > 0:
         for i in T.serial(half // lanes):
             key[lanes_at(i * lanes, lanes)] = turned(
@@ -120,17 +84,7 @@ def _store_head(sizes, rows, row, h, key):
 def _append_token(sizes, rows, row, sink_query):
     """A token's queries into `rotated`, its keys and values into its page."""
     key = T.alloc_buffer((sizes.head_dim,), "float32")
-    if sizes.query_scaling is None:
-        _rotate_queries(sizes, rows, row, rows.position, 0, query_factor(sizes))
-    else:
-        factor = T.alloc_buffer((1,), "float32")
-        factor[0] = query_factor(sizes, rows.position[row])
-        _rotate_queries(sizes, rows, row, rows.position, 0, factor[0])
-    if sink_query:
-        _rotate_queries(
-            *(sizes, rows, row, rows.sink_position),
-            *(sizes.heads * sizes.head_dim, query_factor(sizes)),
-        )
+    put_queries(sizes, rows.queries, row, sink_query)
     for h in T.serial(sizes.kv_heads):
         _store_head(sizes, rows, row, h, key)
 
@@ -200,8 +154,8 @@ def rope_append(
         with T.sblock("root"):
             rows = T.meta_var(
                 Rows(
-                    *(columns(Q, 0, Q_BIAS), columns(K, 1, K_BIAS), columns(V, 2, V_BIAS)),
-                    *(R, POS, SINK, S, P, O),
+                    Queries(columns(Q, 0, Q_BIAS), R, POS, SINK, O),
+                    *(columns(K, 1, K_BIAS), columns(V, 2, V_BIAS), S, P),
                 )
             )
             if m >= MANY:

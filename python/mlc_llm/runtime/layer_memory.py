@@ -1,0 +1,38 @@
+"""What the layers of a model keep on a device: pages, states, and what tokens see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tvm_ffi
+
+from mlc_llm.library.metadata import KVInfo, StateInfo
+from mlc_llm.runtime.batch import Window, state_slots
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device, DeviceTensor
+
+MAX_INT32 = 2**31 - 1
+
+
+def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_ffi.Array:
+    """One zeroed tensor a layer of attention; counts: pages of each group."""
+    tensors: dict[int, DeviceTensor] = {}
+    for group, count in zip(info.groups, counts, strict=True):
+        shape = (count, group.kv_heads, 2, info.page_size * group.head_dim)
+        tensors |= {layer: device.zeros(shape, info.dtype) for layer in group.layers}
+    return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
+
+
+def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> tvm_ffi.Array:
+    """One zeroed tensor a recurrent layer."""
+    slots = state_slots(sequences)
+    return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
+
+
+def window_tensors(windows: Sequence[Window | None], device: Device) -> tvm_ffi.Array:
+    """`forward`'s input `windows`; without a window a token sees all before it."""
+    seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
+    return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])

@@ -1,0 +1,54 @@
+"""The inputs of a step, from plain numbers to what compiled code is called with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import tvm_ffi
+
+from mlc_llm.runtime.kv_cache import Placements
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import DeviceTensor, Numbers, Table
+
+SINGLE = 5
+"""Tables of a step that all groups of layers share."""
+
+
+def step_tables(shared: Sequence[Numbers], placed: Placements) -> list[Table]:
+    """The tables of `forward`, in the order that `StepInputs.of` knows.
+
+    shared: token ids, rows of rotations for tokens and for sinks, the number of fast tokens, and
+    the tokens that get logits.
+    """
+    tables: list[Table] = [(one, 0) for one in shared]
+    for slots, places, blocks, page_ids in placed.groups:
+        tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
+    if placed.state_rows is not None:
+        tables.append((placed.state_rows, 4))
+    return tables
+
+
+class StepInputs(NamedTuple):
+    """`forward`'s inputs for tables of certain tensors, as the FFI wants them."""
+
+    tensors: list[DeviceTensor]
+    """Of all tables. While a device gives the same ones, so is everything here."""
+    single: Sequence[DeviceTensor]
+    """Token ids, rows of rotations, and what else has one tensor."""
+    by_group: Sequence[tvm_ffi.Array]
+    """Slots, places, query blocks and page ids: of each group of layers."""
+    states: Sequence[DeviceTensor | tvm_ffi.Array]
+    """Rows of states, and the states; empty if there are none."""
+    rest: list[DeviceTensor]
+    """Of tables that are not for `forward`."""
+
+    @classmethod
+    def of(cls, tensors: list[DeviceTensor], groups: int, states: tvm_ffi.Array) -> StepInputs:
+        """tensors: of `step_tables` and of others behind them. states: of recurrent layers."""
+        single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
+        last = SINGLE + 4 * groups
+        by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
+        with_states = (rest.pop(0), states) if states else ()
+        return cls(tensors, single, by_group, with_states, rest)
