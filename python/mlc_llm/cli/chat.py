@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from mlc_llm.cli import options, settings
+from mlc_llm.cli import options, remote, settings
 from mlc_llm.cli.chat_input import is_interactive, plain_lines, typed_messages
 from mlc_llm.cli.conversation import load_messages, save_messages
 from mlc_llm.cli.dialogue import Dialogue
 from mlc_llm.cli.guard import OK, explain
 from mlc_llm.cli.opening import open_session
-from mlc_llm.cli.session import Session
-from mlc_llm.cli.shape import naming_shape, warnings
+from mlc_llm.cli.shape import KnowsLimits, naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, note
 from mlc_llm.cli.wrapping import WrappedOutput
 from mlc_llm.errors import EngineDead, MLCError, UserError
 from mlc_llm.support.leaving import INTERRUPTED
+
+if TYPE_CHECKING:
+    from mlc_llm.cli.remote_session import RemoteDialogue
 
 HELP = """\
 /help            show this list
@@ -36,25 +39,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     options.add_engine(parser)
     options.add_sampling(parser)
+    remote.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chat. At a terminal, an error of one message does not end it; with a pipe it does."""
+    remote.check(args)
     config = options.generation_config(args)
     system = None if args.system is None else checked_argument(args.system)
-    session = open_session(args.model, args.device, options.engine_config(args))
-    dialogue = Dialogue(session, options.completed(config, session.model.defaults), system)
-    if is_interactive():
-        note(f"{session.model.name}; /help lists the commands")
-        return Chat(session, dialogue, forgiving=True).run(typed_messages())
-    return Chat(session, dialogue, forgiving=False).run(plain_lines(sys.stdin.buffer))
+    forgiving = is_interactive()
+    if args.url is not None:
+        there = remote.open_session(args)
+        name = f"{there.model} at {there.address}"
+        chat = Chat(there, there.dialogue(config, system), forgiving=forgiving)
+    else:
+        session = open_session(args.model, args.device, options.engine_config(args))
+        name, config = session.model.name, options.completed(config, session.model.defaults)
+        chat = Chat(session, Dialogue(session, config, system), forgiving=forgiving)
+    if forgiving:
+        note(f"{name}; /help lists the commands")
+        return chat.run(typed_messages())
+    return chat.run(plain_lines(sys.stdin.buffer))
 
 
 class Chat:
     """Reads messages and shows answers. `forgiving`: go on after the error of one message."""
 
     def __init__(
-        self, session: Session, dialogue: Dialogue, *, forgiving: bool, output: Output | None = None
+        self,
+        session: KnowsLimits,
+        dialogue: Dialogue | RemoteDialogue,
+        *,
+        forgiving: bool,
+        output: Output | None = None,
     ) -> None:
         self._session = session
         self._dialogue = dialogue
@@ -97,11 +114,13 @@ class Chat:
 
     def _set(self, words: str) -> str:
         if not words:
-            return settings.shown(self._dialogue.config)
+            return settings.shown(self._dialogue.config, remote=self._dialogue.is_remote)
         name, *value = words.split()
         if len(value) != 1:
             raise UserError("/set takes a name and a value: /set temperature 0.7")
-        config, said = settings.changed(self._dialogue.config, self._start, name, value[0])
+        config, said = settings.changed(
+            self._dialogue.config, self._start, name, value[0], remote=self._dialogue.is_remote
+        )
         self._dialogue.config = config
         return said
 

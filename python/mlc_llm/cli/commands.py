@@ -35,6 +35,7 @@ COMMANDS = (
     Command("generate", "answer one prompt and stop", "mlc_llm.cli.generate"),
     Command("chat", "talk with a model in the terminal", "mlc_llm.cli.chat"),
     Command("serve", "serve a model over HTTP, as OpenAI's API", "mlc_llm.cli.serve"),
+    Command("bench", "measure a server of OpenAI's API", "mlc_llm.cli.bench"),
     Command(
         "fit",
         "show how much memory a model needs; exit code 1: too much",

@@ -14,8 +14,7 @@ from mlc_llm.conversion.output import check_free
 from mlc_llm.errors import UserError
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.quantization.block_format import Floats
-from mlc_llm.quantization.group_schemes import SCHEMES
-from mlc_llm.quantization.names import NAMES, check_name
+from mlc_llm.quantization.names import NAMES, WEIGHTED, check_name
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.support.progress import progress, set_quiet
 
@@ -83,9 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(path: str, quantization: str) -> str:
     """The text to calibrate with. Raises UserError."""
-    scheme = SCHEMES.get(quantization)
-    if scheme is None or not scheme.bits:
-        known = ", ".join(name for name, one in SCHEMES.items() if one.bits)
+    if quantization not in WEIGHTED:
+        known = ", ".join(WEIGHTED)
         raise UserError(f"--calibrate chooses scales of {known}; not of {quantization}")
     try:
         with Path(path).expanduser().open("rb") as file:

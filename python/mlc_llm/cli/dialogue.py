@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from mlc_llm.cli.answers import Answer
 from mlc_llm.cli.conversation import Message
-from mlc_llm.cli.session import Answer, Session
 from mlc_llm.errors import ContextLengthExceeded
 from mlc_llm.protocol.generation_config import GenerationConfig
+
+if TYPE_CHECKING:
+    from mlc_llm.cli.session import Session
 
 ANSWER_SHARE = 4
 """A fourth of the context window stays free for the answer."""
@@ -17,12 +21,14 @@ LONGEST_RESERVE = 512
 """At most so many tokens stay free for the answer."""
 
 
-class Dialogue:
+class Turns:
     """The messages so far. A question that failed is forgotten; a stopped answer is kept."""
 
-    def __init__(self, session: Session, config: GenerationConfig, system: str | None) -> None:
+    is_remote = False
+    """A server answers, and what `config` leaves open is its own."""
+
+    def __init__(self, config: GenerationConfig, system: str | None) -> None:
         self.config = config
-        self._session = session
         self._system: list[Message] = []
         if system is not None:
             self._system = [{"role": "system", "content": system}]
@@ -48,6 +54,18 @@ class Dialogue:
         self._turns = [messages[i : i + 2] for i in range(first, len(messages), 2)]
         self.last = None
 
+    def _keep(self, before: list[list[Message]], question: Message, answer: Answer) -> None:
+        self._turns = [*before, [question, {"role": "assistant", "content": answer.text}]]
+        self.last = answer
+
+
+class Dialogue(Turns):
+    """The messages of a chat with a model that is open here."""
+
+    def __init__(self, session: Session, config: GenerationConfig, system: str | None) -> None:
+        super().__init__(config, system)
+        self._session = session
+
     def ask(
         self, text: str, on_text: Callable[[str], None], on_dropped: Callable[[str], None]
     ) -> Answer:
@@ -60,18 +78,16 @@ class Dialogue:
         kept, ids = self._fit(question)
         dropped = len(self._turns) - len(kept)
         if dropped:
-            on_dropped(_dropped_words(self._turns[:dropped], self._session.window))
+            on_dropped(dropped_words(self._turns[:dropped], self._session.window))
         answer = self._session.answer(ids, self.config, on_text)
-        self._turns = [*kept, [question, {"role": "assistant", "content": answer.text}]]
-        self.last = answer
+        self._keep(kept, question, answer)
         return answer
 
     def stats(self) -> str:
         """The numbers of the last answer, and how full the context is."""
         if self.last is None:
             return "no answer yet"
-        used = self.last.prompt_tokens + self.last.completion_tokens
-        window = self._session.window
+        used, window = self.last.total_tokens, self._session.window
         return f"{self.last.stats()}; context {used} of {window} tokens, {len(self._turns)} turns"
 
     def _fit(self, question: Message) -> tuple[list[list[Message]], list[int]]:
@@ -94,8 +110,10 @@ class Dialogue:
         return self._session.chat_ids([*self._system, *said, question])
 
 
-def _dropped_words(turns: list[list[Message]], window: int) -> str:
+def dropped_words(turns: list[list[Message]], window: int | None) -> str:
+    """A message about turns that are forgotten. window: tokens; None: only the server knows."""
     first = " ".join(turns[0][0]["content"].split())
     shown = first if len(first) <= 40 else first[:40] + "..."
     what = "the oldest turn" if len(turns) == 1 else f"the {len(turns)} oldest turns"
-    return f"the context of {window} tokens is full: dropped {what}, from {shown!r}"
+    size = "" if window is None else f" of {window} tokens"
+    return f"the context{size} is full: dropped {what}, from {shown!r}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from mlc_llm.cli import options
+from mlc_llm.cli import options, remote
+from mlc_llm.cli.conversation import Message
 from mlc_llm.cli.guard import OK
 from mlc_llm.cli.opening import open_session
-from mlc_llm.cli.shape import naming_shape, warnings
+from mlc_llm.cli.shape import KnowsLimits, naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, is_piped, note, read_input
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -16,7 +17,8 @@ from mlc_llm.support.leaving import INTERRUPTED, say_interrupted
 from mlc_llm.support.progress import set_quiet
 
 if TYPE_CHECKING:
-    from mlc_llm.cli.session import Answer, Session
+    from mlc_llm.cli.answers import Answer
+    from mlc_llm.cli.session import Session
 
 MAX_PROMPT_BYTES = 64 * 2**20
 
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are control tokens",
     )
     options.add_sampling(parser)
+    remote.add_arguments(parser)
     group = parser.add_argument_group("output")
     group.add_argument(
         "--json", action="store_true", help="print one JSON object at the end instead of streaming"
@@ -50,17 +53,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer the prompt. Mistakes in the arguments are reported before the model is opened."""
     set_quiet(args.quiet)
+    remote.check(args)
     config = options.generation_config(args)
     if args.raw and args.system is not None:
         raise UserError("--system cannot be used with --raw; leave one of the two out")
     engine = options.engine_config(args)
     prompt = _prompt(args.prompt, quiet=args.quiet)
     output = Output()
-    session = open_session(args.model, args.device, engine)
-    ids = _ids(session, prompt, args)
-    config = options.completed(config, session.model.defaults)
-    with naming_shape(config):
-        answer = session.answer(ids, config, on_text=_ignore if args.json else output.write)
+    on_text = _ignore if args.json else output.write
+    session: KnowsLimits
+    if args.url is not None:
+        session = there = remote.open_session(args)
+        answer = there.answer(prompt if args.raw else _messages(prompt, args), config, on_text)
+    else:
+        session = here = open_session(args.model, args.device, engine)
+        ids = _ids(here, prompt, args)
+        config = options.completed(config, here.model.defaults)
+        with naming_shape(config):
+            answer = here.answer(ids, config, on_text=on_text)
+    return _end(answer, session, config, args, output)
+
+
+def _end(
+    answer: Answer,
+    session: KnowsLimits,
+    config: GenerationConfig,
+    args: argparse.Namespace,
+    output: Output,
+) -> int:
     if args.json:
         output.write(answer.asjson())
     output.end_line()
@@ -88,13 +108,19 @@ def _prompt(given: str | None, *, quiet: bool) -> str:
 def _ids(session: Session, prompt: str, args: argparse.Namespace) -> list[int]:
     if args.raw:
         return session.raw_ids(prompt)
-    messages = [{"role": "user", "content": prompt}]
-    if args.system is not None:
-        messages.insert(0, {"role": "system", "content": checked_argument(args.system)})
-    return session.chat_ids(messages)
+    return session.chat_ids(_messages(prompt, args))
 
 
-def _say_more(answer: Answer, session: Session, config: GenerationConfig, *, stats: bool) -> None:
+def _messages(prompt: str, args: argparse.Namespace) -> list[Message]:
+    question: Message = {"role": "user", "content": prompt}
+    if args.system is None:
+        return [question]
+    return [{"role": "system", "content": checked_argument(args.system)}, question]
+
+
+def _say_more(
+    answer: Answer, session: KnowsLimits, config: GenerationConfig, *, stats: bool
+) -> None:
     for words in warnings(answer, session, config):
         note(f"[{words}]")
     if stats:

@@ -1,25 +1,49 @@
-"""`mlc_llm serve`: a model behind OpenAI's API over HTTP."""
+"""`mlc_llm serve`: one model or several behind OpenAI's API over HTTP."""
 
 from __future__ import annotations
 
 import argparse
+import socket
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mlc_llm.cli import options
-from mlc_llm.cli.flags import naming_flags
-from mlc_llm.cli.guard import OK
+from mlc_llm.cli import options, overrides, serve_flags
+from mlc_llm.cli.flags import ENGINE_FLAGS, naming_flags
+from mlc_llm.cli.streams import leave_at_once
 from mlc_llm.cli.terminal import note
-from mlc_llm.serve.config import EngineMode
-from mlc_llm.serve.server.settings import Limits, ServerSettings, read_keys
+from mlc_llm.errors import UserError
+from mlc_llm.serve.config import EngineConfig, EngineMode
+from mlc_llm.serve.server.settings import ServerSettings
 from mlc_llm.support.garbage import collect_from_now
+from mlc_llm.support.logging import set_up_access
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.server.otel import Spans
+    from mlc_llm.serve.server.registry import ModelRegistry
 
 MODE: EngineMode = "server"
+MOST_GB = 2.0**20
+FLAGS = {
+    "served_model_name": "--served-model-name",
+    "tls_cert": "--tls-cert",
+    "tls_key": "--tls-key",
+}
+"""Fields of a server -> the flags that set them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="models to serve, as for --model, or NAME=MODEL; the first one is opened at once, "
+        "the others when they are asked for",
+    )
     options.add_model(parser, system=False)
     options.add_engine(parser, mode=MODE)
+    overrides.add_argument(parser)
+    _add_memory(parser.add_argument_group("several models"))
     group = parser.add_argument_group("server")
     group.add_argument(
         "--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)"
@@ -31,127 +55,164 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a name of the model in requests; may be given more than once",
+        help="a name of the model in requests; may be given more than once. With several models: "
+        "one for each",
     )
     group.add_argument(
         "--any-model-name", action="store_true", help="take requests for a model of any name"
     )
-    group.add_argument("--enable-debug", action="store_true", help="serve debug_config in requests")
-    _add_safety(parser.add_argument_group("who may call it"))
-    _add_limits(parser.add_argument_group("limits"))
+    group.add_argument(
+        "--enable-debug", action="store_true", help="serve /debug/... and debug_config in requests"
+    )
+    _add_logs(parser.add_argument_group("logs and traces"))
+    serve_flags.add_safety(parser.add_argument_group("who may call it"))
+    serve_flags.add_limits(parser.add_argument_group("limits"))
 
 
-def _add_safety(group: argparse._ArgumentGroup) -> None:
+def _add_logs(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="each request needs this key, or another one that is given "
-        "(also in the variable MLC_LLM_API_KEY)",
-    )
-    group.add_argument("--api-key-file", type=Path, metavar="FILE", help="keys, one a line")
-    group.add_argument(
-        "--no-auth", action="store_true", help="let other machines call it without a key"
+        "--log-format",
+        choices=("text", "json", "off"),
+        default="text",
+        help="how requests are logged, a line each, without what they say; with json all lines of "
+        "the log are JSON (default: %(default)s)",
     )
     group.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a host name by which clients may call it; *: all",
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span of OpenTelemetry for each request there, such as "
+        "http://localhost:4318/v1/traces; needs the extra 'otel'",
     )
-    group.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="a web page that may call it, such as https://example.org; *: all",
-    )
-    group.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS")
-    group.add_argument("--tls-key", type=Path, metavar="FILE", help="the key of the certificate")
 
 
-def _add_limits(group: argparse._ArgumentGroup) -> None:
-    limits = Limits()
+def _add_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--max-queue",
-        type=int,
-        default=limits.queue,
-        metavar="N",
-        help="answers that may wait for the engine; more are refused (default: %(default)s)",
-    )
-    group.add_argument(
-        "--max-body-mb",
-        type=int,
-        default=limits.body_bytes >> 20,
-        metavar="MB",
-        help="the largest request (default: %(default)s)",
-    )
-    group.add_argument(
-        "--drain-seconds",
+        "--memory",
         type=float,
-        default=limits.drain_s,
-        metavar="S",
-        help="after SIGTERM, running answers have so long to end (default: %(default)s)",
+        metavar="GB",
+        help="memory of all open models together; the least recently used one is closed if another "
+        "one needs it (default: half of what is free now, or up to 85%% if a model needs it; with "
+        "several models: 85%%)",
+    )
+    group.add_argument(
+        "--max-open-models",
+        type=int,
+        metavar="N",
+        help="models that are open at a time; each has an equal share of the memory (default: all)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Mistakes in the arguments are reported before the model is opened."""
-    with naming_flags():
-        settings = _settings(args)
+    set_up_access(args.log_format)
+    with naming_flags({**ENGINE_FLAGS, **FLAGS}):
+        settings = serve_flags.settings(args)
         settings.check()
-        engine_config = options.engine_config(args)
-        from mlc_llm.serve.async_reader import deliver_to_loops
-        from mlc_llm.serve.client import EngineClient
+        models = _models(args)
+        engine_config = overrides.applied(options.engine_config(args), args.overrides)
+        spans = _spans(args.otlp_traces_endpoint)
         from mlc_llm.serve.server.context import ServerContext
-        from mlc_llm.serve.server.run import listen, serve
+        from mlc_llm.serve.server.listening import bound, check_certificate
+        from mlc_llm.serve.server.run import serve
 
-        client = EngineClient(
-            deliver_to_loops,
-            args.model,
-            args.device,
-            model_lib=None,
-            mode=engine_config.mode or MODE,
-            engine_config=engine_config,
-            trace=None,
-        )
-        try:
-            context = ServerContext(client, client.model_name, settings)
-            own = listen(context)
-            collect_from_now()
-            note(f"serving {context.names[0]} at {_address(settings)}")
-            serve(context, own)
-        finally:
-            client.terminate()
-    return OK
+        check_certificate(settings)
+        with bound(settings) as own:  # before the model, which takes a while
+            registry = _registry(args, models, engine_config, settings)
+            try:
+                registry.open_now(registry.default)
+                context = ServerContext(registry, settings)
+                context.watchers += [] if spans is None else [spans.ended]
+                collect_from_now()
+                names = ", ".join(slot.names[0] for slot in registry.slots)
+                line = f"serving {names} at {_address(settings, own)}"
+                code = serve(context, own, lambda: note(f"{line}{_page(settings, own)}"))
+            finally:
+                registry.terminate()
+                if spans is not None:
+                    spans.close()
+        if registry.is_stuck:  # Python would wait for its thread
+            leave_at_once(code)
+    return code
 
 
-def _settings(args: argparse.Namespace) -> ServerSettings:
-    limits = Limits(
-        queue=args.max_queue, body_bytes=args.max_body_mb << 20, drain_s=args.drain_seconds
+def _registry(
+    args: argparse.Namespace, models: list[str], config: EngineConfig, settings: ServerSettings
+) -> ModelRegistry:
+    """The models of the server, not open yet. Raises `UserError`."""
+    from mlc_llm.serve.server.names import slots_of
+    from mlc_llm.serve.server.openers import EngineOpener, share_alone, usual_budget
+    from mlc_llm.serve.server.registry import ModelRegistry
+
+    slots = slots_of(models, args.served_model_name)
+    budget, share = _bytes(args.memory), None
+    if budget is None and (len(slots) > 1 or not _says_memory(config)):
+        budget = usual_budget()
+        share = share_alone(budget) if len(slots) == 1 else None
+    return ModelRegistry(
+        slots,
+        EngineOpener(args.device, config, traces=settings.debug),
+        budget=budget,
+        share=share,
+        most_open=args.max_open_models,
+        any_name=settings.any_name,
+        most_waiting=settings.limits.queue,
+        most_tokens=settings.limits.queue_tokens,
     )
-    return ServerSettings(
-        host=args.host,
-        port=args.port,
-        unix_socket=args.unix_socket,
-        keys=read_keys(args.api_key, args.api_key_file),
-        allow_no_key=args.no_auth,
-        allowed_hosts=tuple(args.allow_host),
-        allowed_origins=tuple(args.cors_origin),
-        served_names=tuple(args.served_model_name),
-        any_name=args.any_model_name,
-        debug=args.enable_debug,
-        certificate=args.tls_cert,
-        certificate_key=args.tls_key,
-        limits=limits,
-    )
 
 
-def _address(settings: ServerSettings) -> str:
+def _says_memory(config: EngineConfig) -> bool:
+    """Whether the memory of one model follows from its own fields."""
+    return config.gpu_memory_utilization is not None or config.max_total_sequence_length is not None
+
+
+def _spans(endpoint: str | None) -> Spans | None:
+    """Raises `UserError` for what is no address, and without the packages."""
+    if endpoint is None:
+        return None
+    flag = f"--otlp-traces-endpoint {endpoint}"
+    if not endpoint.startswith(("http://", "https://")):
+        raise UserError(f"{flag}: should begin with http:// or https://")
+    try:
+        from mlc_llm.serve.server.otel import Spans
+    except ImportError as error:
+        words = f"needs packages that are not here ({error}): pip install 'mlc-llm[otel]'"
+        raise UserError(f"{flag}: {words}") from error
+    return Spans.to_collector(endpoint)
+
+
+def _models(args: argparse.Namespace) -> list[str]:
+    """Raises `InvalidField` for contradictions."""
+    if args.model is None:
+        models: list[str] = args.models
+    elif args.models:
+        raise UserError("--model: give all models without it")
+    else:
+        models = [args.model]
+    if len(models) > 1:
+        for flag, value in (("--model-lib", args.model_lib), ("--draft-model", args.draft_model)):
+            if value is not None:
+                raise UserError(f"{flag} {value}: it is for one model, and several are served")
+    if args.memory is not None and not 0 < args.memory < MOST_GB:
+        raise UserError(f"--memory {args.memory}: should be above 0, in GB")
+    most = args.max_open_models
+    if most is not None and not 1 <= most <= max(len(models), 1):
+        raise UserError(f"--max-open-models {most}: should be 1 to {max(len(models), 1)}")
+    return models
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+def _page(settings: ServerSettings, own: socket.socket) -> str:
+    if settings.unix_socket is not None:
+        return ""
+    return f"; chat page: {_address(settings, own).removesuffix('v1')}"
+
+
+def _address(settings: ServerSettings, own: socket.socket) -> str:
     if settings.unix_socket is not None:
         return str(settings.unix_socket)
     scheme = "http" if settings.certificate is None else "https"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"{scheme}://{host}:{settings.port}/v1"
+    return f"{scheme}://{host}:{own.getsockname()[1]}/v1"

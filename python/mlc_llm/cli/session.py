@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from mlc_llm.cli.answers import Answer, Timings, rate
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -35,60 +34,6 @@ class Engine(Protocol):
     def abort_request(self, request_id: str) -> None: ...
 
     def step(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class Timings:
-    """Seconds of the wall clock and tokens per second. None if nothing was measured."""
-
-    load_s: float
-    """The time to open the model, including its download, packing and compilation."""
-    ttft_s: float | None
-    """The time from the request to the first token."""
-    total_s: float
-    prefill_tokens_per_s: float | None
-    decode_tokens_per_s: float | None
-    """The rate of the tokens after the first one."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one request."""
-
-    model: str
-    text: str
-    finish_reason: FinishReason
-    """`abort`: Ctrl-C stopped it, and `text` is the text until then."""
-    prompt_tokens: int
-    completion_tokens: int
-    timings: Timings
-
-    def asjson(self) -> str:
-        """One JSON object, only ASCII, so that no pipe can change it."""
-        usage = {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-        }
-        return json.dumps(
-            {
-                "model": self.model,
-                "text": self.text,
-                "finish_reason": self.finish_reason,
-                "usage": usage,
-                "timings": {name: _rounded(value) for name, value in asdict(self.timings).items()},
-            }
-        )
-
-    def stats(self) -> str:
-        """One line for the user."""
-        timings = self.timings
-        parts = [f"{self.prompt_tokens} prompt tokens", f"{self.completion_tokens} answer tokens"]
-        if timings.ttft_s is not None:
-            parts.append(f"first token after {timings.ttft_s:.2f} s")
-        if timings.decode_tokens_per_s is not None:
-            parts.append(f"{timings.decode_tokens_per_s:.1f} tokens/s")
-        return ", ".join([*parts, f"model opened in {timings.load_s:.2f} s"])
 
 
 class Session:
@@ -170,7 +115,7 @@ class Session:
 
     def why_cut(self, answer: Answer) -> str:
         """The limit that ended an answer with the finish reason `length`."""
-        if answer.prompt_tokens + answer.completion_tokens >= self.window:
+        if (answer.total_tokens or 0) >= self.window:
             return f"stopped: the context of {self.window} tokens is full"
         return f"stopped at {answer.completion_tokens} tokens; --max-tokens sets this limit"
 
@@ -241,14 +186,6 @@ class _Run:
             load_s=load_s,
             ttft_s=ttft,
             total_s=self._last - self._started,
-            prefill_tokens_per_s=_rate(self.usage.prompt_tokens, ttft),
-            decode_tokens_per_s=_rate(self.usage.completion_tokens - 1, later),
+            prefill_tokens_per_s=rate(self.usage.prompt_tokens, ttft),
+            decode_tokens_per_s=rate(self.usage.completion_tokens - 1, later),
         )
-
-
-def _rate(count: int, seconds: float | None) -> float | None:
-    return count / seconds if seconds and count > 0 else None
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

@@ -11,15 +11,23 @@ DEFAULT = "default"
 """This word means the value at the start of the chat."""
 
 
-def shown(config: GenerationConfig) -> str:
-    """One line for each setting."""
+SERVERS_OWN = "the server's own"
+
+
+def shown(config: GenerationConfig, *, remote: bool = False) -> str:
+    """One line for each setting. remote: a server has the values that are not given."""
     width = max(len(name) for name in SETTINGS)
-    lines = [f"{name:<{width}}  {_value(config, name)}" for name in SETTINGS]
+    lines = [f"{name:<{width}}  {_value(config, name, remote)}" for name in SETTINGS]
     return "\n".join(lines)
 
 
 def changed(
-    config: GenerationConfig, start: GenerationConfig, name: str, word: str
+    config: GenerationConfig,
+    start: GenerationConfig,
+    name: str,
+    word: str,
+    *,
+    remote: bool = False,
 ) -> tuple[GenerationConfig, str]:
     """A config with `word` as the value of one setting, and a text that says so.
 
@@ -38,10 +46,12 @@ def changed(
     elif field in start.given:
         given[field] = start.given[field]
     made = GenerationConfig.of(given)
-    return made, f"{field} is now {_value(made, field)}"
+    return made, f"{field} is now {_value(made, field, remote)}"
 
 
-def _value(config: GenerationConfig, name: str) -> str:
+def _value(config: GenerationConfig, name: str, remote: bool) -> str:
+    if remote and name not in config.given:
+        return SERVERS_OWN
     value = getattr(config, name)
     return "drawn at random" if value is None else str(value)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.cli.terminal import decoded
@@ -14,7 +14,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json
 
 if TYPE_CHECKING:
-    from mlc_llm.cli.session import Answer, Session
+    from mlc_llm.cli.answers import Answer
 
 MAX_FILE_BYTES = 2**20
 """The largest file of a schema or a grammar. The engine accepts a fourth of it."""
@@ -69,7 +69,14 @@ def naming_shape(config: GenerationConfig) -> AbstractContextManager[None]:
     return naming_flags({"response_format.grammar.definition": flag})
 
 
-def warnings(answer: Answer, session: Session, config: GenerationConfig) -> list[str]:
+class KnowsLimits(Protocol):
+    """What answers come from."""
+
+    def why_cut(self, answer: Answer) -> str:
+        """The limit that ended an answer with the finish reason `length`."""
+
+
+def warnings(answer: Answer, session: KnowsLimits, config: GenerationConfig) -> list[str]:
     """Messages for the user about an answer that did not end by itself."""
     limit = session.why_cut(answer) if answer.finish_reason == "length" else None
     return [words for words in (limit, why_unfinished(answer, config)) if words is not None]

@@ -19,7 +19,7 @@ from mlc_llm.library.metadata import (
     ParamInfo,
     StateInfo,
 )
-from mlc_llm.library.signatures import FORWARD, signatures
+from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.models.decoder import decoder_of
 from mlc_llm.models.spec import ModelSpec
 
@@ -50,6 +50,7 @@ def build_library(
         tvm_version=tvm.__version__,
         vocab_size=spec.tokens,
         padded_vocab=ops.padded_rows(spec.vocab),
+        hidden_size=spec.hidden,
         has_fast_tokens=ops.has_fast_tokens and not spec.recurrent_layers,
         requires=compiled.requires,
         has_window=spec.has_sink_queries,
@@ -100,12 +101,13 @@ def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, o
         lambda dtype, *shape: nn.spec.Tensor(list(shape), dtype),
         vocab=spec.tokens,
         padded_vocab=ops.padded_rows(spec.vocab),
+        hidden=spec.hidden,
         rope_dims=tuple(rope.dim for rope in spec.ropes),
         kv=kv,
         states=state_infos(spec),
     )
     for name, arguments in found.items():
-        mode = "packed" if name == FORWARD else "none"
+        mode = "packed" if name in WITH_PARAMS else "none"
         arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
     return found
 

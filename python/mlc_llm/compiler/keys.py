@@ -84,10 +84,11 @@ def _files(model: Path) -> list[Path]:
 
 
 @cache
-def source_hash() -> str:
-    """Hash of the source files that decide what is compiled and how weights are packed."""
+def source_hash(folders: tuple[str, ...] = SHAPING_FOLDERS) -> str:
+    """Hash of source files; of those that decide what is compiled and how weights are packed, if
+    no other folders of the package are given ("" is all of it)."""
     found = hashlib.sha256()
-    for folder in SHAPING_FOLDERS:
+    for folder in folders:
         for file in sorted((_PACKAGE / folder).rglob("*.py")):
             found.update(file.relative_to(_PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
     return found.hexdigest()

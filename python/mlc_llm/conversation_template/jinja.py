@@ -21,7 +21,8 @@ MAX_SOURCE = 256 * 2**10
 """Characters of a template. The longest known templates have about 30,000."""
 MAX_INPUT = 8 * 2**20
 """Characters of all texts in the messages and tools together."""
-MAX_DEPTH = 64
+MAX_DEPTH = 256
+"""The schema of a tool may have 64 objects inside each other, each with a map of its properties."""
 MAX_INT_BITS = 1024
 TIME_LIMIT = 5.0
 
@@ -68,13 +69,15 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, object]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt as text.
+        """The prompt as text. variables: more values that the template reads.
 
         Raises `InvalidField` if the messages are too long or the template refuses them, and
         `ModelFileError` if the template has an error or exceeds a limit.
         """
         values = {
+            **(variables or {}),
             "messages": list(messages),
             "tools": None if tools is None else list(tools),
             "documents": None,

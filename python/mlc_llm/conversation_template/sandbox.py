@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import IO, Any, NoReturn, TypedDict, final
 
@@ -142,7 +142,15 @@ def _tojson(
         indent=indent,
         separators=separators,
         sort_keys=sort_keys,
+        default=_listed,
     )
+
+
+def _listed(value: object) -> list[object]:
+    """What a filter such as `map` gives is no list yet."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
 def read_message(pipe: IO[bytes]) -> Any:

@@ -12,21 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.conversion.chat_config import AUTO, check_template, write_chat_config
-from mlc_llm.conversion.gguf_writer import NewTensor, uint32_entry, write_gguf
+from mlc_llm.conversion.gguf_entries import uint32_entry
+from mlc_llm.conversion.gguf_source import GGUFSource, gguf_source
+from mlc_llm.conversion.gguf_writer import NewTensor, header_bytes, write_gguf
 from mlc_llm.conversion.mlc_params import Param, mlc_params, write_param
 from mlc_llm.conversion.output import check_free, new_file, new_output
 from mlc_llm.conversion.shards import ShardWriter
-from mlc_llm.errors import UnsupportedModel
-from mlc_llm.loader.tensor import Tensor
+from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.model_files.base import ModelFiles
-from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.quantized import check_rows, target_of
 from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.weight_plan import Source
 from mlc_llm.quantization.block_format import Floats
-from mlc_llm.quantization.ggml_quantize import quantize
+from mlc_llm.quantization.ggml_quantize import K_TYPES, quantize, quantize_weighted
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.quantization.k_quantize import Searches
 from mlc_llm.quantization.names import changes, check_name
+from mlc_llm.quantization.weighted_quantize import HALVES
 from mlc_llm.support.progress import Progress
 
 Show = Callable[[str, "float | None"], AbstractContextManager[Progress]]
@@ -35,7 +37,6 @@ FILE_TYPES = {
     "Q5_K": 16, "Q6_K": 18, "BF16": 32,
 }  # fmt: skip
 """`general.file_type` of GGUF files (`llama_ftype` in llama.h)."""
-_DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 
 
 class Converted(NamedTuple):
@@ -59,7 +60,8 @@ def convert_weight(
     quantization: a name in `quantization/names.py`. One of MLC LLM's makes the folder `output`; one
     of GGUF's makes the file `output`, or a file in the folder `output` if it does not end with
     .gguf. Nothing is left behind by an error. template: see `write_chat_config`. importance: of the
-    columns of matrices, for schemes with groups; see `quantize_groups`. Raises UserError, OSError.
+    columns of matrices, for the names in `WEIGHTED` (`quantization/names.py`). Raises UserError,
+    OSError.
     """
     check_name(quantization)
     check_template(template)
@@ -68,14 +70,7 @@ def convert_weight(
     scheme = SCHEMES.get(quantization)
     if scheme is not None:
         return _to_folder(files, scheme, output, show, template=template, importance=importance)
-    if output.suffix == ".gguf":
-        with new_file(output, needed=_gguf_size(files, quantization.upper())) as temporary:
-            bits = _to_gguf(files, quantization.upper(), temporary, show)
-        return Converted(output, bits)
-    name = f"{files.path.stem}-{quantization}.gguf"
-    with new_output(output, needed=_gguf_size(files, quantization.upper())) as folder:
-        bits = _to_gguf(files, quantization.upper(), folder / name, show)
-    return Converted(output / name, bits)
+    return _to_gguf(files, quantization.upper(), output, show, importance)
 
 
 def _to_folder(
@@ -108,55 +103,76 @@ def _param_size(param: Param, scheme: Scheme) -> int:
     return math.prod(param.shape[:-1]) * (4 * words + scale * groups)
 
 
-def _gguf(files: ModelFiles) -> GGUFModel:
-    if not isinstance(files, GGUFModel):
-        known = ", ".join(SCHEMES)
-        raise UnsupportedModel(
-            f"{files.path}: a .gguf file is made of a .gguf file; a folder can become {known}"
-        )
-    return files
-
-
-def _new_tensors(files: ModelFiles, kind: str) -> list[NewTensor]:
+def _new_tensors(files: ModelFiles, source: GGUFSource, kind: str) -> list[NewTensor]:
     """The tensors of the new file. Raises UnsupportedModel for rows that are not whole blocks."""
     matrices = {s.tensor for found in files.plan().matrices.values() for s in found}
     made = []
-    for name, tensor in _gguf(files).tensors.items():
+    for name, tensor in source.tensors.items():
         changed = name in matrices and changes(kind.lower(), name)
-        made.append(NewTensor(name, tensor.shape, kind if changed else tensor.kind))
+        kept = "F32" if source.widens else tensor.kind
+        made.append(NewTensor(name, tensor.shape, kind if changed else kept))
         if changed:
             check_rows(tensor, target_of(kind.lower()), kind.lower())
     return made
 
 
-def _gguf_size(files: ModelFiles, kind: str) -> int:
-    return sum(one.nbytes for one in _new_tensors(files, kind)) + _gguf(files).file.header_bytes
-
-
-def _to_gguf(files: ModelFiles, kind: str, path: Path, show: Show) -> float:
-    """Write the file. Returns the bits of a weight."""
-    source, tensors = _gguf(files), _new_tensors(files, kind)
-    old = source.file.metadata
-    metadata = {key: old.raw(key) for key in old if key not in _DROPPED}
+def _to_gguf(
+    files: ModelFiles, kind: str, output: Path, show: Show, importance: Mapping[str, Floats]
+) -> Converted:
+    """The file `output`, or a file in the folder `output`."""
+    source = gguf_source(files, importance)
+    tensors = _new_tensors(files, source, kind)
+    metadata = dict(source.metadata)
     metadata["general.file_type"] = uint32_entry(FILE_TYPES[kind])
     metadata["general.quantization_version"] = uint32_entry(2)
+    needed = sum(one.nbytes for one in tensors) + header_bytes(metadata, tensors)
+    if output.suffix == ".gguf":
+        with new_file(output, needed=needed) as temporary:
+            bits = _write(source, metadata, tensors, temporary, show)
+        return Converted(output, bits)
+    name = f"{files.path.resolve().name.removesuffix('.gguf')}-{kind.lower()}.gguf"
+    with new_output(output, needed=needed) as folder:
+        bits = _write(source, metadata, tensors, folder / name, show)
+    return Converted(output / name, bits)
+
+
+def _write(
+    source: GGUFSource,
+    metadata: Mapping[str, RawEntry],
+    tensors: list[NewTensor],
+    path: Path,
+    show: Show,
+) -> float:
+    """Write the file. Returns the bits of a weight."""
     values = sum(math.prod(one.shape) for one in tensors)
     with show("converting", values) as shown:
 
         def made() -> Iterator[tuple[NewTensor, Iterator[npt.NDArray[np.uint8]]]]:
             for one in tensors:
-                yield one, _bytes(source.tensors[one.name], one)
+                yield one, _bytes(source, one)
                 shown.advance(math.prod(one.shape))
 
         write_gguf(path, metadata, tensors, made())
     return 8 * sum(one.nbytes for one in tensors) / values
 
 
-def _bytes(tensor: Tensor, new: NewTensor) -> Iterator[npt.NDArray[np.uint8]]:
+def _bytes(source: GGUFSource, new: NewTensor) -> Iterator[npt.NDArray[np.uint8]]:
     """The bytes of a new tensor; those of the old one, if it has the type already."""
+    tensor, importance = source.tensors[new.name], source.importance.get(new.name)
     if tensor.kind == new.kind:
-        yield tensor.data
+        yield np.ascontiguousarray(tensor.data)
         tensor.give_back()
         return
+    searches = _searches() if new.kind in K_TYPES else None
     for piece in pieces(Rows(tensor, Source(new.name, new.shape))):
-        yield quantize(new.kind, piece)
+        if importance is not None and new.kind in HALVES:
+            yield quantize_weighted(new.kind, piece, importance)
+        else:
+            yield quantize(new.kind, piece, searches)
+
+
+def _searches() -> Searches | None:
+    """Compiled ones, if there are such for this processor. They load TVM's compiler."""
+    from mlc_llm.backends.cpu.k_searches import compiled_searches
+
+    return compiled_searches()

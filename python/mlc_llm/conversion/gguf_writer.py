@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.conversion.gguf_entries import string_bytes
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.loader.gguf_tensors import KINDS
 
 ALIGNMENT = 32
-UINT32 = 4
 _SIZES = {kind: (number, block, size) for number, (kind, block, size) in KINDS.items()}
 
 
@@ -33,11 +33,6 @@ class NewTensor(NamedTuple):
     def nbytes(self) -> int:
         _, block, size = _SIZES[self.kind]
         return math.prod(self.shape) // block * size
-
-
-def uint32_entry(value: int) -> RawEntry:
-    """A number as metadata."""
-    return RawEntry(UINT32, struct.pack("<I", value))
 
 
 def write_gguf(
@@ -56,22 +51,22 @@ def write_gguf(
             file.write(b"\0" * (_aligned(written) - written))
 
 
+def header_bytes(metadata: Mapping[str, RawEntry], tensors: list[NewTensor]) -> int:
+    """Bytes before the first tensor."""
+    return _aligned(len(_header(metadata, tensors)))
+
+
 def _header(metadata: Mapping[str, RawEntry], tensors: list[NewTensor]) -> bytes:
     parts = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))]
     for key, entry in metadata.items():
-        parts += [_string(key), struct.pack("<I", entry.type), entry.value]
+        parts += [string_bytes(key), struct.pack("<I", entry.type), entry.value]
     offset = 0
     for one in tensors:
         sizes = one.shape[::-1]
-        parts += [_string(one.name), struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)]
+        parts += [string_bytes(one.name), struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)]
         parts.append(struct.pack("<IQ", _SIZES[one.kind][0], offset))
         offset += _aligned(one.nbytes)
     return b"".join(parts)
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode("utf-8")
-    return struct.pack("<Q", len(raw)) + raw
 
 
 def _aligned(size: int) -> int:

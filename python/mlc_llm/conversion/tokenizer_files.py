@@ -13,9 +13,9 @@ from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.tokenizers.from_gguf import tokenizer_json
 
 COPIED = (
-    "tokenizer.model", "tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json",
-    "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-    "chat_template.json", "generation_config.json",
+    "tokenizer.model", "tokenizer.json", "tekken.json", "vocab.json", "merges.txt",
+    "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json", "generation_config.json",
 )  # fmt: skip
 """The files of a Hugging Face folder that are copied."""
 

@@ -20,7 +20,7 @@ from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.ffi_table import function_table
 from mlc_llm.serve.openai.chunk_json import ChunkJSON
 from mlc_llm.serve.openai.chunks import AnswerStream
-from mlc_llm.serve.openai.requests import ChatModel, engine_config, engine_request
+from mlc_llm.serve.openai.requests import ChatForm, ChatModel, engine_config, engine_request
 from mlc_llm.serve.streams import IdInUse, OpenStreams
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
@@ -117,14 +117,13 @@ class JSONFFIModule:
     def _start(self, request: ChatCompletionRequest, request_id: str, model: ChatModel) -> bool:
         """Queue a request. The slow work comes after its id is known, so that an abort can end it
         during that work."""
-        config = engine_config(request, model)
-        answer = _Answer(
-            AnswerStream(model.tokenizer, config.n), ChunkJSON(request_id, request.model or "")
-        )
+        config, form = engine_config(request, model), ChatForm(request, model)
+        stream = AnswerStream(model.tokenizer, config.n, form.reader)
+        answer = _Answer(stream, ChunkJSON(request_id, request.model or "", model.fingerprint))
         self._answers.open(request_id, answer)
         try:
             self._engine.make_and_add(
-                request_id, config.n, lambda: engine_request(request, request_id, config, model)
+                request_id, config.n, lambda: engine_request(form, request_id, config)
             )
         except BaseException:
             self._answers.leave(request_id, answer)

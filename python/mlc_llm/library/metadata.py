@@ -16,7 +16,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 6
+VERSION = 7
 
 
 def rope_param(index: int) -> str:
@@ -110,6 +110,7 @@ class Metadata:
     vocab_size: int
     """Tokens that may be chosen; the rows of logits behind them mean nothing."""
     padded_vocab: int
+    hidden_size: int
     has_fast_tokens: bool
     """`forward` may compute its first `fast_tokens` tokens less exactly, which is faster."""
     requires: tuple[str, ...]

@@ -11,7 +11,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              if there are recurrent layers: state_rows [r, 4], states (one tensor a recurrent layer,
              changed in place);
              params
-             -> logits [s, padded_vocab]
+             -> logits [s, padded_vocab], hidden [s, hidden]
+  hidden        what the logits are made of, before the last norm
   position      row of `ropes` that turns a token's query and key
   sink_position row that turns the query with which a token sees sinks, where the engine has a
                 sliding window; else it is not read
@@ -39,6 +40,7 @@ sample       logits [s, padded_vocab], options [s, 4], top_k [s] -> token [s], o
 keep_logits  logits [s, padded_vocab], rows [r] -> those rows [r, padded_vocab], copied
 chosen_logits  kept [r, padded_vocab], rows [r], token [s] -> [r]: of each kept row the logit of the
              token that was chosen for it, 0 where there is none
+last_hidden  hidden [s, hidden], rows [r], params -> those rows [r, hidden] behind the last norm
 copy_pages   of each group of layers: sources [n], targets [n]; pages -> the pages, in place
 """
 
@@ -54,7 +56,11 @@ EDIT_LOGITS = "edit_logits"
 SAMPLE = "sample"
 KEEP_LOGITS = "keep_logits"
 CHOSEN_LOGITS = "chosen_logits"
+LAST_HIDDEN = "last_hidden"
 COPY_PAGES = "copy_pages"
+
+WITH_PARAMS = (FORWARD, LAST_HIDDEN)
+"""Functions that take `params` last."""
 
 NO_TOKEN = -1
 """From `sample`: the row's logits are not finite, or nothing is allowed."""
@@ -71,17 +77,31 @@ def signatures(
     *,
     vocab: int,
     padded_vocab: int,
+    hidden: int,
     rope_dims: tuple[int, ...],
     kv: KVInfo,
     states: tuple[StateInfo, ...] = (),
 ) -> dict[str, dict[str, object]]:
-    """By function and argument, in order; `params`, which `forward` takes last, is left out."""
-    logits = tensor("float32", "s", padded_vocab)
+    """By function and argument, in order; `params`, which some take last, is left out."""
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
     groups, pages = range(len(kv.groups)), _pages(tensor, kv)
     return {
         FORWARD: _forward(tensor, ropes, len(kv.groups), pages) | _states(tensor, states),
-        TOP_TOKENS: {"logits": logits, "rows": tensor("int32", "r")},
+        **_sampling(tensor, vocab, padded_vocab),
+        LAST_HIDDEN: {"hidden": tensor("float32", "s", hidden), "rows": tensor("int32", "r")},
+        COPY_PAGES: {
+            "sources": [tensor("int32", f"n{g}") for g in groups],
+            "targets": [tensor("int32", f"n{g}") for g in groups],
+            "pages": pages,
+        },
+    }
+
+
+def _sampling(tensor: Tensor, vocab: int, padded_vocab: int) -> dict[str, dict[str, object]]:
+    """Functions that read logits."""
+    logits, rows = tensor("float32", "s", padded_vocab), tensor("int32", "r")
+    return {
+        TOP_TOKENS: {"logits": logits, "rows": rows},
         EDIT_LOGITS: {
             "place": tensor("int32", "e", 2),
             "number": tensor("float32", "e", 3),
@@ -94,16 +114,11 @@ def signatures(
             "options": tensor("float32", "s", 4),
             "top_k": tensor("int32", "s"),
         },
-        KEEP_LOGITS: {"logits": logits, "rows": tensor("int32", "r")},
+        KEEP_LOGITS: {"logits": logits, "rows": rows},
         CHOSEN_LOGITS: {
             "kept": tensor("float32", "r", padded_vocab),
-            "rows": tensor("int32", "r"),
+            "rows": rows,
             "token": tensor("int32", "s"),
-        },
-        COPY_PAGES: {
-            "sources": [tensor("int32", f"n{g}") for g in groups],
-            "targets": [tensor("int32", f"n{g}") for g in groups],
-            "pages": pages,
         },
     }
 

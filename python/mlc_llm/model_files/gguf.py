@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.gguf_experts import with_stacks
 from mlc_llm.models.registry import check_architecture, read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.tokenizers import Tokenizer
@@ -41,9 +43,10 @@ class GGUFModel:
     def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
         return self.file.opened
 
-    @property
-    def tensors(self) -> Mapping[str, GGUFTensor]:
-        return self.file.tensors
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Raises ModelFileError for experts that do not fit together."""
+        return with_stacks(self.file.tensors)
 
     @property
     def context_window(self) -> int:
@@ -54,7 +57,7 @@ class GGUFModel:
         """The format has none."""
 
     def plan(self) -> WeightPlan:
-        return read_gguf(self.file.metadata, self.file.tensors)
+        return read_gguf(self.file.metadata, self.tensors)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file, or the one in tokenizer.json beside it."""

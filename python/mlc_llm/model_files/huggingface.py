@@ -15,7 +15,7 @@ from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.models.registry import architecture_of, read_config
 from mlc_llm.models.tensor_names import has_origin
-from mlc_llm.models.weight_plan import WeightPlan, plan_gguf, wanted_tensors
+from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
 from mlc_llm.tokenizers import Tokenizer
 
 HEAD = "output.weight"
@@ -83,4 +83,4 @@ def plan_folder(
         spec = replace(spec, tied_head=False)
     heads = next(iter(spec.attention_layers.values())).heads
     found = named_tensors(wanted_tensors(spec), names, tensors, heads)
-    return plan_gguf(spec, found, interleaved_rope=names.interleaved_rope), found
+    return plan_weights(spec, found, interleaved_rope=names.interleaved_rope), found

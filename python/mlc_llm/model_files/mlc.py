@@ -17,7 +17,7 @@ from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.mlc_names import mlc_names
 from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView
 from mlc_llm.models.registry import read_config
-from mlc_llm.models.weight_plan import WeightPlan, plan_gguf, wanted_tensors
+from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
 from mlc_llm.tokenizers import Tokenizer
@@ -59,7 +59,7 @@ class MLCModel:
         shards = MLCShards.open(path)
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
         opened = (config, *shards.opened)
-        return cls(shards, opened, chat, scheme, plan_gguf(spec, tensors), tensors)
+        return cls(shards, opened, chat, scheme, plan_weights(spec, tensors), tensors)
 
     @property
     def quantization(self) -> str | None:

@@ -60,7 +60,11 @@ class ChatParameters(_NeededForChat, SamplingParameters, total=False):
     tools: Sequence[GivenTool] | None
     """The functions that the model may call: dicts of OpenAI's shape."""
     tool_choice: str | Mapping[str, object] | None
-    """`"none"`, `"auto"`, or OpenAI's object that names a function."""
+    """`"none"`, `"auto"`, `"required"`, or OpenAI's object that names a function."""
+    parallel_tool_calls: bool | None
+    """Whether an answer may have several calls. The default is True."""
+    reasoning_effort: str | None
+    """How long the model thinks, where its chat template knows of it: `"none"` to `"max"`."""
 
 
 class _NeededForCompletion(TypedDict):
@@ -74,15 +78,38 @@ class CompletionParameters(_NeededForCompletion, SamplingParameters, total=False
     best_of: int | None
     """Only the value of `n`: answers are not compared."""
     echo: bool
-    """The text of each answer begins with its prompt."""
+    """The text of each answer begins with its prompt, and so do its log-probabilities."""
     logprobs: int | None
     """Report the log-probability of each token, and of this many of the likeliest, 0 to 5."""
     suffix: str | None
     """Text behind the answer; it is refused, unless it is empty."""
 
 
+class _NeededForEmbedding(TypedDict):
+    input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+    """One text or several, or the token ids of one or of several; at most 2048."""
+
+
+class EmbeddingParameters(_NeededForEmbedding, total=False):
+    """The arguments of `embeddings.create`. One that is left out, or None, has its default."""
+
+    model: str | None
+    """The name that the answer repeats. It chooses nothing."""
+    encoding_format: str | None
+    """`"float"`, the default, or `"base64"`: the bytes of float32 numbers, the lowest first."""
+    dimensions: int | None
+    """Keep so many of the first numbers, and make the length 1 again. None keeps all."""
+    user: str | None
+    """Says who asks. It changes nothing."""
+    request_id: str | None
+    """The id of the request. None makes a new one."""
+    extra_body: Mapping[str, object] | None
+    """More fields of the request."""
+
+
 CHAT_CLASSES = (_NeededForChat, SamplingParameters, ChatParameters)
 COMPLETION_CLASSES = (_NeededForCompletion, SamplingParameters, CompletionParameters)
+EMBEDDING_CLASSES = (_NeededForEmbedding, EmbeddingParameters)
 """The parameters in order: first those without a default."""
 
 

@@ -43,36 +43,52 @@ def _stop_strs(field: str, value: object) -> list[str]:
     ]
 
 
-def _number(low: float, high: float, allowed: str = "") -> Callable[[str, object], float]:
+def _number(name: str, allowed: str = "") -> Callable[[str, object], float]:
+    low, high = RANGES[name]
     return lambda field, value: checks.number(field, value, low, high, allowed)
 
 
-def _integer(low: int, high: int, allowed: str = "") -> Callable[[str, object], int]:
+def _integer(name: str, allowed: str = "") -> Callable[[str, object], int]:
+    low, high = map(int, RANGES[name])
     return lambda field, value: checks.integer(field, value, low, high, allowed)
 
 
+RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, MAX_N),
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (0, MAX_INT32),
+    "min_p": (0, 1),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "repetition_penalty": (MIN_REPETITION_PENALTY, 100),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "max_tokens": (-1, MAX_INT32),
+    "seed": (-(2**63), 2**63 - 1),
+}
+"""The least and the greatest value of each number."""
+
 RULES: dict[str, Callable[[str, object], Any]] = {
-    "n": _integer(1, MAX_N, f'"n" should be at least 1 and at most {MAX_N}'),
-    "temperature": _number(0, 100, "should be non-negative and at most 100"),
-    "top_p": _number(0, 1),
-    "top_k": _integer(0, MAX_INT32),
-    "min_p": _number(0, 1),
-    "frequency_penalty": _number(-2, 2),
-    "presence_penalty": _number(-2, 2),
+    "n": _integer("n", f'"n" should be at least 1 and at most {MAX_N}'),
+    "temperature": _number("temperature", "should be non-negative and at most 100"),
+    "top_p": _number("top_p"),
+    "top_k": _integer("top_k"),
+    "min_p": _number("min_p"),
+    "frequency_penalty": _number("frequency_penalty"),
+    "presence_penalty": _number("presence_penalty"),
     "repetition_penalty": _number(
-        MIN_REPETITION_PENALTY,
-        100,
+        "repetition_penalty",
         f"should be greater than 0 (at least {MIN_REPETITION_PENALTY:g}) and at most 100",
     ),
     "logprobs": checks.boolean,
     "top_logprobs": _integer(
-        0, MAX_TOP_LOGPROBS, f"At most {MAX_TOP_LOGPROBS} top logprobs can be asked for (0 to 20)"
+        "top_logprobs", f"At most {MAX_TOP_LOGPROBS} top logprobs can be asked for (0 to 20)"
     ),
     "logit_bias": _logit_bias,
     "max_tokens": _integer(
-        -1, MAX_INT32, f"should be -1 (no limit) or an integer in range [0, {MAX_INT32}]"
+        "max_tokens", f"should be -1 (no limit) or an integer in range [0, {MAX_INT32}]"
     ),
-    "seed": _integer(-(2**63), 2**63 - 1, "should be an integer in range [-2^63, 2^63 - 1]"),
+    "seed": _integer("seed", "should be an integer in range [-2^63, 2^63 - 1]"),
     "stop_strs": _stop_strs,
     "stop_token_ids": lambda field, value: checks.token_ids(field, value, MAX_STOP_TOKENS),
     "response_format": request_part,

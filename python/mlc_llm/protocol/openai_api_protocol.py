@@ -8,6 +8,7 @@ while the constructor and `model_validate` raise pydantic's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -48,6 +49,7 @@ from mlc_llm.protocol.openai_responses import (
     TopLogProbs,
     UsageInfo,
 )
+from mlc_llm.protocol.prompt_field import Prompt, Prompts, checked_prompts, prompts_of
 from mlc_llm.protocol.response_format import RequestResponseFormat
 
 __all__ = [
@@ -88,9 +90,9 @@ COMPLETION_MAX_TOP_LOGPROBS = 5
 
 MAX_MESSAGES = 16384
 MAX_PROMPTS = 1024
-MAX_PROMPT_CHARS = 2**26
-MAX_PROMPT_TOKENS = 2**24
 MAX_TOOLS = 1024
+MAX_TEMPLATE_VALUES = 64
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def _rule(name: str) -> BeforeValidator:
@@ -194,6 +196,10 @@ class ChatCompletionRequest(_SamplingFields):
     tool_choice: str | dict[str, object] | None = None
     """`none`, `auto`, `required`, a tool's name, or OpenAI's object that names a function."""
     parallel_tool_calls: Flag | None = None
+    reasoning_effort: str | None = None
+    """How long the model thinks, where its chat template knows of it."""
+    chat_template_kwargs: dict[str, object] | None = None
+    """More values for the chat template, such as `enable_thinking`: plain values by name."""
 
     @field_validator("tool_choice", mode="before")
     @classmethod
@@ -204,11 +210,29 @@ class ChatCompletionRequest(_SamplingFields):
             raise checks.wrong_type("tool_choice", value, "should be a string or an object")
         return value
 
+    @field_validator("reasoning_effort", mode="before")
+    @classmethod
+    def _known_effort(cls, value: object) -> str:
+        return checks.one_of("reasoning_effort", value, REASONING_EFFORTS)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _plain_values(cls, value: object) -> dict[str, object]:
+        field = "chat_template_kwargs"
+        if not isinstance(value, Mapping):
+            raise checks.wrong_type(field, value, "should be an object")
+        if len(value) > MAX_TEMPLATE_VALUES:
+            raise checks.refuse(field, f"<{len(value)} names>", f"at most {MAX_TEMPLATE_VALUES}")
+        return {str(name): _plain(f"{field}.{name}"[:80], one) for name, one in value.items()}
+
     @model_validator(mode="after")
     def _fields_fit_together(self) -> Self:
         if self.top_logprobs and not self.logprobs:
             raise checks.refuse("top_logprobs", self.top_logprobs, "it needs logprobs = true")
         names = [tool.function.name for tool in self.tools or []]
+        twice = next((i for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            raise checks.refuse(f"tools[{twice}].function.name", names[twice], "it is given twice")
         chosen = self.chosen_tool
         if chosen is not None and chosen not in names:
             allowed = "Invalid tool_choice value; it names none of the tools"
@@ -225,6 +249,11 @@ class ChatCompletionRequest(_SamplingFields):
             return _chosen_name(self.tool_choice)
         named = self.tool_choice not in (None, "none", "auto", "required")
         return self.tool_choice if named else None
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is a call: of any tool, or of the chosen one."""
+        return self.tool_choice == "required" or self.chosen_tool is not None
 
     @property
     def usable_tools(self) -> list[ChatTool]:
@@ -251,7 +280,7 @@ class ChatCompletionRequest(_SamplingFields):
 class CompletionRequest(_SamplingFields):
     """A request to continue a text (the older API)."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     """One or many texts, or one or many lists of token ids."""
     best_of: Annotated[int, _count(1, MAX_N)] | None = None
     echo: Flag = False
@@ -263,16 +292,7 @@ class CompletionRequest(_SamplingFields):
     @field_validator("prompt", mode="before")
     @classmethod
     def _prompt_form(cls, value: object) -> object:
-        if isinstance(value, str):
-            return checks.string("prompt", value, MAX_PROMPT_CHARS)
-        if not isinstance(value, (list, tuple)):
-            raise checks.wrong_type("prompt", value, "should be a string or a list")
-        if not value:
-            raise checks.refuse("prompt", value, "should not be empty")
-        if isinstance(value[0], int):
-            return checks.token_ids("prompt", value, MAX_PROMPT_TOKENS)
-        items = checks.listing("prompt", value, MAX_PROMPTS)
-        return [_one_prompt(f"prompt[{i}]", one, value[0]) for i, one in enumerate(items)]
+        return checked_prompts("prompt", value, MAX_PROMPTS)
 
     @field_validator("logprobs", mode="before")
     @classmethod
@@ -281,17 +301,20 @@ class CompletionRequest(_SamplingFields):
 
     @model_validator(mode="after")
     def _no_best_of(self) -> Self:
-        if self.best_of not in (None, 1, self.n):
-            raise checks.refuse("best_of", self.best_of, "best_of is not supported; leave it out")
+        if self.best_of not in (None, self.n):
+            allowed = f"best_of is not supported: leave it out, or give {self.n}, the value of n"
+            raise checks.refuse("best_of", self.best_of, allowed)
         return self
 
     @property
-    def prompts(self) -> list[str | list[int]]:
+    def prompt_logprobs(self) -> int | None:
+        """How many likely tokens to report at each place of the prompt; None reports nothing."""
+        return self.logprobs if self.echo else None
+
+    @property
+    def prompts(self) -> list[Prompt]:
         """Each prompt of the request, in order."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        ids = [item for item in self.prompt if isinstance(item, int)]
-        return [ids] if ids else [item for item in self.prompt if not isinstance(item, int)]
+        return prompts_of(self.prompt)
 
     def generation_config(self) -> GenerationConfig:
         """The settings of this request. The engine fills the others with the model's defaults."""
@@ -304,11 +327,17 @@ class CompletionRequest(_SamplingFields):
         return GenerationConfig.model_validate({**self._sampling(), **own})
 
 
-def _one_prompt(field: str, value: object, first: object) -> str | list[int]:
-    """One prompt of a list. It must be of the same kind as the first."""
-    if isinstance(first, str):
-        return checks.string(field, value, MAX_PROMPT_CHARS)
-    return checks.token_ids(field, value, MAX_PROMPT_TOKENS)
+def _plain(field: str, value: object) -> object:
+    """A value that is no object and no list."""
+    if isinstance(value, str):
+        return checks.string(field, value, 4096)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return checks.integer(field, value, -(2**53), 2**53)
+    if isinstance(value, float):
+        return checks.number(field, value, -1e300, 1e300)
+    if value is None or isinstance(value, bool):
+        return value
+    raise checks.wrong_type(field, value, "should be a text, a number, true, false or null")
 
 
 def _chosen_name(choice: dict[str, object]) -> str:

@@ -11,6 +11,14 @@ from mlc_llm.protocol import checks, messages
 from mlc_llm.protocol.base import OpenModel
 
 MAX_NAME_CHARS = 256
+MAX_SCHEMA_LEVELS = 250
+"""Arrays and objects inside each other, of the parameters of a function."""
+
+
+def _inside(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 class ChatFunction(OpenModel):
@@ -20,6 +28,17 @@ class ChatFunction(OpenModel):
     description: str | None = None
     parameters: dict[str, object] = Field(default_factory=dict)
     strict: bool | None = None
+
+    @field_validator("parameters", mode="after")
+    @classmethod
+    def _not_too_deep(cls, value: dict[str, object]) -> dict[str, object]:
+        level: list[object] = [value]
+        for _ in range(MAX_SCHEMA_LEVELS):
+            level = [inner for one in level for inner in _inside(one)]
+            if not level:
+                return value
+        words = f"nested more than {MAX_SCHEMA_LEVELS} levels; make the schema smaller"
+        raise checks.refuse("parameters", "<schema>", words)
 
 
 class ChatTool(OpenModel):
@@ -61,6 +80,8 @@ class ChatCompletionMessage(OpenModel):
     content: str | list[dict[str, object]] | None = None
     refusal: str | None = None
     """What the assistant said instead of an answer."""
+    reasoning_content: str | None = None
+    """What the assistant thought before its answer."""
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ChatToolCall] | None = Field(default=None, max_length=messages.MAX_TOOL_CALLS)

@@ -48,6 +48,16 @@ class LogProbsContent(TopLogProbs):
     top_logprobs: list[TopLogProbs] = Field(default_factory=list)
 
 
+class PromptLogProb(AnswerModel):
+    """A token of a prompt, and the likeliest tokens at its place. The first token of a prompt has
+    null in place of both."""
+
+    token: str
+    logprob: Logprob | None
+    bytes: list[int] | None
+    top_logprobs: list[TopLogProbs] | None
+
+
 class LogProbs(AnswerModel):
     """One item for each token of the text that it comes with."""
 
@@ -192,6 +202,13 @@ class ModelResponse(AnswerModel):
     max_output_tokens: int | None = None
     root: str | None = None
     parent: str | None = None
+    state: str | None = None
+    """ready, closed (a request opens it), opening, draining, or failed."""
+    error: str | None = None
+    """Why it could not be opened."""
+    input_modalities: list[Literal["text", "image"]] | None = None
+    default_parameters: dict[str, float] | None = None
+    """How tokens are chosen where a request does not say it, as far as the model's files do."""
 
 
 class ListResponse(AnswerModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -34,6 +35,10 @@ RESPONSE_FORMAT_TYPES = (
 MAX_SCHEMA_CHARS = 256 * 1024
 MAX_TAGS = 128
 MAX_TAG_CHARS = 1024
+MAX_PARTS = 1024
+MAX_PARTS_CHARS = 1024 * 1024
+"""In the schemas and definitions of all parts of a grammar together."""
+_PART_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
 
 class WrittenGrammar(BaseModel):
@@ -44,6 +49,8 @@ class WrittenGrammar(BaseModel):
     syntax: Literal["lark", "gbnf", "ebnf", "regex"]
     """`ebnf` is another name of `gbnf`."""
     definition: str
+    parts: tuple[GrammarPart, ...] = ()
+    """Other forms that a grammar in Lark refers to, by `@` and their names."""
 
     @field_validator("syntax", mode="before")
     @classmethod
@@ -56,6 +63,24 @@ class WrittenGrammar(BaseModel):
     @classmethod
     def _definition(cls, value: object) -> str:
         return checks.string("definition", value, MAX_SCHEMA_CHARS)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> WrittenGrammar:
+        if self.parts and self.syntax != "lark":
+            raise checks.refuse("parts", "...", "only a grammar in Lark has parts")
+        if len(self.parts) > MAX_PARTS:
+            raise checks.refuse("parts", f"<{len(self.parts)} parts>", f"at most {MAX_PARTS}")
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise checks.refuse("parts", names, "each has a name of its own")
+        if sum(part.size for part in self.parts) > MAX_PARTS_CHARS:
+            words = f"at most {MAX_PARTS_CHARS} characters together"
+            raise checks.refuse("parts", f"<{len(self.parts)} parts>", words)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _parts_if_any(self, whole: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in whole(self).items() if name != "parts" or value}
 
 
 class StructuralTag(BaseModel):
@@ -159,6 +184,41 @@ class RequestResponseFormat(BaseModel):
         return self.type in OWN_FIELDS
 
 
+class GrammarPart(BaseModel):
+    """A form inside a grammar: a JSON schema, or another grammar."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    name: str
+    """Small letters, digits and `_`."""
+    form: RequestResponseFormat
+    """Of type `json_object`, or `grammar` without parts."""
+    field: str | None = None
+    """The field to name where this part is refused. None: the place of the part."""
+
+    @field_validator("name", mode="after")
+    @classmethod
+    def _known_letters(cls, value: str) -> str:
+        if not _PART_NAME.match(value):
+            raise checks.refuse("name", value, "small letters, digits and _, a letter first")
+        return value
+
+    @field_validator("form", mode="after")
+    @classmethod
+    def _no_free_text(cls, value: RequestResponseFormat) -> RequestResponseFormat:
+        inner = value.grammar
+        if value.type not in ("json_object", "grammar") or (inner is not None and inner.parts):
+            raise checks.refuse("form", value.type, "json_object, or grammar without parts")
+        return value
+
+    @property
+    def size(self) -> int:
+        """Characters of its schema or definition."""
+        return len(self.form.json_schema or "") + len(
+            self.form.grammar.definition if self.form.grammar is not None else ""
+        )
+
+
 OWN_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "json_object": ((), ("schema", "json_schema")),
     "grammar": (("grammar",), ()),
@@ -214,3 +274,7 @@ def _schema_text(field: str, schema: object) -> str:
     if not isinstance(parse_json(text, field), (dict, bool)):
         raise checks.refuse(field, text, "a JSON schema is an object, true or false")
     return text
+
+
+WrittenGrammar.model_rebuild()
+RequestResponseFormat.model_rebuild()

@@ -14,12 +14,14 @@ from mlc_llm.serve.request import Request
 if TYPE_CHECKING:
     from mlc_llm.serve.async_engine import AsyncMLCEngine
     from mlc_llm.serve.engine import MLCEngine
+    from mlc_llm.serve.popen_server import PopenServer
 
 __all__ = [
     "AsyncMLCEngine",
     "EngineConfig",
     "MLCEngine",
     "PagedRadixTree",
+    "PopenServer",
     "Request",
     "RequestStreamOutput",
     "data",
@@ -35,4 +37,8 @@ def __getattr__(name: str) -> Any:
         from mlc_llm.serve.async_engine import AsyncMLCEngine
 
         return AsyncMLCEngine
+    if name == "PopenServer":
+        from mlc_llm.serve.popen_server import PopenServer
+
+        return PopenServer
     raise AttributeError(f"module {__name__} has no attribute {name}")

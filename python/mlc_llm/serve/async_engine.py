@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from mlc_llm.protocol.chat_parameters import (
     ChatParameters,
     CompletionParameters,
+    EmbeddingParameters,
     check_names,
 )
+from mlc_llm.protocol.embedding_protocol import EmbeddingResponse
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionResponse,
@@ -26,8 +28,9 @@ from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.calls import Call, Streamed, chat_call
 from mlc_llm.serve.openai.completions import completion_call
+from mlc_llm.serve.openai.embeddings import embedding_call
 from mlc_llm.serve.openai.raw_calls import DeltaOutput, Deltas, metrics_in, prompt_part
-from mlc_llm.serve.openai.requests import completion_request_of, request_of
+from mlc_llm.serve.openai.requests import completion_request_of, embedding_request_of, request_of
 
 if TYPE_CHECKING:
     import tvm
@@ -132,8 +135,27 @@ class AsyncCompletions:
         return await _answer(self._client, call, stream=request.stream)
 
 
+class AsyncEmbeddings:
+    """`embeddings`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def create(self, **parameters: Unpack[EmbeddingParameters]) -> EmbeddingResponse:
+        """The embedding of a text, or of each of several: the model's hidden vector behind the last
+        token, of length 1. Raises as `chat.completions.create`."""
+        check_names(parameters, EmbeddingParameters)
+        request = embedding_request_of(parameters)
+        request_id = parameters.get("request_id") or f"embd-{random_uuid()}"
+        call = embedding_call(request, request_id, self._client.model)
+        found = await _answer(self._client, call, stream=False)
+        assert isinstance(found, EmbeddingResponse)
+        return found
+
+
 class AsyncMLCEngine:
-    """A model behind OpenAI's API: `await chat.completions.create` and `await completions.create`.
+    """A model behind OpenAI's API: `await chat.completions.create`, `await completions.create` and
+    `await embeddings.create`.
 
     It can be used from any event loop, from several at once too. It is an asynchronous context
     manager: at the end of the `async with` block, or when nobody refers to it or to an answer of it
@@ -167,6 +189,7 @@ class AsyncMLCEngine:
         )
         self.chat = AsyncChat(self._client)
         self.completions = AsyncCompletions(self._client)
+        self.embeddings = AsyncEmbeddings(self._client)
 
     @property
     def engine_config(self) -> EngineConfig:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from mlc_llm.serve.client import EngineClient, News
 from mlc_llm.serve.openai.calls import Part
+from mlc_llm.serve.openai.chunks import Chunk
 
 
 class AsyncReader:
@@ -16,11 +17,17 @@ class AsyncReader:
     `take` runs on the event loop. All else may be called from any thread.
     """
 
-    def __init__(self, parts: Sequence[Part], abort: Callable[[str], None]) -> None:
-        """abort: ends the request with this id. There must be a running event loop."""
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        abort: Callable[[str], None],
+        watch: Callable[[Chunk], None] | None = None,
+    ) -> None:
+        """abort: ends the request with this id. watch: is shown each chunk when it comes. There
+        must be a running event loop."""
         self.loop = asyncio.get_running_loop()
         self.is_over = False
-        self._parts, self._abort = parts, abort
+        self._parts, self._abort, self._watch = parts, abort, watch
         self._open_parts = len(parts)
         self._news: deque[News] = deque()
         self._waiting: asyncio.Future[None] | None = None
@@ -28,6 +35,8 @@ class AsyncReader:
     def take(self, news: News) -> None:
         """Add a chunk, and wake the task that waits for one."""
         self._news.append(news)
+        if self._watch is not None:
+            self._watch(news[1])
         self._open_parts -= news[1].usage_json is not None
         self.is_over = self.is_over or self._open_parts == 0
         if self._waiting is not None and not self._waiting.done():
@@ -86,9 +95,12 @@ def _hand_out(all_news: list[tuple[AsyncReader, News]]) -> None:
 AsyncClient = EngineClient[AsyncReader]
 
 
-async def begin(client: AsyncClient, parts: Sequence[Part]) -> AsyncReader:
-    """Start a call. Templates, tokens and grammars are made on another thread."""
-    reader = AsyncReader(parts, client.abort)
+async def begin(
+    client: AsyncClient, parts: Sequence[Part], watch: Callable[[Chunk], None] | None = None
+) -> AsyncReader:
+    """Start a call. Templates, tokens and grammars are made on another thread. watch: is shown
+    each chunk when it comes."""
+    reader = AsyncReader(parts, client.abort, watch)
     try:
         await asyncio.to_thread(client.start, parts, reader)
     except BaseException:

@@ -8,7 +8,13 @@ from mlc_llm.serve.opening.open_engine import OpenEngine
 
 def chat_model_of(loaded: OpenEngine) -> ChatModel:
     """The parts of a loaded model that its requests need."""
-    bundle, longest = loaded.bundle, loaded.core.longest_sequence
+    bundle, core = loaded.bundle, loaded.core
     return ChatModel(
-        bundle.tokenizer, bundle.chat_template, bundle.defaults, longest, loaded.load_id
+        bundle.tokenizer,
+        bundle.chat_template,
+        bundle.defaults,
+        core.longest_sequence,
+        loaded.load_id,
+        hidden_size=core.hidden_size,
+        fingerprint=loaded.fingerprint,
     )

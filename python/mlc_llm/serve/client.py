@@ -23,8 +23,11 @@ from mlc_llm.serve.openai.calls import Part
 from mlc_llm.serve.openai.chunks import REQUEST_FAILED, AnswerStream, Chunk
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.opening.arguments import check_engine_config, detect_device
+from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.request import Request
 from mlc_llm.serve.streams import OpenStreams
-from mlc_llm.serve.threaded_engine import TERMINATED, ThreadedEngine
+from mlc_llm.serve.threaded_engine import TERMINATED, Progress, ThreadedEngine
+from mlc_llm.serve.threaded_inbox import Arrival
 from mlc_llm.serve.threaded_loops import LoopThreads
 
 if TYPE_CHECKING:
@@ -58,6 +61,19 @@ class _Running(NamedTuple, Generic[ReaderT]):
     reader: ReaderT
     part: int
     answer: AnswerStream
+
+
+class Ready(NamedTuple, Generic[ReaderT]):
+    """The requests of a call that are ready for the engine."""
+
+    arrivals: list[Arrival]
+    begun: dict[str, _Running[ReaderT]]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all its prompts."""
+        prepared = [one.prepared for one in self.arrivals]
+        return sum(len(one.prompt) for one in prepared if one is not None)
 
 
 class _Callback(Generic[ReaderT]):
@@ -96,6 +112,10 @@ class _Callback(Generic[ReaderT]):
             return _last(str(error) or type(error).__name__)
 
 
+def _salted(make: Callable[[], Request], cache_salt: str) -> Callable[[], Request]:
+    return make if not cache_salt else lambda: replace(make(), cache_salt=cache_salt)
+
+
 def _last(error: str) -> list[Chunk]:
     body = ErrorBody(message=error, type=REQUEST_FAILED)
     return [Chunk((), body), Chunk((), None, zero_usage_json())]
@@ -120,6 +140,7 @@ class EngineClient(Generic[ReaderT]):
     ) -> None:
         """Raises `UserError` for a model, a device or a config that cannot be used; its threads
         have ended then."""
+        self.trace = trace
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
         if isinstance(device, str):
@@ -147,14 +168,24 @@ class EngineClient(Generic[ReaderT]):
         return chat_model_of(self._engine.loaded)
 
     @property
+    def bundle(self) -> ModelBundle:
+        """The opened files of the loaded model. Raises `MLCError` if none is loaded."""
+        return self._engine.loaded.bundle
+
+    @property
     def model_name(self) -> str:
         """The name of the loaded model. Raises `MLCError` if none is loaded."""
-        return self._engine.loaded.bundle.name
+        return self.bundle.name
 
     @property
     def engine_config(self) -> EngineConfig:
         """The config with every limit. Raises `MLCError` if no model is loaded."""
         return self._engine.get_complete_engine_config()
+
+    @property
+    def progress(self) -> Progress:
+        """Whether the engine's thread moves."""
+        return self._engine.progress
 
     def start(self, parts: Sequence[Part], reader: ReaderT) -> None:
         """Start all parts of a call, or none. It takes as long as it takes to make their prompts.
@@ -162,20 +193,41 @@ class EngineClient(Generic[ReaderT]):
         Raises `IdInUse` and what `Part.make` raises. Nothing is started, or goes on, for a reader
         that is closed.
         """
+        self.submit(self.prepare(parts, reader), reader)
+
+    def prepare(
+        self, parts: Sequence[Part], reader: ReaderT, cache_salt: str = ""
+    ) -> Ready[ReaderT]:
+        """The slow half of `start`: prompts, tables and grammars, without the engine. cache_salt:
+        see `Request`. Raises like `start`."""
         tokenizer = self.model.tokenizer
         begun: dict[str, _Running[ReaderT]] = {}
+        arrivals = []
         try:
-            for number, (request_id, n, make) in enumerate(parts):
-                one = _Running(reader, number, AnswerStream(tokenizer, n))
+            for number, (request_id, n, make, read) in enumerate(parts):
+                one = _Running(reader, number, AnswerStream(tokenizer, n, read))
                 self._callback.running.open(request_id, one)
                 begun[request_id] = one
                 if not reader.is_over:
-                    self._engine.make_and_add(request_id, n, make, raises=True)
+                    made = _salted(make, cache_salt)
+                    arrivals.append(self._engine.make_ready(request_id, n, made, raises=True))
         except BaseException:
             self._drop(begun)
             raise
         if reader.is_over:  # another thread has closed it while the parts were made
             self._drop(begun)
+        return Ready([one for one in arrivals if one is not None], begun)
+
+    def submit(self, ready: Ready[ReaderT], reader: ReaderT) -> None:
+        """Give the engine what `prepare` has made. It returns at once."""
+        try:
+            for arrival in ready.arrivals:
+                self._engine.add_ready(arrival)
+        except BaseException:
+            self._drop(ready.begun)
+            raise
+        if reader.is_over:
+            self._drop(ready.begun)
 
     def _drop(self, begun: Mapping[str, _Running[ReaderT]]) -> None:
         """Abort requests whose reader wants nothing more."""

@@ -87,6 +87,8 @@ class SingleRequestStreamOutput:
     the end of the token is U+FFFD (3 bytes). Without a finish reason it is 0."""
     error: str | None = None
     """The message, if the finish reason is `error`."""
+    stop_str: str | None = None
+    """The stop string that ended the sequence. None if something else did."""
 
 
 @dataclass(slots=True)
@@ -107,12 +109,19 @@ class RequestStreamOutput:
     group_cut_bytes: list[int] = field(default_factory=list)
     """An empty list means 0 for each sequence."""
     error: str | None = None
+    group_stop_strs: list[str | None] = field(default_factory=list)
+    """An empty list means None for each sequence."""
+    prompt_logprob_json_strs: list[str] | None = None
+    """Of a request that wants them, once: one JSON text for each token of the prompt."""
+    embedding: Sequence[float] | None = None
+    """The hidden vector behind the last token of the prompt, with the end of a request for it."""
     _unpacked: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         n = len(self.group_delta_token_ids)
         self.group_extra_prefix_string = self.group_extra_prefix_string or [""] * n
         self.group_cut_bytes = self.group_cut_bytes or [0] * n
+        self.group_stop_strs = self.group_stop_strs or [None] * n
         self._check_shape(n)
 
     @classmethod
@@ -151,6 +160,7 @@ class RequestStreamOutput:
             extra_prefix_string=self.group_extra_prefix_string[i],
             cut_bytes=self.group_cut_bytes[i],
             error=self.error if reason == "error" else None,
+            stop_str=self.group_stop_strs[i],
         )
 
     def _check_shape(self, n: int) -> None:
@@ -158,7 +168,7 @@ class RequestStreamOutput:
         comes alone."""
         assert (n == 0) == (self.request_final_usage_json_str is not None)
         assert len(self.group_finish_reason) == len(self.group_cut_bytes) == n
-        assert len(self.group_extra_prefix_string) == n
+        assert len(self.group_extra_prefix_string) == len(self.group_stop_strs) == n
         logprobs = self.group_delta_logprob_json_strs
         if logprobs is not None:
             assert [len(one) for one in logprobs] == [

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 from mlc_llm.protocol.chat_parameters import (
     ChatParameters,
     CompletionParameters,
+    EmbeddingParameters,
     check_names,
 )
+from mlc_llm.protocol.embedding_protocol import EmbeddingResponse
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionResponse,
@@ -23,8 +25,9 @@ from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.calls import Call, Part, Streamed, chat_call
 from mlc_llm.serve.openai.completions import completion_call
+from mlc_llm.serve.openai.embeddings import embedding_call
 from mlc_llm.serve.openai.raw_calls import DeltaOutput, Deltas, metrics_in, prompt_part
-from mlc_llm.serve.openai.requests import completion_request_of, request_of
+from mlc_llm.serve.openai.requests import completion_request_of, embedding_request_of, request_of
 from mlc_llm.serve.streams import RequestStream
 
 if TYPE_CHECKING:
@@ -163,8 +166,27 @@ class Completions:
         return _answer(self._client, call, stream=request.stream)
 
 
+class Embeddings:
+    """`embeddings`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def create(self, **parameters: Unpack[EmbeddingParameters]) -> EmbeddingResponse:
+        """The embedding of a text, or of each of several: the model's hidden vector behind the last
+        token, of length 1. Raises as `chat.completions.create`."""
+        check_names(parameters, EmbeddingParameters)
+        request = embedding_request_of(parameters)
+        request_id = parameters.get("request_id") or f"embd-{random_uuid()}"
+        call = embedding_call(request, request_id, self._client.model)
+        found = _answer(self._client, call, stream=False)
+        assert isinstance(found, EmbeddingResponse)
+        return found
+
+
 class MLCEngine:
-    """A model behind OpenAI's API: `chat.completions.create` and `completions.create`.
+    """A model behind OpenAI's API: `chat.completions.create`, `completions.create` and
+    `embeddings.create`.
 
     Any number of threads may use it, and any number of answers may be read at once. It is a context
     manager: at the end of the `with` block, or when nobody refers to it or to an answer of it any
@@ -197,6 +219,7 @@ class MLCEngine:
         )
         self.chat = Chat(self._client)
         self.completions = Completions(self._client)
+        self.embeddings = Embeddings(self._client)
 
     @property
     def engine_config(self) -> EngineConfig:

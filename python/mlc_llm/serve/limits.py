@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.runtime.batch import SINK_BLOCK, Window, state_slots
+from mlc_llm.runtime.batch import SINK_BLOCK, Window, score_rows, state_slots
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
@@ -91,7 +91,7 @@ def plan_memory(
         utilization=asked.gpu_memory_utilization,
         weights=size.weight_bytes,
         activations=size.activations(asked.prefill_chunk_size, has_window=has_window),
-        logits=size.logits(asked.max_num_sequence + drafts),
+        logits=size.logits(asked.max_num_sequence + drafts + score_rows(size.vocab_size)),
         rope=size.rope(_single(asked)),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,

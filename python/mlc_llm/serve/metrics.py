@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from mlc_llm.serve.prometheus import prometheus_text
+from mlc_llm.serve.prometheus import Page
+from mlc_llm.serve.serving_page import add_engine
 
 MAX_TRACKED_BATCH_SIZE = 64
 
@@ -38,6 +39,8 @@ class RequestMetrics:
     jump_forward_tokens: int = 0
     """Generated tokens that a grammar forced, without a call of the model."""
     added_at: float = 0.0
+    started_at: float | None = None
+    """When the first step began that it took part in."""
     first_token_at: float | None = None
     finished_at: float | None = None
 
@@ -142,8 +145,11 @@ class EngineMetrics:
         return f"EngineMetrics({self.metrics!r})"
 
     def prometheus_text(self) -> str:
-        """All numbers in the text format 0.0.4 of Prometheus, with the same names."""
-        return prometheus_text(self.metrics)
+        """All numbers in the text format 0.0.4 of Prometheus. Those in `serving` have the names
+        that vLLM gives them, all others their own."""
+        page = Page()
+        add_engine(page, self.metrics)
+        return page.text()
 
 
 @dataclass

@@ -29,6 +29,14 @@ class Request:
     load_id: int | None = None
     """The opened model that it was made for (`OpenEngine.load_id`). Another model refuses it, since
     tokens and defaults may have another meaning there. None: every model accepts it."""
+    cache_salt: str = ""
+    """It shares the prefix cache with requests of the same salt alone, so that the time of an
+    answer says nothing about the prompts of others."""
+    prompt_logprobs: int | None = None
+    """The log-probability of each token of the prompt is wanted, and those of so many of the most
+    likely tokens (0 to 20). Then the prompt is computed anew, and exactly."""
+    is_embedding: bool = False
+    """The embedding of the prompt is wanted, and no answer."""
 
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import NamedTuple
 
 import tvm_ffi
 
@@ -62,6 +63,18 @@ FUNCTIONS = (
 )
 TERMINATED = "the engine was terminated"
 
+
+class Progress(NamedTuple):
+    """How far an engine's thread has come."""
+
+    rounds: int
+    """It grows with every step, so also with every part of a long prompt."""
+    is_idle: bool
+    """It waits for work."""
+    died: str | None
+    """Why it has ended."""
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -82,6 +95,7 @@ class ThreadedEngine(Stoppable):
         self._open_requests = OpenRequests()
         self._worker = Worker(self._outbox, self._open_requests)
         self._callback: StreamCallback | None = None
+        self._rounds = 0
         self.stop_at_the_end()
 
     @staticmethod
@@ -155,6 +169,15 @@ class ThreadedEngine(Stoppable):
         """Like `add_request`, for a request with this id and `n` that `make` makes slowly. Raises
         what `make` raises, unless the request was aborted before. With `raises`, it also raises the
         `UserError` for which the engine would refuse the request."""
+        arrival = self.make_ready(request_id, n, make, raises=raises)
+        if arrival is not None:
+            self.add_ready(arrival)
+
+    def make_ready(
+        self, request_id: str, n: int, make: Callable[[], Request], *, raises: bool = False
+    ) -> Arrival | None:
+        """The first half of `make_and_add`: all that needs no engine. The request is open; add it
+        with `add_ready`, or abort it. None: it was aborted meanwhile."""
         self.check_usable()
         open_request = self._open_requests.add(request_id, n)
         try:
@@ -162,11 +185,24 @@ class ThreadedEngine(Stoppable):
                 arrival = self._prepared(make(), open_request)
                 if raises and arrival.prepared is not None and arrival.prepared.error is not None:
                     raise arrival.prepared.error
+                return arrival
+        except BaseException as error:
+            self._undo(open_request, error)
+            return None
+
+    def add_ready(self, arrival: Arrival) -> None:
+        """Queue a request that `make_ready` has made."""
+        try:
+            with Inside():
                 self._put(Instruction(InstructionKind.kAddRequest, arrival))
         except BaseException as error:
-            is_open = self._open_requests.remove(open_request)
-            if is_open or not isinstance(error, Exception):
-                raise
+            self._undo(arrival.open_request, error)
+
+    def _undo(self, open_request: OpenRequest, error: BaseException) -> None:
+        """Forget a request that could not be added. Raises the error, unless it was aborted."""
+        is_open = self._open_requests.remove(open_request)
+        if is_open or not isinstance(error, Exception):
+            raise error
 
     def _prepared(self, request: Request, open_request: OpenRequest) -> Arrival:
         """The request, with all the work done that needs no engine thread."""
@@ -211,6 +247,7 @@ class ThreadedEngine(Stoppable):
         self._inbox.own_as_loop()
         try:
             while (batch := self._inbox.take_when(self._worker.has_work)) is not None:
+                self._rounds += 1
                 self._worker.run(batch)
                 self._worker.step()
         except BaseException as error:
@@ -275,6 +312,11 @@ class ThreadedEngine(Stoppable):
                 raise EngineDead(self._inbox.closed)
             raise MLCError(self._worker.why_not_loaded)
         return loaded
+
+    @property
+    def progress(self) -> Progress:
+        """Whether the engine's thread moves. Any thread may ask, at any time."""
+        return Progress(self._rounds, self._inbox.is_asleep, self._inbox.closed)
 
     def check_usable(self) -> None:
         """Raise `MLCError` before `init_threaded_engine` and in a forked process."""

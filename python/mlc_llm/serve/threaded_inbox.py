@@ -81,6 +81,11 @@ class Inbox:
         return self._closed
 
     @property
+    def is_asleep(self) -> bool:
+        """The loop sleeps, and there is nothing for which it should wake."""
+        return self._is_waiting and not self._queue
+
+    @property
     def is_mine(self) -> bool:
         """Whether the calling thread is the owner."""
         return self._owner == threading.get_ident()

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
+from typing import Literal
+
+from mlc_llm.support.log_thread import ThreadHandler
 
 LOGGER_NAME = "mlc_llm"
+ACCESS = "mlc_llm.access"
+"""The logger of a server's requests: a line each."""
+LogFormat = Literal["text", "json", "off"]
+TEXT = "%(levelname)s %(name)s: %(message)s"
 
 
 def set_up(*, debug: bool = False) -> None:
@@ -18,9 +27,42 @@ def set_up(*, debug: bool = False) -> None:
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
         handler = _StderrHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(TEXT))
         logger.addHandler(handler)
         logger.propagate = False
+
+
+def set_up_access(form: LogFormat) -> None:
+    """A server's requests are logged as text, or not at all; as JSON, all lines are.
+
+    It follows `set_up`. A second call changes the form.
+    """
+    access = logging.getLogger(ACCESS)
+    access.setLevel(logging.WARNING if form == "off" else logging.INFO)
+    if not any(isinstance(one, ThreadHandler) for one in access.handlers):
+        access.addHandler(ThreadHandler())
+        access.propagate = False
+    formatter = JsonFormatter() if form == "json" else logging.Formatter(TEXT)
+    for handler in (*access.handlers, *logging.getLogger(LOGGER_NAME).handlers):
+        handler.setFormatter(formatter)
+
+
+class JsonFormatter(logging.Formatter):
+    """A record as one line of JSON: `time` (RFC 3339, UTC), `level`, `logger`, `message`, and the
+    record's own `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
 class _StderrHandler(logging.Handler):

@@ -22,9 +22,12 @@ from mlc_llm.runtime.batch import (
     RunnerLimits,
     Sampled,
     Sampling,
+    Scoring,
     Window,
 )
 
+HIDDEN = 8
+"""Numbers of a hidden vector."""
 Fault = Callable[[Batch], None]
 """Called before a batch runs. If it raises, the run fails."""
 
@@ -90,6 +93,7 @@ class FakeRunner:
             context_window=context_window,
             vocab_size=vocab_size,
             window=window,
+            hidden_size=HIDDEN,
         )
         self.sequences: dict[int, FakeSequence] = {}
         self.batches: list[Batch] = []
@@ -175,6 +179,9 @@ class FakeRunner:
         assert ids and len(set(ids)) == len(ids), "a sequence may have one row"
         assert all(row.token_ids for row in batch.rows), "a row needs a token"
         assert all(len(row.samplings) <= len(row.token_ids) for row in batch.rows)
+        scorings = [(row, row.scoring) for row in batch.rows if row.scoring is not None]
+        assert sum(len(one.next_ids) for _, one in scorings) <= self.limits.max_scores
+        assert all(_is_of_row(row, one) for row, one in scorings), "it scores other tokens"
         assert sum(len(row.token_ids) for row in batch.rows) <= self.limits.max_batch_tokens
         if sum(self._new_pages(row) for row in batch.rows) > self.free_pages:
             raise RequestError("too few pages are free")
@@ -191,9 +198,20 @@ class FakeRunner:
         first = len(tokens) - len(row.samplings) + 1
         ends = range(first, first + len(row.samplings))
         seen = [self._seen(tokens[:end]) for end in ends]
+        scores = [] if row.scoring is None else self._scores(row, tokens, row.scoring)
         if len(row.samplings) <= 1:
             self._trim(sequence)
-        return [self._sample(*pair) for pair in zip(seen, row.samplings, strict=True)]
+        return scores + [self._sample(*pair) for pair in zip(seen, row.samplings, strict=True)]
+
+    def _scores(self, row: BatchRow, tokens: list[int], scoring: Scoring) -> list[Sampled]:
+        start = len(tokens) - len(row.token_ids) + scoring.first + 1
+        ends = range(start, start + len(scoring.next_ids))
+        likely = Sampling(temperature=0, top_logprobs=scoring.top)
+        scores = [self._sample(self._seen(tokens[:end]), likely) for end in ends]
+        for one, end, token in zip(scores, ends, scoring.next_ids, strict=True):
+            logits = fake_logits(self._seen(tokens[:end]), self.limits.vocab_size)
+            one.token_id, one.logprob = token, float(log_softmax(logits)[token])
+        return scores
 
     def _seen(self, tokens: list[int]) -> list[int]:
         """The tokens that the last of these tokens sees."""
@@ -216,7 +234,10 @@ class FakeRunner:
     def _sample(self, tokens: Sequence[int], sampling: Sampling) -> Sampled:
         if self.bad_rows(tokens):
             return Sampled(-1, error="logits are not finite")
-        return sample(fake_logits(tokens, self.limits.vocab_size), sampling)
+        logits = fake_logits(tokens, self.limits.vocab_size)
+        found = sample(logits, sampling)
+        found.hidden = logits[:HIDDEN].tolist() if sampling.wants_hidden else None
+        return found
 
     def _own_last_page(self, sequence: FakeSequence) -> None:
         """Shorten the last page after a rollback. If another sequence shares it, copy it first."""
@@ -260,10 +281,22 @@ def sample(logits: npt.NDArray[np.float64], sampling: Sampling) -> Sampled:
         token_id = int(np.searchsorted(mass, sampling.uniform * mass[-1], side="right"))
     if sampling.top_logprobs < 0:
         return Sampled(token_id)
-    logprobs = logits - np.log(np.exp(logits).sum())
+    logprobs = log_softmax(logits)
     best = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs]
     top = tuple((int(i), float(logprobs[i])) for i in best)
     return Sampled(token_id, float(logprobs[token_id]), top)
+
+
+def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Log-probabilities float64 of small logits."""
+    return np.asarray(logits - np.log(np.exp(logits).sum()))
+
+
+def _is_of_row(row: BatchRow, scoring: Scoring) -> bool:
+    """Each scored token but the last is the row's own, at its place."""
+    own = row.token_ids[scoring.first + 1 : scoring.first + 1 + len(scoring.next_ids)]
+    is_inside = 0 <= scoring.first < len(row.token_ids) >= scoring.first + len(scoring.next_ids)
+    return is_inside and bool(scoring.next_ids) and [*scoring.next_ids[: len(own)]] == [*own]
 
 
 def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:

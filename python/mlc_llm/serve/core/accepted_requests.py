@@ -78,6 +78,6 @@ class AcceptedRequests:
         if state.is_finished:
             del self._by_id[state.request_id]
             self._telemetry.note(state, "finish request")
-            usage = self._telemetry.close(state)
+            usage = self._telemetry.close(state, state.worst_end)
             outputs.append(RequestStreamOutput.usage(state.request_id, usage))
         return outputs

@@ -12,6 +12,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.data import Data, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
@@ -85,6 +86,9 @@ class Admission:
             arrival=arrival,
             stop_token_ids=self._stop_ids(config),
             metrics=RequestMetrics(prompt_tokens=len(prompt), added_at=now),
+            cache_salt=request.cache_salt,
+            scores=self._scores(request, prompt),
+            is_embedding=request.is_embedding,
         )
         for i in range(config.n):
             state.sequences.append(self._sequence(state, i, prepared))
@@ -109,6 +113,11 @@ class Admission:
             None if stops is None else StopStrHandler(stops, self._tokenizer),
             None if grammar is None else grammar.matcher(),
         )
+
+    def _scores(self, request: Request, prompt: list[int]) -> PromptScores | None:
+        if request.prompt_logprobs is None:
+            return None
+        return PromptScores(prompt, request.prompt_logprobs, self._tokenizer)
 
     def _grammar(self, config: GenerationConfig) -> Grammar | None:
         """The grammar that the answer has to follow, if any."""

@@ -20,6 +20,7 @@ from mlc_llm.runtime.batch import BatchRow, Runner, Sampled
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.admission import Admission, Prepared
+from mlc_llm.serve.core.gauges import gauges
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.postprocess import Postprocessor
 from mlc_llm.serve.core.prefix_cache import PrefixCache
@@ -96,6 +97,11 @@ class EngineCore:
         return self._scheduler.num_preemptions
 
     @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden vector."""
+        return self._runner.limits.hidden_size
+
+    @property
     def prefix_cache(self) -> PrefixCache:
         """Which ended sequences are kept. Read it only."""
         return self._scheduler.slots.cache
@@ -111,7 +117,7 @@ class EngineCore:
 
     def metrics(self) -> EngineMetrics:
         """The engine's numbers at this moment."""
-        return self._telemetry.recorder.metrics()
+        return EngineMetrics(self._numbers())
 
     def add_request(self, request: Request, prepared: Prepared | None = None) -> Outputs:
         """Queue a request. A request that needs no model is answered at once.
@@ -126,16 +132,17 @@ class EngineCore:
         if self.has_request(request.request_id):
             raise InvalidField("request_id", request.request_id, "it names a request that runs")
         if request.is_special:
-            usage = special_usage_json(self._telemetry.recorder.asdict())
+            usage = special_usage_json(self._numbers())
             return self._given([RequestStreamOutput.usage(request.request_id, usage)])
         prepared = prepared or self._admission.prepare(request)
         arrival, now = next(self._arrivals), self._telemetry.now()
         state = self._admission.accept(request, prepared, arrival=arrival, now=now)
         if len(state.prompt) > self._capacity:
+            self._telemetry.serving.ended["error"] += 1
             reason = _too_long(len(state.prompt), self._capacity)
             return self._given(_answer(request, "error", zero_usage_json(), reason))
-        if state.config.max_tokens == 0:
-            return self._given(_answer(request, "length", self._telemetry.close(state)))
+        if not state.needs_model:
+            return self._given(_answer(request, "length", self._telemetry.close(state, "length")))
         self._is_torn = True
         self._requests.add(state)
         self._is_torn = False
@@ -173,7 +180,7 @@ class EngineCore:
         Works in whatever state an interrupted operation has left things.
         """
         outputs = self._end_all(Status.ABORTED)
-        self._telemetry.recorder.reset()
+        self._telemetry.reset()
         return self._given(outputs)
 
     def check_integrity(self) -> None:
@@ -185,6 +192,9 @@ class EngineCore:
             self._speculator.check_integrity()
         if not self.prefix_cache.num_sequences:
             assert self._runner.free_pages == self._runner.limits.num_pages
+
+    def _numbers(self) -> dict[str, object]:
+        return self._telemetry.numbers(gauges(self._scheduler, self._runner))
 
     def _draft(self, plan: StepPlan) -> None:
         """Add draft tokens to rows of the plan, where that is wanted and likely to pay."""
@@ -215,11 +225,12 @@ class EngineCore:
     def _update(self, plan: StepPlan, samples: list[abc.Sequence[Sampled]]) -> Outputs:
         """Take in the samples. Returns the outputs of each request of the plan."""
         now = self._telemetry.now()
-        for row, sequence, several in zip(plan.rows, plan.sequences, samples, strict=True):
+        for row, sequence, found in zip(plan.rows, plan.sequences, samples, strict=True):
             if sequence.progress.status.is_end:  # the row of another sequence failed the request
                 continue
-            fault = self._postprocessor.fault(several[0]) if several else None
+            fault, several = self._postprocessor.take_scores(sequence, row, found)
             if fault is not None:
+                self._telemetry.serving.corrupted += 1
                 self._requests.fail(sequence.request, fault)
                 continue
             is_decoded = sequence.is_decoding
@@ -228,7 +239,13 @@ class EngineCore:
                 continue
             if not is_decoded:
                 self._scheduler.slots.cache_computed(sequence)
-            sequence.request.metrics.saw_token(now)
+            output = sequence.output
+            request = sequence.request
+            if request.metrics.first_token_at is None and not request.ends_with_prompt:
+                self._telemetry.serving.first_token(request.metrics, now)
+            if output.token_at is not None:
+                plan.gaps.append(now - output.token_at)
+            output.token_at = now
             self._commit(plan, row, sequence, several)
         if self._speculator is not None:
             self._speculator.learn(plan)
@@ -243,13 +260,22 @@ class EngineCore:
         samples: abc.Sequence[Sampled],
     ) -> None:
         """Take in a row's samples, and end the sequence if they end it."""
+        if sequence.request.ends_with_prompt:
+            sequence.request.embedding = samples[0].hidden
+            if sequence.index == 0:
+                self._telemetry.serving.prompt_tokens += sequence.request.metrics.prompt_tokens
+            self._scheduler.finish(sequence, Status.LENGTH)
+            return
         metrics, known, start = sequence.request.metrics, sequence.known, self._telemetry.now()
+        generated = len(sequence.generated)
         draft_tokens, jumped = draft_tokens_of(row), metrics.jump_forward_tokens
         try:
             end = self._postprocessor.commit_row(sequence, draft_tokens, samples)
         except RequestError as error:
             self._requests.fail(sequence.request, str(error))
             return
+        finally:
+            plan.chosen += len(sequence.generated) - generated
         if draft_tokens:
             self._verifier.verify_drafts(plan, sequence, row, known)
         if metrics.jump_forward_tokens > jumped:

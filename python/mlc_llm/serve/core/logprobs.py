@@ -23,6 +23,12 @@ def logprob_json(sampled: Sampled, tokenizer: Tokenizer) -> str:
     return json.dumps(entry)
 
 
+def unscored_json(token_id: int, tokenizer: Tokenizer) -> str:
+    """The same of a token with nothing before it: its `logprob` and `top_logprobs` are null."""
+    entry = _entry(token_id, 0.0, tokenizer)
+    return json.dumps({**entry, "logprob": None, "top_logprobs": None})
+
+
 def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, JsonValue]:
     # A row of the model without a token has no bytes.
     raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""

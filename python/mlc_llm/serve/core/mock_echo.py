@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import abc
 from dataclasses import dataclass, field, replace
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled, Sampling
+from mlc_llm.runtime.batch import (
+    Batch,
+    BatchOutput,
+    BatchRow,
+    RunnerLimits,
+    Sampled,
+    Sampling,
+    Scoring,
+)
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
@@ -22,6 +31,7 @@ ECHO_LIMITS = {
     "prefill_chunk_size": 1024,
 }
 _PAGE_SIZE = 16
+_HIDDEN = 8
 
 
 def echo_core(
@@ -72,6 +82,7 @@ class EchoRunner:
             max_batch_tokens=chunk,
             context_window=context,
             vocab_size=vocab_size,
+            hidden_size=_HIDDEN,
         )
         self._sequences: dict[int, _EchoSequence] = {}
 
@@ -113,10 +124,14 @@ class EchoRunner:
         drafts = max(len(row.samplings) - 1, 0)
         sequence.has_drafts = drafts > 0
         size, length = self.limits.vocab_size, len(sequence.tokens)
-        return [
+        scores = [] if row.scoring is None else _scores(row.scoring, size)
+        found = [
             _sampled(sequence.next_token(length - drafts + i), one, size)
             for i, one in enumerate(row.samplings)
         ]
+        for one, sampling in zip(found, row.samplings, strict=True):
+            one.hidden = _hidden(sequence.tokens) if sampling.wants_hidden else None
+        return scores + found
 
 
 @dataclass
@@ -139,6 +154,20 @@ def _sampled(token_id: int, sampling: Sampling, vocab_size: int) -> Sampled:
     others = range(1, min(sampling.top_logprobs, vocab_size))
     top = [(token_id, 0.0), *(((token_id + i) % vocab_size, LOWEST_LOGPROB) for i in others)]
     return Sampled(token_id, 0.0, tuple(top[: sampling.top_logprobs]))
+
+
+def _scores(scoring: Scoring, vocab_size: int) -> list[Sampled]:
+    """Every token of the prompt is certain."""
+    sampling = Sampling(top_logprobs=scoring.top)
+    return [_sampled(token, sampling, vocab_size) for token in scoring.next_ids]
+
+
+def _hidden(tokens: abc.Sequence[int]) -> list[float]:
+    """How often each remainder of a token occurs: something that depends on the text."""
+    counts = [0.0] * _HIDDEN
+    for token in tokens:
+        counts[token % _HIDDEN] += 1.0
+    return counts
 
 
 def echo_config(config: EngineConfig) -> EngineConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 
-from mlc_llm.runtime.batch import Sampled
+from mlc_llm.runtime.batch import BatchRow, Sampled
 from mlc_llm.serve.core.logprobs import logprob_json
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.sequence import RequestState, Sequence
@@ -39,6 +39,21 @@ class Postprocessor:
         if sampled.error is None and not 0 <= sampled.token_id < self._vocab_size:
             return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
         return sampled.error
+
+    def take_scores(
+        self, sequence: Sequence, row: BatchRow, found: abc.Sequence[Sampled]
+    ) -> tuple[str | None, abc.Sequence[Sampled]]:
+        """Take in the scores at the start of what was found for a row. Returns why the request
+        cannot go on, if it cannot, and the other samples."""
+        if row.scoring is None:
+            return (self.fault(found[0]) if found else None), found
+        count = len(row.scoring.next_ids)
+        error = next((one.error for one in found[:count] if one.error is not None), None)
+        if error is not None:
+            return error, ()
+        assert sequence.scores is not None
+        sequence.scores.put(found[:count])
+        return (self.fault(found[count]) if found[count:] else None), found[count:]
 
     def commit_row(
         self,
@@ -134,8 +149,9 @@ class Postprocessor:
 
 def take_output(request: RequestState) -> RequestStreamOutput | None:
     """What the sequences have to show since the last call; None when that is nothing."""
-    tokens, logprobs, reasons, cut = [], [], [], []
-    has_news = False
+    tokens, logprobs, reasons, cut, stops = [], [], [], [], []
+    prompt_logprobs = None if request.scores is None else request.scores.take()
+    has_news = prompt_logprobs is not None
     for sequence in request.sequences:
         output, is_over = sequence.output, sequence.progress.status.is_end
         has_ended = is_over and not output.is_reported
@@ -144,6 +160,7 @@ def take_output(request: RequestState) -> RequestStreamOutput | None:
         logprobs.append(output.delta_logprobs)
         reasons.append(sequence.finish_reason if has_ended else None)
         cut.append(output.cut_bytes if has_ended else 0)
+        stops.append(output.stop_str if has_ended else None)
         output.delta_ids, output.delta_logprobs, output.is_reported = [], [], is_over
     if not has_news:
         return None
@@ -153,7 +170,10 @@ def take_output(request: RequestState) -> RequestStreamOutput | None:
         group_delta_logprob_json_strs=logprobs if request.config.logprobs else None,
         group_finish_reason=reasons,
         group_cut_bytes=cut,
+        group_stop_strs=stops,
         error=request.error,
+        prompt_logprob_json_strs=prompt_logprobs,
+        embedding=request.embedding,
     )
 
 

@@ -80,7 +80,9 @@ class PrefixCache:
 
     def reset(self) -> None:
         """Forget everything, pinned sequences too. `on_remove` is not called."""
-        self._tree = PagedRadixTree()
+        self._trees: dict[str, PagedRadixTree] = {}
+        """A tree for each salt: sequences of one tree take over from each other."""
+        self._salts: dict[int, str] = {}
         self._active: set[int] = set()
         self._recycling: dict[int, int] = {}  # id -> owner, the one that finished first in front
         self._pinned: dict[int, int] = {}
@@ -103,26 +105,30 @@ class PrefixCache:
 
     def length(self, seq_id: int) -> int:
         """Tokens of a sequence that others can take over."""
-        return self._tree.get_length(seq_id)
+        return self._tree_of(seq_id).get_length(seq_id)
 
     def tokens(self, seq_id: int) -> list[int]:
         """Those tokens."""
-        return self._tree.get(seq_id)
+        return self._tree_of(seq_id).get(seq_id)
 
-    def lookup(self, tokens: Sequence[int], *, may_fork: bool = True) -> PrefixMatch:
-        """The best way to begin a sequence that will hold `tokens`. Changes nothing.
+    def lookup(
+        self, tokens: Sequence[int], *, may_fork: bool = True, salt: str = ""
+    ) -> PrefixMatch:
+        """The best way to begin a sequence that will hold `tokens`. Changes nothing. Sequences of
+        another salt are not looked at.
 
         The last token is not looked for: at least one is left to compute. The shortest recycling
         sequence that matches is reused if more than 90 % of it match (if any of it matches, with
         `may_fork` False). Else a sequence that matches is forked.
         """
-        if not self.is_enabled:
+        tree = self._trees.get(salt)
+        if not self.is_enabled or tree is None:
             return PrefixMatch()
-        length, ids = self._tree.match(tokens[:-1])
-        divergence = self._divergence(tokens, length, ids)
+        length, ids = tree.match(tokens[:-1])
+        divergence = _divergence(tree, tokens, length, ids)
         shortest = self._shortest_recycling(ids)
         if shortest is not None:
-            whole = self._tree.get_length(shortest)
+            whole = tree.get_length(shortest)
             is_close = whole == length if self._exact_only else 10 * length > 9 * whole
             if is_close or not (may_fork or self._exact_only):
                 return PrefixMatch("reuse", length, shortest, whole - length, divergence)
@@ -130,26 +136,31 @@ class PrefixCache:
             return PrefixMatch(divergence=divergence)
         return PrefixMatch("fork", length, self._fork_source(ids), divergence=divergence)
 
-    def begin(self, seq_id: int, prefix: PrefixMatch) -> None:
-        """A sequence of this id runs from now on, and begins as `prefix` says.
+    def begin(self, seq_id: int, prefix: PrefixMatch, *, salt: str = "") -> None:
+        """A sequence of this id runs from now on, and begins as `prefix` says. salt: as for
+        `lookup`.
 
         A fork of tokens that nobody has vouched for yet begins without tokens here.
         """
         if prefix.kind == "reuse":
             assert seq_id == prefix.source
             del self._recycling[seq_id]
-            self._tree.rollback(seq_id, prefix.rollback)
-        elif prefix.source is not None and prefix.length <= self.length(prefix.source):
-            self._tree.fork(seq_id, prefix.source, prefix.length)
+            self._tree_of(seq_id).rollback(seq_id, prefix.rollback)
+            self._active.add(seq_id)
+            return
+        tree = self._trees.setdefault(salt, PagedRadixTree())
+        if prefix.source is not None and prefix.length <= self.length(prefix.source):
+            tree.fork(seq_id, prefix.source, prefix.length)
         else:
-            self._tree.add(seq_id)
+            tree.add(seq_id)
+        self._salts[seq_id] = salt
         self._active.add(seq_id)
 
     def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Append tokens that the sequence has computed and that its owner vouches for."""
         assert seq_id in self._active
         if self.is_enabled:
-            self._tree.extend(seq_id, tokens)
+            self._tree_of(seq_id).extend(seq_id, tokens)
 
     def finish(self, seq_id: int, owner: int = -1, *, pinned_length: int = 0) -> int:
         """An active sequence has ended: keep it as long as its slot is not needed.
@@ -163,8 +174,8 @@ class PrefixCache:
         if pinned_length and self._should_pin(seq_id, pinned_length):
             self._active.remove(seq_id)
             self._pinned[seq_id] = owner
-            surplus = self._tree.get_length(seq_id) - pinned_length
-            self._tree.rollback(seq_id, surplus)
+            surplus = self.length(seq_id) - pinned_length
+            self._tree_of(seq_id).rollback(seq_id, surplus)
             return surplus
         if self._max_recycling == 0:
             self.remove(seq_id)
@@ -180,7 +191,10 @@ class PrefixCache:
         self._active.discard(seq_id)
         self._recycling.pop(seq_id, None)
         self._pinned.pop(seq_id, None)
-        self._tree.remove(seq_id)
+        tree, salt = self._tree_of(seq_id), self._salts.pop(seq_id)
+        tree.remove(seq_id)
+        if not tree.num_sequences:
+            del self._trees[salt]
         self._on_remove(seq_id)
 
     def forget(self, owner: int) -> None:
@@ -208,15 +222,20 @@ class PrefixCache:
         """AssertionError unless each sequence has one state and the limits are kept."""
         ids = [*self._active, *self._recycling, *self._pinned]
         assert len(set(ids)) == len(ids) <= self._max_num_sequence, "states"
-        assert all(map(self._tree.has, ids)), "a sequence is not in the tree"
-        assert self._tree.num_sequences == len(ids), "the tree has more"
+        assert set(self._salts) == set(ids), "a sequence has no tree"
+        assert all(self._tree_of(one).has(one) for one in ids), "a sequence is not in its tree"
+        assert sum(one.num_sequences for one in self._trees.values()) == len(ids), "trees have more"
         assert len(self._recycling) <= self._max_recycling, "too many are kept"
         assert self.is_enabled or len(ids) == len(self._active), "the cache is off"
-        self._tree.check_integrity()
+        for tree in self._trees.values():
+            tree.check_integrity()
+
+    def _tree_of(self, seq_id: int) -> PagedRadixTree:
+        return self._trees[self._salts[seq_id]]
 
     def _shortest_recycling(self, ids: Sequence[int]) -> int | None:
         idle = (seq_id for seq_id in ids if seq_id in self._recycling)
-        return min(idle, key=self._tree.get_length, default=None)
+        return min(idle, key=self.length, default=None)
 
     def _fork_source(self, ids: Sequence[int]) -> int:
         """A sequence that is not recycling, else the one that would be evicted last."""
@@ -225,20 +244,10 @@ class PrefixCache:
             return stays
         return next(seq_id for seq_id in reversed(self._recycling) if seq_id in ids)
 
-    def _divergence(
-        self, tokens: Sequence[int], length: int, ids: Sequence[int]
-    ) -> Divergence | None:
-        if length >= len(tokens) - 1:
-            return None
-        other = next((seq_id for seq_id in ids if self._tree.get_length(seq_id) > length), None)
-        if other is None:
-            return None
-        return Divergence(length, other, self._tree.get_token(other, length), tokens[length])
-
     def _should_pin(self, seq_id: int, length: int) -> bool:
         if not self.is_enabled:
             return False
-        _, ids = self._tree.match(self._tree.get(seq_id)[:length])
+        _, ids = self._tree_of(seq_id).match(self.tokens(seq_id)[:length])
         if any(one in self._pinned for one in ids):
             return False
         if len(self._pinned) + 1 < self._max_num_sequence:
@@ -256,3 +265,14 @@ class PrefixCache:
             len(self._pinned),
             self._max_num_sequence,
         )
+
+
+def _divergence(
+    tree: PagedRadixTree, tokens: Sequence[int], length: int, ids: Sequence[int]
+) -> Divergence | None:
+    if length >= len(tokens) - 1:
+        return None
+    other = next((seq_id for seq_id in ids if tree.get_length(seq_id) > length), None)
+    if other is None:
+        return None
+    return Divergence(length, other, tree.get_token(other, length), tokens[length])

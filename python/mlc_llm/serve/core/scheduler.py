@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, abc
 
-from mlc_llm.runtime.batch import BatchRow, Runner
+from mlc_llm.runtime.batch import BatchRow, Runner, Scoring
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.prefill_budget import PrefillBudget
@@ -39,6 +39,16 @@ class Scheduler:
         self._waiting: OrderedDict[tuple[int, int], Sequence] = OrderedDict()
         self._running: list[Sequence] = []
         self.num_preemptions = 0
+
+    @property
+    def running(self) -> abc.Sequence[Sequence]:
+        """Those with a slot, in the order of service."""
+        return self._running
+
+    @property
+    def waiting(self) -> abc.Iterable[Sequence]:
+        """Those without one, in the order of service."""
+        return self._waiting.values()
 
     @property
     def num_running(self) -> int:
@@ -84,7 +94,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan a step. The plan is empty only when nothing runs or waits."""
-        plan = StepPlan(self._max_batch_tokens)
+        plan = StepPlan(self._max_batch_tokens, self._runner.limits.max_scores)
         self.pages.start_step()
         if self._prefill_alone:
             self._plan_prefill(plan)
@@ -153,6 +163,9 @@ class Scheduler:
         wanted = min(remaining, plan.budget)
         if plan.decoding and not is_decoding:
             wanted = min(wanted, self._allowance(plan))
+        scores = None if is_decoding else sequence.scores
+        if scores is not None:
+            wanted = min(wanted, scores.most_tokens(progress.computed, plan.scores))
         count = pages.room(progress.computed, wanted)
         if count < wanted:
             self._make_room(plan, sequence, wanted)
@@ -169,7 +182,9 @@ class Scheduler:
             plan.is_open = False
         pages.reserve(progress.computed, count)
         plan.sequences.append(sequence)
-        plan.rows.append(_row(sequence, count, is_whole=count == remaining))
+        scoring = None if scores is None else scores.scoring(progress.computed, count)
+        plan.scores -= 0 if scoring is None else len(scoring.next_ids)
+        plan.rows.append(_row(sequence, count, scoring, is_whole=count == remaining))
 
     def _allowance(self, plan: StepPlan) -> int:
         """Prompt tokens that the clock still allows beside the rows that decode."""
@@ -213,10 +228,14 @@ class Scheduler:
 _ENDED_WELL = (Status.STOPPED, Status.LENGTH)
 
 
-def _row(sequence: Sequence, count: int, *, is_whole: bool) -> BatchRow:
-    """The next `count` tokens; a whole row, up to the last known token, is sampled."""
+def _row(sequence: Sequence, count: int, scoring: Scoring | None, *, is_whole: bool) -> BatchRow:
+    """The next `count` tokens; a whole row, up to the last known token, is sampled. One that scores
+    tokens is computed exactly."""
     seq_id, computed = sequence.progress.seq_id, sequence.progress.computed
     assert seq_id is not None
     samplings = [sampling_of(sequence)] if is_whole else []
     of_prompt = min(max(len(sequence.request.prompt) - computed, 0), count)
-    return BatchRow(seq_id, sequence.tokens(computed, computed + count), samplings, of_prompt)
+    if scoring is not None:
+        of_prompt = 0
+    tokens = sequence.tokens(computed, computed + count)
+    return BatchRow(seq_id, tokens, samplings, of_prompt, scoring)

@@ -17,6 +17,7 @@ from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progre
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
+    from mlc_llm.serve.core.prompt_scores import PromptScores
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
     from mlc_llm.tokenizers import StopStrHandler
@@ -78,6 +79,15 @@ class Sequence:
         return FINISH_REASON.get(self.progress.status)
 
     @property
+    def scores(self) -> PromptScores | None:
+        """Where the scores of the prompt go, if this sequence has to compute them. The others of
+        its request take the prompt over from it."""
+        scores = self.request.scores
+        if scores is None or self.index or scores.is_complete:
+            return None
+        return scores
+
+    @property
     def is_drawn(self) -> bool:
         """The next token uses a random number. A token that the grammar forces uses none, whether
         it is added at once or chosen by the model. Raises `RequestError` as the grammar does."""
@@ -131,8 +141,12 @@ class RequestState:
         arrival: int,
         stop_token_ids: frozenset[int],
         metrics: RequestMetrics,
+        cache_salt: str = "",
+        scores: PromptScores | None = None,
+        is_embedding: bool = False,
     ) -> None:
-        """arrival: number of the request in the order in which they were added."""
+        """arrival: number of the request in the order in which they were added. cache_salt: see
+        `Request`. scores: for the log-probabilities of the prompt, if they are wanted."""
         self.request_id = request_id
         self.prompt = prompt
         self.config = config
@@ -140,10 +154,15 @@ class RequestState:
         self.seed = random.getrandbits(63) if config.seed is None else config.seed
         self.stop_token_ids = stop_token_ids
         """Empty with `ignore_eos`."""
+        self.cache_salt = cache_salt
         self.counts_tokens = _has_penalty(config)
         self.logit_bias = LogitBias(config.logit_bias)
         """One object for every token of every sequence."""
         self.metrics = metrics
+        self.scores = scores
+        self.is_embedding = is_embedding
+        self.embedding: abc.Sequence[float] | None = None
+        """What the request is about, with `is_embedding`, once it is known."""
         self.error: str | None = None
         """Why it failed. Every sequence that had not ended then is FAILED."""
         self.sequences: list[Sequence] = []
@@ -156,6 +175,21 @@ class RequestState:
     @property
     def is_finished(self) -> bool:
         return not self.alive
+
+    @property
+    def worst_end(self) -> FinishReason:
+        """Of all its sequences, when they have ended."""
+        return FINISH_REASON[max(sequence.progress.status for sequence in self.sequences)]
+
+    @property
+    def ends_with_prompt(self) -> bool:
+        """It is over when its prompt is computed: nothing is generated."""
+        return self.is_embedding or self.config.max_tokens == 0
+
+    @property
+    def needs_model(self) -> bool:
+        """Something has to be computed for it."""
+        return self.is_embedding or self.config.max_tokens != 0 or self.scores is not None
 
     @property
     def may_jump(self) -> bool:

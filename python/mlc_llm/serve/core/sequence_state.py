@@ -111,3 +111,10 @@ class OutputState:
     """Bytes of the last shown token that belong to a stop string."""
     is_reported: bool = False
     """The finish reason was given out."""
+    token_at: float | None = None
+    """When the last step ended that gave it tokens; the core writes it."""
+
+    @property
+    def stop_str(self) -> str | None:
+        """The stop string that ended the sequence."""
+        return None if self.stops is None else self.stops.found

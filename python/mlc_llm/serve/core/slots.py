@@ -41,6 +41,10 @@ class Slots:
         preempted soon. A sequence can always start while no other one runs: a prompt that can
         never fit was refused when it was added.
         """
+        if sequence.scores is not None:  # its prompt is computed anew
+            prefix = PrefixMatch()
+            is_free = self._make_room(sequence, prefix, num_running, even_pinned=not num_running)
+            return prefix if is_free else None
         donor = _donor(sequence)
         if donor is not None and self._pages.can_fork(donor.progress.computed, _shared(sequence)):
             if donor.progress.computed < _shared(sequence):
@@ -49,7 +53,7 @@ class Slots:
             return prefix if self._make_room(sequence, prefix, num_running) else None
         known = sequence.tokens(0, sequence.known)
         for may_fork, even_pinned in _ATTEMPTS[: 2 if num_running else 3]:
-            prefix = self.cache.lookup(known, may_fork=may_fork)
+            prefix = self.cache.lookup(known, may_fork=may_fork, salt=sequence.request.cache_salt)
             if self._make_room(sequence, prefix, num_running, even_pinned=even_pinned):
                 plan.lookups.append((sequence, prefix))
                 return prefix
@@ -66,7 +70,7 @@ class Slots:
                 self._runner.add_sequence(seq_id)
             else:
                 self._runner.fork_sequence(prefix.source, seq_id, prefix.length)
-        self.cache.begin(seq_id, prefix)
+        self.cache.begin(seq_id, prefix, salt=sequence.request.cache_salt)
         sequence.progress.begin(seq_id, prefix.length, sequence.known)
 
     def cache_computed(self, sequence: Sequence) -> None:

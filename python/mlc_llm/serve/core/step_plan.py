@@ -29,6 +29,8 @@ class StepPlan:
 
     budget: int
     """Tokens that may still be added."""
+    scores: int = 0
+    """Tokens of prompts that may still be scored."""
     rows: list[BatchRow] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -46,6 +48,10 @@ class StepPlan:
     """Prompt tokens that were computed for the first time; known when the samples are."""
     generated: int = 0
     """Generated tokens that were, with forced tokens and accepted draft tokens."""
+    chosen: int = 0
+    """Tokens that the step has added to its sequences."""
+    gaps: list[float] = field(default_factory=list)
+    """For each sequence that got tokens before: the seconds since then."""
     acceptances: list[Acceptance] = field(default_factory=list)
     """One for each row with draft tokens; known when the samples are."""
 
@@ -76,7 +82,7 @@ class StepPlan:
     def split(self) -> abc.Iterator[StepPlan]:
         """The same rows, each in a plan of its own."""
         for row, sequence in zip(self.rows, self.sequences, strict=True):
-            yield StepPlan(0, [row], [sequence])
+            yield StepPlan(0, rows=[row], sequences=[sequence])
 
 
 def draft_tokens_of(row: BatchRow) -> abc.Sequence[int]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.prefix_cache import PrefixMatch
 from mlc_llm.serve.core.sequence import RequestState
 from mlc_llm.serve.core.step_plan import StepPlan, draft_tokens_of
+from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetricsRecorder
+from mlc_llm.serve.serving_metrics import ServingMetrics
 
 
 class Telemetry:
@@ -26,6 +28,7 @@ class Telemetry:
         self.now = clock
         self.trace = trace
         self.recorder = EngineMetricsRecorder()
+        self.serving = ServingMetrics()
         self._policy = policy
 
     def note(self, request: RequestState, event: str) -> None:
@@ -37,7 +40,9 @@ class Telemetry:
         """Write down how the step was planned, and that its rows start to compute."""
         for sequence in plan.preempted:
             self.note(sequence.request, "preempt")
+        now = self.now() if plan.lookups else 0.0
         for sequence, prefix in plan.lookups:
+            self.serving.started(sequence.request.metrics, now)
             self._note_lookup(sequence.request, prefix)
         if self.trace is not None:
             self._note_rows(plan, "start")
@@ -67,17 +72,29 @@ class Telemetry:
             decode_tokens=plan.generated,
             batch_size=0 if plan.acceptances or plan.prompt_tokens else plan.decoding,
         )
+        self.serving.step(computed=plan.num_computed, generated=plan.chosen, gaps=plan.gaps)
         for one in plan.acceptances:
             self.recorder.record_acceptance(one.drafted, one.accepted)
             words = f"accepted {one.accepted} of {one.drafted} drafted tokens"
             self.note(one.sequence.request, words)
 
-    def close(self, request: RequestState) -> str:
+    def close(self, request: RequestState, reason: FinishReason) -> str:
         """Write down the numbers of a request that is over; returns its usage as JSON."""
         request.metrics.completion_tokens = request.completion_tokens
         request.metrics.finish(self.now())
         self.recorder.record_finished(request.metrics)
+        config = request.config
+        self.serving.end(request.metrics, reason, n=config.n, limit=config.max_tokens)
         return self._policy.usage_json(request)
+
+    def numbers(self, gauges: Mapping[str, float]) -> dict[str, object]:
+        """All metrics of the engine; `gauges` are added to those of `serving`."""
+        return {**self.recorder.asdict(), "serving": {**self.serving.asdict(), **gauges}}
+
+    def reset(self) -> None:
+        """Start all numbers again from zero."""
+        self.recorder.reset()
+        self.serving = ServingMetrics()
 
     def _note_rows(self, plan: StepPlan, edge: str) -> None:
         """The requests of the plan start or finish (`edge`) to compute.
@@ -98,6 +115,7 @@ class Telemetry:
             request.metrics.cached_tokens = prefix.length
             divergence = None if prefix.divergence is None else asdict(prefix.divergence)
             self.recorder.record_lookup(prefix.length, divergence)
+            self.serving.lookup(len(request.prompt), prefix.length)
         if prefix.length:
             self.note(request, f"prefix cache: {prefix.length} of {len(request.prompt)} tokens")
         if prefix.divergence is not None:

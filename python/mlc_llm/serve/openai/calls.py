@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from mlc_llm.protocol.openai_api_protocol import (
@@ -15,13 +16,16 @@ from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionStreamResponse,
 )
 from mlc_llm.serve.openai.chunk_models import ChatChunks, WholeChat
-from mlc_llm.serve.openai.chunks import Chunk
+from mlc_llm.serve.openai.chunks import Chunk, no_reader
 from mlc_llm.serve.openai.requests import (
+    ChatForm,
     ChatModel,
     check_chat_request,
     engine_config,
     engine_request,
+    without_effect,
 )
+from mlc_llm.serve.openai.tools.answer_reader import AnswerReader
 from mlc_llm.serve.request import Request
 
 StreamedT = TypeVar("StreamedT")
@@ -38,6 +42,8 @@ class Part(NamedTuple):
     """Sequences of it."""
     make: Callable[[], Request]
     """Renders and tokenises the prompt, which takes time. Raises `UserError`."""
+    reader: Callable[[], AnswerReader | None] = no_reader
+    """Makes the reader of one sequence, once `make` is done. None: all text is the answer."""
 
 
 class Streamed(Protocol[Streamed_co]):
@@ -66,6 +72,15 @@ class Call(Generic[StreamedT, WholeT]):
     parts: Sequence[Part]
     streamed: Streamed[StreamedT]
     whole: Whole[WholeT]
+    cost: int = 0
+    """Answers as which it counts, where a server bounds its work; 0: one for each sequence."""
+    counted: str = "n"
+    """The field of the request that decides that."""
+
+    @property
+    def answers(self) -> int:
+        """`cost`, or the sequences of all parts."""
+        return self.cost or sum(part.n for part in self.parts)
 
 
 ChatCall = Call[ChatCompletionStreamResponse, ChatCompletionResponse]
@@ -73,9 +88,12 @@ ChatCall = Call[ChatCompletionStreamResponse, ChatCompletionResponse]
 
 def chat_call(request: ChatCompletionRequest, request_id: str, model: ChatModel) -> ChatCall:
     """Raises `UserError` for what no engine is needed to refuse."""
-    check_chat_request(request)
+    check_chat_request(request, without_effect(request, model.template))
     config = engine_config(request, model)
     name = request.model or ""
-    part = Part(request_id, config.n, lambda: engine_request(request, request_id, config, model))
-    chunks = ChatChunks(request_id, name, include_usage=request.include_usage)
-    return Call([part], chunks, WholeChat(request_id, name, config.n))
+    form = ChatForm(request, model)
+    make = partial(engine_request, form, request_id, config)
+    part = Part(request_id, config.n, make, form.reader)
+    mark = model.fingerprint
+    chunks = ChatChunks(request_id, name, include_usage=request.include_usage, fingerprint=mark)
+    return Call([part], chunks, WholeChat(request_id, name, config.n, fingerprint=mark))

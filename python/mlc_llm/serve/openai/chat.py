@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.messages import (
     TEMPLATE_ROLES,
@@ -16,9 +17,16 @@ from mlc_llm.protocol.messages import (
     template_messages,
 )
 from mlc_llm.serve.openai.guard import Guard
+from mlc_llm.serve.openai.tools.history import shown_messages
 from mlc_llm.tokenizers import Tokenizer
 
-_NO_PLACE_FOR_TOOLS = "this model's chat template has no place for tools"
+
+class ChatPrompt(NamedTuple):
+    """A conversation, up to the place where the assistant's answer begins."""
+
+    ids: list[int]
+    end: str
+    """The last text of the template, as a text."""
 
 
 def chat_prompt(
@@ -29,12 +37,29 @@ def chat_prompt(
     tools: Sequence[GivenTool] | None = None,
     max_tokens: int | None = None,
 ) -> list[int]:
-    """Token ids of a conversation, up to the place where the assistant's answer begins.
+    """The token ids of `rendered_chat`."""
+    return rendered_chat(
+        messages, tokenizer=tokenizer, template=template, tools=tools, max_tokens=max_tokens
+    ).ids
+
+
+def rendered_chat(
+    messages: Sequence[GivenMessage],
+    *,
+    tokenizer: Tokenizer,
+    template: ChatTemplate | Conversation | None,
+    tools: Sequence[GivenTool] | None = None,
+    max_tokens: int | None = None,
+    variables: Mapping[str, object] | None = None,
+) -> ChatPrompt:
+    """A conversation, up to the place where the assistant's answer begins.
 
     Messages and tools have OpenAI's shapes, as plain dictionaries. The name of a control token
     inside them is ordinary text; only the template's own text makes control tokens. Without such
     names, the ids are those of the rendered text. The template decides where the system text
-    stands, and nothing is added that is not in the template.
+    stands. What it has no place for, of tools and their calls, stands in texts (`tools/history`);
+    nothing else is added that is not in the template. variables: more values that the template
+    reads.
 
     Raises `InvalidField` that names the mistake in the messages, `UnsupportedModel` without a
     template, and `ModelFileError` for a template that fails. Raises `ContextLengthExceeded` for
@@ -43,22 +68,33 @@ def chat_prompt(
     """
     if template is None:
         raise UnsupportedModel("this model has no chat template; give it plain text instead")
-    roles = ("system", *template.roles) if isinstance(template, Conversation) else TEMPLATE_ROLES
-    plain = template_messages(messages, roles)
+    plain = template_messages(messages, _roles(template))
     if max_tokens is not None:
         texts = [m["content"] for m in plain if m["content"] is not None]
         tokenizer.check_size(texts, max_tokens)
+    shown, by_template = shown_messages(plain, tools or (), template)
+    given = tools if by_template else None
     if isinstance(template, Conversation):
-        pieces = _named(plain, tokenizer, template, tools)
-        return _encoded(pieces, tokenizer, max_tokens)
-    if tools and "tools" not in template.source:
-        raise InvalidField("tools", "...", _NO_PLACE_FOR_TOOLS)
-    guard = Guard(tokenizer, avoid=[template.source, plain, tools])
-    text = _rendered(plain, guard, template, tools)
+        pieces = _named(shown, tokenizer, template, given)
+        end = next((one for one in reversed(pieces) if isinstance(one, str)), "")
+        return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end)
+    guard = Guard(tokenizer, avoid=[template.source, shown, given, variables])
+    text = _rendered(shown, guard, template, given, variables or {})
+    end = text[-_END_CHARS:]
     if not guard.is_used:
-        return tokenizer.encode(text, special=True, max_tokens=max_tokens)
+        return ChatPrompt(tokenizer.encode(text, special=True, max_tokens=max_tokens), end)
     pieces = [guard.release(piece) for piece in tokenizer.split_control(text)]
-    return _encoded(pieces, tokenizer, max_tokens)
+    return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end)
+
+
+_END_CHARS = 256
+
+
+def _roles(template: ChatTemplate | Conversation) -> tuple[str, ...]:
+    """The roles of messages. Results of tools are shown by any template."""
+    if isinstance(template, Conversation):
+        return tuple(dict.fromkeys(["system", *template.roles, "tool"]))
+    return TEMPLATE_ROLES
 
 
 def _rendered(
@@ -66,10 +102,12 @@ def _rendered(
     guard: Guard,
     template: ChatTemplate,
     tools: Sequence[GivenTool] | None,
+    variables: Mapping[str, object],
 ) -> str:
     # Roles are known words, and templates compare them.
     safe = [{**guard.protected(message), "role": message["role"]} for message in messages]
-    return template.render(safe, tools=[guard.protected(tool) for tool in tools or ()] or None)
+    safe_tools = [guard.protected(tool) for tool in tools or ()] or None
+    return template.render(safe, tools=safe_tools, variables=guard.protected(variables))
 
 
 def _named(
@@ -81,8 +119,6 @@ def _named(
     """A named template says itself which text is its own and which text is a person's."""
     if tools:
         template = _with_tools(template, tools)
-    if any(one.get("tool_calls") for one in messages):
-        raise InvalidField("tool_calls", "...", "this model's chat template cannot show tool calls")
     filled = template.with_messages((one["role"], one["content"]) for one in messages)
     pieces: list[str | int] = list(template.system_prefix_token_ids or ())
     for piece in filled.prompt_pieces(add_generation_prompt=True):
@@ -91,9 +127,6 @@ def _named(
 
 
 def _with_tools(template: Conversation, tools: Sequence[GivenTool]) -> Conversation:
-    texts = [template.system_template, *template.roles.values(), *template.role_templates.values()]
-    if not any("{function_string}" in text for text in texts):
-        raise InvalidField("tools", "...", _NO_PLACE_FOR_TOOLS)
     functions = json.dumps([tool.get("function", tool) for tool in tools], ensure_ascii=False)
     update = {"use_function_calling": True, "function_string": functions}
     return template.model_copy(update=update)

@@ -13,7 +13,6 @@ from mlc_llm.protocol.openai_api_protocol import (
     CompletionRequest,
     CompletionResponse,
     CompletionResponseChoice,
-    LogProbsContent,
     UsageInfo,
 )
 from mlc_llm.serve.data import TokenData
@@ -21,6 +20,7 @@ from mlc_llm.serve.openai.answers import GatheredChoice
 from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunk_models import failure
 from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
+from mlc_llm.serve.openai.completion_logprobs import TokenLists, joined
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.request import Request
 
@@ -40,22 +40,20 @@ def completion_call(
     prompts = request.prompts
     ids = [request_id if len(prompts) == 1 else f"{request_id}-{i}" for i in range(len(prompts))]
     parts = [
-        Part(one, config.n, _Making(one, prompt, config, model))
+        Part(one, config.n, _Making(one, prompt, config, model, request.prompt_logprobs))
         for one, prompt in zip(ids, prompts, strict=True)
     ]
     echoes = [_shown(prompt, model) if request.echo else "" for prompt in prompts]
-    head = _Head(request_id, request.model or "", config.n, echoes)
+    head = _Head(request_id, request.model or "", config.n, echoes, model.fingerprint)
     streamed = CompletionChunks(head, include_usage=request.include_usage)
-    return Call(parts, streamed, WholeCompletion(head))
+    counted = "n" if len(parts) == 1 else "prompt"
+    return Call(parts, streamed, WholeCompletion(head), counted=counted)
 
 
 def _check(request: CompletionRequest) -> None:
     """Raises `InvalidField` for what this version cannot do."""
     if request.suffix:
         raise InvalidField("suffix", request.suffix, "text cannot be inserted before a suffix")
-    if request.echo and request.logprobs is not None:
-        allowed = "not together with logprobs: prompts have no log-probabilities in this version"
-        raise InvalidField("echo", True, allowed)
     unknown = request.unknown_fields()
     if unknown:
         _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
@@ -65,18 +63,31 @@ class _Making:
     """Makes the engine's request of one prompt."""
 
     def __init__(
-        self, request_id: str, prompt: Prompt, config: GenerationConfig, model: ChatModel
+        self,
+        request_id: str,
+        prompt: Prompt,
+        config: GenerationConfig,
+        model: ChatModel,
+        prompt_logprobs: int | None,
     ) -> None:
         self._request_id, self._prompt = request_id, prompt
-        self._config, self._model = config, model
+        self._config, self._model, self._prompt_logprobs = config, model, prompt_logprobs
 
     def __call__(self) -> Request:
         """Raises `InvalidField`, `ContextLengthExceeded`."""
         model, prompt = self._model, self._prompt
+        if isinstance(prompt, str):
+            model.tokenizer.check_size([prompt], model.context)
         ids = model.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if len(ids) >= model.context:
             raise ContextLengthExceeded(len(ids), model.context)
-        return Request(self._request_id, [TokenData(ids)], self._config, model.load_id)
+        return Request(
+            self._request_id,
+            [TokenData(ids)],
+            self._config,
+            model.load_id,
+            prompt_logprobs=self._prompt_logprobs,
+        )
 
 
 def _shown(prompt: Prompt, model: ChatModel) -> str:
@@ -86,8 +97,12 @@ def _shown(prompt: Prompt, model: ChatModel) -> str:
 class _Head:
     """What all chunks of a call have in common."""
 
-    def __init__(self, request_id: str, model: str, n: int, echoes: Sequence[str]) -> None:
-        """n: choices of a prompt. echoes: the text before the choices of each prompt."""
+    def __init__(
+        self, request_id: str, model: str, n: int, echoes: Sequence[str], fingerprint: str
+    ) -> None:
+        """n: choices of a prompt. echoes: the text before the choices of each prompt. fingerprint:
+        of the engine."""
+        self._fingerprint = fingerprint
         self.request_id, self.n, self.echoes = request_id, n, echoes
         self._model, self._created = model, int(time.time())
 
@@ -99,6 +114,7 @@ class _Head:
             choices=choices,
             created=self._created,
             model=self._model,
+            system_fingerprint=self._fingerprint,
             usage=usage,
         )
 
@@ -130,16 +146,22 @@ class CompletionChunks:
     def __init__(self, head: _Head, *, include_usage: bool) -> None:
         self._head, self._include_usage = head, include_usage
         self._usages = _Usages(len(head.echoes))
-        self._written: dict[int, int] = {}
-        """The length of each choice's text so far."""
+        self._prompt_logprobs: dict[int, Sequence[str]] = {}
+        """Of each part that has them."""
+        self._lists: dict[int, TokenLists] = {}
+        """Of each choice that has begun."""
 
     def of(self, part: int, chunk: Chunk) -> Iterator[CompletionResponse]:
         """Nothing for a usage that was not asked for. Raises `RequestError` for a failure."""
         error = failure(chunk, self._head.request_id)
         if error is not None:
             raise error
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs[part] = chunk.prompt_logprobs
         if chunk.usage_json is None:
-            yield self._head.response([self._choice(part, one) for one in chunk.pieces], None)
+            choices = [self._choice(part, one) for one in chunk.pieces]
+            if choices:
+                yield self._head.response(choices, None)
             return
         usage = self._usages.put(chunk.usage_json)
         if usage is not None and self._include_usage:
@@ -147,15 +169,15 @@ class CompletionChunks:
 
     def _choice(self, part: int, piece: ChoicePiece) -> CompletionResponseChoice:
         index = part * self._head.n + piece.choice
-        text = piece.text
-        if index not in self._written:
-            self._written[index], text = 0, self._head.echoes[part] + text
-        logprobs = None
-        if piece.logprobs is not None:
-            logprobs = completion_logprobs(piece.logprobs, self._written[index])
-        self._written[index] += len(text)
+        is_first = index not in self._lists
+        lists = self._lists.setdefault(index, TokenLists())
+        echo = self._head.echoes[part] if is_first else ""
+        of_prompt = self._prompt_logprobs.get(part) if is_first else None
         return CompletionResponseChoice(
-            finish_reason=piece.finish_reason, index=index, text=text, logprobs=logprobs
+            finish_reason=piece.finish_reason,
+            index=index,
+            text=echo + piece.text,
+            logprobs=_logprobs(lists, of_prompt, echo, piece.logprobs),
         )
 
 
@@ -165,6 +187,7 @@ class WholeCompletion:
     def __init__(self, head: _Head) -> None:
         self._head, self._usages = head, _Usages(len(head.echoes))
         self._choices = [GatheredChoice(echo) for echo in head.echoes for _ in range(head.n)]
+        self._prompt_logprobs: dict[int, Sequence[str]] = {}
         self._usage: UsageInfo | None = None
 
     def put(self, part: int, chunk: Chunk) -> None:
@@ -172,6 +195,8 @@ class WholeCompletion:
         error = failure(chunk, self._head.request_id)
         if error is not None:
             raise error
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs[part] = chunk.prompt_logprobs
         for piece in chunk.pieces:
             self._choices[part * self._head.n + piece.choice].put(piece)
         if chunk.usage_json is not None:
@@ -179,33 +204,25 @@ class WholeCompletion:
 
     def response(self) -> CompletionResponse:
         """The answer; all requests must have ended."""
-        choices = [_choice(i, choice) for i, choice in enumerate(self._choices)]
+        choices = [self._choice(i, choice) for i, choice in enumerate(self._choices)]
         return self._head.response(choices, self._usage)
 
+    def _choice(self, index: int, choice: GatheredChoice) -> CompletionResponseChoice:
+        part = index // self._head.n
+        of_prompt, echo = self._prompt_logprobs.get(part), self._head.echoes[part]
+        return CompletionResponseChoice(
+            finish_reason=choice.finish_reason,
+            index=index,
+            text=choice.text,
+            logprobs=_logprobs(TokenLists(), of_prompt, echo, choice.logprobs),
+        )
 
-def _choice(index: int, choice: GatheredChoice) -> CompletionResponseChoice:
-    tokens = choice.logprobs
-    return CompletionResponseChoice(
-        finish_reason=choice.finish_reason,
-        index=index,
-        text=choice.text,
-        logprobs=None if tokens is None else completion_logprobs(tokens, 0),
-    )
 
-
-def completion_logprobs(tokens: Sequence[str], offset: int) -> CompletionLogProbs:
-    """Log-probabilities in the form of parallel lists.
-
-    tokens: JSON texts, as the engine writes them. offset: where the first begins in the text of its
-    choice, in characters. The likely tokens of each place include the one that was chosen, with the
-    same number: clients compare the two.
-    """
-    found = CompletionLogProbs()
-    for one in map(LogProbsContent.model_validate_json, tokens):
-        found.text_offset.append(offset)
-        found.tokens.append(one.token)
-        found.token_logprobs.append(one.logprob)
-        top = {other.token: other.logprob for other in one.top_logprobs}
-        found.top_logprobs.append({**top, one.token: one.logprob} if top else None)
-        offset += len(one.token)
-    return found
+def _logprobs(
+    lists: TokenLists, of_prompt: Sequence[str] | None, echo: str, tokens: Sequence[str] | None
+) -> CompletionLogProbs | None:
+    """Those of the prompt, if it is echoed here with them, and of the tokens behind it."""
+    if tokens is None and of_prompt is None:
+        return None
+    first = CompletionLogProbs() if of_prompt is None else lists.of_prompt(of_prompt, echo)
+    return joined(first, lists.of_tokens(tokens or ()))

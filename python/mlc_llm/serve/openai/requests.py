@@ -3,36 +3,43 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import ContextLengthExceeded, InvalidField
-from mlc_llm.protocol.chat_parameters import ChatParameters, CompletionParameters
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.chat_parameters import (
+    ChatParameters,
+    CompletionParameters,
+    EmbeddingParameters,
+)
 from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.protocol.embedding_protocol import EmbeddingRequest
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
-from mlc_llm.serve.data import TokenData
-from mlc_llm.serve.openai.chat import chat_prompt
+from mlc_llm.serve.openai.chat_form import ChatForm, request_prompt
+from mlc_llm.serve.openai.model import ChatModel
+from mlc_llm.serve.openai.tools.tool_schema import not_kept
+from mlc_llm.serve.openai.tools.variables import effort_has_effect
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
 
+__all__ = [
+    "ChatForm",
+    "ChatModel",
+    "check_chat_request",
+    "completion_request_of",
+    "conversation_prompt",
+    "embedding_request_of",
+    "engine_config",
+    "engine_request",
+    "request_of",
+    "request_prompt",
+    "without_effect",
+]
+
 _log = logging.getLogger(__name__)
-
-
-class ChatModel(NamedTuple):
-    """The parts of a loaded model that its requests need."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | Conversation | None
-    defaults: GenerationConfig
-    """The values of fields that a request leaves open."""
-    context: int
-    """The most tokens of a prompt and its answer together."""
-    load_id: int
-    """See `OpenEngine.load_id`."""
 
 
 def request_of(parameters: ChatParameters, *, stream: bool = True) -> ChatCompletionRequest:
@@ -46,21 +53,43 @@ def completion_request_of(parameters: CompletionParameters) -> CompletionRequest
     return CompletionRequest.parse(_fields(parameters, CompletionRequest, False))
 
 
+def embedding_request_of(parameters: EmbeddingParameters) -> EmbeddingRequest:
+    """The request of the arguments of `create`. Raises `UserError` that names the field."""
+    return EmbeddingRequest.parse(_given(parameters, EmbeddingRequest))
+
+
 def _fields(
     parameters: ChatParameters | CompletionParameters, kind: type[BaseModel], stream: bool
 ) -> dict[str, object]:
+    return {"stream": stream, **_given(parameters, kind)}
+
+
+def _given(
+    parameters: ChatParameters | CompletionParameters | EmbeddingParameters, kind: type[BaseModel]
+) -> dict[str, object]:
     given = dict[str, object](parameters)
     own = {name: value for name, value in given.items() if name in kind.model_fields}
-    more = parameters.get("extra_body") or {}
-    return {"stream": stream, **own, **more}
+    return {**own, **(parameters.get("extra_body") or {})}
 
 
-def check_chat_request(request: ChatCompletionRequest) -> None:
-    """Raise `InvalidField` for what this version cannot do, and log the fields without effect."""
-    if request.tool_choice == "required":
-        allowed = "Invalid tool_choice value; a call cannot be required in this version"
-        raise InvalidField("tool_choice", request.tool_choice, allowed)
-    unknown = request.unknown_fields()
+def without_effect(
+    request: ChatCompletionRequest, template: ChatTemplate | Conversation | None
+) -> list[str]:
+    """The known fields of a request that change nothing for a model of this template; and the
+    keywords in the schemas of tools that calls are not held to."""
+    effort = request.reasoning_effort
+    has_effect = effort is None or effort_has_effect(template, effort)
+    found = [] if has_effect else ["reasoning_effort"]
+    for i, tool in enumerate(request.tools or ()):
+        if not tool.function.strict:
+            place = f"tools[{i}].function.parameters"
+            found += not_kept(tool.function.parameters, place)
+    return found
+
+
+def check_chat_request(request: ChatCompletionRequest, more: Sequence[str] = ()) -> None:
+    """Log the fields without effect. more: those that are known."""
+    unknown = [*request.unknown_fields(), *more]
     if unknown:
         _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
 
@@ -71,16 +100,9 @@ def engine_config(request: ChatCompletionRequest, model: ChatModel) -> Generatio
     return request.generation_config().merged_over(model.defaults)
 
 
-def engine_request(
-    request: ChatCompletionRequest, request_id: str, config: GenerationConfig, model: ChatModel
-) -> Request:
+def engine_request(form: ChatForm, request_id: str, config: GenerationConfig) -> Request:
     """The request to the engine. config: see `engine_config`. Raises like `request_prompt`."""
-    if config.debug_config.special_request is not None:
-        return Request(request_id, [], config, model.load_id)
-    ids = request_prompt(
-        request, tokenizer=model.tokenizer, template=model.template, context=model.context
-    )
-    return Request(request_id, [TokenData(ids)], config, model.load_id)
+    return form.engine_request(request_id, config)
 
 
 def conversation_prompt(
@@ -90,32 +112,12 @@ def conversation_prompt(
     template: ChatTemplate | Conversation | None,
     context: int,
 ) -> list[int]:
-    """Like `request_prompt`, for the fields of a request (`messages`, `tools`, `tool_choice`) that
-    nobody has checked. Raises `UserError` that names the field."""
+    """Token ids like `request_prompt`, for the fields of a request (`messages`, `tools`,
+    `tool_choice`) that nobody has checked. The answer is text, so a call cannot be required. Raises
+    `UserError` that names the field."""
     request = ChatCompletionRequest.parse(fields)
+    if request.tool_choice == "required":
+        allowed = "Invalid tool_choice value; only the engines of OpenAI's API read calls"
+        raise InvalidField("tool_choice", request.tool_choice, allowed)
     check_chat_request(request)
-    return request_prompt(request, tokenizer=tokenizer, template=template, context=context)
-
-
-def request_prompt(
-    request: ChatCompletionRequest,
-    *,
-    tokenizer: Tokenizer,
-    template: ChatTemplate | Conversation | None,
-    context: int,
-) -> list[int]:
-    """Token ids of the conversation, up to the place where the assistant's answer begins.
-
-    Raises like `chat_prompt`, and `ContextLengthExceeded` for a prompt that leaves no room for an
-    answer in `context` tokens.
-    """
-    ids = chat_prompt(
-        [message.model_dump() for message in request.messages],
-        tokenizer=tokenizer,
-        template=template,
-        tools=[tool.model_dump(exclude_none=True) for tool in request.usable_tools],
-        max_tokens=context,
-    )
-    if len(ids) >= context:
-        raise ContextLengthExceeded(len(ids), context)
-    return ids
+    return request_prompt(request, tokenizer=tokenizer, template=template, context=context).ids

@@ -14,6 +14,7 @@ import itertools
 import logging
 import weakref
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
@@ -33,6 +34,7 @@ from mlc_llm.serve.opening.bundle import (
     open_without_weights,
     parse_models,
 )
+from mlc_llm.serve.opening.fingerprint import fingerprint
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
 from mlc_llm.serve.opening.runner import begin_weights, create_runner
 
@@ -53,6 +55,11 @@ class OpenEngine:
     """What computes in the core: the model, then the draft model. Empty in the echo engine."""
     load_id: int = field(default_factory=itertools.count(1).__next__)
     """Another number each time that a model is opened."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `opening/fingerprint.py`."""
+        return fingerprint(self.bundle, self.config, self.runners)
 
 
 def open_engine(

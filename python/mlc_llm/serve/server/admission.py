@@ -1,63 +1,82 @@
-"""How much a server takes on: a bounded number of answers and of prompt bytes."""
+"""How much a server takes on: a bounded number of answers and of bytes of requests, for all and for
+each tenant."""
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mlc_llm.serve.server.errors import HTTPError, overloaded
+from mlc_llm.serve.server.errors import HTTPError, overloaded, too_many
+from mlc_llm.serve.server.speed import LONGEST_RETRY_S
+from mlc_llm.serve.server.tenants import ANYBODY, Tenant
 
-REMEMBERED = 64
-"""Ended answers by which the speed is measured."""
-LONGEST_RETRY_S = 60
+RetryS = Callable[[int], int]
+"""Seconds in which so many answers end."""
 
 
 class Admission:
     """Counts what waits and runs. Whatever comes beyond the limits is refused at once, with the
     time after which there should be room. It belongs to the event loop."""
 
-    def __init__(self, answers: int, prompt_bytes: int) -> None:
-        """answers: those that may wait or run. prompt_bytes: of their requests."""
-        self.limit, self._byte_limit = answers, prompt_bytes
+    def __init__(
+        self,
+        places: Callable[[], int],
+        queue: int,
+        prompt_bytes: int,
+        retry_s: RetryS,
+        per_tenant: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """places: answers that the engines compute at a time. queue: those that may wait.
+        prompt_bytes: of their requests. per_tenant: answers of one; None: no limit."""
+        self._places, self._queue, self._byte_limit = places, queue, prompt_bytes
+        self._retry_s, self._per_tenant = retry_s, per_tenant
         self.answers = self.bytes = self.refused = 0
+        self.of_tenant: Counter[Tenant] = Counter()
         self.is_draining = False
-        self._ends: deque[float] = deque(maxlen=REMEMBERED)
+
+    @property
+    def limit(self) -> int:
+        """Answers that may wait or run."""
+        return self._places() + self._queue
 
     @contextmanager
-    def entered(self, answers: int, prompt_bytes: int) -> Iterator[None]:
-        """A request is inside for as long as this. Raises `HTTPError` (503) if it has no room."""
-        self._check(answers, prompt_bytes)
+    def entered(
+        self, answers: int, prompt_bytes: int, tenant: Tenant = ANYBODY, field: str = "n"
+    ) -> Iterator[None]:
+        """A request is inside for as long as this. field: what asks for so many answers. Raises
+        `HTTPError` (503, 429; 400 if there can never be room)."""
+        try:
+            self._check(answers, prompt_bytes, tenant, field)
+        except HTTPError:
+            self.refused += 1
+            raise
         self.answers += answers
+        self.of_tenant[tenant] += answers
         self.bytes += prompt_bytes
         try:
             yield
         finally:
             self.answers -= answers
+            self.of_tenant[tenant] -= answers
+            if not self.of_tenant[tenant]:
+                del self.of_tenant[tenant]
             self.bytes -= prompt_bytes
-            self._ends.extend([time.monotonic()] * answers)
 
-    def retry_s(self) -> int:
-        """Seconds until one answer should have ended, by the speed of the last ones."""
-        if len(self._ends) < 2:
-            return 1
-        each = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
-        return max(1, min(LONGEST_RETRY_S, round(each * max(1, self.answers - self.limit + 1))))
-
-    def _check(self, answers: int, prompt_bytes: int) -> None:
+    def _check(self, answers: int, prompt_bytes: int, tenant: Tenant, field: str) -> None:
         if self.is_draining:
-            raise self._refusal("the server is ending", LONGEST_RETRY_S)
-        if answers > self.limit:
-            words = f"n asks for {answers} answers; this server has room for {self.limit}"
-            raise HTTPError(400, words, param="n")
-        if self.answers + answers > self.limit:
-            words = f"{self.answers} answers wait or run, and no more than {self.limit} may"
-            raise self._refusal(words, self.retry_s())
+            raise overloaded("the server is ending", retry_s=LONGEST_RETRY_S)
+        limit = self.limit
+        if answers > limit:
+            words = f"{field} counts as {answers} answers; this server has room for {limit}"
+            raise HTTPError(400, words, param=field)
+        if self.answers + answers > limit:
+            words = f"{self.answers} answers wait or run, and no more than {limit} may"
+            raise overloaded(words, retry_s=self._retry_s(self.answers + answers - limit))
+        own, most = self.of_tenant[tenant], self._per_tenant()
+        if most is not None and own + answers > most:
+            words = f"{own} answers of this key wait or run, and no more than {most} may"
+            raise too_many(words, retry_s=self._retry_s(own + answers - most))
         if self.bytes + prompt_bytes > self._byte_limit and self.bytes:
             words = "the requests that wait or run are too large for one more"
-            raise self._refusal(words, self.retry_s())
-
-    def _refusal(self, words: str, retry_s: int) -> HTTPError:
-        self.refused += 1
-        return overloaded(words, retry_s=retry_s)
+            raise overloaded(words, retry_s=self._retry_s(1))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Awaitable, Callable
 
 from starlette.applications import Starlette
@@ -13,48 +11,82 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlc_llm.serve.server import info_routes
+from mlc_llm.serve.server import admin_routes, debug_routes, info_routes, ollama_routes
+from mlc_llm.serve.server.access_log import AccessLog
+from mlc_llm.serve.server.anthropic_routes import count_message_tokens, messages
 from mlc_llm.serve.server.chat_route import chat_completions
 from mlc_llm.serve.server.completion_route import completions
 from mlc_llm.serve.server.context import ServerContext
+from mlc_llm.serve.server.embedding_route import embeddings
 from mlc_llm.serve.server.errors import HTTPError, error_response, http_error
 from mlc_llm.serve.server.guard import Guard
+from mlc_llm.serve.server.holding import Holding
+from mlc_llm.serve.server.note import current_note
+from mlc_llm.serve.server.page_route import PAGE_PATHS, page
+from mlc_llm.serve.server.responses_route import responses
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
-OPENAI_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+V1_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/chat/completions", chat_completions),
     ("POST", "/completions", completions),
+    ("POST", "/responses", responses),
+    ("POST", "/messages", messages),
+    ("POST", "/messages/count_tokens", count_message_tokens),
+    ("POST", "/embeddings", embeddings),
     ("GET", "/models", info_routes.models),
     ("GET", "/models/{model:path}", info_routes.one_model),
 )
 """Below /v1, and without it: clients are often given the address alone."""
 OTHER_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/api/chat", ollama_routes.chat),
+    ("POST", "/api/generate", ollama_routes.generate),
+    ("POST", "/api/embed", ollama_routes.embed),
+    ("GET", "/api/tags", ollama_routes.tags),
+    ("GET", "/api/ps", ollama_routes.loaded),
+    ("POST", "/api/show", ollama_routes.show),
+    ("GET", "/api/version", ollama_routes.version),
     ("POST", "/tokenize", info_routes.tokenize),
     ("POST", "/detokenize", info_routes.detokenize),
     ("GET", "/tokenizer_info", info_routes.tokenizer_info),
     ("GET", "/health", info_routes.health),
     ("GET", "/ready", info_routes.ready),
     ("GET", "/metrics", info_routes.metrics),
+    ("GET", "/openapi.json", info_routes.openapi),
+    ("POST", "/models/load", admin_routes.load_model),
+    ("POST", "/models/unload", admin_routes.unload_model),
+    *(("GET", path, page) for path in PAGE_PATHS),
 )
 
-_log = logging.getLogger("mlc_llm.access")
+DEBUG_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
+    ("POST", "/debug/dump_event_trace", debug_routes.dump_event_trace),
+    ("POST", "/debug/dump_engine_metrics", debug_routes.dump_engine_metrics),
+    ("POST", "/debug/reset_engine", debug_routes.reset_engine),
+    ("POST", "/debug/cuda_profiler_start", debug_routes.cuda_profiler),
+    ("POST", "/debug/cuda_profiler_stop", debug_routes.cuda_profiler),
+)
+"""Not there without `--enable-debug`."""
 
 
 def create_app(context: ServerContext) -> Starlette:
-    """The application of one served model."""
+    """The application of one server."""
     table = [
-        *((method, f"/v1{path}", endpoint) for method, path, endpoint in OPENAI_ROUTES),
-        *OPENAI_ROUTES,
+        *((method, f"/v1{path}", endpoint) for method, path, endpoint in V1_ROUTES),
         *OTHER_ROUTES,
+        *(DEBUG_ROUTES if context.settings.debug else ()),
+        *V1_ROUTES,
     ]
     routes = [
-        Route(path, _answering(endpoint), methods=[method]) for method, path, endpoint in table
+        Route(path, _answering(path, endpoint), methods=[method])
+        for method, path, endpoint in table
     ]
     origins = context.settings.allowed_origins
-    middleware = [Middleware(AccessLog), Middleware(Guard, settings=context.settings)]
+    middleware = [
+        Middleware(AccessLog, ended=context.ended),
+        Middleware(Guard, settings=context.settings),
+        Middleware(Holding),
+    ]
     if origins:
         middleware.insert(
             1,
@@ -74,14 +106,15 @@ def create_app(context: ServerContext) -> Starlette:
     return app
 
 
-def _answering(endpoint: Endpoint) -> Endpoint:
-    """An endpoint whose errors are answers."""
+def _answering(path: str, endpoint: Endpoint) -> Endpoint:
+    """An endpoint whose errors are answers. path: its route's."""
 
     async def answer(request: Request) -> Response:
+        current_note().route = path
         try:
             return await endpoint(request)
         except Exception as error:
-            return error_response(http_error(error))
+            return error_response(http_error(error), request.url.path)
 
     return answer
 
@@ -91,29 +124,5 @@ def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     words = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return error_response(HTTPError(error.status_code, words, code=code, headers=error.headers))
-
-
-class AccessLog:
-    """ASGI middleware: one line a request, without what it says."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, status = time.monotonic(), 0
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-        finally:
-            seconds = time.monotonic() - started
-            _log.info("%s %s %d %.3f s", scope["method"], scope["path"], status, seconds)
+    found = HTTPError(error.status_code, words, code=code, headers=error.headers)
+    return error_response(found, request.url.path)

@@ -9,7 +9,9 @@ from starlette.requests import ClientDisconnect, Request
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.settings import Limits
 
-JSON_TYPES = ("application/json", "text/json")
+JSON_TYPES = ("application/json", "text/json", "application/x-www-form-urlencoded")
+"""The last is what `curl -d` says of any body, and Ollama's own examples send it. Web pages of
+others can send it too, without asking first: the guard turns them away by their origin."""
 
 
 async def read_json_text(request: Request, limits: Limits) -> bytes:

@@ -13,11 +13,13 @@ from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.openai.completions import completion_call
 from mlc_llm.serve.server.answer import answer_call
 from mlc_llm.serve.server.body import read_json_text
-from mlc_llm.serve.server.context import context_of, ignored, new_id
-from mlc_llm.serve.server.stream_json import check_end
+from mlc_llm.serve.server.context import context_of, ignored, new_id, served_model
+from mlc_llm.serve.server.order import order_of
+from mlc_llm.serve.server.stream_json import DataEvents, check_end
+from mlc_llm.serve.server.whole_size import check_completion_size
 
 
-class CompletionStream:
+class CompletionStream(DataEvents):
     """Writes the chunks of one call of the older API."""
 
     def __init__(self, request_id: str, streamed: Streamed[CompletionResponse]) -> None:
@@ -35,10 +37,14 @@ async def completions(request: Request) -> Response:
     context = context_of(request)
     data = await read_json_text(request, context.settings.limits)
     body = CompletionRequest.parse_text(data)
-    name = context.check_name(body.model)
     context.check_debug(body)
+    order = order_of(request, body)
+    served = await served_model(request, body.model)
+    check_completion_size(body, served.model.context)
     request_id = new_id("cmpl")
-    call = completion_call(body.model_copy(update={"model": name}), request_id, context.model)
+    call = completion_call(body.model_copy(update={"model": served.name}), request_id, served.model)
     writer = CompletionStream(request_id, call.streamed) if body.stream else None
     headers = ignored(body)
-    return await answer_call(request, context, call, writer, size=len(data), headers=headers)
+    return await answer_call(
+        request, served, call, writer, size=len(data), headers=headers, order=order
+    )

@@ -1,4 +1,4 @@
-"""Errors as answers over HTTP, in the shape of OpenAI's API."""
+"""Errors as answers over HTTP, in the shape of the API that was asked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Mapping
 
 from starlette.responses import JSONResponse
 
-from mlc_llm.errors import EngineDead, RequestError, UserError
+from mlc_llm.errors import ContextLengthExceeded, EngineDead, RequestError, UserError
 from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
+from mlc_llm.serve.anthropic.errors import error_body as anthropic_error
+from mlc_llm.serve.ollama.errors import error_body as ollama_error
+from mlc_llm.serve.server.note import current_note
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +39,15 @@ class HTTPError(Exception):
         self.headers = dict(headers or {})
 
 
+class NoModel(HTTPError):
+    """A model that is served could not be opened, or does not answer."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        words = f"the model {name!r} could not be opened: {reason}"
+        kind = "server_error"
+        super().__init__(503, words, kind=kind, code="model_not_loaded", headers=NO_RETRY)
+
+
 def not_found(message: str, *, code: str, param: str | None = None) -> HTTPError:
     """What was asked for is not there."""
     return HTTPError(404, message, kind="not_found_error", code=code, param=param)
@@ -47,14 +59,29 @@ def overloaded(message: str, *, retry_s: int) -> HTTPError:
     return HTTPError(503, message, kind="overloaded_error", code="overloaded", headers=headers)
 
 
+def too_many(message: str, *, retry_s: int) -> HTTPError:
+    """One client wants too much. retry_s: when to try again."""
+    headers = {"retry-after": str(retry_s)}
+    return HTTPError(429, message, kind="rate_limit_error", code="key_limit", headers=headers)
+
+
+def timed_out(seconds: float) -> HTTPError:
+    """A request did not end within the time that it has given itself."""
+    words = f"the request did not end within its timeout of {seconds:g} s"
+    return HTTPError(408, words, kind="timeout_error", code="timeout", headers=NO_RETRY)
+
+
 def http_error(error: Exception) -> HTTPError:
     """The answer for an error of ours; one that we do not know is logged and named a server's."""
     if isinstance(error, HTTPError):
         return error
     if isinstance(error, UserError):
         body = ErrorResponse.of(error).error
+        message = body.message
+        if isinstance(error, ContextLengthExceeded):
+            message += f" ({body.code})"  # LangChain looks for the code in the message
         return HTTPError(
-            400, body.message, kind=body.type, code=body.code, param=body.param, headers=NO_RETRY
+            400, message, kind=body.type, code=body.code, param=body.param, headers=NO_RETRY
         )
     if isinstance(error, EngineDead):
         return HTTPError(503, str(error), kind="server_error", code="engine_dead")
@@ -65,7 +92,15 @@ def http_error(error: Exception) -> HTTPError:
     return HTTPError(500, message, kind="server_error", headers=NO_RETRY)
 
 
-def error_response(error: HTTPError) -> JSONResponse:
-    """The body has one key, `error`."""
-    body = ErrorResponse(error=error.body).model_dump()
-    return JSONResponse(body, status_code=error.status, headers=error.headers)
+def error_response(error: HTTPError, path: str) -> JSONResponse:
+    """In the shape of the API that the path belongs to."""
+    current_note().code = error.body.code
+    return JSONResponse(_shape(error, path), status_code=error.status, headers=error.headers)
+
+
+def _shape(error: HTTPError, path: str) -> dict[str, object]:
+    if path.removeprefix("/v1").startswith("/messages"):
+        return anthropic_error(error.status, error.body.message)
+    if path.startswith("/api/"):
+        return ollama_error(error.body.message)
+    return ErrorResponse(error=error.body).model_dump()

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from hashlib import sha256
-from hmac import compare_digest
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mlc_llm.serve.server.errors import HTTPError, error_response
+from mlc_llm.serve.server.note import current_note
+from mlc_llm.serve.server.page_route import PAGE_PATHS
 from mlc_llm.serve.server.settings import LOCAL_NAMES, ServerSettings
+from mlc_llm.serve.server.tenants import ANYBODY, TENANT, Tenant
 
-OPEN_PATHS = ("/health", "/ready")
-"""What is answered without a key: probes have none."""
+OPEN_PATHS = ("/health", "/ready", *PAGE_PATHS)
+"""What is answered without a key: probes have none, and the chat page asks its user for one."""
+MAX_HEADERS = 200
 KEY_HEADERS = ("x-api-key", "api-key")
 
 
@@ -27,7 +29,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
-        self._keys = [_digest(key.encode()) for key in settings.keys]
+        self._keys = settings.keys
         self._hosts = {*LOCAL_NAMES, settings.host.lower(), *map(str.lower, settings.allowed_hosts)}
         self._origins = set(settings.allowed_origins)
 
@@ -35,14 +37,17 @@ class Guard:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             try:
-                self._check(scope["path"], headers)
+                scope[TENANT] = self._checked(scope["path"], headers)
             except HTTPError as error:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, path: str, headers: Headers) -> None:
-        """Raises `HTTPError`."""
+    def _checked(self, path: str, headers: Headers) -> Tenant:
+        """Who calls. Raises `HTTPError`."""
+        if len(headers.raw) > MAX_HEADERS or _size(headers) > self._settings.limits.header_bytes:
+            words = f"at most {MAX_HEADERS} headers, of {self._settings.limits.header_bytes} bytes"
+            raise HTTPError(431, words, code="headers_too_large", headers={"connection": "close"})
         if self._settings.unix_socket is None and not self._is_known_host(headers.get("host", "")):
             words = "this server is not known by that host name; --allow-host adds one"
             raise HTTPError(403, words, kind="permission_error", code="unknown_host")
@@ -50,7 +55,10 @@ class Guard:
         if origin is not None and not self._is_known_origin(origin, headers.get("host", "")):
             words = "web pages of that origin may not call this server; --cors-origin adds one"
             raise HTTPError(403, words, kind="permission_error", code="unknown_origin")
-        if self._keys and path not in OPEN_PATHS and not self._has_key(headers):
+        if not self._keys:
+            return ANYBODY
+        tenant = self._keys.find(_given_key(headers))
+        if tenant is None and path not in OPEN_PATHS:
             raise HTTPError(
                 401,
                 "a valid key is needed: Authorization: Bearer KEY",
@@ -58,6 +66,10 @@ class Guard:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        if tenant is not None:
+            note = current_note()
+            note.key, note.key_name = self._keys.number_of(tenant), tenant.name or None
+        return tenant or ANYBODY
 
     def _is_known_host(self, host: str) -> bool:
         if "*" in self._hosts or (not self._settings.is_local and self._keys):
@@ -70,12 +82,6 @@ class Guard:
         parts = urlsplit(origin)
         return parts.netloc.lower() == host.lower() and bool(host)
 
-    def _has_key(self, headers: Mapping[str, str]) -> bool:
-        """All keys are compared, so that the time says nothing about them."""
-        given = _digest(_given_key(headers))
-        found = [compare_digest(given, key) for key in self._keys]
-        return any(found)
-
 
 def _given_key(headers: Mapping[str, str]) -> bytes:
     scheme, _, token = headers.get("authorization", "").partition(" ")
@@ -87,8 +93,8 @@ def _given_key(headers: Mapping[str, str]) -> bytes:
     return b""
 
 
-def _digest(key: bytes) -> bytes:
-    return sha256(key).digest()
+def _size(headers: Headers) -> int:
+    return sum(len(name) + len(value) for name, value in headers.raw)
 
 
 def _name_of(host: str) -> str:

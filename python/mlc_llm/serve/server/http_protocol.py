@@ -13,11 +13,15 @@ class TimedProtocol(H11Protocol):
 
     header_s = 20.0
     """Seconds from the start of a connection, or of a request on it, to the end of its head."""
+    most = 1024
+    """Connections at a time; one more is closed at once."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._head_timer: asyncio.TimerHandle | None = None
         self._wait_for_head()
+        if len(self.connections) > self.most:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -44,6 +48,6 @@ class TimedProtocol(H11Protocol):
             self.transport.close()
 
 
-def timed(header_s: float) -> type[TimedProtocol]:
-    """The protocol with this limit."""
-    return type("TimedProtocol", (TimedProtocol,), {"header_s": header_s})
+def timed(header_s: float, most: int) -> type[TimedProtocol]:
+    """The protocol with these limits."""
+    return type("TimedProtocol", (TimedProtocol,), {"header_s": header_s, "most": most})

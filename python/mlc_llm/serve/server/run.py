@@ -2,32 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.context import ServerContext
+from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
+from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
+from mlc_llm.serve.server.watch import Watch
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+ENDED = 0
+STALLED = 70
+"""Exit code: an engine is stalled, and a supervisor should start the server again."""
+SIGNAL_BASE = 128
+"""Exit code: this and the number of the signal, if answers were cut."""
+FORCE_S = 2.0
+"""Connections have so long to take their last bytes if the server ends at once."""
 
 _log = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
-    """The first SIGTERM or Ctrl-C lets running answers end, for a while; the second ends them."""
+    """The first SIGTERM or Ctrl-C lets running answers end, for a while; the second ends them.
+    SIGHUP reads keys and certificates again."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(
+        self, context: ServerContext, when_ready: Callable[[], object] = lambda: None
+    ) -> None:
+        """when_ready: called when it listens and knows what to do with signals."""
+        self.exit_code, self._when_ready = ENDED, when_ready
         self._context = context
+        limits = context.settings.limits
+        self._watch = Watch(
+            context.models, limits.stall_s, context.settings.on_stall, self._leave_stalled
+        )
+        self._supervisor = Supervisor()
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(_config(context))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server has begun to listen there in the meantime
+            port = self._context.settings.port
+            raise InvalidField("port", port, f"cannot listen there: {error.strerror}") from error
+        self._supervisor.say(READY)
+        self._when_ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second. Returns whether the server ends."""
+        self._watch.look()
+        if not self._context.models.stalled:
+            self._supervisor.is_well()
+        is_drained = self._context.admission.is_draining and not self._context.models.is_busy
+        return is_drained or await super().on_tick(counter)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -35,7 +75,10 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             yield  # tests
             return
-        before = {one: signal.signal(one, self.handle_exit) for one in SIGNALS}
+        handlers = {signal.SIGINT: self.handle_exit, signal.SIGTERM: self.handle_exit}
+        if self._context.settings.can_reload:  # else it ends the process, as a closed terminal does
+            handlers[signal.SIGHUP] = self.handle_reload
+        before = {one: signal.signal(one, handler) for one, handler in handlers.items()}
         try:
             yield
         finally:
@@ -44,53 +87,87 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins the end, the second one hurries it."""
-        self.end(at_once=self.should_exit)
+        self.end(at_once=self._context.admission.is_draining, code=SIGNAL_BASE + sig)
 
-    def end(self, *, at_once: bool = False) -> None:
+    def handle_reload(self, sig: int, frame: FrameType | None) -> None:
+        """Read keys and certificates again, between two requests."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self.reload)
+
+    def reload(self) -> None:
+        """What cannot be read stays as it is."""
+        settings = self._context.settings
+        try:
+            if settings.read_keys_again is not None:
+                settings.keys.replace(settings.read_keys_again())
+            if self.config.ssl is not None and settings.certificate is not None:
+                self.config.ssl.load_cert_chain(settings.certificate, settings.certificate_key)
+        except (UserError, OSError) as error:  # an SSLError is one of them
+            _log.error("keys and certificates stay as they were: %s", error)
+        else:
+            _log.warning("keys and certificates were read again: %d keys", len(settings.keys))
+
+    def end(self, *, at_once: bool = False, code: int = ENDED) -> None:
         """Take on nothing more. Running answers get their time, or are ended at once; then the
-        server ends."""
-        context = self._context
-        context.admission.is_draining = True
-        self.should_exit = True
+        server ends. code: of the process if answers are cut. Any thread may call it."""
+        self._context.admission.is_draining = True
+        self._supervisor.say(STOPPING)
         if at_once:
-            context.client.abort_all()
+            self._end_answers(code)
             return
-        seconds = context.settings.limits.drain_s
+        seconds = self._context.settings.limits.drain_s
         _log.warning("ending: running answers have %g s", seconds)
-        timer = threading.Timer(seconds, context.client.abort_all)
+        timer = threading.Timer(seconds, self._end_answers, [code])
         timer.daemon = True
         timer.start()
 
+    def _end_answers(self, code: int) -> None:
+        """End all answers with an error, then the server."""
 
-def listen(context: ServerContext) -> socket.socket | None:
-    """The socket; None for a unix socket, which uvicorn makes. Raises `InvalidField` for an address
-    that cannot be had."""
-    settings = context.settings
-    if settings.unix_socket is not None:
-        return None
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((settings.host, settings.port))
-    except OSError as error:
-        found.close()
-        place = f"{settings.host}:{settings.port}"
-        raise InvalidField("port", place, f"cannot listen there: {error.strerror}") from error
-    return found
+        def work() -> None:
+            if self._context.models.is_busy:
+                self.exit_code = code
+                self._context.models.fail_all(server_ended())
+            self._leave()
+
+        if self._loop is None:
+            self.should_exit = True
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(work)
+
+    def _leave_stalled(self) -> None:
+        self.exit_code = STALLED
+        self._leave()
+
+    def _leave(self) -> None:
+        """End when the last bytes have gone, or soon."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_later(FORCE_S, self._force)
+
+    def _force(self) -> None:
+        self.force_exit = True
 
 
-def serve(context: ServerContext, own: socket.socket | None) -> None:
-    """Serve until a signal comes. own: see `listen`."""
-    Server(context).run(None if own is None else [own])
+def server_ended() -> HTTPError:
+    """The error of answers that the end of the server cuts."""
+    words = "the answer was ended by the server: it ends"
+    return HTTPError(503, words, kind="server_error", code="server_ended")
+
+
+def serve(context: ServerContext, own: socket.socket, when_ready: Callable[[], object]) -> int:
+    """Serve until a signal comes. own: from `bound`. when_ready: see `Server`. Returns the exit
+    code."""
+    server = Server(context, when_ready)
+    server.run([own])
+    return server.exit_code
 
 
 def _config(context: ServerContext) -> uvicorn.Config:
     settings, limits = context.settings, context.settings.limits
     return uvicorn.Config(
         create_app(context),
-        uds=None if settings.unix_socket is None else str(settings.unix_socket),
-        http=timed(limits.header_s),
+        http=timed(limits.header_s, limits.connections),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -99,7 +176,7 @@ def _config(context: ServerContext) -> uvicorn.Config:
         proxy_headers=False,
         backlog=limits.connections,
         timeout_keep_alive=int(limits.keep_alive_s),
-        timeout_graceful_shutdown=int(limits.drain_s) + 5,
+        timeout_graceful_shutdown=5,
         h11_max_incomplete_event_size=limits.header_bytes,
         ssl_certfile=None if settings.certificate is None else str(settings.certificate),
         ssl_keyfile=None if settings.certificate_key is None else str(settings.certificate_key),

@@ -1,34 +1,28 @@
-"""A streamed answer: server-sent events."""
+"""A streamed answer: what its API's writer makes of the chunks, as they come."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator, Mapping
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from mlc_llm.errors import RequestError
-from mlc_llm.protocol.error_protocol import ErrorResponse
+from mlc_llm.errors import MLCError
 from mlc_llm.serve.async_reader import AsyncReader
 from mlc_llm.serve.client import News
-from mlc_llm.serve.server.errors import http_error
+from mlc_llm.serve.server.errors import HTTPError, http_error
+from mlc_llm.serve.server.gone import until_gone
 from mlc_llm.serve.server.settings import Limits
 from mlc_llm.serve.server.stream_json import StreamWriter
 
-HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-class EventStream:
-    """An ASGI response. The request ends when its client has gone, or takes nothing for too long.
+class EventStream(Response):
+    """The request ends when its client has gone, or takes nothing for too long.
 
-    A request that fails ends with an `error` event and without `[DONE]`: clients take a stream that
+    A request that fails ends with an error in the form of its API: clients take a stream that
     merely stops for a whole answer.
     """
 
@@ -37,10 +31,12 @@ class EventStream:
     ) -> None:
         """more: headers."""
         self._reader, self._writer, self._limits = reader, writer, limits
-        self._headers = [(k.encode(), v.encode()) for k, v in {**HEADERS, **more}.items()]
+        self.background = None
+        headers = {"content-type": writer.media_type, **HEADERS, **more}
+        self._own_headers = [(k.encode(), v.encode()) for k, v in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_until_gone(receive))
+        gone = asyncio.ensure_future(until_gone(receive))
         sending = asyncio.ensure_future(self._send_all(send))
         try:
             await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
@@ -51,17 +47,20 @@ class EventStream:
             await asyncio.gather(gone, sending, return_exceptions=True)
 
     async def _send_all(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+        start = {"type": "http.response.start", "status": 200, "headers": self._own_headers}
         await self._send(send, start)
+        writer = self._writer
+        first = writer.begin()
+        if first:
+            await self._send(send, _body(first))
         try:
             while (news := await self._next()) is not None:
-                data = b"".join(self._events(news)) if news else PING
+                data = b"".join(self._events(news)) if news else writer.ping
                 if data:
                     await self._send(send, _body(data))
-            last = DONE
-        except RequestError as error:
-            body = ErrorResponse(error=http_error(error).body).model_dump()
-            last = f"data: {json.dumps(body)}\n\n".encode()
+            last = writer.end()
+        except (MLCError, HTTPError) as error:
+            last = writer.failed(http_error(error))
         await self._send(send, _body(last, more=False))
 
     async def _next(self) -> list[News] | None:
@@ -73,8 +72,7 @@ class EventStream:
 
     def _events(self, all_news: list[News]) -> Iterator[bytes]:
         for part, chunk in all_news:
-            for text in self._writer.texts(part, chunk):
-                yield f"data: {text}\n\n".encode()
+            yield from self._writer.events(part, chunk)
 
     async def _send(self, send: Send, message: dict[str, object]) -> None:
         """Raises TimeoutError if the client takes nothing."""
@@ -83,8 +81,3 @@ class EventStream:
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -14,7 +14,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.response_format import RequestResponseFormat
 from mlc_llm.serve.core.grammar.cache import Cache
 from mlc_llm.serve.core.grammar.matcher import Grammar
-from mlc_llm.serve.core.grammar.text import library_text
+from mlc_llm.serve.core.grammar.text import field_of, library_text
 from mlc_llm.serve.core.grammar.vocabulary import Vocabulary
 from mlc_llm.tokenizers import Tokenizer
 
@@ -75,7 +75,18 @@ class GrammarCompiler:
                 self._vocabulary = Vocabulary(self._tokenizer, self._vocab_size, self._end_ids)
             return Grammar(wanted, text, self._vocabulary, self.forget)
         except InvalidField as error:
-            return _Refusal(error)
+            return _Refusal(self._blamed(wanted) or error)
+
+    def _blamed(self, wanted: RequestResponseFormat) -> InvalidField | None:
+        """Why a part of a grammar is refused when it stands alone. None if all are accepted."""
+        for part in () if wanted.grammar is None else wanted.grammar.parts:
+            try:
+                text = library_text(part.form, self._tokenizer.split_control)
+                if self._vocabulary is not None:
+                    Grammar(part.form, text, self._vocabulary, self.forget)
+            except InvalidField as error:
+                return InvalidField(field_of(part), error.value, error.allowed)
+        return None
 
 
 class _Refusal:

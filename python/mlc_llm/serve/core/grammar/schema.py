@@ -9,30 +9,21 @@ from typing import TypeAlias
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.json_text import parse_json
 from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.protocol.schema_kinds import SCHEMA, kind_of
 from mlc_llm.serve.core.grammar.optional_parts import check_pattern
 
 Schema: TypeAlias = "dict[str, JsonValue]"
 Part: TypeAlias = "dict[str, JsonValue] | list[JsonValue]"
 
 MAX_BYTES = 256 * 1024
-MAX_DEPTH = 64
-"""Arrays and objects inside each other."""
+MAX_DEPTH = 200
+"""Arrays and objects inside each other. A level of a value takes two in its schema."""
 MAX_PROPERTIES = 1000
 """In all objects of the schema together."""
 MAX_ENUM = 10_000
 """In all lists of values together."""
 MAX_VALUE_CHARS = 16 * 1024
 """The length of one value as JSON. It is forced text, which takes time in each step."""
-
-_SCHEMA, _NAMES, _DATA = range(3)
-"""What an array or object holds: (a list of) schemas, a map from names to schemas, or values."""
-_KIND_OF = {
-    **dict.fromkeys(("const", "default", "enum", "example", "examples"), _DATA),
-    **dict.fromkeys(
-        ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"), _NAMES
-    ),
-}
-"""What stands under a keyword of a schema, where that is no schema."""
 
 
 def check_schema(text: str, field: str) -> Schema:
@@ -58,7 +49,7 @@ def check_parts(schema: Part, field: str) -> None:
     for node, depth, kind in _walk(schema):
         if depth > MAX_DEPTH:
             raise _too_much(field, "nested more than", MAX_DEPTH, "levels")
-        if kind is not _SCHEMA or not isinstance(node, dict):
+        if kind is not SCHEMA or not isinstance(node, dict):
             continue
         properties += _size(node, "properties", dict)
         values += _size(node, "enum", list)
@@ -98,12 +89,12 @@ def _check_patterns(node: Schema, field: str) -> None:
 
 def _walk(schema: Part) -> Iterator[tuple[Part, int, int]]:
     """Every array and object, its depth, and its kind."""
-    waiting: list[tuple[Part, int, int]] = [(schema, 1, _SCHEMA)]
+    waiting: list[tuple[Part, int, int]] = [(schema, 1, SCHEMA)]
     while waiting:
         node, depth, kind = waiting.pop()
         yield node, depth, kind
         waiting += [
-            (child, depth + 1, _kind(kind, key))
+            (child, depth + 1, kind_of(kind, key))
             for key, child in _children(node)
             if isinstance(child, (dict, list))
         ]
@@ -111,13 +102,6 @@ def _walk(schema: Part) -> Iterator[tuple[Part, int, int]]:
 
 def _children(node: Part) -> Iterable[tuple[str | None, JsonValue]]:
     return node.items() if isinstance(node, dict) else ((None, child) for child in node)
-
-
-def _kind(parent: int, key: str | None) -> int:
-    """The kind of what stands under a key. key: None for the items of an array."""
-    if key is None or parent is _DATA:
-        return parent
-    return _SCHEMA if parent is _NAMES else _KIND_OF.get(key, _SCHEMA)
 
 
 def _size(node: Schema, key: str, kind: type) -> int:

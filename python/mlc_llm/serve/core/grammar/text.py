@@ -10,7 +10,13 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.protocol.response_format import RequestResponseFormat, StructuralTag, WrittenGrammar
+from mlc_llm.protocol.response_format import (
+    GrammarPart,
+    RequestResponseFormat,
+    StructuralTag,
+    WrittenGrammar,
+)
+from mlc_llm.serve.core.grammar.deep_schema import flattened
 from mlc_llm.serve.core.grammar.optional_parts import check_lark, check_pattern
 from mlc_llm.serve.core.grammar.schema import Schema, check_parts, check_schema
 
@@ -19,7 +25,7 @@ MAX_EMBEDDED = 128
 MAX_GBNF_CHARS = 16 * 1024
 """The time of the conversion to Lark grows with the square of the number of rules."""
 
-LAYOUT: dict[str, object] = {
+LAYOUT: Schema = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
@@ -38,43 +44,50 @@ def library_text(wanted: RequestResponseFormat, split: Split) -> str:
     Raises `InvalidField` with the part of the format that is refused here, before the library sees
     it.
     """
+    own = _library_form(wanted, split, field_and_text(wanted)[0])
+    parts = () if wanted.grammar is None else wanted.grammar.parts
+    named = [
+        {"name": part.name, **_library_form(part.form, split, field_of(part))} for part in parts
+    ]
+    return json.dumps({"grammars": [own, *named]})
+
+
+def field_of(part: GrammarPart) -> str:
+    """The field to name in errors about a part."""
+    return part.field or f"{FIELD}.grammar.parts.{part.name}"
+
+
+def _library_form(wanted: RequestResponseFormat, split: Split, field: str) -> Schema:
+    """One grammar. field: to name in errors."""
     if wanted.grammar is not None:
-        field, lark = f"{FIELD}.grammar.definition", _written(wanted.grammar)
+        lark = _written(wanted.grammar, field)
         _check_embedded(lark, field)
         check_lark(field, lark)
-        return _of_lark(lark)
+        return {"lark_grammar": lark}
     if wanted.structures is not None:
-        return _of_lark(_tags(wanted.structures, wanted.triggers or (), split))
-    return _of_schema(wanted.json_schema)
+        return {"lark_grammar": _tags(wanted.structures, wanted.triggers or (), split)}
+    return {"json_schema": _schema(wanted.json_schema, field)}
 
 
-def _of_schema(schema: str | None) -> str:
-    found: Schema = (
-        {"type": "object"} if schema is None else check_schema(schema, f"{FIELD}.schema")
-    )
-    options = {**LAYOUT, **_options(found)}
-    return json.dumps({"grammars": [{"json_schema": {**found, "x-guidance": options}}]})
+def _schema(schema: str | None, field: str) -> Schema:
+    found: Schema = {"type": "object"} if schema is None else check_schema(schema, field)
+    return {**flattened(found), "x-guidance": {**LAYOUT, **_options(found, field)}}
 
 
-def _options(schema: Schema) -> Schema:
+def _options(schema: Schema, field: str) -> Schema:
     given = schema.get("x-guidance", {})
     if not isinstance(given, dict):
-        raise InvalidField(f"{FIELD}.schema x-guidance", given, "it should be an object")
+        raise InvalidField(f"{field} x-guidance", given, "it should be an object")
     return given
 
 
-def _of_lark(lark: str) -> str:
-    # The library would read a bare text that starts with { as its own JSON.
-    return json.dumps({"grammars": [{"lark_grammar": lark}]})
-
-
-def _written(grammar: WrittenGrammar) -> str:
+def _written(grammar: WrittenGrammar, field: str) -> str:
     if grammar.syntax == "lark":
         return grammar.definition
     if grammar.syntax == "regex":
-        check_pattern(f"{FIELD}.grammar.definition", grammar.definition)
+        check_pattern(field, grammar.definition)
         return f"start: /{regex_to_lark(grammar.definition or '(?:)', '')}/"
-    return _converted(grammar.definition)
+    return _converted(grammar.definition, field)
 
 
 def _check_embedded(lark: str, field: str) -> None:
@@ -90,8 +103,7 @@ def _check_embedded(lark: str, field: str) -> None:
         check_parts(schema, f"{field} %json")
 
 
-def _converted(gbnf: str) -> str:
-    field = f"{FIELD}.grammar.definition"
+def _converted(gbnf: str, field: str) -> str:
     if len(gbnf) > MAX_GBNF_CHARS:
         allowed = f"gbnf has at most {MAX_GBNF_CHARS} characters; larger grammars as lark"
         raise InvalidField(field, f"<{len(gbnf)} characters>", allowed)
@@ -131,9 +143,7 @@ def _tag_rules(name: str, trigger: str, bodies: str, split: Split) -> list[str]:
 
 
 def _body(tag: StructuralTag, trigger: str, split: Split) -> str:
-    schema = check_schema(tag.json_schema, f"{FIELD}.structures schema")
-    options = {**LAYOUT, **_options(schema)}
-    inner = json.dumps({**schema, "x-guidance": options})
+    inner = json.dumps(_schema(tag.json_schema, f"{FIELD}.structures schema"))
     begin, end = split(tag.begin[len(trigger) :]), split(tag.end)
     return f"{_literal(begin)} %json {inner} {_literal(end)}".strip()
 

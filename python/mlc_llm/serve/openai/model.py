@@ -1,0 +1,27 @@
+"""What requests need of a loaded model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.tokenizers import Tokenizer
+
+
+class ChatModel(NamedTuple):
+    """The parts of a loaded model that its requests need."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | Conversation | None
+    defaults: GenerationConfig
+    """The values of fields that a request leaves open."""
+    context: int
+    """The most tokens of a prompt and its answer together."""
+    load_id: int
+    """See `OpenEngine.load_id`."""
+    hidden_size: int = 0
+    """Numbers of a hidden vector."""
+    fingerprint: str = ""
+    """See `opening/fingerprint.py`."""

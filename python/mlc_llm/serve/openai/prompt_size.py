@@ -1,0 +1,29 @@
+"""Notes how many tokens a prompt has, for answers that begin with this number."""
+
+from __future__ import annotations
+
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.openai.calls import Part
+from mlc_llm.serve.request import Request
+
+
+class PromptSize:
+    """The tokens of the prompts whose requests were made so far."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def noting(self, part: Part) -> Part:
+        """The same part, noted when its request is made."""
+
+        def make() -> Request:
+            request = part.make()
+            self.tokens += prompt_tokens(request)
+            return request
+
+        return part._replace(make=make)
+
+
+def prompt_tokens(request: Request) -> int:
+    """Tokens of a request whose prompt is tokenised."""
+    return sum(len(data.token_ids) for data in request.inputs if isinstance(data, TokenData))

@@ -1,0 +1,117 @@
+"""Which form of calls and of thoughts a chat template shows."""
+
+from __future__ import annotations
+
+import re
+
+from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.serve.openai.tools.family import Family
+from mlc_llm.serve.openai.tools.field_families import (
+    GEMMA_4,
+    GLM,
+    GORILLA,
+    LFM_2,
+    MINIMAX_2,
+    PYTHON,
+    QWEN_CODER,
+    SEED,
+)
+from mlc_llm.serve.openai.tools.harmony import HARMONY
+from mlc_llm.serve.openai.tools.json_families import (
+    APRIEL,
+    DEEPSEEK_3_1,
+    DEEPSEEK_R1,
+    FUNCTIONARY,
+    GRANITE_3,
+    HERMES,
+    LLAMA_3,
+    MINIMAX_1,
+    MISTRAL,
+    MISTRAL_LIST,
+    NEMOTRON_2,
+)
+from mlc_llm.serve.openai.tools.thinking import ThinkTags
+
+Template = ChatTemplate | Conversation
+
+RULES: tuple[tuple[tuple[str, ...], Family], ...] = (
+    (("<|channel|>", "to=functions."), HARMONY),
+    (("<|channel|>", "<|start|>", '"functions."'), HARMONY),
+    (("[TOOL_CALLS]", "[ARGS]"), MISTRAL),
+    (("[TOOL_CALLS]",), MISTRAL_LIST),
+    (("[SYSTEM_PROMPT]", "{function_string}"), MISTRAL),
+    (("<｜tool▁call▁begin｜>", "```json"), DEEPSEEK_R1),
+    (("<｜tool▁call▁begin｜>",), DEEPSEEK_3_1),
+    (("<|tool_call|>", "<|start_of_role|>"), GRANITE_3),
+    (("<TOOLCALL>",), NEMOTRON_2),
+    (("<tool_calls>[",), APRIEL),
+    (("<tool_calls>\\n{",), MINIMAX_1),
+    (("<function=", "<|python_tag|>"), FUNCTIONARY),
+    (("<minimax:tool_call>",), MINIMAX_2),
+    (("<seed:tool_call>",), SEED),
+    (("<tool_call>", "<arg_key>"), GLM),
+    (("<tool_call>", "<function="), QWEN_CODER),
+    (("<|tool_call_start|>",), LFM_2),
+    (("<|tool_list_start|>",), LFM_2),
+    (("List of tools: [",), LFM_2),
+    (("<|tool_call>", "call:"), GEMMA_4),
+    (("<<function>>",), GORILLA),
+    (("<tool_call>", '"arguments"'), HERMES),
+    (("<tool_call>", '\\"arguments\\"'), HERMES),
+    (("<|start_header_id|>", '{"name": '), LLAMA_3),
+    (("<|header_start|>", '{"name": '), LLAMA_3),
+    (("{function_string}",), PYTHON),
+)
+"""What a template's text contains, and the family that it means then. The first fitting line
+counts."""
+
+THINK_TAGS = (
+    ThinkTags("<think>", "</think>"),
+    ThinkTags("[THINK]", "[/THINK]"),
+    ThinkTags("<seed:think>", "</seed:think>"),
+    ThinkTags("<|channel>thought\n", "<channel|>"),
+)
+"""A template that has the second text of a line may be one of a model that thinks so."""
+
+
+def family_of(template: Template | None) -> Family | None:
+    """The form of calls that a template shows. None if it shows none that is known."""
+    text = source_of(template)
+    fitting = (family for marks, family in RULES if all(mark in text for mark in marks))
+    return next(fitting, None)
+
+
+def think_tags_of(template: Template | None) -> ThinkTags | None:
+    """How a model of this template thinks. None if it does not, as far as the template shows."""
+    text = source_of(template)
+    if writes_channels(template):
+        return None
+    if isinstance(template, Conversation) and template.strip_reasoning_in_history:
+        return THINK_TAGS[0]
+    return next((tags for tags in THINK_TAGS if tags.end in text), None)
+
+
+def writes_channels(template: Template | None) -> bool:
+    """Whether a model of this template writes messages in channels, as gpt-oss does."""
+    return family_of(template) is HARMONY
+
+
+def source_of(template: Template | None) -> str:
+    """All text of a template."""
+    if isinstance(template, Conversation):
+        parts = (template.system_template, *template.roles.values(), template.role_empty_sep)
+        return "\n".join([*parts, *template.role_templates.values(), *template.seps])
+    return "" if template is None else template.source
+
+
+def has_place_for_tools(template: Template) -> bool:
+    """Whether a template shows tools to the model."""
+    if isinstance(template, Conversation):
+        return "{function_string}" in source_of(template)
+    return re.search(r"\btools\b", template.source) is not None
+
+
+def shows_calls(template: Template) -> bool:
+    """Whether a template shows past calls to the model."""
+    return isinstance(template, ChatTemplate) and "tool_calls" in template.source

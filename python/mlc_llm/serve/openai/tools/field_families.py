@@ -1,0 +1,167 @@
+"""Families whose arguments are written one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from mlc_llm.serve.openai.tools.family import Function, History
+from mlc_llm.serve.openai.tools.field_rules import FieldRules
+from mlc_llm.serve.openai.tools.fields import FieldForm
+from mlc_llm.serve.openai.tools.form_grammar import CallRules
+from mlc_llm.serve.openai.tools.lark import Split
+from mlc_llm.serve.openai.tools.layout import CallLayout
+from mlc_llm.serve.openai.tools.layout_rules import Body, layout_rules
+from mlc_llm.serve.openai.tools.read_fields import FieldsBody
+from mlc_llm.serve.openai.tools.read_layout import LayoutReader
+
+
+@dataclass(frozen=True)
+class FieldFamily:
+    """Implements `Family`."""
+
+    name: str
+    layout: CallLayout
+    form: FieldForm
+    history: History = field(default_factory=History)
+
+    def rules(self, functions: Sequence[Function], split: Split, *, parallel: bool) -> CallRules:
+        def body(function: Function, number: int) -> Body:
+            return FieldRules(self.form, function, number, split).body()
+
+        return layout_rules(self.layout, functions, split, parallel=parallel, body=body)
+
+    def reader(self, functions: Sequence[Function]) -> LayoutReader:
+        schemas = {one.name: one.schema for one in functions}
+
+        def body(name: str) -> FieldsBody:
+            return FieldsBody(self.form, schemas[name], self.layout.last)
+
+        return LayoutReader(self.layout, list(schemas), body)
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Texts are written as they are, where the format has them so."""
+        text = self.layout.mark
+        for i, (name, arguments) in enumerate(calls):
+            text += self.layout.again if i else self.layout.first
+            text += name + self.layout.middle + self._fields(arguments) + self.layout.last
+        return text + self.layout.close
+
+    def _fields(self, arguments: str) -> str:
+        form = self.form
+        free = {"type": "string"}
+        return form.comma.join(
+            form.key_begin
+            + name
+            + form.key_end
+            + form.written(free if isinstance(value, str) else {}, value)
+            + form.after
+            for name, value in json.loads(arguments).items()
+        )
+
+
+_PARAMETER = partial(FieldForm, key_begin="<parameter=")
+
+QWEN_CODER = FieldFamily(
+    "qwen3-coder",
+    CallLayout(
+        mark="<tool_call>",
+        first="\n<function=",
+        middle=">\n",
+        last="</function>\n</tool_call>",
+        again="\n<tool_call>\n<function=",
+    ),
+    _PARAMETER(key_end=">\n", value_end="\n</parameter>", raw=("", "\n</parameter>"), after="\n"),
+)
+
+SEED = FieldFamily(
+    "seed-oss",
+    CallLayout(
+        mark="<seed:tool_call>",
+        first="\n<function=",
+        middle=">\n",
+        last="</function>\n</seed:tool_call>",
+        again="\n<seed:tool_call>\n<function=",
+    ),
+    _PARAMETER(key_end=">", value_end="</parameter>", raw=("", "</parameter>"), after="\n"),
+)
+
+GLM = FieldFamily(
+    "glm",
+    CallLayout(
+        mark="<tool_call>",
+        first="",
+        middle="\n",
+        last="</tool_call>",
+        again="\n<tool_call>",
+        opens="<",
+    ),
+    FieldForm(
+        key_begin="<arg_key>",
+        key_end="</arg_key>\n<arg_value>",
+        value_end="</arg_value>",
+        raw=("", "</arg_value>"),
+        after="\n",
+    ),
+)
+
+MINIMAX_2 = FieldFamily(
+    "minimax2",
+    CallLayout(
+        mark="<minimax:tool_call>",
+        first='\n<invoke name="',
+        middle='">\n',
+        last="</invoke>\n",
+        again='<invoke name="',
+        close="</minimax:tool_call>",
+    ),
+    FieldForm(
+        key_begin='<parameter name="',
+        key_end='">',
+        value_end="</parameter>",
+        raw=("", "</parameter>"),
+        after="\n",
+    ),
+)
+
+_PYTHON = FieldForm(key_begin="", key_end="=", value_end="", comma=", ", words=True)
+
+LFM_2 = FieldFamily(
+    "lfm2",
+    CallLayout(
+        mark="<|tool_call_start|>",
+        first="[",
+        middle="(",
+        last=")",
+        again=", ",
+        close="]<|tool_call_end|>",
+    ),
+    _PYTHON,
+)
+
+GORILLA = FieldFamily(
+    "gorilla",
+    CallLayout(mark="<<function>>", first="", middle="(", last=")", again="<<function>>"),
+    _PYTHON,
+)
+
+GEMMA_4 = FieldFamily(
+    "gemma4",
+    CallLayout(
+        mark="<|tool_call>",
+        first="call:",
+        middle="{",
+        last="}<tool_call|>",
+        again="<|tool_call>call:",
+    ),
+    FieldForm(key_begin="", key_end=":", value_end="", raw=('<|"|>', '<|"|>'), comma=","),
+)
+
+PYTHON = FieldFamily(
+    "python",
+    CallLayout(mark="[", first="", middle="(", last=")", again=", ", close="]", only_at_start=True),
+    _PYTHON,
+)
+"""Of named templates that show functions, as MLC LLM reads their answers."""

@@ -1,0 +1,147 @@
+"""Past calls and results, in the form that a chat template wants."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import cast
+
+from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.protocol.messages import GivenTool, TemplateMessage
+from mlc_llm.serve.openai.tools.families import (
+    Template,
+    family_of,
+    has_place_for_tools,
+    shows_calls,
+    source_of,
+)
+from mlc_llm.serve.openai.tools.family import Family, History
+from mlc_llm.serve.openai.tools.generic import (
+    arguments_json,
+    calls_as_text,
+    results_as_user,
+    with_tools,
+    without_system,
+)
+from mlc_llm.serve.openai.tools.json_families import HERMES
+
+_LETTERS = string.ascii_letters + string.digits
+_WANTS_NONE = re.compile(r"message\[.content.\] is none\s*-?%\}")
+_REFUSES_SYSTEM = "System role not supported"
+"""In the templates of Gemma 2."""
+
+
+def shown_messages(
+    messages: Sequence[TemplateMessage], tools: Sequence[GivenTool], template: Template
+) -> tuple[list[TemplateMessage], bool]:
+    """The messages as this template can show them, and whether it shows the tools itself.
+
+    What it has no place for stands in texts: tools in the system message, calls in the text of the
+    assistant, results in texts of the user.
+    """
+    known = family_of(template)
+    family = known or HERMES
+    has_calls = any("tool_calls" in one or one["role"] == "tool" for one in messages)
+    if not tools and not has_calls:
+        return list(messages), False
+    named = isinstance(template, Conversation)
+    itself = (named or known is not None) and has_place_for_tools(template)
+    found = list(messages)
+    is_generic = known is None and not named and bool(tools)
+    if is_generic or not shows_calls(template):
+        found = calls_as_text(found, family)
+    else:
+        found = one_by_one(found) if family.history.one_call else found
+        wanted = family.history
+        if "tojson" in source_of(template):
+            wanted = replace(wanted, text_arguments=False)
+        found = [_with_text(_adapted(one, wanted), template) for one in found]
+        found = [_with_thoughts(one, template) for one in found]
+    if is_generic or not _shows_results(template):
+        found = results_as_user(found)
+    if tools and not itself:
+        found = with_tools(found, tools, family)
+        if _REFUSES_SYSTEM in source_of(template):
+            found = without_system(found)
+    return found, itself
+
+
+def _shows_results(template: Template) -> bool:
+    if isinstance(template, Conversation):
+        return "tool" in template.roles
+    return any(mark in template.source for mark in ('"tool"', "'tool'", "tool_call_id"))
+
+
+def call_family(template: Template | None) -> Family:
+    """The form of calls that a model is asked for."""
+    return family_of(template) or HERMES
+
+
+def _adapted(message: TemplateMessage, history: History) -> TemplateMessage:
+    if history.id_chars is not None and "tool_call_id" in message:
+        short = _short(str(cast("dict[str, object]", message)["tool_call_id"]), history.id_chars)
+        message = cast("TemplateMessage", {**message, "tool_call_id": short})
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_adapted_call(call, history) for call in calls]}
+
+
+def one_by_one(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+    """The messages, with one call in each; the result of a call follows it."""
+    found: list[TemplateMessage] = []
+    results = {str(_field(one, "tool_call_id")): one for one in messages if one["role"] == "tool"}
+    placed: set[int] = set()
+    for message in messages:
+        calls = message.get("tool_calls", [])
+        if len(calls) < 2:
+            found += [message] if id(message) not in placed else []
+            continue
+        for i, call in enumerate(calls):
+            found.append({**message, "content": None if i else message["content"]})
+            found[-1]["tool_calls"] = [call]
+            result = results.get(str(call.get("id")))
+            if result is not None and id(result) not in placed:
+                placed.add(id(result))
+                found.append(result)
+    return found
+
+
+def _field(message: TemplateMessage, name: str) -> object:
+    return cast("dict[str, object]", message).get(name)
+
+
+def _with_thoughts(message: TemplateMessage, template: Template) -> TemplateMessage:
+    """Some templates call past thoughts `thinking`; beside calls they take no text then."""
+    thoughts = _field(message, "reasoning_content")
+    if not thoughts or message["content"] or "message.thinking" not in source_of(template):
+        return message
+    return cast("TemplateMessage", {**message, "thinking": thoughts})
+
+
+def _with_text(message: TemplateMessage, template: Template) -> TemplateMessage:
+    """Most templates want a text beside calls; a few find calls where there is none."""
+    if message["content"] is not None or _WANTS_NONE.search(source_of(template)):
+        return message
+    return {**message, "content": ""}
+
+
+def _adapted_call(call: dict[str, object], history: History) -> dict[str, object]:
+    found = {"type": "function", **call}
+    if history.id_chars is not None:
+        found["id"] = _short(str(call.get("id", "")), history.id_chars)
+    if history.text_arguments:
+        function = cast("dict[str, object]", call["function"])
+        found["function"] = {**function, "arguments": arguments_json(function["arguments"])}
+    return found
+
+
+def _short(call_id: str, chars: int) -> str:
+    """An id of so many letters and digits: the same for the same id."""
+    if len(call_id) == chars and call_id.isascii() and call_id.isalnum():
+        return call_id
+    number = int.from_bytes(sha256(call_id.encode()).digest(), "big")
+    return "".join(_LETTERS[number // len(_LETTERS) ** i % len(_LETTERS)] for i in range(chars))

@@ -1,0 +1,44 @@
+"""Formats in which the arguments of a call are one JSON object: fixed texts stand around names and
+arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CallLayout:
+    """The texts around names and arguments. Readers take any white space where these have some,
+    and where they have none."""
+
+    mark: str
+    """What the first call begins with. Text of the model stands before it, and nothing of it."""
+    first: str
+    """Between the mark and the name."""
+    middle: str
+    """Between the name and the arguments."""
+    last: str
+    """Behind the arguments."""
+    again: str = ""
+    """Between two calls, up to the name of the second. Empty: there is only one call."""
+    close: str = ""
+    """Behind the last call."""
+    opens: str = ""
+    """What arguments, or the text behind them, begin with, where `middle` is only white space."""
+    only_at_start: bool = False
+    """An answer that does not begin with the mark has no calls."""
+
+    def spelled(self, name: str) -> str:
+        """A name as it is written in a call."""
+        inside_json = self.middle.lstrip().startswith('", "')
+        return json.dumps(name)[1:-1] if inside_json else name
+
+    def written(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls as the model writes them. calls: names, and arguments as JSON."""
+        text = self.mark
+        for i, (name, arguments) in enumerate(calls):
+            text += self.again if i else self.first
+            text += self.spelled(name) + self.middle + arguments + self.last
+        return text + self.close

@@ -1,0 +1,64 @@
+"""The JSON schema of a function's arguments, as calls are held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mlc_llm.protocol.schema_kinds import DATA, SCHEMA, kind_of
+
+FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+"""The formats that a grammar can keep. JSON Schema says that others decide nothing."""
+NOT_KEPT = frozenset(
+    {"uniqueItems", "not", "contains", "minContains", "maxContains", "propertyNames"}
+    | {"if", "then", "else", "unevaluatedProperties", "unevaluatedItems"}
+)
+"""Keywords that a grammar cannot keep."""
+_JOINING = ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if")
+"""With one of these, properties may stand elsewhere than in `properties`."""
+
+
+def arguments_schema(
+    parameters: Mapping[str, object], *, strict: bool = False
+) -> dict[str, object]:
+    """The schema of an object. Without any property, the object is empty, as OpenAI's API says.
+
+    An object with properties has no others, unless the schema speaks of them: a model would invent
+    some. Keywords that cannot be kept are left out, and are refused later if `strict`.
+    """
+    copied = _copied(parameters, SCHEMA, frozenset() if strict else NOT_KEPT)
+    assert isinstance(copied, dict)
+    if not any(name in parameters for name in _JOINING):
+        copied.setdefault("properties", {})
+        copied["additionalProperties"] = False
+    return {"type": "object", **copied}
+
+
+def not_kept(parameters: object, place: str, kind: int = SCHEMA) -> Iterator[str]:
+    """The places of the keywords that `arguments_schema` leaves out."""
+    if kind is DATA or not isinstance(parameters, Mapping | list):
+        return
+    pairs = parameters.items() if isinstance(parameters, Mapping) else enumerate(parameters)
+    for key, inner in pairs:
+        name = key if isinstance(key, str) else None
+        if kind is SCHEMA and name in NOT_KEPT:
+            yield f"{place}.{name}"
+        else:
+            yield from not_kept(inner, f"{place}.{key}", kind_of(kind, name))
+
+
+def _copied(node: object, kind: int, without: frozenset[str]) -> object:
+    if isinstance(node, list):
+        return [_copied(one, kind, without) for one in node]
+    if not isinstance(node, Mapping) or kind is DATA:
+        return node
+    return {
+        key: _copied(one, kind_of(kind, key), without)
+        for key, one in node.items()
+        if kind is not SCHEMA or (key not in without and _is_known(key, one))
+    }
+
+
+def _is_known(key: str, value: object) -> bool:
+    return key != "format" or not isinstance(value, str) or value in FORMATS

@@ -1,0 +1,101 @@
+"""How the models of a server are opened, and how much memory each of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from mlc_llm.errors import UserError
+from mlc_llm.serve.async_reader import AsyncClient, deliver_to_loops
+from mlc_llm.serve.client import EngineClient
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
+from mlc_llm.serve.limits import DEFAULT_UTILIZATION, complete_config
+from mlc_llm.serve.memory_plan import ModelSize
+from mlc_llm.serve.opening.bundle import MOCK_ECHO, open_model
+from mlc_llm.serve.opening.memory import look_at_memory, model_size
+
+ALONE = 0.5
+"""What one model takes of the free memory if nobody says how much and if it fits: other programs of
+the machine want some too."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is opened."""
+
+    config: EngineConfig
+    bytes: int = 0
+    """All that its engine needs; 0: nobody counts it."""
+
+
+class Opener(Protocol):
+    """Plans and opens models, on any thread."""
+
+    def plan(self, model: str | None, budget: int | None, share: int | None) -> Plan:
+        """How a model is opened within `share` bytes, or within the `budget` of all if it does not
+        fit its share. None: as it is opened alone. Raises `UserError` if it does not fit."""
+        ...
+
+    def open(self, model: str | None, plan: Plan) -> AsyncClient:
+        """The engine. Raises what opening raises."""
+        ...
+
+
+class EngineOpener:
+    """Opens engines that compute."""
+
+    def __init__(self, device: str, config: EngineConfig, *, traces: bool = False) -> None:
+        """config: of each model. traces: each engine records its events."""
+        self._device, self._config, self._traces = device, config, traces
+
+    def plan(self, model: str | None, budget: int | None, share: int | None) -> Plan:
+        """Reads the header of the model, no weights."""
+        if budget is None or share is None or model == MOCK_ECHO:
+            return Plan(self._config)
+        size = model_size(
+            open_model(model, quantization=self._config.quantization), self._config.kernels
+        )
+        try:
+            return plan_within(self._config, size, share)
+        except UserError:
+            return plan_within(self._config, size, budget)
+
+    def open(self, model: str | None, plan: Plan) -> AsyncClient:
+        """Compiles the model's library if it is not there yet."""
+        config = plan.config
+        return EngineClient(
+            deliver_to_loops,
+            model,
+            self._device,
+            model_lib=config.model_lib,
+            mode=config.mode or "server",
+            engine_config=config,
+            trace=EventTraceRecorder() if self._traces else None,
+        )
+
+
+def plan_within(config: EngineConfig, size: ModelSize, budget: int) -> Plan:
+    """How a model is opened in so many bytes. Its limits are those that `fit` would show for a
+    machine with this memory. Raises `UserError` if it does not fit."""
+    all_of_it = replace(config, gpu_memory_utilization=1.0)
+    complete, plan = complete_config(all_of_it, size, budget)
+    tokens = complete.max_total_sequence_length or 0
+    own = replace(all_of_it, max_total_sequence_length=tokens)
+    return Plan(own, plan.total(tokens))
+
+
+def usual_budget(look: Callable[[], int] | None = None) -> int:
+    """The memory for all models if nobody says how much: the usual share of what is free."""
+    return int((look or _free)() * DEFAULT_UTILIZATION)
+
+
+def share_alone(budget: int) -> int:
+    """What one model takes of a `usual_budget`, unless it needs more."""
+    return int(budget / DEFAULT_UTILIZATION * ALONE)
+
+
+def _free() -> int:
+    memory = look_at_memory()
+    return memory.left(memory.standing)[0]

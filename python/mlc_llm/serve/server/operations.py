@@ -1,0 +1,153 @@
+"""What each route takes and gives, for the OpenAPI file."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from mlc_llm.protocol.embedding_protocol import EmbeddingRequest, EmbeddingResponse
+from mlc_llm.protocol.openai_api_protocol import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    CompletionRequest,
+    CompletionResponse,
+    ListResponse,
+    ModelResponse,
+)
+from mlc_llm.serve.anthropic.fields import CountTokensRequest, MessagesRequest
+from mlc_llm.serve.ollama.fields import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
+from mlc_llm.serve.responses.answers import ResponseAnswer
+from mlc_llm.serve.responses.fields import ResponsesRequest
+
+Schema = dict[str, Any]
+JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
+
+
+class Operation(NamedTuple):
+    """One route, whatever its prefix."""
+
+    words: str
+    asks: type[BaseModel] | Schema | None = None
+    """The body. None: the route takes none."""
+    answers: type[BaseModel] | Schema | None = None
+    """The body of status 200. None: text for Prometheus."""
+    streams: str | None = None
+    """The media type of a streamed answer, where the route has one."""
+    needs_body: bool = True
+
+
+def fields(**properties: Schema) -> Schema:
+    """An object with these fields and no others."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def required(schema: Schema, *names: str) -> Schema:
+    """The same schema, with fields that must be there."""
+    return {**schema, "required": list(names)}
+
+
+TEXT: Schema = {"type": "string"}
+OPTIONAL_TEXT: Schema = {"type": ["string", "null"]}
+IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+FLAG: Schema = {"type": "boolean"}
+OF_A_MODEL = fields(model=OPTIONAL_TEXT)
+OF_A_NAME = fields(model={**TEXT, "minLength": 1, "maxLength": 256})
+MODELS = required(fields(models={"type": "array", "items": {"type": "object"}}), "models")
+STATUS = required(fields(status=TEXT), "status")
+
+OPERATIONS: dict[str, Operation] = {
+    "/chat/completions": Operation(
+        "The next message of a conversation.", ChatCompletionRequest, ChatCompletionResponse, EVENTS
+    ),
+    "/completions": Operation(
+        "What follows a text, token ids, or each of several.",
+        CompletionRequest,
+        CompletionResponse,
+        EVENTS,
+    ),
+    "/embeddings": Operation("A vector for each text.", EmbeddingRequest, EmbeddingResponse),
+    "/responses": Operation(
+        "The next message, as OpenAI's Responses API. Nothing is stored.",
+        ResponsesRequest,
+        ResponseAnswer,
+        EVENTS,
+    ),
+    "/messages": Operation(
+        "The next message, as Anthropic's API.", MessagesRequest, {"type": "object"}, EVENTS
+    ),
+    "/messages/count_tokens": Operation(
+        "How many tokens a conversation has.",
+        CountTokensRequest,
+        required(fields(input_tokens=COUNT), "input_tokens"),
+    ),
+    "/api/chat": Operation(
+        "The next message, as Ollama's API.", ChatRequest, {"type": "object"}, LINES
+    ),
+    "/api/generate": Operation(
+        "The answer to a text, as Ollama's API.", GenerateRequest, {"type": "object"}, LINES
+    ),
+    "/api/embed": Operation(
+        "The embeddings of a text, or of several, as Ollama's API.",
+        EmbedRequest,
+        {"type": "object"},
+    ),
+    "/api/tags": Operation("The models that there are, as Ollama's API.", None, MODELS),
+    "/api/ps": Operation("The models that are in memory, as Ollama's API.", None, MODELS),
+    "/api/show": Operation(
+        "All that is known of a model, as Ollama's API.", ShowRequest, {"type": "object"}
+    ),
+    "/api/version": Operation(
+        "The version of this server.", None, required(fields(version=TEXT), "version")
+    ),
+    "/models": Operation("The names of the models.", None, ListResponse),
+    "/models/{model}": Operation("What is known of one name.", None, ModelResponse),
+    "/tokenize": Operation(
+        "Token ids of a text.",
+        required(fields(prompt=TEXT, model=OPTIONAL_TEXT, add_special_tokens=FLAG), "prompt"),
+        required(fields(tokens=IDS, count=COUNT, max_model_len=COUNT), "tokens", "count"),
+    ),
+    "/detokenize": Operation(
+        "The text of token ids.",
+        required(fields(tokens=IDS, model=OPTIONAL_TEXT), "tokens"),
+        required(fields(prompt=TEXT), "prompt"),
+    ),
+    "/tokenizer_info": Operation(
+        "Names of control tokens, and whether prompts begin with one.",
+        None,
+        fields(
+            vocab_size=COUNT,
+            bos_token=OPTIONAL_TEXT,
+            eos_token=OPTIONAL_TEXT,
+            add_bos_token=FLAG,
+            has_chat_template=FLAG,
+        ),
+    ),
+    "/health": Operation("The process lives.", None, STATUS),
+    "/ready": Operation("Requests are taken on.", None, STATUS),
+    "/metrics": Operation("Numbers for Prometheus, as text of its format 0.0.4."),
+    "/openapi.json": Operation("This file.", None, {"type": "object"}),
+    "/models/load": Operation("Open a model.", required(OF_A_NAME, "model"), ModelResponse),
+    "/models/unload": Operation(
+        "Close a model when its answers have ended.", required(OF_A_NAME, "model"), ModelResponse
+    ),
+    "/debug/dump_event_trace": Operation(
+        "The events of all requests, as a Chrome trace.",
+        OF_A_MODEL,
+        {"type": "array", "items": {"type": "object"}},
+        needs_body=False,
+    ),
+    "/debug/dump_engine_metrics": Operation(
+        "The numbers of the engine.", OF_A_MODEL, {"type": "object"}, needs_body=False
+    ),
+    "/debug/reset_engine": Operation(
+        "End all requests, and forget the prefix cache and the numbers.",
+        OF_A_MODEL,
+        STATUS,
+        needs_body=False,
+    ),
+    "/debug/cuda_profiler_start": Operation("Refused: there is no CUDA.", None, {}),
+    "/debug/cuda_profiler_stop": Operation("Refused: there is no CUDA.", None, {}),
+}
+"""By path, without /v1. A new route gets a line here."""

@@ -1,0 +1,143 @@
+// What the browser keeps: conversations and settings in localStorage, the key in sessionStorage.
+
+const PREFIX = "mlc_llm.chat.";
+const SETTINGS = "mlc_llm.settings";
+const KEY = "mlc_llm.key";
+const FORMAT = "mlc_llm.conversations";
+const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
+const MAX_IMPORT = 64 << 20;
+
+export function newConversation(settings = {}) {
+  const now = Date.now();
+  return { id: crypto.getRandomValues(new Uint32Array(4)).join(""), title: "", named: false, created: now, updated: now, model: null, system: settings.system || "", numbers: { ...settings.numbers }, messages: [] };
+}
+
+/** All conversations that can be read, the newest first. */
+export function allConversations() {
+  const found = [];
+  for (let i = 0; i < localStorage.length; i++) {
+    const name = localStorage.key(i);
+    const read = name.startsWith(PREFIX) ? readConversation(name.slice(PREFIX.length)) : null;
+    if (read) found.push(read);
+  }
+  return found.sort((a, b) => b.updated - a.updated);
+}
+
+export function readConversation(id) {
+  try {
+    return checked(JSON.parse(localStorage.getItem(PREFIX + id)));
+  } catch {
+    return null;
+  }
+}
+
+/** False if the browser has no room for it. */
+export function writeConversation(conversation) {
+  return write(PREFIX + conversation.id, conversation);
+}
+
+export function removeConversation(id) {
+  localStorage.removeItem(PREFIX + id);
+}
+
+export const isConversation = (name) => name === null || name.startsWith(PREFIX);
+
+export function readSettings() {
+  try {
+    return JSON.parse(localStorage.getItem(SETTINGS)) || {};
+  } catch {
+    return {};
+  }
+}
+
+export const writeSettings = (settings) => write(SETTINGS, settings);
+export const readKey = () => sessionStorage.getItem(KEY) || "";
+export const writeKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
+
+function write(name, value) {
+  try {
+    localStorage.setItem(name, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** The text of a file with these conversations. */
+export function exported(conversations) {
+  return JSON.stringify({ format: FORMAT, version: 1, conversations }, null, 1) + "\n";
+}
+
+/** The conversations of a file: an exported one, or the messages that `/save` of `mlc_llm chat`
+ * writes. They get new ids. Throws an Error with words for people. */
+export function imported(text) {
+  if (text.length > MAX_IMPORT) throw new Error("The file is longer than 64 MB.");
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch {
+    throw new Error("The file is not JSON.");
+  }
+  const messages = Array.isArray(value) ? value : value && value.messages;
+  if (Array.isArray(messages) && !(value && value.conversations)) return [ofMessages(messages)];
+  if (!value || value.format !== FORMAT || !Array.isArray(value.conversations)) {
+    throw new Error("The file has no conversations of this page.");
+  }
+  return value.conversations.map((one) => ({ ...checked(one), id: newConversation().id }));
+}
+
+function ofMessages(messages) {
+  const first = messages[0];
+  const system = first && first.role === "system" ? String(first.content) : "";
+  const rest = system ? messages.slice(1) : messages;
+  const made = { ...newConversation({ system }), messages: rest.map(message) };
+  return { ...made, title: titleOf(made) };
+}
+
+/** A clean copy of a conversation. Throws if it is none. */
+function checked(value) {
+  if (!value || typeof value.id !== "string" || !Array.isArray(value.messages)) {
+    throw new Error("The file has something that is no conversation.");
+  }
+  const numbers = Object.entries(value.numbers || {}).filter(([, number]) => Number.isFinite(number));
+  const clean = {
+    ...newConversation(),
+    id: value.id,
+    named: value.named === true,
+    system: text(value.system),
+    model: text(value.model) || null,
+    numbers: Object.fromEntries(numbers),
+    messages: value.messages.map(message),
+  };
+  for (const name of ["created", "updated"]) if (Number.isFinite(value[name])) clean[name] = value[name];
+  return { ...clean, title: text(value.title) || titleOf(clean) };
+}
+
+const text = (value) => (typeof value === "string" ? value : "");
+
+function message(value) {
+  const { role, content } = value || {};
+  if ((role !== "user" && role !== "assistant") || typeof content !== "string") {
+    throw new Error("A message should have a role (user or assistant) and a text.");
+  }
+  const clean = { role, content };
+  if (typeof value.thought === "string" && value.thought) clean.thought = value.thought;
+  if (Array.isArray(value.pictures)) clean.pictures = value.pictures.filter((one) => PICTURE.test(one));
+  for (const name of ["error", "kind", "reason"]) if (text(value[name])) clean[name] = value[name];
+  if (value.stopped || value.writing) clean.stopped = true; // the page was left while it was written
+  if (value.stats && typeof value.stats === "object") clean.stats = stats(value.stats);
+  return clean;
+}
+
+function stats(value) {
+  const names = ["prompt", "answer", "cached", "first", "rate", "thinking"];
+  return Object.fromEntries(names.filter((name) => Number.isFinite(value[name])).map((name) => [name, value[name]]));
+}
+
+/** The beginning of the first question. */
+export function titleOf(conversation) {
+  const first = conversation.messages.find((one) => one.role === "user");
+  const words = first ? first.content.trim().replace(/\s+/g, " ") : "";
+  if (words.length <= 48) return words;
+  return words.slice(0, 48).replace(/\s\S*$/, "") + "…";
+}
