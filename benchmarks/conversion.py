@@ -14,13 +14,23 @@ import argparse
 import time
 
 import numpy as np
+import numpy.typing as npt
 from common import print_configuration
 
+from mlc_llm.backends.cpu.k_searches import compiled_searches
 from mlc_llm.model_files.quantized import target_of
 from mlc_llm.quantization.ggml_blocks import dequantize
+from mlc_llm.quantization.ggml_quantize import K_TYPES, quantize
 from mlc_llm.quantization.names import NAMES
 
 COLUMNS = 2048
+
+
+def made(name: str, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """The bytes of a quantised matrix, as `convert_weight` makes them."""
+    if name.upper() in K_TYPES:
+        return quantize(name.upper(), weight, compiled_searches())
+    return target_of(name).quantize(weight)
 
 
 def main() -> None:
@@ -32,9 +42,9 @@ def main() -> None:
     print(f"{'name':10s} {'ns of a core':>12s} {'ns':>6s} {'bits':>6s} {'error':>8s}")
     for name in NAMES:
         target = target_of(name)
-        target.quantize(weight[:64])
+        made(name, weight[:64])
         wall, processor = time.perf_counter(), time.process_time()
-        data = target.quantize(weight)
+        data = made(name, weight)
         took = [time.process_time() - processor, time.perf_counter() - wall]
         spent, waited = (1e9 * seconds / weight.size for seconds in took)
         error = np.sqrt(np.mean((dequantize(target.kind, data, weight.shape) - weight) ** 2))

@@ -38,7 +38,7 @@ from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo
 from mlc_llm.models.spec import AttentionSpec
 from mlc_llm.runtime.kv_cache import KVCache
-from mlc_llm.runtime.model_runner import allocate_pages
+from mlc_llm.runtime.layer_memory import allocate_pages
 from mlc_llm.runtime.rope import RopeTable, Rotation
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64

@@ -3,16 +3,19 @@
     python benchmarks/models.py                 # every architecture of the registry
     python benchmarks/models.py --only gemma3   # one; the figures of the others stay
     python benchmarks/models.py --missing       # those that have no figures, or no KL yet
+    python benchmarks/models.py --peer          # only the errors of llama.cpp, which are quick
     python benchmarks/models.py --render        # only the page, from the figures that are kept
 
 The figures are kept in models.json, beside this script. To measure needs the `oracle` extra, and
 MLC_LLM_LLAMA_CPP as the name of a folder of llama.cpp's sources, whose converter writes the GGUF
-files. The random models are those of tests/oracle.
+files. The errors of llama.cpp itself need LLAMA_CPP_LIB_PATH too, the folder of its built
+libraries. The random models are those of tests/oracle.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import traceback
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 QUANTIZATION = "q4_0"
+PEER_LIBRARIES = "LLAMA_CPP_LIB_PATH"
 LENGTH, PROMPT, ANSWER = 200, 30, 64
 """Tokens: of the text whose logits are compared, of a prompt and of its greedy answer."""
 PACKAGES = ("mlc-llm", "apache-tvm", "torch", "transformers", "gguf")
@@ -112,6 +116,21 @@ def measured(row: Architecture, folder: Path) -> Measured:
     }
 
 
+def measured_peer(row: Architecture, folder: Path) -> Compared:
+    """The error of llama.cpp itself. folder: for the files, empty."""
+    from llama_cpp_side import Refused, logits_of
+
+    oracle = Oracle(row.config)
+    path, refused = _converted(oracle.model, folder)
+    if path is None:
+        return {"refused": refused}
+    try:
+        found, exact = logits_of(path, oracle.tokens), oracle.logits(oracle.tokens)
+    except Refused as error:
+        return {"refused": str(error)}
+    return {"error": float(f"{np.abs(found - exact).max() / np.abs(exact).max():.2g}")}
+
+
 def _converted(model: Any, files: Path) -> tuple[Path | None, str]:
     """The GGUF file, or what llama.cpp's converter says; the files of Transformers are written."""
     from converted import converted
@@ -167,21 +186,37 @@ def measure(rows: Sequence[Architecture], figures: Figures) -> list[str]:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 found = measured(row, Path(folder))
+            if PEER_LIBRARIES in os.environ:
+                with tempfile.TemporaryDirectory() as folder:
+                    found["peer"] = measured_peer(row, Path(folder))
         except Exception:  # the next one may be well
             traceback.print_exc()
             failed.append(row.config)
             continue
         if row.config in figures:
             found["speed"] = figures[row.config]["speed"]
+            if "peer" in figures[row.config]:
+                found.setdefault("peer", figures[row.config]["peer"])
         figures[row.config] = found
         write_figures(figures)
     return failed
+
+
+def measure_peer(rows: Sequence[Architecture], figures: Figures) -> None:
+    """Only the errors of llama.cpp, of architectures that have figures; each is kept at once."""
+    for row in rows:
+        if row.config in figures:
+            print(row.config, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                figures[row.config]["peer"] = measured_peer(row, Path(folder))
+            write_figures(figures)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--missing", action="store_true", help="only what has no figures")
+    parser.add_argument("--peer", action="store_true", help="only the errors of llama.cpp")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     given = parser.parse_args()
     known = {name for row in ROWS for name in (row.gguf, row.config)}
@@ -192,7 +227,10 @@ def main() -> None:
         sys.path[:0] = [str(TESTS / name) for name in ("oracle", "models", "")]
         rows = [row for row in ROWS if not given.only or {row.gguf, row.config} & set(given.only)]
         rows = [row for row in rows if not given.missing or is_missing(row, figures)]
-        failed = measure(rows, figures)
+        if given.peer:
+            measure_peer(rows, figures)
+        else:
+            failed = measure(rows, figures)
     PAGE.write_text(page(figures), encoding="utf-8")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

@@ -72,6 +72,8 @@ class Measured(TypedDict):
     """config.json of the random model."""
     folder: Compared
     gguf: Compared
+    peer: NotRequired[Compared]
+    """Of llama.cpp itself, which runs the GGUF file."""
     quantized: Quantized | None
     speed: dict[str, float] | None
     """Decoded tokens a second by program, ours as "mlc_llm"; None: not measured."""
@@ -126,8 +128,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # --- architectures --------------------------------------------------------------------------
 
 ARCHITECTURE_HEAD = (
-    "GGUF", "class in config.json", "kernels", "error, GGUF", "error, folder", "same greedy text",
-    "KL, quantised", f"tok/s, {PEER}'s",
+    "GGUF", "class in config.json", "kernels", "error, GGUF", "error, folder", f"error, {PEER}",
+    "same greedy text", "KL, quantised", f"tok/s, {PEER}'s",
 )  # fmt: skip
 
 
@@ -140,11 +142,12 @@ def architecture(row: Architecture, figures: Figures) -> list[str]:
     lacks = lacking(found["config"])
     kernels = f"reference only: needs {lacks}" if lacks else "CPU, reference"
     files = (found["gguf"], found["folder"])
-    return [*names, kernels, *map(_error, files), _greedy(files), _kl(found, lacks), _speed(found)]
+    errors = [*map(_error, files), _error(found["peer"]) if "peer" in found else NOT_MEASURED]
+    return [*names, kernels, *errors, _greedy(files), _kl(found, lacks), _speed(found)]
 
 
 def _error(found: Compared) -> str:
-    return f"{found['error']:.1e}" if "error" in found else "not converted"
+    return f"{found['error']:.1e}" if "error" in found else "refused"
 
 
 def _greedy(files: Sequence[Compared]) -> str:
@@ -179,9 +182,11 @@ def notes(figures: Figures) -> Iterator[str]:
         whom = "" if classes is most else f" {', '.join(classes)}:"
         yield f"* Measured:{whom} {text}."
     for row in ROWS:
-        refused = figures[row.config]["gguf"].get("refused") if row.config in figures else None
-        if refused:
+        found = figures.get(row.config)
+        if found and (refused := found["gguf"].get("refused")):
             yield f"* Not converted: {row.config}: `{refused}`."
+        if found and (refused := found.get("peer", {}).get("refused")):
+            yield f"* Refused by {PEER}: {row.config}: `{refused}`."
 
 
 # --- formats --------------------------------------------------------------------------------
@@ -262,6 +267,8 @@ Each architecture is measured on one small model of Transformers with random wei
 * *error*: the largest difference of a logit from Transformers' in float32, as a part of the largest
   logit, with the reference kernels. The GGUF file is made by llama.cpp's converter, the folder by
   Transformers.
+* *error, llama.cpp*: the same of llama.cpp itself, which runs that GGUF file in float32. It takes
+  GELU from a table of float16; without that table its errors are like the others.
 * *same greedy text*: the 64 tokens after a prompt are those of Transformers, from both files.
 * *KL, quantised*: the mean KL divergence, in nats, of the CPU kernels' next-token probabilities
   from those of the reference kernels, on the same quantised copy of the weights. Random weights
