@@ -94,6 +94,12 @@ class ReferenceDecoder:
         self._keys_values: dict[int, tuple[Array, Array]] = {}
 
     def logits(self, token_ids: Sequence[int]) -> Array:
+        head = "output" if "output.weight" in self.tensors else "token_embd"
+        logits = self.hidden(token_ids) @ self._weight(head).T
+        return capped(logits * self.facts.logit_scale, self.facts.logit_cap)
+
+    def hidden(self, token_ids: Sequence[int]) -> Array:
+        """What the head multiplies, [tokens, hidden]."""
         x = self._weight("token_embd")[list(token_ids)] * self.facts.embedding_scale
         if "position_embd.weight" in self.tensors:
             x = x + self._weight("position_embd")[: len(x)]
@@ -112,9 +118,7 @@ class ReferenceDecoder:
                 z = self._linear(block + "proj", gate * by_token[:, layer])
                 x = x + self._norm(block + "post_norm", z)
             x = x * self.tensors.get(f"{block}layer_output_scale.weight", 1)
-        head = "output" if "output.weight" in self.tensors else "token_embd"
-        logits = self._norm(self.facts.last_norm, x) @ self._weight(head).T
-        return capped(logits * self.facts.logit_scale, self.facts.logit_cap)
+        return self._norm(self.facts.last_norm, x)
 
     def _token_inputs(self, token_ids: Sequence[int], x: Array) -> Array:
         """[tokens, layers, width], or nothing."""

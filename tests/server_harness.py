@@ -5,17 +5,21 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from threaded_harness import eventually
 
-from mlc_llm.serve.async_reader import AsyncClient, deliver_to_loops
-from mlc_llm.serve.client import EngineClient
+from mlc_llm.serve.async_reader import AsyncClient
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.server.context import ServerContext
-from mlc_llm.serve.server.run import Server, listen
+from mlc_llm.serve.server.listening import bound
+from mlc_llm.serve.server.names import slots_of
+from mlc_llm.serve.server.openers import EngineOpener, Opener
+from mlc_llm.serve.server.registry import ModelRegistry
+from mlc_llm.serve.server.run import Server
 from mlc_llm.serve.server.settings import ServerSettings
 
 JSON = {"content-type": "application/json"}
@@ -55,9 +59,15 @@ class Running:
     """A server, and where it listens."""
 
     server: Server
-    client: AsyncClient
     context: ServerContext
     port: int
+
+    @property
+    def client(self) -> AsyncClient:
+        """Of the default model."""
+        client = self.context.models.default.client
+        assert client is not None
+        return client
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -91,26 +101,40 @@ class Running:
 
 
 @contextmanager
-def running(settings: ServerSettings | None = None) -> Iterator[Running]:
-    """A server until the end of the block."""
+def running(
+    settings: ServerSettings | None = None,
+    models: Sequence[str] = ("mock://echo",),
+    opener: Opener | None = None,
+    sequences: int | None = None,
+    chunk: int | None = None,
+    **more: Any,
+) -> Iterator[Running]:
+    """A server until the end of the block. opener: the usual one if None. sequences: answers that
+    its engine computes at a time. chunk: tokens of a step. more: of the registry."""
     settings = settings or ServerSettings(port=0)
     settings.check()
-    client: AsyncClient = EngineClient(
-        deliver_to_loops, "mock://echo", "cpu",
-        model_lib=None, mode="server", engine_config=None, trace=None,
-    )  # fmt: skip
-    context = ServerContext(client, client.model_name, settings)
-    own = listen(context)
-    assert own is not None
-    server = Server(context)
-    thread = threading.Thread(target=server.run, args=([own],))
-    thread.start()
-    try:
-        eventually(lambda: server.started, "the server did not start")
-        yield Running(server, client, context, own.getsockname()[1])
-    finally:
-        server.end(at_once=True)
-        thread.join(10)
-        own.close()
-        client.terminate()
-        assert not thread.is_alive()
+    opener = opener or EngineOpener(
+        "cpu",
+        EngineConfig(mode="server", max_num_sequence=sequences, prefill_chunk_size=chunk),
+        traces=settings.debug,
+    )
+    registry = ModelRegistry(
+        slots_of(models, ()),
+        opener,
+        any_name=settings.any_name,
+        **{"most_tokens": settings.limits.queue_tokens, **more},
+    )
+    registry.open_now(registry.default)
+    context = ServerContext(registry, settings)
+    with bound(settings) as own:
+        server = Server(context)
+        thread = threading.Thread(target=server.run, args=([own],))
+        thread.start()
+        try:
+            eventually(lambda: server.started, "the server did not start")
+            yield Running(server, context, own.getsockname()[1])
+        finally:
+            server.end(at_once=True)
+            thread.join(10)
+            registry.terminate()
+            assert not thread.is_alive()

@@ -28,6 +28,9 @@ CONTRACTS = {
     "serve.memory_plan",
     "serve.metrics",
     "serve.prometheus",
+    "serve.histogram",
+    "serve.serving_metrics",
+    "serve.serving_page",
     "serve.event_trace_recorder",
 }
 """Plain values of `serve` that every layer of it may read."""
@@ -69,6 +72,8 @@ OPENS_A_BUNDLE = {
     "models.spec",
     "model_files",
 }
+APIS = {"serve.anthropic", "serve.ollama", "serve.responses"}
+"""Other APIs, as translations to and from OpenAI's."""
 OPENING = {*COMPILER, *CORE, *BUNDLE, "serve.core.speculation", "compiler", "runtime"}
 SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
 
@@ -94,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends.features": {*GROUND, "backends.base", "models.spec"},
     "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
     "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
+    "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
     **dict.fromkeys(SHAPES, GROUND),
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.spec": GROUND,
@@ -118,6 +124,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "models.spec",
         "model_files",
+        "backends.cpu.k_searches",
     },
     "conversion.calibration": {
         *GROUND,
@@ -150,13 +157,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "conversation_template",
         "serve.stream",
     },
+    **{api: {*GROUND, *CONTRACTS, "protocol", "serve.openai"} for api in APIS},
     "serve": SERVE,
-    "serve.server": {*SERVE, "serve.server"},
+    "serve.server": {*SERVE, *APIS, "serve.server"},
     "json_ffi": {*SERVE, "json_ffi"},
     "testing": {*SERVE, "testing"},
+    "bench": set(),
     "cli": {
         *SERVE,
-        *("serve.server", "json_ffi", "cli", "backends.cpu"),
+        *("serve.server", "json_ffi", "cli", "backends.cpu", "bench"),
         *("conversion", "conversion.calibration"),
     },
     "__main__": {"cli"},
@@ -175,15 +184,26 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
     ("mlc_llm.cli.convert_weight", "mlc_llm.conversion.calibration"),
+    ("mlc_llm.conversion.convert", "mlc_llm.backends.cpu.k_searches"),  # TVM, for K types only
     ("mlc_llm.cli.compile", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.compile", "mlc_llm.compiler.jit"),
     ("mlc_llm.cli.compile", "mlc_llm.serve.opening.bundle"),
     # Weights are read meanwhile; and --help must not load TVM.
     # Mistakes in the arguments are said before anything is loaded.
-    ("mlc_llm.cli.serve", "mlc_llm.serve.async_reader"),
-    ("mlc_llm.cli.serve", "mlc_llm.serve.client"),
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.context"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.listening"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.names"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.openers"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.otel"),  # OpenTelemetry, an extra
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.registry"),
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.run"),
+    ("mlc_llm.cli.remote", "mlc_llm.cli.remote_session"),  # http.client and ssl
+    # Mistakes in the arguments are said before anything is loaded.
+    ("mlc_llm.cli.bench", "mlc_llm.bench.client"),
+    ("mlc_llm.cli.bench", "mlc_llm.bench.report"),
+    ("mlc_llm.cli.bench", "mlc_llm.bench.run"),
+    ("mlc_llm.cli.bench", "mlc_llm.bench.workload"),
+    ("mlc_llm.cli.bench", "mlc_llm.cli.remote_session"),
     ("mlc_llm.cli.opening", "numpy"),  # before what imports it from deep inside
     ("mlc_llm.cli.opening", "mlc_llm.cli.session"),
     ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),
@@ -193,6 +213,7 @@ LAZY = {
     ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM
     ("mlc_llm.serve", "mlc_llm.serve.async_engine"),
     ("mlc_llm.serve", "mlc_llm.serve.engine"),
+    ("mlc_llm.serve", "mlc_llm.serve.popen_server"),
     ("mlc_llm.quantization", "mlc_llm.quantization.schemes"),  # all block formats
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
     ("mlc_llm.protocol.generation_rules", "mlc_llm.protocol.request_parts"),  # pydantic
@@ -244,7 +265,7 @@ NO_TVM = (
     "loader",
     "conversation_template",
 )
-NO_TVM_IN_FILES = (*NO_TVM, "serve.openai", "serve.streams", "cli", "errors", "")
+NO_TVM_IN_FILES = (*NO_TVM, "serve.openai", *sorted(APIS), "serve.streams", "cli", "errors", "")
 WEB = {"starlette", "uvicorn", "fastapi", "h11"}
 NEVER_AT_RUN_TIME = {"torch", "transformers"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
@@ -280,7 +301,7 @@ def _directly_inside(inner: ast.AST, outer: ast.AST) -> bool:
 
 def project_files() -> list[Path]:
     """Every text file of the project, without what tools make."""
-    folders = ("python", "tests", "scripts", "docs", "examples", "benchmarks", ".ci")
+    folders = ("python", "tests", "scripts", "docs", "examples", "benchmarks", "deploy", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
     not_ours = ("LICENSE", ".git")  # the second is a file in a linked worktree
     files += [path for path in ROOT.iterdir() if path.is_file() and path.name not in not_ours]
@@ -454,3 +475,9 @@ def test_the_documented_folders_are_those_that_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     folders = {path.parent.name for path in modules().values() if path.parent.name != NAME}
     assert {folder for folder in folders if f"`{folder}/`" not in text} == set()
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by it."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

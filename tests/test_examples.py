@@ -19,6 +19,7 @@ PRINTS = {
     "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
     "prefix": r" 0 of \d+ prompt.*\n.* [1-9]\d* of \d+ prompt.*\n1 of 2 .*\n.*at token [1-9]",
     "speculation": r"plain: \d+ .*\nwith draft tokens: \d+ .*\nsame text: True\n",
+    "tools": r"get_weather\({'city': '.*', 'unit': '(celsius|fahrenheit)'}\) -> (.*\n)+answer: ",
     "users": r"\A(user-\d+ \((stop|length)\) .*\n){20}\Z",
 }
 """What an example has to show, where any words would not do."""

@@ -70,7 +70,8 @@ def test_what_was_not_measured_is_no_number() -> None:
     assert list(notes({})) == []
     cells = architecture(QWEN3, {QWEN3.config: made()})
     assert cells[2:] == [
-        "CPU, reference", "1.5e-06", "2.0e-06", "yes", NOT_MEASURED, NOT_MEASURED
+        "CPU, reference", "1.5e-06", "2.0e-06", NOT_MEASURED, "yes", NOT_MEASURED,
+        NOT_MEASURED,
     ]  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def test_what_cpu_kernels_lack_is_named() -> None:
     found["config"] |= {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}
     found["config"] |= {"moe_intermediate_size": 40, "num_experts_per_tok": 2}
     cells = architecture(QWEN3, {QWEN3.config: found})
-    assert cells[2].startswith("reference only") and cells[6] == "–"
+    assert cells[2].startswith("reference only") and cells[7] == "–"
 
 
 def test_the_first_note_is_of_most_models() -> None:
@@ -94,10 +95,13 @@ def test_figures_and_what_went_wrong_are_told() -> None:
     found = made()
     found["gguf"] = {"refused": "no such model"}
     found["folder"]["greedy"] = False
+    found["peer"] = {"error": 3e-6}
     found["quantized"] = {"name": "q4_0", "kernels": "vnni", "kl": 1e-7}
     found["speed"] = {"mlc_llm": 101.6, "llama.cpp": 99.2}
     cells = architecture(QWEN3, {QWEN3.config: found})
-    assert cells[3:] == ["not converted", "2.0e-06", "**no**", "1.0e-07 (q4_0, vnni)", "102, 99"]
+    assert cells[3:] == [
+        "refused", "2.0e-06", "3.0e-06", "**no**", "1.0e-07 (q4_0, vnni)", "102, 99"
+    ]  # fmt: skip
     assert "no such model" in "\n".join(notes({QWEN3.config: found}))
 
 
@@ -107,6 +111,7 @@ def test_the_figures_are_good(row: Architecture) -> None:
     found = FIGURES[row.config]
     for one in (found["gguf"], found["folder"]):
         assert one.get("error", 0) <= 1e-4 and one.get("greedy", True)
+    assert found.get("peer", {}).get("error", 0) <= 1e-2
     assert found["quantized"] is None or found["quantized"]["kl"] <= 5e-4
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["measured"]["date"])
 

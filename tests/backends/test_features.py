@@ -161,6 +161,7 @@ def test_every_feature_is_tried() -> None:
     [
         {"hidden": 48},
         {"layers": (replace(PLAIN, feed_forward=DenseSpec(40)),)},
+        {"layers": (replace(PLAIN, token_input=24),)},
         {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, head_dim=24)),)},
         {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, heads=3, kv_heads=1)),)},
         {"layers": (replace(PLAIN, mixer=ShortConvSpec(64, 3)),), "hidden": 80},
@@ -182,4 +183,15 @@ def test_more_experts_than_kernels_can_count() -> None:
             backend_of("portable").check(spec)
             continue
         with pytest.raises(UnsupportedModel, match=r"layer 1: 256 experts of 2048 x 7168 \(F32"):
+            backend_of("portable").check(spec)
+
+
+def test_a_table_of_more_numbers_than_kernels_can_count() -> None:
+    layer = replace(PLAIN, token_input=256)
+    for kind, is_refused in (("BF16", True), ("Q6_K", False)):
+        spec = model(vocab=262144, kinds={"token_table": kind}, layers=(layer,) * 35)
+        if not is_refused:
+            backend_of("portable").check(spec)
+            continue
+        with pytest.raises(UnsupportedModel, match=r"token_table: 262144 x 8960 values \(BF16\)"):
             backend_of("portable").check(spec)

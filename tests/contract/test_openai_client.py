@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+import json
 from typing import Any
 
 import pytest
+from contract_server import KEY
 from pydantic import BaseModel
 
 openai = pytest.importorskip("openai", reason="the contract tests need `pip install openai`")
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
-KEY = "contract-key"
 GREEDY: dict[str, Any] = {"model": "default", "temperature": 0, "max_tokens": 24}
 
 
@@ -27,37 +21,8 @@ def said(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def address(default_model: object) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlc_llm", "serve", "--port", str(port)]
-    environment = {**os.environ, "MLC_LLM_API_KEY": KEY}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
-        url = f"http://127.0.0.1:{port}/v1"
-        try:
-            wait_for(url)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(40) == 0
-
-
-def wait_for(url: str) -> None:
-    client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
-    end = time.monotonic() + 120
-    while True:
-        try:
-            client.models.list()
-            return
-        except openai.APIConnectionError:
-            assert time.monotonic() < end, "the server did not start"
-            time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
 def client(address: str) -> Any:
-    return openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
 
 
 def test_whole_answers(client: Any) -> None:
@@ -128,7 +93,7 @@ def test_errors_have_their_classes(client: Any, address: str) -> None:
         client.chat.completions.create(messages=said("word " * 20000), model="default")
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=address, api_key="wrong", max_retries=0).models.list()
+        openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0).models.list()
 
 
 def test_nulls_mean_the_default(client: Any) -> None:
@@ -140,7 +105,7 @@ def test_nulls_mean_the_default(client: Any) -> None:
 
 def test_many_at_once_and_one_that_is_given_up(address: str) -> None:
     async def ask() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0) as many:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as many:
             create = many.chat.completions.create
             given_up = await create(messages=said("Tell a story."), model="default", stream=True)
             await anext(aiter(given_up))
@@ -151,3 +116,84 @@ def test_many_at_once_and_one_that_is_given_up(address: str) -> None:
             return [one.choices[0].message.content for one in answers]
 
     assert all(asyncio.run(ask()))
+
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+FORCED: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+    "tools": [WEATHER, TIME],
+    "model": "default",
+    "temperature": 0,
+    "max_tokens": 120,
+}
+
+
+def fits(call: Any) -> None:
+    values = json.loads(call.function.arguments)
+    assert call.type == "function" and call.id.startswith("call_")
+    if call.function.name == "get_weather":
+        assert values.keys() == {"city", "unit"} and values["unit"] in ("celsius", "fahrenheit")
+    else:
+        assert (call.function.name, values) == ("get_time", {})
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_weather"}}]
+)
+def test_forced_calls(client: Any, choice: Any) -> None:
+    asked = {**FORCED, "tool_choice": choice, "parallel_tool_calls": False}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None
+    (call,) = whole.message.tool_calls
+    fits(call)
+    with client.chat.completions.stream(**asked) as stream:
+        names = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0]
+    assert "tool_calls.function.arguments.done" in names
+    (streamed,) = final.message.tool_calls
+    fits(streamed)
+    assert streamed.function.arguments == call.function.arguments
+    assert final.finish_reason == "tool_calls"
+
+
+def test_a_second_turn_with_the_result(client: Any) -> None:
+    first = client.chat.completions.create(**FORCED, tool_choice="required")
+    message = first.choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "21"} for call in message.tool_calls
+    ]
+    second = client.chat.completions.create(
+        **{**FORCED, "messages": [*FORCED["messages"], message, *results]}, tool_choice="none"
+    )
+    assert second.choices[0].message.content and not second.choices[0].message.tool_calls
+
+
+def test_an_effort_without_effect_is_named(client: Any) -> None:
+    raw = client.chat.completions.with_raw_response.create(
+        messages=said("Hi"), reasoning_effort="low", **GREEDY
+    )
+    assert "reasoning_effort" in raw.headers["x-ignored-params"]
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.chat.completions.create(
+            messages=said("Hi"),
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}},
+            **GREEDY,
+        )
+    assert wrong.value.param == "chat_template_kwargs.enable_thinking"

@@ -321,7 +321,7 @@ def test_sizes_are_limited() -> None:
     with pytest.raises(InvalidField, match="characters of text"):
         template.render([{"role": "user", "content": "x" * (MAX_INPUT + 1)}])
     nested: Any = "x"
-    for _ in range(100):
+    for _ in range(300):
         nested = [nested]
     for wrong in (nested, b"x", {1: 2}, 1 << 5000, object()):
         with pytest.raises(InvalidField):

@@ -12,6 +12,8 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.conversion.calibration import FEWEST, calibrate
 from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.errors import UserError
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.quantized import QuantizedModel
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.group_schemes import SCHEMES, dequantize_groups, quantize_groups
 
@@ -61,6 +63,24 @@ def test_a_folder_is_written_with_the_importance(tmp_path: Path) -> None:
     changed = {key for key in plain if not np.array_equal(plain[key], weighted[key])}
     start = "model.layers.0.self_attn.qkv_proj"
     assert changed == {f"{start}.q_weight", f"{start}.q_scale"}
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q5_0"])
+def test_a_gguf_file_is_written_with_the_importance(kind: str, tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    name = "blk.0.attn_q.weight"
+    importance = {name: np.geomspace(1, 1e4, model.tensors[name].shape[1]).astype(np.float32)}
+    made = [
+        GGUFFile.open(
+            convert_weight(model, kind, tmp_path / f"{i}.gguf", quiet, importance=one).path
+        )
+        for i, one in enumerate(({}, importance))
+    ]
+    plain, weighted = (one.tensors for one in made)
+    changed = {key for key in plain if not np.array_equal(plain[key].data, weighted[key].data)}
+    assert changed == {name}
+    at_load = QuantizedModel.of_files(model, kind, importance).tensors[name]
+    assert np.array_equal(at_load.data, weighted[name].data), "what the gain is measured of"
 
 
 def test_a_text_that_is_too_short_is_named(tmp_path: Path) -> None:

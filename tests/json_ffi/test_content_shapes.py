@@ -63,11 +63,11 @@ SHAPES: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "a call without content": (
         [USER, called('{"in": "Oslo"}')],
-        '[user] Rain?|[assistant] none rain{"in": "Oslo"}|',
+        '[user] Rain?|[assistant]  rain{"in": "Oslo"}|',
     ),
     "a call beside null": (
         [USER, called({"in": "Oslo"}, content=None)],
-        '[user] Rain?|[assistant] none rain{"in": "Oslo"}|',
+        '[user] Rain?|[assistant]  rain{"in": "Oslo"}|',
     ),
     "a call beside text": (
         [USER, called("", content="Wait.")],
@@ -75,11 +75,11 @@ SHAPES: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "malformed arguments": (
         [USER, called('{"in": Oslo', content=None)],
-        '[user] Rain?|[assistant] none rain"{\\"in\\": Oslo"|',
+        '[user] Rain?|[assistant]  rain"{\\"in\\": Oslo"|',
     ),
     "half a character in arguments": (
         [USER, called('{"in": "\\ud800"}', content=None)],
-        '[user] Rain?|[assistant] none rain"{\\"in\\": \\"\\\\ud800\\"}"|',
+        '[user] Rain?|[assistant]  rain"{\\"in\\": \\"\\\\ud800\\"}"|',
     ),
     "a tool's result": (
         [
@@ -87,7 +87,7 @@ SHAPES: dict[str, tuple[list[dict[str, Any]], str]] = {
             called("{}", content=None),
             {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "5"}]},
         ],
-        "[user] Rain?|[assistant] none rain{}|[tool call_1] 5|",
+        "[user] Rain?|[assistant]  rain{}|[tool call_1] 5|",
     ),
     "no calls": (
         [{"role": "assistant", "content": "No.", "tool_calls": []}, USER],

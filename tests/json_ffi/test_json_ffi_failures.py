@@ -69,7 +69,7 @@ WRONG = [
     ({"messages": USER, "logit_bias": {"1": 101}}, "in range [-100, 100]"),
     ({"messages": USER, "logit_bias": {"99999": 1}}, "logit_bias"),
     ({"messages": USER, "tools": [TOOL], "tool_choice": "no"}, "Invalid tool_choice value"),
-    ({"messages": USER, "tools": [TOOL], "tool_choice": "required"}, "Invalid tool_choice value"),
+    ({"messages": USER, "tool_choice": "required"}, "Invalid tool_choice value"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}]},
         "Vision config is required",

@@ -12,7 +12,7 @@ import tvm_ffi
 from tiny_models import TinyModels
 
 from mlc_llm.library.metadata import Metadata
-from mlc_llm.library.signatures import FORWARD, signatures
+from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampling
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -30,6 +30,7 @@ def declared(metadata: Metadata) -> dict[str, dict[str, Any]]:
         lambda dtype, *shape: (dtype, shape),
         vocab=metadata.vocab_size,
         padded_vocab=metadata.padded_vocab,
+        hidden=metadata.hidden_size,
         rope_dims=(ROPE_DIM,) * metadata.ropes,
         kv=metadata.kv,
     )
@@ -77,7 +78,7 @@ def use_everything(runner: ModelRunner) -> None:
     """Steps with one row and with many, a fork within a page, and all that changes logits."""
     mask = bytes([255]) * (4 * -(-runner.limits.vocab_size // 32))
     edited = Sampling(
-        temperature=0.7, top_p=0.9, top_logprobs=3, allowed=mask,
+        temperature=0.7, top_p=0.9, top_logprobs=3, allowed=mask, wants_hidden=True,
         logit_bias=LogitBias({3: 1.0}), presence_penalty=0.5, token_counts={5: 2},
     )  # fmt: skip
     runner.add_sequence(0)
@@ -95,7 +96,7 @@ def test_the_runtime_calls_every_function_as_declared(calls: tuple[Library, Call
     assert set(seen) == set(functions)
     for name, arguments in functions.items():
         for call in seen[name]:
-            check(arguments, call[:-1] if name == FORWARD else call)  # `params` are last
+            check(arguments, call[:-1] if name in WITH_PARAMS else call)  # `params` are last
 
 
 def changed(tensor: Any, dtype: str, shape: Sequence[int | str], free: set[str]) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.huggingface import plan_folder
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -72,15 +73,27 @@ def check_against_numpy(
     """Logits of a random model, in several chunk sizes, against float64; largest difference
     relative to the largest logit."""
     path = write_tiny_model(folder / "tiny.gguf", seed=seed, kinds=FLOATS, shape=shape)
-    exact = ReferenceDecoder(path, facts).logits(TOKENS)
+    reference = ReferenceDecoder(path, facts)
+    exact = reference.logits(TOKENS)
     runner = runner_of(path, folder, kernels)
     for chunk in CHUNKS:
         found = runner.logits(TOKENS, chunk=chunk)
         assert relative_error(found, exact) <= worst, f"in chunks of {chunk}"
+    vector = hidden_vector(runner, TOKENS[:50])
+    assert relative_error(vector, reference.hidden(TOKENS[:50])[-1]) <= worst
     runner.check_integrity()
     assert runner.free_pages == runner.limits.num_pages
 
 
+def hidden_vector(runner: ModelRunner, token_ids: list[int]) -> npt.NDArray[np.float32]:
+    """The hidden vector behind the last of these tokens."""
+    runner.add_sequence(0)
+    wanted = Sampling(temperature=0, wants_hidden=True)
+    ((sample,),) = runner.run(Batch([BatchRow(0, token_ids, [wanted])])).samples
+    runner.remove_sequence(0)
+    return np.array(sample.hidden, np.float32)
+
+
 def relative_error(found: npt.NDArray[np.float32], exact: npt.NDArray[np.float64]) -> float:
-    """Largest difference, as a part of the largest logit."""
+    """Largest difference, as a part of the largest exact value."""
     return float(np.abs(found - exact).max() / np.abs(exact).max())

@@ -17,12 +17,10 @@ from decoder_reference import Array, Facts, ReferenceDecoder, gelu_tanh
 from pairs import every_other
 
 from mlc_llm.backends.cpu.target import missing_features
-from mlc_llm.backends.registry import backend_of
-from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.llama import read_gguf
 from mlc_llm.models.spec import DenseSpec, ExpertsSpec, ModelSpec, QueryScaling
-from mlc_llm.models.weight_plan import WeightPlan, plan_gguf
+from mlc_llm.models.weight_plan import WeightPlan, plan_weights
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
@@ -103,6 +101,7 @@ EXPERT_BIASES: dict[str, tuple[int, ...]] = {
     "ffn_up_exps.bias": (EXPERTS, NARROW),
     "ffn_down_exps.bias": (EXPERTS, HIDDEN),
 }
+HEAD_NORMS = {"attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,)}
 SHARED_TENSORS = {
     "ffn_gate_shexp.weight": (WIDE, HIDDEN),
     "ffn_up_shexp.weight": (WIDE, HIDDEN),
@@ -138,7 +137,7 @@ CASES = {
     "norms of values": Case(
         every_mixer(qk_norm="head", value_norm=True),
         {"value_norm": True},
-        {"attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,)},
+        HEAD_NORMS,
     ),
     "keys as values": Case(
         every_mixer(values_are_keys=True), {"interleaved": False}, less=("attn_v.weight",)
@@ -147,6 +146,24 @@ CASES = {
         last_layer_shares,
         {"keys_of_layer": lambda layer: 0},
         less=("blk.1.attn_k.weight", "blk.1.attn_v.weight"),
+    ),
+    "keys as values, all normalised": Case(
+        every_mixer(values_are_keys=True, qk_norm="head", value_norm=True),
+        {"interleaved": False, "value_norm": True},
+        HEAD_NORMS,
+        less=("attn_v.weight",),
+    ),
+    "keys as values before their norm": Case(
+        every_mixer(values_are_keys=True, qk_norm="head"),
+        {"interleaved": False},
+        HEAD_NORMS,
+        less=("attn_v.weight",),
+    ),
+    "queries with norms, and keys of another layer": Case(
+        lambda spec: last_layer_shares(every_mixer(qk_norm="head", value_norm=True)(spec)),
+        {"keys_of_layer": lambda layer: 0, "value_norm": True},
+        HEAD_NORMS,
+        less=("blk.1.attn_k.weight", "blk.1.attn_v.weight", "blk.1.attn_k_norm.weight"),
     ),
     "factors of layers": Case(
         every_layer(output_scale=True), more={"layer_output_scale.weight": (1,)}
@@ -323,14 +340,15 @@ def planned(folder: Path, case: Case) -> tuple[Path, GGUFFile, WeightPlan]:
         for i in range(LAYERS):
             values = rng.standard_normal(size) * case.factor / len(size) ** 3
             kind = case.kind if len(size) == 3 else "F32"
-            tensors[f"blk.{i}.{name}"] = quantized(values.astype(np.float32), kind)
+            if f"blk.{i}.{name}" not in case.less:
+                tensors[f"blk.{i}.{name}"] = quantized(values.astype(np.float32), kind)
     for name, size in case.outer.items():
         values = rng.standard_normal(size)
         tensors[name] = quantized(values.astype(np.float32), "F32")
     write_gguf(folder / "model.gguf", {**plain.metadata, **case.metadata}, tensors)
     file = GGUFFile.open(folder / "model.gguf")
     is_interleaved = case.facts.get("interleaved", True)
-    plan = plan_gguf(case.change(spec), file.tensors, interleaved_rope=is_interleaved)
+    plan = plan_weights(case.change(spec), file.tensors, interleaved_rope=is_interleaved)
     return folder / "model.gguf", file, plan
 
 
@@ -347,19 +365,8 @@ def test_feature_against_numpy(tmp_path: Path, name: str) -> None:
         assert relative_error(found, exact) <= 1e-5, f"in chunks of {chunk}"
 
 
-REFERENCE_ONLY = (
-    "norms of values", "keys as values", "keys and values of another layer", "factors of layers",
-    "inputs by token",
-)  # fmt: skip
-"""Cases that the CPU kernels refuse by name. Those with experts have tests of their own."""
-ON_CPU = [name for name in CASES if "expert" not in name and name not in REFERENCE_ONLY]
-
-
-@pytest.mark.parametrize("name", REFERENCE_ONLY)
-def test_what_cpu_kernels_lack_is_refused(tmp_path: Path, name: str) -> None:
-    _, _, plan = planned(tmp_path, CASES[name])
-    with pytest.raises(UnsupportedModel, match="cannot compute; use --kernels reference"):
-        backend_of("portable").check(plan.spec)
+ON_CPU = [name for name in CASES if "expert" not in name]
+"""Those with experts have tests of their own."""
 
 
 @pytest.mark.parametrize(("name", "kernels"), every_other(ON_CPU, WORST_OF_CPU))

@@ -42,6 +42,7 @@ OLMO_LAYER = {
     **{name: shape for name, shape in LAYER.items() if "norm" not in name}, **POST_NORMS,
     "attn_q_norm.weight": (HEADS * DIM,), "attn_k_norm.weight": (KV_HEADS * DIM,),
 }  # fmt: skip
+EXAONE_LAYER = OLMO_LAYER | {"attn_q_norm.weight": (DIM,), "attn_k_norm.weight": (DIM,)}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 GGUF_YARN = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
@@ -136,6 +137,14 @@ SAME: dict[str, tuple[Callable[[], ModelSpec], Callable[[], ModelSpec]]] = {
         lambda: of_config("Gemma2", **GEMMA, sliding_window=20),
     ),
     "olmo 2": (lambda: of_gguf("olmo2", {}, OLMO_LAYER), lambda: of_config("Olmo2")),
+    "exaone 4": (
+        lambda: of_gguf("exaone4", {}, EXAONE_LAYER),
+        lambda: of_config("Exaone4", sliding_window=None, sliding_window_pattern=None),
+    ),
+    "exaone 4 with windows": (
+        lambda: of_gguf("exaone4", WINDOWS, EXAONE_LAYER),
+        lambda: of_config("Exaone4", sliding_window=20, sliding_window_pattern="LLLG"),
+    ),
     "olmo 3": (
         lambda: of_gguf("olmo2", GGUF_YARN | WINDOWS, OLMO_LAYER),
         lambda: of_config("Olmo3", rope_scaling=YARN, sliding_window=20),
@@ -166,6 +175,11 @@ def test_windows() -> None:
     assert windows(qwen) == [None, None, None, 9, 9]
     assert windows(of_config("Gemma2", **GEMMA)) == [4096, None, 4096, None, 4096]
     assert windows(of_config("Olmo3")) == [4096, 4096, 4096, None, 4096]
+    exaone = of_config("Exaone4")
+    assert windows(exaone) == [4096, 4096, 4096, None, 4096]
+    assert [one.rope for one in exaone.attention_layers.values()] == [0, 0, 0, None, 0]
+    with pytest.raises(UnsupportedModel, match="sliding_window_pattern"):
+        of_config("Exaone4", sliding_window_pattern="LG")
     pattern = {**WINDOWS, "attention.sliding_window_pattern": [True, False, True, True, False]}
     assert windows(of_gguf("olmo2", pattern, OLMO_LAYER)) == [20, None, 20, 20, None]
 

@@ -1,7 +1,8 @@
 """A model of Transformers as a GGUF file, written by llama.cpp's own converter.
 
 The converter is no package: MLC_LLM_LLAMA_CPP names a folder of llama.cpp's sources. It runs in a
-process of its own, because it brings its own gguf package. It writes no vocabulary.
+process of its own, because it brings its own gguf package. In place of the vocabulary of a folder,
+which random models lack, it writes that of the byte tokenizer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE, byte_tokenizer_metadata
 
 FOLDER = "MLC_LLM_LLAMA_CPP"
 needs_converter = pytest.mark.skipif(
@@ -24,8 +26,8 @@ needs_converter = pytest.mark.skipif(
 
 
 def converted(model: Any, folder: Path, **fields: Any) -> Path:
-    """`model.gguf` in a folder, beside the files that Transformers saves. fields: what the
-    converter reads beside them, as older versions of Transformers wrote it."""
+    """`model.gguf` in a folder, without a vocabulary, beside the files that Transformers saves.
+    fields: what the converter reads beside them, as older versions of Transformers wrote it."""
     model.save_pretrained(folder)
     vocabulary = {str(i): i for i in range(VOCABULARY_SIZE)}  # Gemma's converter counts it
     words = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
@@ -37,20 +39,43 @@ def converted(model: Any, folder: Path, **fields: Any) -> Path:
     return path
 
 
-def _convert(folder: Path, path: Path, fields: dict[str, Any]) -> None:
-    """In a process of its own."""
+def converted_folder(folder: Path, path: Path, file_type: str, rule: str) -> Path:
+    """A folder with a tokenizer as a GGUF file. file_type: a name of `LlamaFileType`. rule: of
+    cutting words; the converter knows published vocabularies alone."""
+    command = [sys.executable, __file__, str(folder), str(path), "{}", file_type, rule]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return path
+
+
+def _convert(
+    folder: Path, path: Path, fields: dict[str, Any], file_type: str = "ALL_F32", rule: str = ""
+) -> None:
+    """In a process of its own. It writes a vocabulary if a file type is given."""
     source = Path(os.environ[FOLDER])
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
     architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
-    model = get_model_class(architecture)(folder, gguf.LlamaFileType.ALL_F32, path)
+    model = get_model_class(architecture)(folder, gguf.LlamaFileType[file_type], path)
     for one in (model, getattr(model, "impl", model)):
-        one.set_vocab = lambda: None
+        if file_type == "ALL_F32":
+            one.set_vocab = partial(_add_vocabulary, one.gguf_writer)
+        one.get_vocab_base_pre = lambda tokenizer: rule
         one.hparams |= fields
     model.write()
 
 
+def _add_vocabulary(writer: Any) -> None:
+    """writer: of the converter's gguf package."""
+    size = f"{writer.arch}.vocab_size"
+    if size not in writer.kv_data[0]:
+        writer.add_uint32(size, VOCABULARY_SIZE)
+    for key, value in byte_tokenizer_metadata().items():
+        add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
+        add.get(type(value), writer.add_array)(key, value)
+
+
 if __name__ == "__main__":
-    _convert(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
+    _convert(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), *sys.argv[4:])

@@ -11,7 +11,7 @@ from converted import needs_converter
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 
-from small_models import check_both_files, randomized, sizes  # noqa: E402
+from small_models import check_both_files, check_cpu_kernels, randomized, sizes  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, needs_converter]
 PLAIN = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
@@ -71,6 +71,12 @@ def made_with_images(kind: str, seed: int) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
     check_both_files(made(kind, seed), tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", ["shared keys and values", "all"])
+def test_cpu_kernels_against_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    check_cpu_kernels(made(kind, seed), tmp_path, seed)
 
 
 def test_text_of_a_gemma_4_that_reads_images(tmp_path: Path) -> None:

@@ -46,13 +46,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
     ),
     "gemma 3": ("Gemma3", {"num_hidden_layers": 7, "sliding_window": 24}),
+    "exaone 4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone 4 with windows": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 24}),
     "olmo 2": ("Olmo2", {}),
     "olmo 3": (
         "Olmo3",
         {
             "num_hidden_layers": 5, "sliding_window": 24,
             "rope_parameters": {
-                "full_attention": YARN,
+                "full_attention": YARN | {"beta_fast": 32.0},  # llama.cpp reads no other one here
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
             },
         },

@@ -96,11 +96,11 @@ def test_null_is_the_default_everywhere(model: Any) -> None:
 def test_unknown_fields_are_reported_with_their_path() -> None:
     message = {"role": "user", "content": "Hi", "mood": "good"}
     tool = {"type": "function", "function": {"name": "f", "cost": 3}}
-    request = chat(messages=[USER, message], tools=[tool], reasoning_effort="low")
+    request = chat(messages=[USER, message], tools=[tool], verbosity="low")
     assert sorted(request.unknown_fields()) == [
         "messages[1].mood",
-        "reasoning_effort",
         "tools[0].function.cost",
+        "verbosity",
     ]
 
 
@@ -335,6 +335,8 @@ def test_best_of_is_refused_unless_it_changes_nothing() -> None:
     assert completion(n=3, best_of=3).n == 3
     with pytest.raises(InvalidField, match="best_of is not supported"):
         completion(best_of=2)
+    with pytest.raises(InvalidField, match="best_of is not supported"):
+        completion(best_of=1, n=2)
 
 
 def test_an_error_body_names_the_field() -> None:

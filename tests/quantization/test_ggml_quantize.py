@@ -7,11 +7,12 @@ import hashlib
 import numpy as np
 import pytest
 
+from mlc_llm.backends.cpu.k_searches import compiled_searches
 from mlc_llm.errors import InvalidField
 from mlc_llm.loader.gguf_tensors import KINDS
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.ggml_blocks import dequantize
-from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize
+from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize, quantize_weighted
 
 PLAIN = [kind for kind in TARGETS if not kind.endswith("_K")]
 KNOWN = {
@@ -21,6 +22,12 @@ KNOWN = {
 }
 """SHA-256 (its beginning) of what quantize_row_*_ref of llama.cpp 0c1e57098 makes of `hard`,
 compiled with -O2 -ffp-contract=off."""
+
+KNOWN_WEIGHTED = {
+    "Q4_0": "9bc1fa2abc5f5c004147d0bf607af4b6",
+    "Q5_0": "837d2ce5a5795c260a0156e0cadad0ac",
+}
+"""The same of quantize_q4_0 and quantize_q5_0 with an importance."""
 
 
 def hard() -> Floats:
@@ -60,6 +67,36 @@ def test_plain_types_are_those_of_the_package(kind: str) -> None:
 def test_k_types_are_those_of_the_c_code(kind: str) -> None:
     found = hashlib.sha256(quantize(kind, hard()).tobytes()).hexdigest()
     assert found[: len(KNOWN[kind])] == KNOWN[kind]
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_compiled_code_gives_the_bits_of_the_c_code(kind: str) -> None:
+    searches = compiled_searches()
+    if searches is None:
+        pytest.skip("no compiled search for this processor")
+    found = hashlib.sha256(quantize(kind, hard(), searches).tobytes()).hexdigest()
+    assert found[: len(KNOWN[kind])] == KNOWN[kind]
+    odd = np.random.default_rng(5).standard_normal((3, 256)).astype(np.float32)
+    assert np.array_equal(quantize(kind, odd, searches), quantize(kind, odd))
+
+
+@pytest.mark.parametrize("kind", KNOWN_WEIGHTED)
+def test_weighted_types_are_those_of_the_c_code(kind: str) -> None:
+    importance = np.random.default_rng(7).uniform(0.01, 3, 512).astype(np.float32)
+    found = hashlib.sha256(quantize_weighted(kind, hard(), importance).tobytes()).hexdigest()
+    assert found[: len(KNOWN_WEIGHTED[kind])] == KNOWN_WEIGHTED[kind]
+
+
+def test_errors_go_where_they_cost_least() -> None:
+    x = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32)
+    importance = np.ones(512, np.float32)
+    importance[::32] = 100
+    cost = {}
+    for name, made in (
+        ("plain", quantize("Q4_0", x)), ("weighted", quantize_weighted("Q4_0", x, importance))
+    ):  # fmt: skip
+        cost[name] = (importance * (dequantize("Q4_0", made, x.shape) - x) ** 2).mean()
+    assert cost["weighted"] < 0.6 * cost["plain"]
 
 
 @pytest.mark.parametrize("kind", QUANTIZERS)

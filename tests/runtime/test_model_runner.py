@@ -11,7 +11,7 @@ from tiny_models import TinyModels
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime import logit_bias
-from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampled, Sampling
+from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampled, Sampling, Scoring
 from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.model_runner import ModelRunner
 
@@ -207,3 +207,41 @@ def test_several_tokens_of_a_row_are_sampled_as_in_rows_that_end_there(runner: M
     ]
     assert output.samples == [apart]
     assert len({sampled.token_id for sampled in apart}) > 1
+
+
+def softmax_log(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def test_known_tokens_are_scored_beside_others(runner: ModelRunner) -> None:
+    """The scores are those of the raw logits, wherever a step begins; other rows are as ever."""
+    expected = softmax_log(runner.logits(PROMPT).astype(np.float64))
+    other = sampled(runner, Sampling(temperature=0.7, uniform=0.3, top_logprobs=2))[0]
+    runner.reset()
+    for seq_id in (0, 1):
+        runner.add_sequence(seq_id)
+    drawn = Sampling(temperature=0.7, uniform=0.3, top_logprobs=2)
+    first = BatchRow(0, PROMPT[:8], [], scoring=Scoring(2, PROMPT[3:9], 3))
+    scores, (beside,) = runner.run(Batch([first, BatchRow(1, PROMPT, [drawn])])).samples
+    assert beside == other
+    second = BatchRow(0, PROMPT[8:], [GREEDY], scoring=Scoring(0, PROMPT[9:], 0))
+    (rest,) = runner.run(Batch([second])).samples
+    assert rest.pop() == Sampled(int(last_logits(runner).argmax()))
+    found = [*scores, *rest]
+    assert [one.token_id for one in found] == PROMPT[3:]
+    for row, one in enumerate(found, 2):
+        assert one.logprob == pytest.approx(expected[row, one.token_id], abs=1e-5)
+    for row, one in enumerate(scores, 2):
+        best = np.argsort(-expected[row], kind="stable")[:3]
+        assert [token for token, _ in one.top] == best.tolist()
+    assert all(one.top == () for one in rest)
+
+
+def test_a_hidden_vector_comes_only_where_it_is_wanted(runner: ModelRunner) -> None:
+    """`tests/models` compares it with NumPy's. It does not depend on what else is in the batch."""
+    wanted = Sampling(temperature=0, wants_hidden=True, top_logprobs=1)
+    alone = sampled(runner, wanted)[0]
+    plain, one, other = sampled(runner, GREEDY, wanted, Sampling(wants_hidden=True, uniform=0.5))
+    assert plain.hidden is None and one == alone
+    assert one.hidden is not None and one.hidden == other.hidden

@@ -60,12 +60,13 @@ def test_an_output_unpacks_to_one_item_a_sequence_and_only_once() -> None:
         [None, "stop"],
         group_extra_prefix_string=["", "x"],
         group_cut_bytes=[0, 2],
+        group_stop_strs=[None, "end"],
     )
     request_id, sequences = output.unpack()
     assert request_id == "r"
     assert sequences == [
         SingleRequestStreamOutput([1, 2], ["a", "b"], None, None, ""),
-        SingleRequestStreamOutput([3], ["c"], "stop", None, "x", cut_bytes=2),
+        SingleRequestStreamOutput([3], ["c"], "stop", None, "x", cut_bytes=2, stop_str="end"),
     ]
     with pytest.raises(RuntimeError, match="unpacked before"):
         output.unpack()

@@ -68,6 +68,8 @@ class Seen:
     usage: dict[str, Any] | None = None
     error: str | None = None
     last_step: int = -1
+    prompt_logprobs: list[str] | None = None
+    embedding: Sequence[float] | None = None
 
 
 @dataclass
@@ -146,6 +148,10 @@ class Harness:
             seen = self.seen[output.request_id]
             assert seen.usage is None, "nothing follows the usage"
             seen.last_step = self.steps
+            if output.prompt_logprob_json_strs is not None:
+                assert seen.prompt_logprobs is None, "they come once"
+                seen.prompt_logprobs = output.prompt_logprob_json_strs
+            seen.embedding = seen.embedding or output.embedding
             _, sequences = output.unpack()
             usage = sequences[0].request_final_usage_json_str
             if usage is not None:

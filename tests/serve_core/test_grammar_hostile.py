@@ -12,7 +12,7 @@ from hostile_runner import MOST_BYTES, Run, measured
 REFUSED = {
     "enum beyond the limit": "more than 10000 values in enum",
     "5000 optional properties": "more than 1000 properties",
-    "200-deep object": "nested more than 64 levels",
+    "200-deep object": "nested more than 200 levels",
     "reference to itself": "no text satisfies it",
     "circle of references": "no text satisfies it",
     "reference to nowhere": "does not exist",

@@ -253,3 +253,21 @@ def test_the_echo_repeats_a_prompt_that_is_kept_already() -> None:
         said = [output.unpack()[1][0].delta_token_ids for output in outputs]
         assert [token for ids in said for token in ids] == prompt
     assert core.prefix_cache.num_sequences > 1
+
+
+def test_prompts_of_another_salt_are_not_shared() -> None:
+    harness = Harness(FakeRunner(max_num_sequence=8))
+    prompt, found = prompt_of(50), []
+    for i, salt in enumerate(["", "x", "y", "x", ""]):
+        config = GenerationConfig(max_tokens=4, temperature=0.0, seed=1)
+        request = Request(str(i), [TokenData(prompt)], config, cache_salt=salt)
+        harness.core.add_request(request)
+        before = harness.core.metrics()["prefill_tokens_sum"]
+        while not harness.core.is_idle:
+            harness.core.step()
+            harness.core.check_integrity()
+        found.append(harness.core.metrics()["prefill_tokens_sum"] - before)
+    assert found == [50, 50, 50, 1, 1]
+    cache = harness.core.prefix_cache
+    assert cache.lookup(prompt, salt="z").length == 0
+    assert cache.lookup(prompt, salt="x").length == cache.lookup(prompt).length == 49

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from typing import Any
 
+from chrome_trace import Event, check_chrome_trace
 from core_harness import Harness, prompt_of
 
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.testing.fake_runner import FakeRunner
-
-Event = dict[str, Any]
 
 
 def traced(runner: FakeRunner, requests: dict[str, dict[str, Any]]) -> tuple[Harness, list[Event]]:
@@ -21,24 +19,6 @@ def traced(runner: FakeRunner, requests: dict[str, dict[str, Any]]) -> tuple[Har
         harness.add(name, prompt_of(20, i), **config)
     harness.run()
     return harness, json.loads(trace.dump_json())
-
-
-def check_chrome_trace(events: list[Event]) -> None:
-    """Every row's stretches begin and end inside one another, in the order of time."""
-    open_names: dict[str, list[str]] = defaultdict(list)
-    last: dict[str, int] = defaultdict(int)
-    for event in events:
-        assert set(event) <= {"name", "ph", "ts", "pid", "tid", "s"}
-        assert isinstance(event["ts"], int) and event["ts"] >= last[event["tid"]]
-        assert event["pid"] == 1 and isinstance(event["tid"], str)
-        last[event["tid"]] = event["ts"]
-        if event["ph"] == "B":
-            open_names[event["tid"]].append(event["name"])
-        elif event["ph"] == "E":
-            assert open_names[event["tid"]].pop() == event["name"]
-        else:
-            assert event["ph"] == "i" and event["s"] == "t"
-    assert not any(open_names.values()), "a stretch that never ends"
 
 
 def count(events: list[Event], tid: str, ph: str, name: str) -> int:

@@ -120,7 +120,10 @@ def test_completion_logprobs_are_parallel_lists(engine: MLCEngine) -> None:
     ("parameters", "word"),
     [
         ({"prompt": "a", "suffix": "b"}, "suffix"),
-        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": 6}, "logprobs"),
+        ({"prompt": [[1], [2**40]]}, "prompt"),
+        ({"prompt": [1, 300]}, "prompt token id"),
         ({"prompt": []}, "prompt"),
         ({"prompt": "a", "n": 0}, "n"),
         ({"prompt": "a", "temperature": -1}, "temperature"),

@@ -11,7 +11,8 @@ from threaded_harness import limit_of, slow_steps, watched
 
 @pytest.fixture(autouse=True)
 def watch(request: pytest.FixtureRequest) -> Iterator[None]:
-    with watched(request.config, limit_of(request.node)), slow_steps():
+    # Some tests start processes, and wait for limits of time.
+    with watched(request.config, 8 * limit_of(request.node)), slow_steps():
         yield
 
 

@@ -83,6 +83,7 @@ def test_a_prompt_that_is_too_long(server: Running) -> None:
     error = server.chat("x" * 5000).error
     assert error["code"] == "context_length_exceeded"
     assert error["message"].startswith("This model's maximum context length is 4096 tokens.")
+    assert "context_length_exceeded" in error["message"]
     server.wait_idle()
 
 
@@ -133,6 +134,17 @@ def test_tokens(server: Running) -> None:
     text = server.call("POST", "/detokenize", {"tokens": found["tokens"]}).json
     assert text == {"prompt": "abc"}
     assert server.call("GET", "/tokenizer_info").json["vocab_size"] == 256
+
+
+def test_the_name_of_a_control_token_alone_is_that_token(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients look up the token that ends a text so. The echo engine has none of its own."""
+    tokenizer = server.client.model.tokenizer
+    monkeypatch.setattr(tokenizer, "special_tokens", {"<end>": 7})
+    for more in ({}, {"add_special_tokens": False}):
+        assert server.call("POST", "/tokenize", {"prompt": "<end>", **more}).json["tokens"] == [7]
+        assert server.call("POST", "/tokenize", {"prompt": "<end>a", **more}).json["count"] == 6
 
 
 def test_health_and_metrics(server: Running) -> None:
@@ -201,8 +213,7 @@ def test_slow_heads_and_bodies_are_given_up() -> None:
 
 
 def test_an_overloaded_server_says_when_to_try_again() -> None:
-    with running(ServerSettings(port=0, limits=Limits(queue=0))) as server:
-        server.context.admission.limit = 1
+    with running(ServerSettings(port=0, limits=Limits(queue=0)), sequences=1) as server:
         connection = server.connect()
         body = {"messages": [{"role": "user", "content": LONG}], "stream": True}
         connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
@@ -257,3 +268,12 @@ def test_connections_are_kept(server: Running) -> None:
         assert connection.getresponse().read() == b'{"status":"ok"}'
     assert isinstance(connection, http.client.HTTPConnection)
     connection.close()
+
+
+def test_what_curl_sends_is_read_as_json_but_not_from_a_page_of_others(server: Running) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
+    assert server.call("POST", "/v1/completions", body, form).status == 200
+    assert server.call("POST", "/v1/completions", b"prompt=a", form).status == 400
+    stranger = {**form, "origin": "https://stranger.example"}
+    assert server.call("POST", "/v1/completions", body, stranger).status == 403

@@ -8,20 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from server_harness import Running, running
+from server_harness import Reply, Running, running
 from starlette.routing import Route
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.guard import OPEN_PATHS
-from mlc_llm.serve.server.settings import KEY_VARIABLE, ServerSettings, read_keys
+from mlc_llm.serve.server.settings import ServerSettings
+from mlc_llm.serve.server.tenants import KEY_VARIABLE, digest_of, read_keys
 
 KEYS = ("first-key", "zwei-schlüssel")
 
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[Running]:
-    with running(ServerSettings(port=0, keys=KEYS)) as made:
+    with running(ServerSettings(port=0, keys=read_keys(KEYS, None))) as made:
         yield made
 
 
@@ -40,6 +41,17 @@ def test_every_route_needs_a_key(locked: Running) -> None:
     reply = locked.call("GET", "/nothing")
     assert reply.status == 401 and reply.error["code"] == "invalid_api_key"
     assert reply.headers["www-authenticate"] == "Bearer"
+
+
+def test_what_is_open_is_open_on_purpose(locked: Running) -> None:
+    """Probes, and the files of the chat page, which say nothing of this server."""
+    page = [path for path in OPEN_PATHS if path == "/" or path.startswith("/page/")]
+    assert set(OPEN_PATHS) == {"/health", "/ready", *page}
+    for path in page:
+        assert locked.call("GET", path).status == 200, path
+        assert locked.call("POST", path).status == 405, path
+    for path in ("/page/", "/page/index.html", "/page/../guard.py", "/page/%2e%2e/guard.py", "//"):
+        assert locked.call("GET", path).status == 401, path
 
 
 def test_keys_are_taken_from_three_headers(locked: Running) -> None:
@@ -103,7 +115,7 @@ def test_hosts_and_pages_can_be_allowed() -> None:
 def test_other_machines_need_a_key(host: str) -> None:
     with pytest.raises(InvalidField, match="--api-key"):
         ServerSettings(host=host).check()
-    ServerSettings(host=host, keys=("a",)).check()
+    ServerSettings(host=host, keys=read_keys(["a"], None)).check()
     ServerSettings(host=host, allow_no_key=True).check()
 
 
@@ -117,7 +129,12 @@ def test_keys_come_from_three_places(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "keys"
     file.write_text("# ours\none\n\ntwo\n", encoding="utf-8")
     monkeypatch.setenv(KEY_VARIABLE, "three")
-    assert read_keys(["zero", "one"], file) == ("zero", "one", "two", "three")
+    found = read_keys(["zero", "one"], file)
+    assert len(found) == 4
+    for key in ("zero", "one", "two", "three"):
+        tenant = found.find(key.encode())
+        assert tenant is not None and tenant.digest == digest_of(key.encode())
+    assert found.find(b"four") is None and found.find(b"") is None
     file.write_text("# none\n", encoding="utf-8")
     with pytest.raises(InvalidField, match="no key"):
         read_keys([], file)
@@ -129,3 +146,57 @@ def test_a_certificate_needs_its_key() -> None:
     for pair in itertools.permutations((None, Path("x"))):
         with pytest.raises(InvalidField, match="--tls-cert"):
             ServerSettings(certificate=pair[0], certificate_key=pair[1]).check()
+
+
+def admin_call(server: Running, path: str, key: str | None, model: str = "b") -> Reply:
+    headers = {} if key is None else {"x-api-key": key}
+    return server.call("POST", path, {"model": model}, headers)
+
+
+def test_admins_open_and_close_models(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("plain\nroot name=ops admin\n", encoding="utf-8")
+    settings = ServerSettings(port=0, keys=read_keys([], file))
+    with running(settings, ("a=mock://echo", "b=mock://echo")) as server:
+        for path in ("/models/load", "/models/unload"):
+            assert admin_call(server, path, None).status == 401
+            assert admin_call(server, path, "plain").error["code"] == "not_admin"
+        assert admin_call(server, "/models/load", "root").json["state"] == "ready"
+        assert admin_call(server, "/models/unload", "root").json["state"] == "closed"
+        assert admin_call(server, "/models/unload", "root").json["state"] == "closed"
+        assert admin_call(server, "/models/unload", "root", "a").json["state"] == "closed"
+        assert admin_call(server, "/models/load", "root", "c").status == 404
+        reply = server.call("POST", "/models/load", {"name": "b"}, {"x-api-key": "root"})
+        assert reply.status == 400 and reply.error["param"] == "name"
+        reply = server.call("GET", "/v1/models", headers={"x-api-key": "root"})
+        assert [one["state"] for one in reply.json["data"]] == ["closed", "closed"]
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        reply = server.call("POST", "/v1/chat/completions", body, {"x-api-key": "plain"})
+        assert reply.status == 200
+
+
+def test_nobody_may_do_so_without_an_admin(server: Running, locked: Running) -> None:
+    assert admin_call(server, "/models/load", None).error["code"] == "not_found"
+    assert admin_call(locked, "/models/unload", "first-key").status == 404
+    with running(ServerSettings(port=0, debug=True)) as debugged:
+        assert admin_call(debugged, "/models/load", None, "default").json["state"] == "ready"
+
+
+@pytest.mark.parametrize(
+    "line", ["secret weight=0", "secret weight=x", "secret other", "secret admin=1", "secret name"]
+)
+def test_wrong_lines_of_keys_show_no_key(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"good\n{line}\n", encoding="utf-8")
+    with pytest.raises(InvalidField, match="line 2") as refused:
+        read_keys([], file)
+    assert "secret" not in str(refused.value)
+
+
+def test_no_key_is_shown_by_what_holds_it(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("from-file name=bob\n", encoding="utf-8")
+    settings = ServerSettings(keys=read_keys(["from-flag"], file))
+    tenant = settings.keys.find(b"from-file")
+    shown = f"{settings!r} {settings.keys!r} {tenant!r} {vars(settings)} {vars(settings.keys)}"
+    assert "from-file" not in shown and "from-flag" not in shown and "bob" in shown

@@ -248,6 +248,14 @@ def expression_of(file: str) -> str:
     return "|".join(found)
 
 
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The expression in Mistral's files."""
+
+
 def rank_file(ranks: dict[bytes, int]) -> str:
     return "".join(f"{base64.b64encode(token).decode()} {i}\n" for token, i in ranks.items())
 
@@ -256,6 +264,31 @@ def ranks_of(byte_level: hf.Tokenizer) -> dict[bytes, int]:
     entries = sorted(byte_level.get_vocab().items(), key=lambda entry: entry[1])
     tokens: Sequence[str] = [token for token, _ in entries if token != "<|endoftext|>"]
     return {bytes(BYTES[one] for one in token): i for i, token in enumerate(tokens)}
+
+
+def test_tekken(byte_level: hf.Tokenizer, tmp_path: Path) -> None:
+    theirs = package("mistral_common.tokens.tokenizers.tekken")
+    special, trained = 30, [one for one in ranks_of(byte_level) if len(one) > 1]
+    ranks = {one: i for i, one in enumerate([*(bytes([i]) for i in range(256)), *trained])}
+    vocab = [
+        {"rank": i, "token_bytes": base64.b64encode(token).decode(), "token_str": None}
+        for token, i in ranks.items()
+    ]
+    named = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
+    config = {
+        "pattern": TEKKEN, "num_vocab_tokens": len(vocab), "version": "v7",
+        "default_vocab_size": len(vocab) - 10 + special, "default_num_special_tokens": special,
+    }  # fmt: skip
+    stated = [{"rank": i, "token_str": one, "is_control": True} for i, one in enumerate(named)]
+    values = {"config": config, "vocab": vocab, "special_tokens": stated}
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        maker = theirs.Tekkenizer.from_file(path)
+    made = Tokenizer(tmp_path)
+    assert made.vocab_size == maker.n_words and made.bos_token_id == maker.bos_id
+    assert wrong(made, lambda text: maker.encode(text, bos=False, eos=False)) == []
 
 
 @pytest.mark.parametrize("by_pattern", [False, True])

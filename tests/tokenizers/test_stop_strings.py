@@ -47,6 +47,7 @@ def test_a_stop_string_inside_a_token() -> None:
     table = Words("a", "bcSTOPde")
     handler, shown = run(table, ["STOP"], [0, 1])
     assert shown == [[0], [1]] and handler.cut_bytes == len("STOPde")
+    assert handler.found == "STOP"
     assert text_of(table, handler, shown) == "abc"
 
 

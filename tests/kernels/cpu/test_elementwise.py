@@ -7,7 +7,7 @@ import pytest
 from kernel_tools import build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.elementwise import STRETCH, add, changed
+from mlc_llm.kernels.cpu.elementwise import STRETCH, add, beside, changed, multiply
 
 WIDTH = 40
 
@@ -43,3 +43,22 @@ def test_changed(isa: Isa, factor: float, cap: float | None, width: int) -> None
     assert np.isnan(y[1, 7])
     y[1, 7] = expected[1, 7] = 0
     assert (np.abs(y - expected) <= 1e-6 * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@each_isa()
+def test_multiply(isa: Isa, m: int) -> None:
+    x = np.random.default_rng(0).standard_normal((m, WIDTH)).astype(np.float32)
+    expected = x * np.float32(0.7)
+    build(isa, multiply, WIDTH)(np.array([0.7], np.float32), x)
+    assert x.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@each_isa()
+def test_beside(isa: Isa, m: int) -> None:
+    rng = np.random.default_rng(0)
+    gate, up = (rng.standard_normal((m, size)).astype(np.float32) for size in (32, WIDTH))
+    y = np.zeros((m, 48), np.float32)
+    build(isa, beside, (32, WIDTH), (8, 16), 24)(gate, up, y)
+    assert y.tobytes() == np.concatenate([gate[:, 8:], up[:, 16:]], axis=1).tobytes()

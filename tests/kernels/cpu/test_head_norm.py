@@ -1,4 +1,4 @@
-"""Norms of queries and keys, in place, against float64."""
+"""Norms of queries and keys, in place, and of values, apart, against float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from kernel_tools import build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.head_norm import NormedHeads, head_norm
+from mlc_llm.kernels.cpu.head_norm import NormedHeads, copied_heads, head_norm
 
 WIDTH, EPS = 200, 1e-5
 RANGES = {
@@ -31,3 +31,17 @@ def test_against_float64(isa: Isa, name: str, m: int) -> None:
         expected[:, start : start + heads * dim] = part.reshape(m, -1)
     build(isa, head_norm, WIDTH, *RANGES[name], eps=EPS)(*weights, x)
     assert np.abs(x - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("m", [1, 9])
+@pytest.mark.parametrize("eps", [None, EPS])
+@each_isa()
+def test_heads_apart(isa: Isa, eps: float | None, m: int) -> None:
+    x = np.random.default_rng(0).standard_normal((m, WIDTH)).astype(np.float32)
+    before, y = x.copy(), np.zeros((m, 48), np.float32)
+    build(isa, copied_heads, WIDTH, NormedHeads(32, 3, 16), eps)(x, y)
+    expected = x[:, 32:80].astype(np.float64).reshape(m, 3, 16)
+    if eps is not None:
+        expected = expected / np.sqrt((expected**2).mean(axis=2, keepdims=True) + eps)
+    assert np.abs(y - expected.reshape(m, 48)).max() <= (0 if eps is None else 1e-6)
+    assert x.tobytes() == before.tobytes()

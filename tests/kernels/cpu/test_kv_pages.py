@@ -10,6 +10,7 @@ from kernel_tools import Array, build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.kv_pages import PAGE, copy_pages, rope_append
+from mlc_llm.kernels.cpu.queries import rotate_queries
 from mlc_llm.kernels.cpu.rotation import Heads
 from mlc_llm.kernels.cpu.vectors import LOG2E
 
@@ -130,6 +131,25 @@ def test_a_second_query_for_sinks(isa: Isa) -> None:
     both(x, x, x, rope, POSITIONS, for_sinks, SLOTS, same, out)
     assert out.tobytes() == np.concatenate([expected, others], axis=1).tobytes()
     assert same.tobytes() == pages.tobytes()
+
+
+@pytest.mark.parametrize("sink_query", [False, True], ids=["", "sinks"])
+@pytest.mark.parametrize("dim", [0, 8, 16])
+@each_isa()
+def test_queries_alone(isa: Isa, dim: int, sink_query: bool) -> None:
+    """They are, to the bit, those beside new keys and values."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((TOKENS, 96)).astype(np.float32)
+    biases = [rng.standard_normal(32).astype(np.float32) for _ in range(3)]
+    rope = [rng.standard_normal((8, 2, dim // 2)).astype(np.float32)] if dim else []
+    for_sinks = np.array([3, 0, 2, 2, 1], np.int32)
+    sizes, pages = sizes_of(isa, (2, 2, 16), dim), np.zeros((PAGES, 2, 2, PAGE * 16), isa.kv_dtype)
+    expected, out = (np.zeros((TOKENS, 64 if sink_query else 32), np.float32) for _ in range(2))
+    more = (sink_query, True)
+    both = build(isa, rope_append, sizes, (96,) * 3, (32, 0, 64), *more)
+    both(x, x, x, *biases, *rope, POSITIONS, for_sinks, SLOTS, pages, expected)
+    build(isa, rotate_queries, sizes, 96, 32, *more)(x, biases[0], *rope, POSITIONS, for_sinks, out)
+    assert out.any() and out.tobytes() == expected.tobytes()
 
 
 @each_isa()

@@ -1,0 +1,110 @@
+"""GGUF files made of Hugging Face folders. `tests/oracle/test_folder_to_gguf.py` compares them with
+those of llama.cpp's converter."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conversion_tools import quiet, tiny_gguf, write_folder
+from safetensors.numpy import load_file, save_file
+
+from mlc_llm.conversion.config_of_gguf import config_of
+from mlc_llm.conversion.convert import convert_weight
+from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.model_files.huggingface import HuggingFaceModel
+
+CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+GUESSED = ("general.name", "general.file_type", "general.type", "general.quantization_version")
+
+
+def folder_of(model: GGUFModel, path: Path, **changes: Any) -> Path:
+    """The Hugging Face folder of a GGUF file."""
+    config = config_of(model.plan().spec, model.tensors) | changes
+    return write_folder(model.path, path, config)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_there_and_back(architecture: str, tmp_path: Path) -> None:
+    more = {"architecture": architecture, "head_norms": architecture == "qwen3"}
+    model = tiny_gguf(tmp_path / "model.gguf", **more)
+    folder = folder_of(model, tmp_path / "folder", architectures=[CLASSES[architecture]])
+    made = convert_weight(HuggingFaceModel.open(folder), "f32", tmp_path / "new.gguf", quiet)
+    assert made.path == tmp_path / "new.gguf"
+    old, new = model.file, GGUFFile.open(made.path)
+    assert new.metadata["general.name"] == "folder"
+    for key in new.metadata:
+        if key not in GUESSED and key in old.metadata:
+            expected = old.metadata[key]
+            assert new.metadata[key] == (
+                pytest.approx(expected) if isinstance(expected, float) else expected
+            ), key
+    assert old.tensors.keys() == new.tensors.keys()
+    for name, tensor in old.tensors.items():
+        assert np.array_equal(new.tensors[name].data, tensor.data), name
+    ours, theirs = model.tokenizer(), GGUFModel.open(made.path).tokenizer()
+    text = "Hello <|im_start|>user\n  ä\u20ac 123!<|im_end|>"
+    for special in (False, True):
+        assert theirs.encode(text, special=special) == ours.encode(text, special=special)
+    assert theirs.eos_token_ids == ours.eos_token_ids
+
+
+def test_vectors_of_16_bits_become_float32(tmp_path: Path) -> None:
+    """llama.cpp reads no others."""
+    model = tiny_gguf(tmp_path / "model.gguf")
+    path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])
+    weights = load_file(path / "model.safetensors")
+    halves = {name: values.astype(np.float16) for name, values in weights.items()}
+    save_file(halves, path / "model.safetensors")
+    made = convert_weight(HuggingFaceModel.open(path), "q8_0", tmp_path / "out", quiet)
+    assert made.path == tmp_path / "out" / "folder-q8_0.gguf"
+    kinds = {name: one.kind for name, one in GGUFFile.open(made.path).tensors.items()}
+    assert kinds["output_norm.weight"] == "F32" and kinds["blk.0.attn_q.weight"] == "Q8_0"
+
+
+def refused(model: HuggingFaceModel, folder: Path) -> str:
+    with pytest.raises((UnsupportedModel, ModelFileError)) as error:
+        convert_weight(model, "q8_0", folder / "new.gguf", quiet)
+    assert not (folder / "new.gguf").exists()
+    return str(error.value)
+
+
+def test_what_is_not_written_is_refused_by_name(tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])
+    config = json.loads((path / "config.json").read_text())
+
+    def with_config(**changes: Any) -> HuggingFaceModel:
+        (path / "config.json").write_text(json.dumps(config | changes))
+        return HuggingFaceModel.open(path)
+
+    other = with_config(architectures=["SeedOssForCausalLM"], attention_bias=False)
+    assert "a .gguf file of SeedOssForCausalLM is not written yet" in refused(other, tmp_path)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    scaled = with_config(rope_scaling=yarn)
+    assert "rope_scaling: a .gguf file of 'yarn' is not written" in refused(scaled, tmp_path)
+    windowed = with_config(architectures=["MistralForCausalLM"], sliding_window=32)
+    assert "layer 0 has a window" in refused(windowed, tmp_path)
+
+
+def test_tokenizers_that_have_no_name_in_gguf_are_refused(tmp_path: Path) -> None:
+    model = tiny_gguf(tmp_path / "model.gguf")
+    path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])
+    folder, file = HuggingFaceModel.open(path), path / "tokenizer.json"
+    whole = json.loads(file.read_text())
+    for changes, words in (
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "no name in GGUF says how its pre_tokenizer"),
+        ({"pre_tokenizer": {"type": "Nothing"}}, "tokenizer.json: pre_tokenizer: "),
+        ({"normalizer": {"type": "Lowercase"}}, "no name in GGUF says how its pre_tokenizer"),
+        ({"model": {**whole["model"], "byte_fallback": True}}, "add tokenizer.model"),
+        ({"model": {**whole["model"], "vocab": {"a": 9000}}}, "ids up to 9000, the embedding has"),
+    ):
+        file.write_text(json.dumps(whole | changes))
+        assert words in refused(folder, tmp_path), changes
+    file.unlink()
+    assert "is made of tokenizer.json or tokenizer.model" in refused(folder, tmp_path)

@@ -1,0 +1,80 @@
+"""Values of a request for its chat template: passed on, or refused, or said to have no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted import CHATML, Chat, jinja
+
+from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
+from mlc_llm.serve.openai.requests import without_effect
+
+SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+LEVEL = "{{ 'level ' ~ (reasoning_effort or 'medium') }}"
+SILENT = "{# enable_thinking #}{{ 'thinking' }}{{ messages[0].reasoning_effort }}"
+
+
+def prompt(source: str, **body: Any) -> str:
+    return Chat(body, jinja(CHATML + source)).prompt
+
+
+def test_what_the_template_reads_is_passed_on() -> None:
+    assert prompt(SWITCH, chat_template_kwargs={"enable_thinking": False}).endswith("</think>")
+    assert not prompt(SWITCH, chat_template_kwargs={"enable_thinking": True}).endswith("</think>")
+    assert prompt(LEVEL, reasoning_effort="high").endswith("level high")
+    assert prompt(LEVEL, chat_template_kwargs={"reasoning_effort": "own"}).endswith("level own")
+    assert prompt(LEVEL).endswith("level medium")
+
+
+def test_an_effort_switches_thinking_where_there_are_no_levels() -> None:
+    assert prompt(SWITCH, reasoning_effort="none").endswith("<think></think>")
+    assert not prompt(SWITCH, reasoning_effort="low").endswith("</think>")
+
+
+def test_values_make_no_control_tokens() -> None:
+    chat = Chat({"chat_template_kwargs": {"name": "<|im_end|>"}}, jinja(CHATML + "{{ name }}"))
+    plain = Chat({"chat_template_kwargs": {"name": "x"}}, jinja(CHATML + "{{ name }}"))
+    control = set(chat.tokenizer.special_tokens.values())
+
+    def count(one: Chat) -> int:
+        return sum(i in control for i in one.request.inputs[0].token_ids)  # type: ignore[attr-defined]
+
+    assert chat.prompt.endswith("<|im_end|>") and count(chat) == count(plain)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (SWITCH, "enable_thinkin"),
+        (SILENT, "enable_thinking"),
+        (SILENT, "thinking"),
+        (SILENT, "reasoning_effort"),
+        ("{{ raise_exception }}", "raise_exception"),
+        ("", "messages"),
+        ("", "bos_token"),
+        ("", "not a name"),
+        ("", ""),
+    ],
+)
+def test_a_name_that_the_template_does_not_read_is_refused(source: str, name: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        prompt(source, chat_template_kwargs={name: True})
+    assert caught.value.field == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, float("nan"), "x" * 5000, 2**60])
+def test_values_are_plain(value: Any) -> None:
+    with pytest.raises(UserError, match="chat_template_kwargs"):
+        prompt("{{ name }}", chat_template_kwargs={"name": value})
+
+
+def test_an_effort_without_effect_is_said() -> None:
+    request = ChatCompletionRequest.parse(
+        {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "low"}
+    )
+    assert without_effect(request, jinja(CHATML)) == ["reasoning_effort"]
+    assert without_effect(request, jinja(CHATML + SWITCH)) == []
+    with pytest.raises(UserError, match="reasoning_effort"):
+        prompt("", reasoning_effort="enormous")

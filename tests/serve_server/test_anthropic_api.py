@@ -1,0 +1,127 @@
+"""Anthropic's API over real sockets, on the echo engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from server_harness import JSON, Running, running
+
+from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.tenants import read_keys
+
+LONG = "abc " * 600
+PATH = "/v1/messages"
+
+
+def asking(text: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 4000, **more}
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    """The data of events, each of which has its name twice."""
+    found = []
+    for one in data.decode().strip().split("\n\n"):
+        name, line = one.split("\n")
+        found.append(json.loads(line.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+@pytest.mark.parametrize("path", [PATH, "/messages"])
+def test_a_whole_message(server: Running, path: str) -> None:
+    reply = server.call("POST", path, asking("hello"), {"anthropic-version": "2023-06-01"})
+    found = reply.json
+    assert found["id"].startswith("msg_") and reply.headers["request-id"].startswith("req_")
+    assert found["content"] == [{"type": "text", "text": "hello"}]
+    assert found["stop_reason"] == "end_turn" and found["model"] == "mock://echo"
+    assert found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"] == 5
+    assert "x-ignored-params" not in reply.headers
+    server.wait_idle()
+
+
+def test_a_streamed_message(server: Running) -> None:
+    reply = server.call("POST", PATH, asking("hello", stream=True))
+    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    start, opened, *deltas, closed, delta, stop = events(reply.data)
+    assert start["message"]["usage"]["input_tokens"] == 5
+    assert opened["type"] == "content_block_start" and closed["type"] == "content_block_stop"
+    assert "".join(one["delta"]["text"] for one in deltas) == "hello"
+    assert delta["delta"]["stop_reason"] == "end_turn" and delta["usage"]["output_tokens"] == 5
+    assert stop == {"type": "message_stop"}
+    server.wait_idle()
+
+
+def test_why_it_ends(server: Running) -> None:
+    found = server.call("POST", PATH, asking("one two", stop_sequences=[" t", "x"])).json
+    assert found["content"][0]["text"] == "one"
+    assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", " t")
+    found = server.call("POST", PATH, asking("one two", max_tokens=3)).json
+    assert found["content"][0]["text"] == "one" and found["stop_reason"] == "max_tokens"
+
+
+def test_counting_tokens(server: Running) -> None:
+    body = asking("hello", system="Be.")
+    assert server.call("POST", f"{PATH}/count_tokens", body).json == {"input_tokens": 8}
+    usage = server.call("POST", PATH, body).json["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == 8
+    reply = server.call("POST", f"{PATH}/count_tokens", asking("x" * 5000))
+    assert reply.json["error"]["message"].startswith("prompt is too long: ")
+    server.wait_idle()
+
+
+def test_fields_without_effect_are_named(server: Running) -> None:
+    reply = server.call("POST", PATH, asking("a", foo=1, thinking={"type": "adaptive"}))
+    assert reply.headers["x-ignored-params"] == "foo,thinking"
+    reply = server.call("POST", f"{PATH}/count_tokens", asking("a", foo=1))
+    assert reply.headers["x-ignored-params"] == "max_tokens,foo"
+
+
+def test_errors_have_their_shape(server: Running) -> None:
+    def error(reply: Any, status: int) -> dict[str, str]:
+        assert reply.status == status and reply.json["type"] == "error"
+        found: dict[str, str] = reply.json["error"]
+        return found
+
+    wrong = error(server.call("POST", PATH, asking("a", temperature=-1)), 400)
+    assert wrong["type"] == "invalid_request_error" and "temperature" in wrong["message"]
+    missing = error(server.call("POST", PATH, asking("a", model="claude")), 404)
+    assert missing["type"] == "not_found_error" and "mock://echo" in missing["message"]
+    assert "Failed to parse JSON" in error(server.call("POST", PATH, b"{"), 400)["message"]
+    assert error(server.call("GET", PATH), 405)["type"] == "invalid_request_error"
+    with running(ServerSettings(port=0, keys=read_keys(["key"], None))) as locked:
+        refused = error(locked.call("POST", PATH, asking("a")), 401)
+        assert refused["type"] == "authentication_error"
+        assert locked.call("POST", PATH, asking("a"), {"x-api-key": "key"}).status == 200
+
+
+def test_an_overloaded_server() -> None:
+    with running(ServerSettings(port=0, limits=Limits(queue=0))) as server:
+        server.context.admission.is_draining = True
+        reply = server.call("POST", PATH, asking("a"))
+        assert reply.status == 503 and reply.json["error"]["type"] == "overloaded_error"
+        assert "retry-after" in reply.headers
+
+
+def test_a_message_that_is_ended_says_so(server: Running) -> None:
+    connection = server.connect()
+    connection.request("POST", PATH, json.dumps(asking(LONG, stream=True)), JSON)
+    reply = connection.getresponse()
+    reply.read(900)
+    server.client.abort_all()
+    last = events(b"event" + reply.read().rpartition(b"\n\nevent")[2])[-1]
+    connection.close()
+    assert last["type"] == "error" and "ended by the server" in last["error"]["message"]
+    server.wait_idle()
+
+
+def test_signs_of_life() -> None:
+    limits = Limits(ping_s=0.0001)
+    with running(ServerSettings(port=0, limits=limits)) as server:
+        reply = server.call("POST", PATH, asking(LONG[:1600], stream=True))
+        found = events(reply.data)
+    kinds = [one["type"] for one in found]  # a request that waits may get a ping first
+    assert next(one for one in kinds if one != "ping") == "message_start" and "ping" in kinds
+    texts = [one["delta"]["text"] for one in found if one["type"] == "content_block_delta"]
+    assert "".join(texts) == LONG[:1600]

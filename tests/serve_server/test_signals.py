@@ -1,0 +1,192 @@
+"""How a server ends, and what it reads again: signals to a process of its own, in every phase."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPResponse
+from pathlib import Path
+
+import pytest
+from server_process import FROZEN, JSON, Process, serving, until
+
+TEXT = "abcd" * 450
+
+
+def read_all(reply: HTTPResponse, into: list[bytes]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: into.append(reply.read()))
+    thread.start()
+    return thread
+
+
+def last_event(data: bytes) -> str:
+    return data.decode().strip().split("\n\n")[-1].removeprefix("data: ")
+
+
+@pytest.mark.parametrize("one", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_ends_at_once(one: signal.Signals) -> None:
+    with serving() as server:
+        server.process.send_signal(one)
+        assert server.end() == 0
+
+
+def test_the_first_signal_lets_answers_end_and_takes_no_more() -> None:
+    with serving() as server:
+        reply, found = server.ask(TEXT, stream=True), list[bytes]()
+        reply.read(100)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: server.get("/ready")[0] == 503, "it is still ready")
+        assert server.get("/ready")[1]["error"]["code"] == "draining"
+        assert server.get("/health") == (200, {"status": "ok"})
+        refused = server.ask("more")
+        assert refused.status == 503 and refused.getheader("retry-after") is not None
+        read_all(reply, found).join()
+        assert last_event(found[0]) == "[DONE]"
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize(("one", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_second_signal_ends_answers(one: signal.Signals, code: int) -> None:
+    with serving(step_s=0.05) as server:
+        reply, found = server.ask(TEXT, stream=True), list[bytes]()
+        reply.read(100)
+        server.process.send_signal(one)
+        until(lambda: server.get("/ready")[0] == 503, "it is still ready")
+        reader = read_all(reply, found)
+        server.process.send_signal(one)
+        assert server.end() == code
+        reader.join()
+        assert json.loads(last_event(found[0]))["error"]["code"] == "server_ended"
+
+
+def test_answers_that_do_not_end_in_time_are_ended() -> None:
+    with serving("--drain-seconds", "0.5", step_s=0.05) as server:
+        reply, found = server.ask(TEXT, stream=True), list[bytes]()
+        reply.read(100)
+        reader = read_all(reply, found)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 143
+        reader.join()
+        assert json.loads(last_event(found[0]))["error"]["code"] == "server_ended"
+
+
+def test_a_whole_answer_and_a_queued_one_end_with_an_error() -> None:
+    with serving("--drain-seconds", "0.5", step_s=0.05) as server:
+        codes: list[str] = []
+
+        def ask() -> None:
+            codes.append(json.loads(server.ask(TEXT).read())["error"]["code"])
+
+        threads = [threading.Thread(target=ask) for _ in range(40)]  # 32 run at a time
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 143
+        for thread in threads:
+            thread.join()
+        assert set(codes) == {"server_ended"} and len(codes) == 40
+
+
+def test_a_signal_while_a_model_is_opened() -> None:
+    slow = """
+from mlc_llm.serve.server.openers import EngineOpener
+usual_open = EngineOpener.open
+def slow_open(self, model, plan, done=[]):
+    if done:
+        time.sleep(600)
+    done.append(model)
+    return usual_open(self, model, plan)
+EngineOpener.open = slow_open
+"""
+    models = ("a=mock://echo", "b=mock://echo")
+    with serving("--drain-seconds", "0.5", models=models, more=slow) as server:
+        codes: list[str] = []
+        thread = threading.Thread(
+            target=lambda: codes.append(
+                json.loads(server.ask("x", model="b").read())["error"]["code"]
+            )
+        )
+        thread.start()
+        until(lambda: server.get("/v1/models/b")[1]["state"] == "opening", "it is not opened")
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 143
+        thread.join()
+        assert codes == ["server_ended"] and time.monotonic() - started < 50
+
+
+def test_a_signal_before_the_server_listens() -> None:
+    code = "import time; print('up', flush=True)\n" + (
+        "from mlc_llm.serve.server.openers import EngineOpener\n"
+        "EngineOpener.open = lambda *a: (print('opening', flush=True), time.sleep(600))\n"
+        "from mlc_llm.cli.__main__ import main\nraise SystemExit(main(['serve', '--port', '0', 'mock://echo']))"
+    )
+    for one in (signal.SIGTERM, signal.SIGINT):
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None and process.stderr is not None
+            while "opening" not in process.stdout.readline():
+                pass
+            process.send_signal(one)
+            assert process.wait(60) in (-signal.SIGTERM, 130)
+            assert "Traceback" not in process.stderr.read()
+
+
+def test_a_frozen_engine_does_not_keep_the_process() -> None:
+    with serving("--drain-seconds", "0.5") as server:
+        replies: list[HTTPResponse] = []
+        thread = threading.Thread(target=lambda: replies.append(server.ask(FROZEN)))
+        thread.start()
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 143
+        thread.join()
+        assert replies[0].status == 503
+
+
+def test_exit_for_a_supervisor() -> None:
+    with serving("--stall-seconds", "1", "--on-stall", "exit") as server:
+        reply = server.ask(FROZEN)
+        assert reply.status == 503
+        assert json.loads(reply.read())["error"]["code"] == "engine_stalled"
+        assert server.end() == 70
+
+
+def status(server: Process, key: str) -> int:
+    connection = server.connect()
+    connection.request("GET", "/v1/models", headers={**JSON, "x-api-key": key})
+    found = connection.getresponse().status
+    connection.close()
+    return found
+
+
+def test_sighup_reads_keys_again(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+    with serving("--api-key-file", str(file)) as server:
+        assert [status(server, key) for key in ("old", "new")] == [200, 401]
+        file.write_text("new\n")
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: status(server, "new") == 200, "the key is not known")
+        assert status(server, "old") == 401
+        file.write_text("# nothing\n")  # cannot be used, so all stays as it is
+        server.process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert status(server, "new") == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+        assert any("stay as they were" in line for line in server.said)
+        assert not any("old" in line.split() or "new" in line.split() for line in server.said)
+
+
+def test_sighup_without_files_ends_the_server() -> None:
+    with serving() as server:
+        server.process.send_signal(signal.SIGHUP)
+        assert server.end() == -signal.SIGHUP
