@@ -1,4 +1,5 @@
-"""Updates the parts of docs/api.md and docs/guide.md that come from the code, and nothing else.
+"""Updates the parts of three pages of docs/ that come from the code, and nothing else: of api.md,
+guide.md and server.md.
 
 These parts are between `<!-- from the code: NAME -->` and `<!-- end -->`. NAME is a key of `BLOCKS`
 or the file of an example. A test compares the pages with the code.
@@ -24,16 +25,17 @@ from mlc_llm.serve import data, limits, metrics
 from mlc_llm.serve.answers import ChatAnswer, Generated, Usage
 from mlc_llm.serve.async_engine import AsyncMLCEngine
 from mlc_llm.serve.config import MODES, EngineConfig
-from mlc_llm.serve.engine import ChatCompletions, MLCEngine
+from mlc_llm.serve.engine import ChatCompletions, Embeddings, MLCEngine
 from mlc_llm.serve.engine import Completions as TextCompletions
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
+from mlc_llm.serve.openai.tools.families import RULES
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 from mlc_llm.tokenizers import TextStreamer, Tokenizer
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "docs" / "api.md", ROOT / "docs" / "guide.md"]
+PAGES = [ROOT / "docs" / name for name in ("api.md", "guide.md", "server.md")]
 WIDTH = 100
 BLOCK = re.compile(r"(<!-- from the code: (.+?) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
@@ -207,7 +209,19 @@ def error_tree() -> str:
 INNER = ("make_and_add", "check_usable", "stop")
 """Methods of `ThreadedEngine` that only other engines call."""
 
+
+def families() -> str:
+    """Which texts in a chat template mean which form of calls, and a call in each."""
+    called = ("get_weather", '{"city": "Rome", "days": 2}')
+    rows = [
+        (" and ".join(f"`{mark}`" for mark in marks), f"`{one.name}`", f"`{one.written([called])}`")
+        for marks, one in RULES
+    ]
+    return table(("the template has", "form", "a call"), rows)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "forms of calls": families,
     "SyncMLCEngine": lambda: with_methods(SyncMLCEngine),
     "Generated": lambda: re.sub(r"(?m)^(\w+):", r"* `\1`:", words(Generated)),
     "ChatAnswer": lambda: attributes(ChatAnswer),
@@ -224,9 +238,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
             with_methods(MLCEngine),
             *method("chat.completions.create", ChatCompletions.create),
             *method("completions.create", TextCompletions.create),
+            *method("embeddings.create", Embeddings.create),
         ]
     ),
     "completion parameters": lambda: parameters(chat_parameters.COMPLETION_CLASSES),
+    "embedding parameters": lambda: parameters(chat_parameters.EMBEDDING_CLASSES),
     "AsyncMLCEngine": lambda: with_methods(AsyncMLCEngine),
     "TextData": lambda: words(data.TextData),
     "TokenData": lambda: words(data.TokenData),
