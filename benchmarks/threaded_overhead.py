@@ -31,8 +31,8 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import Data, TokenData
 from mlc_llm.serve.openai.chat import chat_prompt
 from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.serve.threaded.loops import LoopThreads
 from mlc_llm.serve.threaded_engine import ThreadedEngine
-from mlc_llm.serve.threaded_loops import LoopThreads
 
 IDLE_SECONDS = 10.0
 WAKE_UPS = 200

@@ -14,13 +14,13 @@ from threaded_harness import eventually
 
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.server.context import ServerContext
+from mlc_llm.serve.server.calls.context import ServerContext
+from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.listening import bound
-from mlc_llm.serve.server.names import slots_of
-from mlc_llm.serve.server.openers import EngineOpener, Opener
-from mlc_llm.serve.server.registry import ModelRegistry
+from mlc_llm.serve.server.pool.names import slots_of
+from mlc_llm.serve.server.pool.openers import EngineOpener, Opener
+from mlc_llm.serve.server.pool.registry import ModelRegistry
 from mlc_llm.serve.server.run import Server
-from mlc_llm.serve.server.settings import ServerSettings
 
 JSON = {"content-type": "application/json"}
 

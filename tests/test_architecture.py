@@ -190,12 +190,12 @@ LAZY = {
     ("mlc_llm.cli.compile", "mlc_llm.serve.opening.bundle"),
     # Weights are read meanwhile; and --help must not load TVM.
     # Mistakes in the arguments are said before anything is loaded.
-    ("mlc_llm.cli.serve", "mlc_llm.serve.server.context"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.calls.context"),
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.listening"),
-    ("mlc_llm.cli.serve", "mlc_llm.serve.server.names"),
-    ("mlc_llm.cli.serve", "mlc_llm.serve.server.openers"),
-    ("mlc_llm.cli.serve", "mlc_llm.serve.server.otel"),  # OpenTelemetry, an extra
-    ("mlc_llm.cli.serve", "mlc_llm.serve.server.registry"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.pool.names"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.pool.openers"),
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.notes.otel"),  # OpenTelemetry, an extra
+    ("mlc_llm.cli.serve", "mlc_llm.serve.server.pool.registry"),
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.run"),
     ("mlc_llm.cli.remote", "mlc_llm.cli.remote_session"),  # http.client and ssl
     # Mistakes in the arguments are said before anything is loaded.

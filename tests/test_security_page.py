@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlc_llm.serve.server.settings import Limits
+from mlc_llm.serve.server.limits.settings import Limits
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")

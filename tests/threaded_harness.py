@@ -19,8 +19,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.serve.core.mock_echo import EchoRunner
 from mlc_llm.serve.data import RequestStreamOutput, TextData
+from mlc_llm.serve.threaded.loops import LoopThreads
 from mlc_llm.serve.threaded_engine import ThreadedEngine
-from mlc_llm.serve.threaded_loops import LoopThreads
 
 ECHO = json.dumps({"model": "mock://echo"})
 WATCH_SECONDS = 15.0

@@ -24,7 +24,7 @@ from mlc_llm.bench.figures import Histogram, Point
 from mlc_llm.bench.report import csv_text, svg, table
 from mlc_llm.bench.workload import Workload, arrivals, requests_of
 from mlc_llm.cli.__main__ import main
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.interrupt import Interrupt
 from mlc_llm.cli.remote_http import Address
 from mlc_llm.errors import InvalidField
-from mlc_llm.serve.server.settings import ServerSettings
-from mlc_llm.serve.server.tenants import read_keys
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.limits.tenants import read_keys
 
 
 @pytest.fixture(autouse=True)

@@ -24,10 +24,10 @@ from threaded_harness import ECHO, Running, no_thread_is_left, slow_steps, watch
 
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve import threaded_worker
 from mlc_llm.serve.data import TextData
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.request import Request
+from mlc_llm.serve.threaded import worker as threaded_worker
 
 RACES, USERS, TURNS = 40, 4, 15
 OPERATIONS = ("reload", "reset", "unload")

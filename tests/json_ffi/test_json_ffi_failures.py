@@ -26,7 +26,7 @@ from mlc_llm.json_ffi.module import FUNCTIONS, MORE_FUNCTIONS, JSONFFIModule
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.openai.chunks import AnswerStream
 from mlc_llm.serve.sync_engine import _create_tvm_module
-from mlc_llm.serve.threaded_loops import LoopThreads
+from mlc_llm.serve.threaded.loops import LoopThreads
 
 USER = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

@@ -9,8 +9,8 @@ import pytest
 from page_tools import CHAT, DONE, ask, delta, ended, last_answer, refuse, script, send, until
 from server_harness import Running, running
 
-from mlc_llm.serve.server.settings import ServerSettings
-from mlc_llm.serve.server.tenants import read_keys
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.limits.tenants import read_keys
 
 from conftest import open_page  # isort: skip
 

@@ -13,8 +13,8 @@ import pytest
 from server_harness import JSON, Running, running
 from threaded_harness import eventually
 
-from mlc_llm.serve.server.settings import ServerSettings
-from mlc_llm.serve.server.tenants import read_keys
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.limits.tenants import read_keys
 from mlc_llm.support.log_thread import ThreadHandler
 from mlc_llm.support.logging import ACCESS, LOGGER_NAME, TEXT, set_up, set_up_access
 

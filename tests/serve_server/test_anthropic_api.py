@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from server_harness import JSON, Running, running
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
-from mlc_llm.serve.server.tenants import read_keys
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.tenants import read_keys
 
 LONG = "abc " * 600
 PATH = "/v1/messages"

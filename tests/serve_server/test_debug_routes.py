@@ -12,8 +12,8 @@ from server_harness import JSON, Running, running
 from threaded_harness import eventually
 
 from mlc_llm.serve.server.app import DEBUG_ROUTES
-from mlc_llm.serve.server.settings import ServerSettings
-from mlc_llm.serve.server.tenants import read_keys
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.limits.tenants import read_keys
 
 PATHS = [path for _, path, _ in DEBUG_ROUTES]
 

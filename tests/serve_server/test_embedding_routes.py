@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from server_harness import Running, running
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings"])

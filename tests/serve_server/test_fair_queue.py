@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mlc_llm.serve.server.errors import HTTPError
-from mlc_llm.serve.server.fair_queue import MAX_PRIORITY, PRIORITY_S, FairQueue
-from mlc_llm.serve.server.speed import LONGEST_RETRY_S, Speed
-from mlc_llm.serve.server.tenants import Tenant
-from mlc_llm.serve.server.turns import Turn, Turns
+from mlc_llm.serve.server.limits.fair_queue import MAX_PRIORITY, PRIORITY_S, FairQueue
+from mlc_llm.serve.server.limits.speed import LONGEST_RETRY_S, Speed
+from mlc_llm.serve.server.limits.tenants import Tenant
+from mlc_llm.serve.server.limits.turns import Turn, Turns
 
 FLOOD, CALM, HEAVY = (Tenant(name.encode()) for name in ("flood", "calm", "heavy"))
 DOUBLE = Tenant(b"double", weight=2)

@@ -17,7 +17,7 @@ import pytest
 from server_process import serving, until
 
 from mlc_llm.cli.guard import INTERNAL_ERROR, USER_ERROR
-from mlc_llm.serve.server import openers
+from mlc_llm.serve.server.pool import openers
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
 
@@ -204,7 +204,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
 )
 def test_a_model_that_cannot_be_opened(error: str, words: str) -> None:
     code = (
-        "from mlc_llm.serve.server.openers import EngineOpener\n"
+        "from mlc_llm.serve.server.pool.openers import EngineOpener\n"
         f"def fail(*a): raise {error}\nEngineOpener.open = fail"
     )
     is_one_line(run("serve", "mock://echo", "--port", "0", code=code), words)
@@ -249,7 +249,7 @@ def test_nothing_runs_after_an_import() -> None:
     code = (
         "import os, sys, threading, numpy\nfolder = '/proc/self/task'\n"
         "def tasks(): return len(os.listdir(folder)) if os.path.exists(folder) else 0\n"
-        "before = tasks()\nimport mlc_llm.serve.server.run, mlc_llm.serve.server.openers\n"
+        "before = tasks()\nimport mlc_llm.serve.server.run, mlc_llm.serve.server.pool.openers\n"
         "sys.exit(0 if threading.active_count() == 1 and tasks() == before else 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=100, check=False)

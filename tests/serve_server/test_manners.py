@@ -17,7 +17,7 @@ import pytest
 from server_harness import JSON, Running, running
 from threaded_harness import eventually
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 CHAT = "/v1/chat/completions"
 LONG = "abc " * 900

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from server_harness import JSON, Running, running
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 parser = pytest.importorskip("prometheus_client.parser")
 

@@ -11,9 +11,9 @@ import pytest
 from server_harness import Running, running
 
 from mlc_llm.serve.server.app import create_app
-from mlc_llm.serve.server.operations import OPERATIONS
-from mlc_llm.serve.server.page_route import PAGE_PATHS
-from mlc_llm.serve.server.settings import ServerSettings
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.routes.operations import OPERATIONS
+from mlc_llm.serve.server.routes.page import PAGE_PATHS
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 1}

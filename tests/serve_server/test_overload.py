@@ -16,8 +16,8 @@ import pytest
 from server_harness import JSON, Reply, Running, running
 from threaded_harness import eventually
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
-from mlc_llm.serve.server.tenants import read_keys
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.tenants import read_keys
 
 LONG = "abcd" * 450
 PATH = "/v1/chat/completions"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from server_harness import Running
 
-from mlc_llm.serve.server.page_route import FOLDER, INDEX, PAGE_PATHS
+from mlc_llm.serve.server.routes.page import FOLDER, INDEX, PAGE_PATHS
 
 ELSEWHERE = re.compile(r"""(?:src|href|url\(|from|import|fetch\()\s*=?\s*["'(]?\s*(?:https?:)?//""")
 FORBIDDEN = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(")

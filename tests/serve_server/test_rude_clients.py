@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from server_harness import JSON, Running, running
 from threaded_harness import eventually
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 PATH = "/v1/chat/completions"
 LONG = "abcd" * 450

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from server_harness import JSON, Running, running
 
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 LONG = "abc " * 600
 WRONG: list[tuple[str, Any, str]] = [

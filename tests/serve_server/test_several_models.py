@@ -17,10 +17,16 @@ from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
-from mlc_llm.serve.server import registry
-from mlc_llm.serve.server.names import slots_of
-from mlc_llm.serve.server.openers import EngineOpener, Plan, plan_within, share_alone, usual_budget
-from mlc_llm.serve.server.settings import ServerSettings
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.pool import registry
+from mlc_llm.serve.server.pool.names import slots_of
+from mlc_llm.serve.server.pool.openers import (
+    EngineOpener,
+    Plan,
+    plan_within,
+    share_alone,
+    usual_budget,
+)
 
 MODELS = tuple(f"{name}=mock://echo" for name in "abc")
 LONG = "abc " * 600

@@ -94,7 +94,7 @@ def test_a_whole_answer_and_a_queued_one_end_with_an_error() -> None:
 
 def test_a_signal_while_a_model_is_opened() -> None:
     slow = """
-from mlc_llm.serve.server.openers import EngineOpener
+from mlc_llm.serve.server.pool.openers import EngineOpener
 usual_open = EngineOpener.open
 def slow_open(self, model, plan, done=[]):
     if done:
@@ -122,7 +122,7 @@ EngineOpener.open = slow_open
 
 def test_a_signal_before_the_server_listens() -> None:
     code = "import time; print('up', flush=True)\n" + (
-        "from mlc_llm.serve.server.openers import EngineOpener\n"
+        "from mlc_llm.serve.server.pool.openers import EngineOpener\n"
         "EngineOpener.open = lambda *a: (print('opening', flush=True), time.sleep(600))\n"
         "from mlc_llm.cli.__main__ import main\nraise SystemExit(main(['serve', '--port', '0', 'mock://echo']))"
     )

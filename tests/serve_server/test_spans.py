@@ -12,7 +12,7 @@ import pytest
 from server_harness import JSON, Running, running
 from threaded_harness import eventually
 
-from mlc_llm.serve.server.settings import ServerSettings
+from mlc_llm.serve.server.limits.settings import ServerSettings
 
 SECRET = "the-word-that-nobody-may-read"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -24,7 +24,7 @@ def traced() -> Iterator[tuple[Running, Any]]:
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    from mlc_llm.serve.server.otel import Spans
+    from mlc_llm.serve.server.notes.otel import Spans
 
     exporter = InMemorySpanExporter()
     spans = Spans(SimpleSpanProcessor(exporter))

@@ -15,7 +15,7 @@ from threaded_harness import eventually
 
 from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.serve.core.mock_echo import EchoRunner
-from mlc_llm.serve.server.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 MODELS = ("a=mock://echo", "b=mock://echo")
 

@@ -87,7 +87,7 @@ def debug_function() -> Iterator[str]:
 
 def place(running: Running, where: str) -> tuple[Any, str]:
     if where == "open":
-        from mlc_llm.serve import threaded_worker
+        from mlc_llm.serve.threaded import worker as threaded_worker
 
         return threaded_worker, "open_engine"
     return running.core, where

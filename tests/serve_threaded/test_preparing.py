@@ -18,7 +18,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.threaded_loops import LoopThreads
+from mlc_llm.serve.threaded.loops import LoopThreads
 from mlc_llm.tokenizers import stop_strings
 
 

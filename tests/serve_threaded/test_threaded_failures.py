@@ -90,7 +90,7 @@ def test_after_a_failed_reload_requests_hear_why(monkeypatch: pytest.MonkeyPatch
     with Running() as running:
         request = running.engine.create_request("a", "text", "{}")
         monkeypatch.setattr(
-            "mlc_llm.serve.threaded_worker.open_engine", raises(MemoryError("too little memory"))
+            "mlc_llm.serve.threaded.worker.open_engine", raises(MemoryError("too little memory"))
         )
         with pytest.raises(MemoryError, match="too little memory"):
             running.engine.reload(ECHO)
@@ -353,7 +353,7 @@ def test_loops_of_a_lost_engine_end_by_themselves() -> None:
 def test_reload_in_a_thread_while_the_engine_is_terminated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mlc_llm.serve import threaded_worker
+    from mlc_llm.serve.threaded import worker as threaded_worker
 
     inner = threaded_worker.open_engine
     monkeypatch.setattr(

@@ -13,13 +13,13 @@ from mlc_llm.cli.streams import leave_at_once
 from mlc_llm.cli.terminal import note
 from mlc_llm.errors import UserError
 from mlc_llm.serve.config import EngineConfig, EngineMode
-from mlc_llm.serve.server.settings import ServerSettings
+from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.support.logging import set_up_access
 
 if TYPE_CHECKING:
-    from mlc_llm.serve.server.otel import Spans
-    from mlc_llm.serve.server.registry import ModelRegistry
+    from mlc_llm.serve.server.notes.otel import Spans
+    from mlc_llm.serve.server.pool.registry import ModelRegistry
 
 MODE: EngineMode = "server"
 MOST_GB = 2.0**20
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         models = _models(args)
         engine_config = overrides.applied(options.engine_config(args), args.overrides)
         spans = _spans(args.otlp_traces_endpoint)
-        from mlc_llm.serve.server.context import ServerContext
+        from mlc_llm.serve.server.calls.context import ServerContext
         from mlc_llm.serve.server.listening import bound, check_certificate
         from mlc_llm.serve.server.run import serve
 
@@ -139,9 +139,9 @@ def _registry(
     args: argparse.Namespace, models: list[str], config: EngineConfig, settings: ServerSettings
 ) -> ModelRegistry:
     """The models of the server, not open yet. Raises `UserError`."""
-    from mlc_llm.serve.server.names import slots_of
-    from mlc_llm.serve.server.openers import EngineOpener, share_alone, usual_budget
-    from mlc_llm.serve.server.registry import ModelRegistry
+    from mlc_llm.serve.server.pool.names import slots_of
+    from mlc_llm.serve.server.pool.openers import EngineOpener, share_alone, usual_budget
+    from mlc_llm.serve.server.pool.registry import ModelRegistry
 
     slots = slots_of(models, args.served_model_name)
     budget, share = _bytes(args.memory), None
@@ -173,7 +173,7 @@ def _spans(endpoint: str | None) -> Spans | None:
     if not endpoint.startswith(("http://", "https://")):
         raise UserError(f"{flag}: should begin with http:// or https://")
     try:
-        from mlc_llm.serve.server.otel import Spans
+        from mlc_llm.serve.server.notes.otel import Spans
     except ImportError as error:
         words = f"needs packages that are not here ({error}): pip install 'mlc-llm[otel]'"
         raise UserError(f"{flag}: {words}") from error

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import UserError
-from mlc_llm.serve.server.settings import ON_STALL, Limits, ServerSettings
-from mlc_llm.serve.server.tenants import Keyring, read_keys
+from mlc_llm.serve.server.limits.settings import ON_STALL, Limits, ServerSettings
+from mlc_llm.serve.server.limits.tenants import Keyring, read_keys
 
 
 class _Limit(NamedTuple):

@@ -18,7 +18,7 @@ from mlc_llm.serve.openai.engine_metrics import query_engine_metrics
 from mlc_llm.serve.openai.requests import request_of
 from mlc_llm.serve.opening.arguments import check_engine_config, detect_device
 from mlc_llm.serve.sync_engine import _create_tvm_module
-from mlc_llm.serve.threaded_loops import LoopThreads
+from mlc_llm.serve.threaded.loops import LoopThreads
 
 if TYPE_CHECKING:
     import tvm

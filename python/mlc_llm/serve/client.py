@@ -26,9 +26,9 @@ from mlc_llm.serve.opening.arguments import check_engine_config, detect_device
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.streams import OpenStreams
+from mlc_llm.serve.threaded.inbox import Arrival
+from mlc_llm.serve.threaded.loops import LoopThreads
 from mlc_llm.serve.threaded_engine import TERMINATED, Progress, ThreadedEngine
-from mlc_llm.serve.threaded_inbox import Arrival
-from mlc_llm.serve.threaded_loops import LoopThreads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

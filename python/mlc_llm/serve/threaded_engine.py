@@ -26,12 +26,11 @@ from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
-from mlc_llm.serve.open_requests import OpenRequest, OpenRequests
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.threaded_inbox import (
+from mlc_llm.serve.threaded.inbox import (
     Arrival,
     DebugCall,
     Inbox,
@@ -39,8 +38,9 @@ from mlc_llm.serve.threaded_inbox import (
     InstructionKind,
     Payload,
 )
-from mlc_llm.serve.threaded_outbox import Outbox
-from mlc_llm.serve.threaded_worker import Worker
+from mlc_llm.serve.threaded.open_requests import OpenRequest, OpenRequests
+from mlc_llm.serve.threaded.outbox import Outbox
+from mlc_llm.serve.threaded.worker import Worker
 
 __all__ = ["FUNCTIONS", "InstructionKind", "ThreadedEngine"]
 

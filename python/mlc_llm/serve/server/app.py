@@ -12,19 +12,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlc_llm.serve.server import admin_routes, debug_routes, info_routes, ollama_routes
-from mlc_llm.serve.server.access_log import AccessLog
-from mlc_llm.serve.server.anthropic_routes import count_message_tokens, messages
-from mlc_llm.serve.server.chat_route import chat_completions
-from mlc_llm.serve.server.completion_route import completions
-from mlc_llm.serve.server.context import ServerContext
-from mlc_llm.serve.server.embedding_route import embeddings
+from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.errors import HTTPError, error_response, http_error
-from mlc_llm.serve.server.guard import Guard
-from mlc_llm.serve.server.holding import Holding
-from mlc_llm.serve.server.note import current_note
-from mlc_llm.serve.server.page_route import PAGE_PATHS, page
-from mlc_llm.serve.server.responses_route import responses
+from mlc_llm.serve.server.limits.guard import Guard
+from mlc_llm.serve.server.limits.holding import Holding
+from mlc_llm.serve.server.notes.access_log import AccessLog
+from mlc_llm.serve.server.notes.note import current_note
+from mlc_llm.serve.server.routes import admin, debug, info, ollama
+from mlc_llm.serve.server.routes.anthropic import count_message_tokens, messages
+from mlc_llm.serve.server.routes.chat import chat_completions
+from mlc_llm.serve.server.routes.completion import completions
+from mlc_llm.serve.server.routes.embedding import embeddings
+from mlc_llm.serve.server.routes.page import PAGE_PATHS, page
+from mlc_llm.serve.server.routes.responses import responses
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -35,36 +35,36 @@ V1_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/messages", messages),
     ("POST", "/messages/count_tokens", count_message_tokens),
     ("POST", "/embeddings", embeddings),
-    ("GET", "/models", info_routes.models),
-    ("GET", "/models/{model:path}", info_routes.one_model),
+    ("GET", "/models", info.models),
+    ("GET", "/models/{model:path}", info.one_model),
 )
 """Below /v1, and without it: clients are often given the address alone."""
 OTHER_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
-    ("POST", "/api/chat", ollama_routes.chat),
-    ("POST", "/api/generate", ollama_routes.generate),
-    ("POST", "/api/embed", ollama_routes.embed),
-    ("GET", "/api/tags", ollama_routes.tags),
-    ("GET", "/api/ps", ollama_routes.loaded),
-    ("POST", "/api/show", ollama_routes.show),
-    ("GET", "/api/version", ollama_routes.version),
-    ("POST", "/tokenize", info_routes.tokenize),
-    ("POST", "/detokenize", info_routes.detokenize),
-    ("GET", "/tokenizer_info", info_routes.tokenizer_info),
-    ("GET", "/health", info_routes.health),
-    ("GET", "/ready", info_routes.ready),
-    ("GET", "/metrics", info_routes.metrics),
-    ("GET", "/openapi.json", info_routes.openapi),
-    ("POST", "/models/load", admin_routes.load_model),
-    ("POST", "/models/unload", admin_routes.unload_model),
+    ("POST", "/api/chat", ollama.chat),
+    ("POST", "/api/generate", ollama.generate),
+    ("POST", "/api/embed", ollama.embed),
+    ("GET", "/api/tags", ollama.tags),
+    ("GET", "/api/ps", ollama.loaded),
+    ("POST", "/api/show", ollama.show),
+    ("GET", "/api/version", ollama.version),
+    ("POST", "/tokenize", info.tokenize),
+    ("POST", "/detokenize", info.detokenize),
+    ("GET", "/tokenizer_info", info.tokenizer_info),
+    ("GET", "/health", info.health),
+    ("GET", "/ready", info.ready),
+    ("GET", "/metrics", info.metrics),
+    ("GET", "/openapi.json", info.openapi),
+    ("POST", "/models/load", admin.load_model),
+    ("POST", "/models/unload", admin.unload_model),
     *(("GET", path, page) for path in PAGE_PATHS),
 )
 
 DEBUG_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
-    ("POST", "/debug/dump_event_trace", debug_routes.dump_event_trace),
-    ("POST", "/debug/dump_engine_metrics", debug_routes.dump_engine_metrics),
-    ("POST", "/debug/reset_engine", debug_routes.reset_engine),
-    ("POST", "/debug/cuda_profiler_start", debug_routes.cuda_profiler),
-    ("POST", "/debug/cuda_profiler_stop", debug_routes.cuda_profiler),
+    ("POST", "/debug/dump_event_trace", debug.dump_event_trace),
+    ("POST", "/debug/dump_engine_metrics", debug.dump_engine_metrics),
+    ("POST", "/debug/reset_engine", debug.reset_engine),
+    ("POST", "/debug/cuda_profiler_start", debug.cuda_profiler),
+    ("POST", "/debug/cuda_profiler_stop", debug.cuda_profiler),
 )
 """Not there without `--enable-debug`."""
 

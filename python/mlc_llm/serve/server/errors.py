@@ -11,7 +11,7 @@ from mlc_llm.errors import ContextLengthExceeded, EngineDead, RequestError, User
 from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
 from mlc_llm.serve.anthropic.errors import error_body as anthropic_error
 from mlc_llm.serve.ollama.errors import error_body as ollama_error
-from mlc_llm.serve.server.note import current_note
+from mlc_llm.serve.server.notes.note import current_note
 
 _log = logging.getLogger(__name__)
 

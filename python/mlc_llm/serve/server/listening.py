@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.serve.server.settings import ServerSettings
+from mlc_llm.serve.server.limits.settings import ServerSettings
 
 SOCKET_MODE = 0o660
 """Owner and group may connect to a unix socket."""

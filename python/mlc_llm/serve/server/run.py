@@ -15,11 +15,11 @@ import uvicorn
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.server.app import create_app
-from mlc_llm.serve.server.context import ServerContext
+from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
-from mlc_llm.serve.server.watch import Watch
+from mlc_llm.serve.server.pool.watch import Watch
 
 ENDED = 0
 STALLED = 70

@@ -1,0 +1,177 @@
+"""What all routes share: the models, who gets in, and the settings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.openai_api_protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ModelResponse,
+)
+from mlc_llm.serve.async_reader import AsyncClient
+from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.server.errors import HTTPError
+from mlc_llm.serve.server.limits.admission import Admission
+from mlc_llm.serve.server.limits.holding import holds_of
+from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.serve.server.notes.note import RequestNote, current_note
+from mlc_llm.serve.server.notes.server_metrics import ServerMetrics
+from mlc_llm.serve.server.pool.registry import DEFAULT_NAME, ModelRegistry
+from mlc_llm.serve.server.pool.slot import ModelSlot
+from mlc_llm.serve.server.pool.watch import stalled
+from mlc_llm.serve.server.streams.gone import unless_gone
+from mlc_llm.serve.server.streams.reader import ServedReader
+
+IGNORED_HEADER = "x-ignored-params"
+SHOWN_DEFAULTS = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+"""What `/v1/models` says of a model's own way to choose tokens."""
+
+
+class ServerContext:
+    """The state of one server."""
+
+    def __init__(self, models: ModelRegistry, settings: ServerSettings) -> None:
+        """models: the default one is open."""
+        self.models, self.settings = models, settings
+        self.created = int(time.time())
+        self.metrics = ServerMetrics()
+        self.watchers: list[Callable[[RequestNote], None]] = []
+        """Are told of each request at its end, on the event loop."""
+        limits = settings.limits
+        self.admission = Admission(
+            lambda: models.places,
+            limits.queue,
+            limits.queued_prompt_bytes,
+            models.seconds_for,
+            self._per_tenant,
+        )
+
+    def _per_tenant(self) -> int | None:
+        """Answers of one key that may wait or run; without a limit, several keys have half each."""
+        given = self.settings.limits.per_key
+        if given is None and len(self.settings.keys) > 1:
+            return max(1, self.admission.limit // 2)
+        return given
+
+    def ended(self, note: RequestNote) -> None:
+        """A request has ended."""
+        self.metrics.ended(note)
+        for tell in self.watchers:
+            tell(note)
+
+    def check_debug(self, request: ChatCompletionRequest | CompletionRequest) -> None:
+        """Raises `HTTPError` for switches that are only for tests."""
+        if request.debug_config is not None and not self.settings.debug:
+            words = "debug_config is allowed only if the server was started with --enable-debug"
+            raise HTTPError(400, words, param="debug_config")
+
+    def model_entry(self, slot: ModelSlot, name: str) -> ModelResponse:
+        """What `/v1/models` says of a name. The lengths are known while the model is open."""
+        model = None if slot.client is None else ServedModel(self, slot, name).model
+        length = None if model is None else model.context
+        most = None if length is None else length - 1
+        return ModelResponse(
+            id=name,
+            created=self.created,
+            max_model_len=length,
+            context_length=length,
+            max_input_tokens=most,
+            max_output_tokens=most,
+            root=slot.names[0],
+            state="stalled" if slot.stalled else slot.state.value,
+            error=slot.stalled or slot.error or None,
+            input_modalities=["text"],
+            default_parameters=None if model is None else _default_parameters(model),
+        )
+
+    @property
+    def entries(self) -> list[ModelResponse]:
+        """`model_entry` of every name."""
+        return [self.model_entry(slot, name) for slot in self.models.slots for name in slot.names]
+
+
+class ServedModel:
+    """A model that stays open while a request uses it."""
+
+    def __init__(self, context: ServerContext, slot: ModelSlot, name: str) -> None:
+        """name: in the answer."""
+        assert slot.client is not None and slot.turns is not None
+        self.context, self.name, self._slot = context, name, slot
+        self.client: AsyncClient = slot.client
+        self.turns = slot.turns
+        self.admission, self.settings = context.admission, context.settings
+
+    @property
+    def model(self) -> ChatModel:
+        """What requests need of it."""
+        return self.client.model
+
+    @contextmanager
+    def reading(self, reader: ServedReader) -> Iterator[None]:
+        """Within it, the server knows of the answer. At its end, the answer has ended."""
+        self._slot.readers.add(reader)
+        try:
+            yield
+        finally:
+            reader.close()
+            self._slot.readers.discard(reader)
+
+
+def _default_parameters(model: ChatModel) -> dict[str, float]:
+    """Only those that the model's files give."""
+    defaults = model.defaults
+    names = [name for name in SHOWN_DEFAULTS if defaults.given.get(name) is not None]
+    return {name: getattr(defaults, name) for name in names}
+
+
+def context_of(request: Request) -> ServerContext:
+    """The context that the app was made with."""
+    found = request.app.state.context
+    assert isinstance(found, ServerContext)
+    return found
+
+
+async def served_model(request: Request, name: str | None) -> ServedModel:
+    """The model that a request names, open until its answer has ended.
+
+    The body of the request must have been read. Raises `HTTPError`: 404 for a name that is not
+    there, 503 for a model that cannot be opened.
+    """
+    context = context_of(request)
+    slot = context.models.find(name)
+    known = name if name and name != DEFAULT_NAME else slot.names[0]
+    current_note().model = known if known in slot.names else slot.names[0]
+    if slot.stalled:
+        raise stalled(slot)
+    if not context.models.take_ready(slot):
+        await unless_gone(request, context.models.take(slot))
+    holds_of(request).enter_context(context.models.given_back(slot))
+    return ServedModel(context, slot, known)
+
+
+def new_id(prefix: str, joint: str = "-") -> str:
+    """An id that no client can choose. joint: what stands behind the prefix in the ids of the
+    API."""
+    return f"{prefix}{joint}{uuid4().hex}"
+
+
+def ignored(request: OpenModel, more: Sequence[str] = ()) -> dict[str, str]:
+    """A header that names the fields without effect, so that nobody is misled. more: such fields
+    that are known."""
+    return ignored_header([*request.unknown_fields(), *more])
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """names: the fields of a request that have no effect."""
+    shown = ",".join(name for name in names if name.isascii() and name.isprintable())
+    return {IGNORED_HEADER: shown[:1000]} if names else {}

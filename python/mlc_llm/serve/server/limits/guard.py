@@ -1,0 +1,104 @@
+"""Who may call the server: keys, host names and web pages are checked before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mlc_llm.serve.server.errors import HTTPError, error_response
+from mlc_llm.serve.server.limits.settings import LOCAL_NAMES, ServerSettings
+from mlc_llm.serve.server.limits.tenants import ANYBODY, TENANT, Tenant
+from mlc_llm.serve.server.notes.note import current_note
+from mlc_llm.serve.server.routes.page import PAGE_PATHS
+
+OPEN_PATHS = ("/health", "/ready", *PAGE_PATHS)
+"""What is answered without a key: probes have none, and the chat page asks its user for one."""
+MAX_HEADERS = 200
+KEY_HEADERS = ("x-api-key", "api-key")
+
+
+class Guard:
+    """ASGI middleware. It answers 401 without a key, and 403 for a foreign host or web page.
+
+    The host is checked against DNS rebinding: a web page can make a browser call this machine under
+    a name of the page's own.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app, self._settings = app, settings
+        self._keys = settings.keys
+        self._hosts = {*LOCAL_NAMES, settings.host.lower(), *map(str.lower, settings.allowed_hosts)}
+        self._origins = set(settings.allowed_origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            try:
+                scope[TENANT] = self._checked(scope["path"], headers)
+            except HTTPError as error:
+                await error_response(error, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _checked(self, path: str, headers: Headers) -> Tenant:
+        """Who calls. Raises `HTTPError`."""
+        if len(headers.raw) > MAX_HEADERS or _size(headers) > self._settings.limits.header_bytes:
+            words = f"at most {MAX_HEADERS} headers, of {self._settings.limits.header_bytes} bytes"
+            raise HTTPError(431, words, code="headers_too_large", headers={"connection": "close"})
+        if self._settings.unix_socket is None and not self._is_known_host(headers.get("host", "")):
+            words = "this server is not known by that host name; --allow-host adds one"
+            raise HTTPError(403, words, kind="permission_error", code="unknown_host")
+        origin = headers.get("origin")
+        if origin is not None and not self._is_known_origin(origin, headers.get("host", "")):
+            words = "web pages of that origin may not call this server; --cors-origin adds one"
+            raise HTTPError(403, words, kind="permission_error", code="unknown_origin")
+        if not self._keys:
+            return ANYBODY
+        tenant = self._keys.find(_given_key(headers))
+        if tenant is None and path not in OPEN_PATHS:
+            raise HTTPError(
+                401,
+                "a valid key is needed: Authorization: Bearer KEY",
+                kind="authentication_error",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if tenant is not None:
+            note = current_note()
+            note.key, note.key_name = self._keys.number_of(tenant), tenant.name or None
+        return tenant or ANYBODY
+
+    def _is_known_host(self, host: str) -> bool:
+        if "*" in self._hosts or (not self._settings.is_local and self._keys):
+            return True  # a key keeps foreign pages out as well
+        return _name_of(host) in self._hosts
+
+    def _is_known_origin(self, origin: str, host: str) -> bool:
+        if self._origins & {"*", origin}:
+            return True
+        parts = urlsplit(origin)
+        return parts.netloc.lower() == host.lower() and bool(host)
+
+
+def _given_key(headers: Mapping[str, str]) -> bytes:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip().encode("latin-1")
+    for name in KEY_HEADERS:
+        if headers.get(name):
+            return headers[name].strip().encode("latin-1")
+    return b""
+
+
+def _size(headers: Headers) -> int:
+    return sum(len(name) + len(value) for name, value in headers.raw)
+
+
+def _name_of(host: str) -> str:
+    """A Host header without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].lower()

@@ -1,0 +1,182 @@
+"""`/api/...`, Ollama's API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import mlc_llm
+from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
+from mlc_llm.serve.ollama.call import ollama_call
+from mlc_llm.serve.ollama.embeddings import embed_call, embed_request
+from mlc_llm.serve.ollama.errors import error_body
+from mlc_llm.serve.ollama.fields import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
+from mlc_llm.serve.ollama.lines import Clock, Lines
+from mlc_llm.serve.ollama.model_facts import ModelFacts
+from mlc_llm.serve.ollama.translation import translated_chat, translated_prompt
+from mlc_llm.serve.openai.calls import Streamed
+from mlc_llm.serve.openai.chunks import Chunk
+from mlc_llm.serve.openai.translated import Translated
+from mlc_llm.serve.server.calls.answer import answer_call
+from mlc_llm.serve.server.calls.context import (
+    ServedModel,
+    ServerContext,
+    context_of,
+    ignored_header,
+    new_id,
+    served_model,
+)
+from mlc_llm.serve.server.errors import HTTPError
+from mlc_llm.serve.server.limits.body import read_json_text
+from mlc_llm.serve.server.limits.order import Order, order_of
+from mlc_llm.serve.server.pool.slot import ModelSlot
+from mlc_llm.serve.server.routes.model_facts import facts_of, facts_of_closed
+from mlc_llm.serve.server.streams.stream_json import check_end
+
+NEWEST = ":latest"
+"""Ollama's clients put it behind names that have no other tag."""
+
+
+class LineStream:
+    """Writes the lines of a call."""
+
+    media_type = "application/x-ndjson"
+    ping = b" "
+    """White space before a line, which has no meaning in JSON."""
+
+    def __init__(self, request_id: str, lines: Streamed[str]) -> None:
+        self._request_id, self._lines = request_id, lines
+
+    def begin(self) -> bytes:
+        return b""
+
+    def events(self, part: int, chunk: Chunk) -> Iterator[bytes]:
+        """Raises `RequestError` for a request that failed or was ended."""
+        check_end(chunk, self._request_id)
+        for line in self._lines.of(part, chunk):
+            yield f"{line}\n".encode()
+
+    def end(self) -> bytes:
+        return b""
+
+    def failed(self, error: HTTPError) -> bytes:
+        return f"{json.dumps(error_body(error.body.message))}\n".encode()
+
+
+async def chat(request: Request) -> Response:
+    """The next message of a conversation."""
+    context, data, clock = await _read(request)
+    body = ChatRequest.parse_text(data)
+    order = order_of(request, body)
+    served = await served_model(request, _known_name(context, body.model))
+    clock.loaded()
+    lines = Lines("chat", new_id("ollama"), body.model or served.name, clock)
+    if not body.messages:
+        return _nothing(body, lines)
+    found = translated_chat(body, served.name, served.model.context)
+    return await _answer(request, served, order, found, lines, size=len(data))
+
+
+async def generate(request: Request) -> Response:
+    """The answer to a text."""
+    context, data, clock = await _read(request)
+    body = GenerateRequest.parse_text(data)
+    order = order_of(request, body)
+    served = await served_model(request, _known_name(context, body.model))
+    clock.loaded()
+    lines = Lines("generate", new_id("ollama"), body.model or served.name, clock)
+    if not body.prompt:
+        return _nothing(body, lines)
+    found = translated_prompt(body, served.name, served.model.context)
+    return await _answer(request, served, order, found, lines, size=len(data))
+
+
+async def embed(request: Request) -> Response:
+    """The embeddings of a text, or of several."""
+    context, data, clock = await _read(request)
+    body = EmbedRequest.parse_text(data)
+    order = order_of(request, body)
+    served = await served_model(request, _known_name(context, body.model))
+    clock.loaded()
+    found, ignored = embed_request(body, served.name)
+    name = body.model or served.name
+    call = embed_call(found, new_id("ollama"), name, clock, served.model)
+    headers = ignored_header(ignored)
+    return await answer_call(
+        request, served, call, None, size=len(data), headers=headers, order=order
+    )
+
+
+async def tags(request: Request) -> Response:
+    """The models that there are."""
+    slots = context_of(request).models.slots
+    models = [(await _facts(slot)).listed(name) for slot in slots for name in slot.names]
+    return JSONResponse({"models": models})
+
+
+async def loaded(request: Request) -> Response:
+    """The models that are in memory."""
+    slots = context_of(request).models.open_slots
+    models = [(await _facts(slot)).loaded(name) for slot in slots for name in slot.names]
+    return JSONResponse({"models": models})
+
+
+async def show(request: Request) -> Response:
+    """All that is known of a model. It is opened for that."""
+    context, data, _ = await _read(request)
+    body = ShowRequest.parse_text(data)
+    served = await served_model(request, _known_name(context, body.model or body.name))
+    slot = context.models.find(served.name)
+    return JSONResponse((await _facts(slot)).shown(served.name))
+
+
+async def version(_: Request) -> Response:
+    """The version of this server, which is not Ollama's."""
+    return JSONResponse({"version": mlc_llm.__version__})
+
+
+async def _read(request: Request) -> tuple[ServerContext, bytes, Clock]:
+    context = context_of(request)
+    data = await read_json_text(request, context.settings.limits)
+    return context, data, Clock()
+
+
+def _known_name(context: ServerContext, name: str | None) -> str | None:
+    known = any(name in slot.names for slot in context.models.slots)
+    return name if known or name is None else name.removesuffix(NEWEST)
+
+
+async def _facts(slot: ModelSlot) -> ModelFacts:
+    client = slot.client
+    if client is None:
+        return await asyncio.to_thread(facts_of_closed, slot.source)
+    return await asyncio.to_thread(facts_of, client.bundle, client.model)
+
+
+def _nothing(body: ChatRequest | GenerateRequest, lines: Lines) -> Response:
+    """Clients ask for nothing to have a model loaded, or unloaded. Raises `HTTPError`."""
+    if body.keep_alive in (0, "0", "0s"):
+        words = "keep_alive = 0: this server keeps its models; a request cannot unload one"
+        raise HTTPError(400, words, param="keep_alive")
+    media_type = LineStream.media_type if body.stream else "application/json"
+    return Response(json.dumps(lines.nothing()) + "\n", media_type=media_type)
+
+
+async def _answer(
+    request: Request,
+    served: ServedModel,
+    order: Order,
+    found: Translated[ChatCompletionRequest] | Translated[CompletionRequest],
+    lines: Lines,
+    *,
+    size: int,
+) -> Response:
+    chat = found.request
+    call = ollama_call(chat, lines, served.model)
+    writer = LineStream(lines.request_id, lines) if chat.stream else None
+    headers = ignored_header(found.ignored_by(served.model.template))
+    return await answer_call(request, served, call, writer, size=size, headers=headers, order=order)

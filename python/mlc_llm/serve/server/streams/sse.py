@@ -1,0 +1,83 @@
+"""A streamed answer: what its API's writer makes of the chunks, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from mlc_llm.errors import MLCError
+from mlc_llm.serve.async_reader import AsyncReader
+from mlc_llm.serve.client import News
+from mlc_llm.serve.server.errors import HTTPError, http_error
+from mlc_llm.serve.server.limits.settings import Limits
+from mlc_llm.serve.server.streams.gone import until_gone
+from mlc_llm.serve.server.streams.stream_json import StreamWriter
+
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class EventStream(Response):
+    """The request ends when its client has gone, or takes nothing for too long.
+
+    A request that fails ends with an error in the form of its API: clients take a stream that
+    merely stops for a whole answer.
+    """
+
+    def __init__(
+        self, reader: AsyncReader, writer: StreamWriter, limits: Limits, more: Mapping[str, str]
+    ) -> None:
+        """more: headers."""
+        self._reader, self._writer, self._limits = reader, writer, limits
+        self.background = None
+        headers = {"content-type": writer.media_type, **HEADERS, **more}
+        self._own_headers = [(k.encode(), v.encode()) for k, v in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.ensure_future(until_gone(receive))
+        sending = asyncio.ensure_future(self._send_all(send))
+        try:
+            await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._reader.close()
+            for task in (gone, sending):
+                task.cancel()
+            await asyncio.gather(gone, sending, return_exceptions=True)
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self._own_headers}
+        await self._send(send, start)
+        writer = self._writer
+        first = writer.begin()
+        if first:
+            await self._send(send, _body(first))
+        try:
+            while (news := await self._next()) is not None:
+                data = b"".join(self._events(news)) if news else writer.ping
+                if data:
+                    await self._send(send, _body(data))
+            last = writer.end()
+        except (MLCError, HTTPError) as error:
+            last = writer.failed(http_error(error))
+        await self._send(send, _body(last, more=False))
+
+    async def _next(self) -> list[News] | None:
+        """All that has come; nothing if it is time for a sign of life, None at the end."""
+        try:
+            return await asyncio.wait_for(self._reader.next_all(), self._limits.ping_s)
+        except asyncio.TimeoutError:
+            return []
+
+    def _events(self, all_news: list[News]) -> Iterator[bytes]:
+        for part, chunk in all_news:
+            yield from self._writer.events(part, chunk)
+
+    async def _send(self, send: Send, message: dict[str, object]) -> None:
+        """Raises TimeoutError if the client takes nothing."""
+        await asyncio.wait_for(send(message), self._limits.write_s)
+
+
+def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
