@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from floors import APIS, CONTRACTS, MAY_IMPORT
 from source_imports import NAME, circles, imports_of, is_ours, modules, tree
 
 from mlc_llm.cli.commands import COMMANDS
@@ -19,159 +20,6 @@ MOST_FUNCTION_LINES = 40
 MOST_KERNEL_LINES = 60
 LONG_KERNELS = 10
 """Functions of kernels that may have more than `MOST_FUNCTION_LINES`."""
-
-CONTRACTS = {
-    "serve.data",
-    "serve.config",
-    "serve.request",
-    "serve.limits",
-    "serve.memory_plan",
-    "serve.metrics",
-    "serve.prometheus",
-    "serve.histogram",
-    "serve.serving_metrics",
-    "serve.serving_page",
-    "serve.event_trace_recorder",
-}
-"""Plain values of `serve` that every layer of it may read."""
-
-GROUND = {"errors", "json_file"}
-CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "tokenizers", "protocol"}
-BACKENDS = {"backends.base", "backends.registry"}
-"""What others know of the backends. Which one computes is decided in the registry alone."""
-SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
-"""Plain values that CPU kernels are shaped by."""
-DEVICE = {*GROUND, "backends.base", "backends.features", "library", "models.spec"}
-DEVICE |= {"quantization", "support"}
-"""What a backend stands on."""
-COMPILER = {
-    *GROUND,
-    *BACKENDS,
-    "library",
-    "protocol",
-    "support",
-    "tokenizers",
-    "conversation_template",
-    "quantization",
-    "models",
-    "models.spec",
-    "loader",
-    "model_files",
-}
-BUNDLE = {f"serve.opening.{name}" for name in ("bundle", "header_cache", "settings", "chat_config")}
-"""The files that open a model before anything is compiled."""
-OPENS_A_BUNDLE = {
-    *GROUND,
-    *BUNDLE,
-    "support",
-    "loader",
-    "protocol",
-    "tokenizers",
-    "conversation_template",
-    "models",
-    "models.spec",
-    "model_files",
-}
-APIS = {"serve.anthropic", "serve.ollama", "serve.responses"}
-"""Other APIs, as translations to and from OpenAI's."""
-OPENING = {*COMPILER, *CORE, *BUNDLE, "serve.core.speculation", "compiler", "runtime"}
-SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
-
-MAY_IMPORT: dict[str, set[str]] = {
-    "": {*GROUND, "serve", "without_torch"},
-    "errors": set(),
-    "json_file": {"errors"},
-    "without_torch": set(),
-    "library": GROUND,
-    "protocol": GROUND,
-    "tokenizers": GROUND,
-    "support": GROUND,
-    "loader": GROUND,
-    "kernels": {*GROUND, "kernels.types"},
-    "kernels.types": set(),
-    "kernels.cpu": {*GROUND, *SHAPES, "kernels.types"},
-    "conversation_template": {*GROUND, "protocol"},
-    "quantization": GROUND,
-    "model": {"models"},
-    "models": {*GROUND, "backends.base", "models.spec"},
-    "backends": set(),
-    "backends.base": {*GROUND, "models.spec", "quantization"},
-    "backends.features": {*GROUND, "backends.base", "models.spec"},
-    "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
-    "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
-    "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
-    **dict.fromkeys(SHAPES, GROUND),
-    "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
-    "models.spec": GROUND,
-    "model_files": {
-        *GROUND,
-        "loader",
-        "models",
-        "models.spec",
-        "quantization",
-        "tokenizers",
-        "conversation_template",
-        "protocol",
-    },
-    "conversion": {
-        *GROUND,
-        "support",
-        "protocol",
-        "conversation_template",
-        "tokenizers",
-        "quantization",
-        "loader",
-        "models",
-        "models.spec",
-        "model_files",
-        "backends.cpu.k_searches",
-    },
-    "conversion.calibration": {
-        *GROUND,
-        *BACKENDS,
-        "backends.cpu",
-        "compiler",
-        "library",
-        "model_files",
-        "models",
-        "runtime",
-        "support",
-    },
-    "compiler": COMPILER,
-    "runtime": {*GROUND, *BACKENDS, "runtime.batch", "library", "protocol", "support"},
-    "runtime.batch": GROUND,
-    **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
-    "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
-    "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
-    "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
-    "serve.core.speculation": {*CORE, "serve.core.grammar"},
-    "serve.opening": OPENING,
-    **dict.fromkeys(BUNDLE, OPENS_A_BUNDLE),
-    "serve.stream": {*GROUND, *CONTRACTS, "protocol", "tokenizers"},
-    "serve.streams": GROUND,
-    "serve.openai": {
-        *GROUND,
-        *CONTRACTS,
-        "protocol",
-        "tokenizers",
-        "conversation_template",
-        "serve.stream",
-    },
-    **{api: {*GROUND, *CONTRACTS, "protocol", "serve.openai"} for api in APIS},
-    "serve": SERVE,
-    "serve.server": {*SERVE, *APIS, "serve.server"},
-    "json_ffi": {*SERVE, "json_ffi"},
-    "testing": {*SERVE, "testing"},
-    "bench": set(),
-    "cli": {
-        *SERVE,
-        *("serve.server", "json_ffi", "cli", "backends.cpu", "bench"),
-        *("conversion", "conversion.calibration"),
-    },
-    "__main__": {"cli"},
-}
-"""Part of the package -> parts it may import besides itself. The longest name that fits counts,
-on both sides, so a line for `serve.core` is not covered by one for `serve`. "" is the root."""
 
 LAZY = {
     ("mlc_llm.cli.__main__", "mlc_llm.cli.guard"),  # Ctrl-C must be in hand before anything else
@@ -465,7 +313,7 @@ def test_weights_are_read_before_anything_heavy_is_loaded() -> None:
 
 def test_nothing_but_the_server_loads_a_web_framework() -> None:
     mains = "__main__"
-    names = [m for m in modules() if part(m) != "serve.server" and not m.endswith(mains)]
+    names = [m for m in modules() if "serve.server" not in part(m) and not m.endswith(mains)]
     loaded = in_fresh_process(f"import {', '.join(names)}; " + REPORT).split()
     assert not set(loaded) & (WEB | NEVER_AT_RUN_TIME)
     assert "tvm" in loaded

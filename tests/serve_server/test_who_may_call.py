@@ -13,9 +13,9 @@ from starlette.routing import Route
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.serve.server.app import create_app
-from mlc_llm.serve.server.limits.guard import OPEN_PATHS
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.limits.tenants import KEY_VARIABLE, digest_of, read_keys
+from mlc_llm.serve.server.routes.operations import OPEN_PATHS
 
 KEYS = ("first-key", "zwei-schlüssel")
 

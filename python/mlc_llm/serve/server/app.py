@@ -23,6 +23,7 @@ from mlc_llm.serve.server.routes.anthropic import count_message_tokens, messages
 from mlc_llm.serve.server.routes.chat import chat_completions
 from mlc_llm.serve.server.routes.completion import completions
 from mlc_llm.serve.server.routes.embedding import embeddings
+from mlc_llm.serve.server.routes.operations import OPEN_PATHS
 from mlc_llm.serve.server.routes.page import PAGE_PATHS, page
 from mlc_llm.serve.server.routes.responses import responses
 
@@ -84,7 +85,7 @@ def create_app(context: ServerContext) -> Starlette:
     origins = context.settings.allowed_origins
     middleware = [
         Middleware(AccessLog, ended=context.ended),
-        Middleware(Guard, settings=context.settings),
+        Middleware(Guard, settings=context.settings, open_paths=OPEN_PATHS),
         Middleware(Holding),
     ]
     if origins:

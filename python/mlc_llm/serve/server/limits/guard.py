@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -12,10 +12,7 @@ from mlc_llm.serve.server.errors import HTTPError, error_response
 from mlc_llm.serve.server.limits.settings import LOCAL_NAMES, ServerSettings
 from mlc_llm.serve.server.limits.tenants import ANYBODY, TENANT, Tenant
 from mlc_llm.serve.server.notes.note import current_note
-from mlc_llm.serve.server.routes.page import PAGE_PATHS
 
-OPEN_PATHS = ("/health", "/ready", *PAGE_PATHS)
-"""What is answered without a key: probes have none, and the chat page asks its user for one."""
 MAX_HEADERS = 200
 KEY_HEADERS = ("x-api-key", "api-key")
 
@@ -27,8 +24,9 @@ class Guard:
     a name of the page's own.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: ASGIApp, settings: ServerSettings, open_paths: Collection[str]) -> None:
+        """open_paths: what is answered without a key."""
+        self._app, self._settings, self._open_paths = app, settings, open_paths
         self._keys = settings.keys
         self._hosts = {*LOCAL_NAMES, settings.host.lower(), *map(str.lower, settings.allowed_hosts)}
         self._origins = set(settings.allowed_origins)
@@ -58,7 +56,7 @@ class Guard:
         if not self._keys:
             return ANYBODY
         tenant = self._keys.find(_given_key(headers))
-        if tenant is None and path not in OPEN_PATHS:
+        if tenant is None and path not in self._open_paths:
             raise HTTPError(
                 401,
                 "a valid key is needed: Authorization: Bearer KEY",

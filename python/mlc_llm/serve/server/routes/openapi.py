@@ -12,8 +12,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from mlc_llm.protocol.error_protocol import ErrorResponse
 from mlc_llm.protocol.generation_rules import RANGES
-from mlc_llm.serve.server.limits.guard import OPEN_PATHS
-from mlc_llm.serve.server.routes.operations import JSON, OPERATIONS, Operation, Schema
+from mlc_llm.serve.server.routes.operations import JSON, OPEN_PATHS, OPERATIONS, Operation, Schema
 
 VERSION = "3.1.0"
 REFERENCE = "#/components/schemas/{model}"

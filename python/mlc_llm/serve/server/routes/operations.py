@@ -1,4 +1,4 @@
-"""What each route takes and gives, for the OpenAPI file."""
+"""What each route takes and gives, for the OpenAPI file; and which routes need no key."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from mlc_llm.serve.anthropic.fields import CountTokensRequest, MessagesRequest
 from mlc_llm.serve.ollama.fields import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
 from mlc_llm.serve.responses.answers import ResponseAnswer
 from mlc_llm.serve.responses.fields import ResponsesRequest
+from mlc_llm.serve.server.routes.page import PAGE_PATHS
 
 Schema = dict[str, Any]
 JSON, EVENTS, LINES = "application/json", "text/event-stream", "application/x-ndjson"
+OPEN_PATHS = ("/health", "/ready", *PAGE_PATHS)
+"""What is answered without a key: probes have none, and the chat page asks its user for one."""
 
 
 class Operation(NamedTuple):
