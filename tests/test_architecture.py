@@ -57,6 +57,7 @@ LAZY = {
     ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
+    ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
     ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM
     ("mlc_llm.serve", "mlc_llm.serve.async_engine"),

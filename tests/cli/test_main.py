@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,18 +109,20 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.returncode == 141
 
 
-def test_garbage_is_collected_again_when_a_model_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_collected_again_before_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
-    def add_prompt(session: Session, *_: object) -> list[int]:
+    def note(session: Session, *_: object, **__: object) -> Any:
         seen.append(gc.isenabled())
-        raise UserError("enough")
+        if len(seen) == 2:
+            raise UserError("enough")
+        return [1]
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    monkeypatch.setattr(Session, "raw_ids", add_prompt)
-    monkeypatch.setattr(Session, "__init__", lambda self, *_, **__: None)
+    monkeypatch.setattr(Session, "raw_ids", note)
+    monkeypatch.setattr(Session, "answer", note)
     assert main(["generate", "x", "--model", "mock://echo", "--raw"]) == USER_ERROR
-    assert seen == [True]
+    assert seen == [False, True]
     assert gc.isenabled()
 
 

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # One prompt needs no threads, and without them the library cannot fail to start one.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with NoCollection():  # `opening.open_session` ends it when the model is open
+    with NoCollection():  # a command that opens a model ends it before the first answer
         from mlc_llm.cli.guard import guarded
 
         return guarded(lambda: _run(words), debug="--debug" in words)

@@ -17,6 +17,7 @@ from mlc_llm.cli.shape import KnowsLimits, naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, note
 from mlc_llm.cli.wrapping import WrappedOutput
 from mlc_llm.errors import EngineDead, MLCError, UserError
+from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.support.leaving import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         chat = Chat(there, there.dialogue(config, system), forgiving=forgiving)
     else:
         session = open_session(args.model, args.device, options.engine_config(args))
+        collect_from_now()
         name, config = session.model.name, options.completed(config, session.model.defaults)
         chat = Chat(session, Dialogue(session, config, system), forgiving=forgiving)
     if forgiving:

@@ -13,6 +13,7 @@ from mlc_llm.cli.shape import KnowsLimits, naming_shape, warnings
 from mlc_llm.cli.terminal import Output, checked_argument, is_piped, note, read_input
 from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.support.leaving import INTERRUPTED, say_interrupted
 from mlc_llm.support.progress import set_quiet
 
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         session = here = open_session(args.model, args.device, engine)
         ids = _ids(here, prompt, args)
+        collect_from_now()
         config = options.completed(config, here.model.defaults)
         with naming_shape(config):
             answer = here.answer(ids, config, on_text=on_text)

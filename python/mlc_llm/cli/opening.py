@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mlc_llm.cli.early import begin_early
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.runtime.read_ahead import ReadAhead
-from mlc_llm.support.garbage import collect_from_now
 
 if TYPE_CHECKING:
     from mlc_llm.cli.session import Session
@@ -44,5 +43,4 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
             reading=reading,
         )
     load_s = time.perf_counter() - started
-    collect_from_now()
     return Session(engine, engine.bundle, outputs, window=engine.longest_sequence, load_s=load_s)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mlc_llm.conversation_template.known import KNOWN
 from mlc_llm.errors import InvalidField, ModelFileError
 
 if TYPE_CHECKING:
@@ -26,22 +27,14 @@ MAX_DEPTH = 256
 MAX_INT_BITS = 1024
 TIME_LIMIT = 5.0
 
-KNOWN = frozenset(
-    {
-        # SmolLM2 Instruct: one loop over the messages, strings joined, no filter, no call.
-        "872be49dbb638044ad01b60388f48d469ff2980e5f0dccdc22ec907db54d0788",
-    }
-)
-"""SHA-256 of templates that were read by us: their time and memory grow only with the length of
-the messages. They are rendered in this process, which saves the start of another one."""
-
 
 class ChatTemplate:
     """A chat template in Jinja, as Transformers reads it. Several threads may use it.
 
     `bos` and `eos` are the texts of these tokens. The template knows them as `bos_token` and
     `eos_token`. The template is not trusted: a process of its own renders it. This process is
-    killed after `time_limit` seconds and started again when needed. A fork starts a new one.
+    killed after `time_limit` seconds and started again when needed. A fork starts a new one. The
+    templates in `known.py` need no process.
     """
 
     def __init__(
@@ -59,7 +52,7 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
         digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()
-        self._is_known = digest in KNOWN
+        self._known = KNOWN.get(digest)
         self._compiled: jinja2.Template | None = None
         _templates.add(self)
 
@@ -86,8 +79,9 @@ class ChatTemplate:
             "eos_token": self.eos,
         }
         check_values(values)
-        if self._is_known:
-            answer = self._here(values)
+        if self._known is not None:
+            written = self._known(messages, add_generation_prompt)
+            answer = self._here(values) if written is None else {"text": written}
         else:
             with self._lock:
                 answer = self._elsewhere(values)

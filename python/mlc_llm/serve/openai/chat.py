@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.messages import (
     TEMPLATE_ROLES,
     GivenMessage,
@@ -17,8 +16,10 @@ from mlc_llm.protocol.messages import (
     template_messages,
 )
 from mlc_llm.serve.openai.guard import Guard
-from mlc_llm.serve.openai.tools.history import shown_messages
 from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.protocol.conversation_protocol import Conversation
 
 
 class ChatPrompt(NamedTuple):
@@ -72,9 +73,9 @@ def rendered_chat(
     if max_tokens is not None:
         texts = [m["content"] for m in plain if m["content"] is not None]
         tokenizer.check_size(texts, max_tokens)
-    shown, by_template = shown_messages(plain, tools or (), template)
+    shown, by_template = _shown(plain, tools or (), template)
     given = tools if by_template else None
-    if isinstance(template, Conversation):
+    if not isinstance(template, ChatTemplate):
         pieces = _named(shown, tokenizer, template, given)
         end = next((one for one in reversed(pieces) if isinstance(one, str)), "")
         return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end)
@@ -92,9 +93,22 @@ _END_CHARS = 256
 
 def _roles(template: ChatTemplate | Conversation) -> tuple[str, ...]:
     """The roles of messages. Results of tools are shown by any template."""
-    if isinstance(template, Conversation):
-        return tuple(dict.fromkeys(["system", *template.roles, "tool"]))
-    return TEMPLATE_ROLES
+    if isinstance(template, ChatTemplate):
+        return TEMPLATE_ROLES
+    return tuple(dict.fromkeys(["system", *template.roles, "tool"]))
+
+
+def _shown(
+    messages: list[TemplateMessage],
+    tools: Sequence[GivenTool],
+    template: ChatTemplate | Conversation,
+) -> tuple[list[TemplateMessage], bool]:
+    """See `shown_messages`. Texts alone need nothing of tools, whose forms take long to load."""
+    if not tools and not any("tool_calls" in one or one["role"] == "tool" for one in messages):
+        return messages, False
+    from mlc_llm.serve.openai.tools.history import shown_messages
+
+    return shown_messages(messages, tools, template)
 
 
 def _rendered(

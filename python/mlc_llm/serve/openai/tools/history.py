@@ -37,16 +37,14 @@ _REFUSES_SYSTEM = "System role not supported"
 def shown_messages(
     messages: Sequence[TemplateMessage], tools: Sequence[GivenTool], template: Template
 ) -> tuple[list[TemplateMessage], bool]:
-    """The messages as this template can show them, and whether it shows the tools itself.
+    """The messages as this template can show them, and whether it shows the tools itself. There
+    are tools, or calls or results among the messages.
 
     What it has no place for stands in texts: tools in the system message, calls in the text of the
     assistant, results in texts of the user.
     """
     known = family_of(template)
     family = known or HERMES
-    has_calls = any("tool_calls" in one or one["role"] == "tool" for one in messages)
-    if not tools and not has_calls:
-        return list(messages), False
     named = isinstance(template, Conversation)
     itself = (named or known is not None) and has_place_for_tools(template)
     found = list(messages)
