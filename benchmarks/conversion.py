@@ -21,7 +21,7 @@ from mlc_llm.backends.cpu.k_searches import compiled_searches
 from mlc_llm.model_files.quantized import target_of
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.quantization.ggml_quantize import K_TYPES, quantize
-from mlc_llm.quantization.names import NAMES
+from mlc_llm.quantization.names import AT_LOAD
 
 COLUMNS = 2048
 
@@ -40,7 +40,7 @@ def main() -> None:
     print_configuration("quantising", rows=rows, columns=COLUMNS)
     weight = np.random.default_rng(0).standard_normal((rows, COLUMNS)).astype(np.float32)
     print(f"{'name':10s} {'ns of a core':>12s} {'ns':>6s} {'bits':>6s} {'error':>8s}")
-    for name in NAMES:
+    for name in AT_LOAD:
         target = target_of(name)
         made(name, weight[:64])
         wall, processor = time.perf_counter(), time.process_time()

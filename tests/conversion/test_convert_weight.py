@@ -39,7 +39,7 @@ from mlc_llm.quantization.group_schemes import (
     read_stored,
     rounded,
 )
-from mlc_llm.quantization.names import NAMES
+from mlc_llm.quantization.names import FOLDERS, NAMES
 from mlc_llm.support.progress import Progress
 from mlc_llm.tokenizers import Tokenizer
 
@@ -259,4 +259,4 @@ def test_large_values_are_refused_where_float16_cannot_hold_them(tmp_path: Path)
 
 
 def test_every_name_has_a_place(model: GGUFModel) -> None:
-    assert set(NAMES) == {*SCHEMES, *(kind.lower() for kind in convert_file.FILE_TYPES)}
+    assert set(NAMES) == {*FOLDERS, *(kind.lower() for kind in convert_file.FILE_TYPES)}

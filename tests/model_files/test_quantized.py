@@ -19,9 +19,9 @@ from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.mlc import MLCModel
 from mlc_llm.model_files.quantized import QuantizedModel
 from mlc_llm.quantization.ggml_blocks import dequantize
-from mlc_llm.quantization.names import NAMES
+from mlc_llm.quantization.names import AT_LOAD
 
-CPU = [name for name in NAMES if not name.endswith("_k")]
+CPU = [name for name in AT_LOAD if not name.endswith("_k")]
 
 
 def packed(model: ModelFiles, folder: Path, kernels: str = "portable") -> bytes:

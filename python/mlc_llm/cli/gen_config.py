@@ -10,7 +10,7 @@ from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.chat_config import AUTO, FILE, check_template, write_chat_config
 from mlc_llm.conversion.output import changed_folder
 from mlc_llm.errors import InvalidField
-from mlc_llm.quantization.group_schemes import SCHEMES
+from mlc_llm.quantization.names import FOLDERS, check_name
 from mlc_llm.serve.opening.bundle import open_model
 
 SIZES = {
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         metavar="NAME",
         required=True,
-        help=f"how the folder stores weights: one of {', '.join(SCHEMES)}",
+        help=f"how the folder stores weights: one of {', '.join(FOLDERS)}",
     )
     parser.add_argument(
         "--conv-template",
@@ -53,8 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files. Files of the same names are replaced. Raises `UserError`."""
-    if args.quantization not in SCHEMES:
-        raise InvalidField("quantization", args.quantization, "one of " + ", ".join(SCHEMES))
+    check_name(args.quantization)
+    if args.quantization not in FOLDERS:
+        raise InvalidField("quantization", args.quantization, "one of " + ", ".join(FOLDERS))
     check_template(args.conv_template)
     given = {name: getattr(args, name) for name in SIZES}
     sizes = {name: value for name, value in given.items() if value is not None}
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     assert files is not None
     output = Path(args.output).expanduser()
     with changed_folder(output) as folder:
-        write_chat_config(files, args.quantization, folder, args.conv_template, sizes)
+        write_chat_config(files, FOLDERS[args.quantization].name, folder, args.conv_template, sizes)
     if not args.quiet:
         note(f"[{output / FILE} is written]")
     return OK

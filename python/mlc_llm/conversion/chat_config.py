@@ -16,6 +16,7 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.mlc import MLCModel, config_json
+from mlc_llm.models.registry import architecture_of
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.mlc_chat_config import MLCChatConfig
 
@@ -77,7 +78,9 @@ def write_chat_config(
 def model_config(files: ModelFiles) -> dict[str, JsonValue]:
     """What a config.json says of the model. Raises UnsupportedModel."""
     if isinstance(files, HuggingFaceModel):
-        return dict(cast("Mapping[str, JsonValue]", files.folder.config))
+        stated = dict(cast("Mapping[str, JsonValue]", files.folder.config))
+        stated.pop("quantization_config", None)  # of the files that were read
+        return {"model_type": architecture_of(stated).model_type, **stated}
     if isinstance(files, GGUFModel):
         return config_of(files.plan().spec, files.tensors)
     if isinstance(files, MLCModel):

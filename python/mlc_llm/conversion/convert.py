@@ -11,11 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.conversion.awq_params import awq_params
 from mlc_llm.conversion.chat_config import AUTO, check_template, write_chat_config
 from mlc_llm.conversion.gguf_entries import uint32_entry
 from mlc_llm.conversion.gguf_source import GGUFSource, gguf_source
 from mlc_llm.conversion.gguf_writer import NewTensor, header_bytes, write_gguf
-from mlc_llm.conversion.mlc_params import Param, mlc_params, write_param
+from mlc_llm.conversion.mlc_params import mlc_params
 from mlc_llm.conversion.output import check_free, new_file, new_output
 from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.loader.gguf_metadata import RawEntry
@@ -25,9 +26,9 @@ from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.weight_plan import Source
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.ggml_quantize import K_TYPES, quantize, quantize_weighted
-from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.quantization.group_schemes import Scheme
 from mlc_llm.quantization.k_quantize import Searches
-from mlc_llm.quantization.names import changes, check_name
+from mlc_llm.quantization.names import AWQ, FOLDERS, changes, check_name
 from mlc_llm.quantization.weighted_quantize import HALVES
 from mlc_llm.support.progress import Progress
 
@@ -67,7 +68,7 @@ def convert_weight(
     check_template(template)
     check_free(output)
     files.check_sums()
-    scheme = SCHEMES.get(quantization)
+    scheme = FOLDERS.get(quantization)
     if scheme is not None:
         return _to_folder(files, scheme, output, show, template=template, importance=importance)
     return _to_gguf(files, quantization.upper(), output, show, importance)
@@ -82,25 +83,18 @@ def _to_folder(
     template: str,
     importance: Mapping[str, Floats],
 ) -> Converted:
-    params = mlc_params(files.plan(), files.tensors, scheme, importance)
+    plain = mlc_params(files.plan(), files.tensors, scheme, importance)
+    params = awq_params(plain) if scheme is AWQ else plain
     values = sum(param.values for param in params)
-    needed = sum(_param_size(param, scheme) for param in params)
+    needed = sum(param.nbytes(scheme) for param in params)
     with new_output(output, needed=needed) as folder:
         write_chat_config(files, scheme.name, folder, template, {})
         with closing(ShardWriter(folder)) as writer, show("converting", values) as shown:
             for param in params:
-                write_param(param, scheme, writer)
+                param.write(scheme, writer)
                 shown.advance(param.values)
             writer.finish(values)
     return Converted(output, 8 * needed / values)
-
-
-def _param_size(param: Param, scheme: Scheme) -> int:
-    if not param.quantized:
-        return param.values * (4 if scheme.dtype == "float32" else 2)
-    groups, words = scheme.sizes(param.shape[-1])
-    scale = 4 if scheme.dtype == "float32" else 2
-    return math.prod(param.shape[:-1]) * (4 * words + scale * groups)
 
 
 def _new_tensors(files: ModelFiles, source: GGUFSource, kind: str) -> list[NewTensor]:

@@ -18,7 +18,7 @@ from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.models.spec import AttentionSpec, ModelSpec
 from mlc_llm.quantization.block_format import Floats
-from mlc_llm.quantization.group_schemes import SCHEMES
+from mlc_llm.quantization.names import FOLDERS
 
 _DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 _FREQUENCIES = "rope_freqs.weight"
@@ -46,7 +46,7 @@ def gguf_source(files: ModelFiles, importance: Mapping[str, Floats] = {}) -> GGU
         spec = files.plan().spec
         tensors = _reordered(files.tensors, spec)
         return GGUFSource(metadata_of(files), tensors, True, importance)
-    known = ", ".join(SCHEMES)
+    known = ", ".join(FOLDERS)
     raise UnsupportedModel(
         f"{files.path}: a .gguf file is made of a .gguf file or of a Hugging Face folder; this can "
         f"become {known}"

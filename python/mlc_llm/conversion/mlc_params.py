@@ -48,6 +48,22 @@ class Param:
         """Numbers before they are quantised."""
         return math.prod(self.shape)
 
+    def nbytes(self, scheme: Scheme) -> int:
+        """Bytes in the folder."""
+        number = 4 if scheme.dtype == "float32" else 2
+        if not self.quantized:
+            return number * self.values
+        groups, words = scheme.sizes(self.shape[-1])
+        return math.prod(self.shape[:-1]) * (4 * words + number * groups)
+
+    def write(self, scheme: Scheme, writer: ShardWriter) -> None:
+        """Quantise it and write it. Raises ModelFileError, OSError."""
+        if self.quantized:
+            _write_groups(self, scheme, writer)
+            return
+        numbers = (_numbers(self, scheme, piece) for piece in self.pieces())
+        writer.add(self.name, self.shape, scheme.dtype, self.nbytes(scheme), numbers)
+
     def pieces(self) -> Iterator[Floats]:
         """All rows in order."""
         if len(self.shape) < 3:
@@ -87,13 +103,7 @@ def _param(name: str, tensor: str, parts: tuple[Rows, ...], scheme: Scheme) -> P
     return Param(name, parts, quantized, quantized and layout)
 
 
-def write_param(param: Param, scheme: Scheme, writer: ShardWriter) -> None:
-    """Quantise a parameter and write it. Raises ModelFileError, OSError."""
-    if not param.quantized:
-        size = 4 if scheme.dtype == "float32" else 2
-        numbers = (_numbers(param, scheme, piece) for piece in param.pieces())
-        writer.add(param.name, param.shape, scheme.dtype, size * param.values, numbers)
-        return
+def _write_groups(param: Param, scheme: Scheme, writer: ShardWriter) -> None:
     scales: list[Array] = []
     _write_rows(param, scheme, writer, "q_weight", _words(param, scheme, scales))
     _write_rows(param, scheme, writer, "q_scale", iter(scales))

@@ -8,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.errors import InvalidField, ModelFileError, UnsupportedModel, UserError
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.huggingface import state_of
-from mlc_llm.loader.mlc_shards import MLCShards
+from mlc_llm.loader.mlc_shards import MLCParam, MLCShards
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.mlc_names import mlc_names
-from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView
+from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView, WordsView
+from mlc_llm.model_files.packed_views import AwqView
+from mlc_llm.model_files.tensor_views import RowsView
 from mlc_llm.models.registry import read_config
 from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
 from mlc_llm.protocol.json_value import JsonValue
-from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
+from mlc_llm.quantization.group_schemes import Scheme
+from mlc_llm.quantization.names import AWQ, AWQ_GROUP, FOLDERS, check_name
 from mlc_llm.tokenizers import Tokenizer
 
 CHAT_CONFIG = "mlc-chat-config.json"
@@ -49,12 +52,7 @@ class MLCModel:
         """Raises ModelNotFound, ModelFileError, UnsupportedModel."""
         config = (path / CHAT_CONFIG, state_of(path / CHAT_CONFIG))
         chat = read_json_object(path / CHAT_CONFIG, MAX_JSON_BYTES)
-        scheme = SCHEMES.get(str(chat.get("quantization")))
-        if scheme is None:
-            stated, known = str(chat.get("quantization"))[:60], ", ".join(SCHEMES)
-            raise UnsupportedModel(
-                f"{path / CHAT_CONFIG}: quantization = {stated!r}; supported are {known}"
-            )
+        scheme = _scheme(path / CHAT_CONFIG, str(chat.get("quantization")))
         spec = read_config(config_json(path / CHAT_CONFIG, chat))
         shards = MLCShards.open(path)
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
@@ -88,6 +86,22 @@ class MLCModel:
 
     def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
         return folder_template(self.path)
+
+
+def _scheme(path: Path, name: str) -> Scheme:
+    """The scheme that a config file names. Raises UnsupportedModel."""
+    if name in FOLDERS:
+        return FOLDERS[name]
+    try:
+        check_name(name)
+    except InvalidField:
+        known = ", ".join(FOLDERS)
+        raise UnsupportedModel(
+            f"{path}: quantization = {name[:60]!r}; supported are {known}"
+        ) from None
+    except UserError as error:
+        raise UnsupportedModel(f"{path}: {error}") from None
+    raise UnsupportedModel(f"{path}: quantization = {name!r} is a type of GGUF files")
 
 
 def config_json(path: Path, chat: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -138,6 +152,8 @@ class _Tensors:
         params, stem = self._shards.params, name.removesuffix(".weight")
         if f"{stem}.q_weight" in params:
             return self._groups(stem, part, shape, start)
+        if f"{stem}.qweight" in params:
+            return self._awq(stem, part, shape, start)
         if name not in params:
             raise ModelFileError(f"there is no parameter {name}")
         param = params[name]
@@ -164,6 +180,36 @@ class _Tensors:
                 raise ModelFileError(f"parameter {name} is {param.dtype}; it should be {dtype}")
         one, two = (params[name] for name in names)
         return GroupsView(scheme, one, two, self._wanted[part], start, transposed=turned)
+
+    def _awq(self, stem: str, part: str, shape: Shape, start: int) -> Tensor:
+        if self._scheme is not AWQ or len(shape) != 2:
+            raise ModelFileError(f"{stem}.qweight has no place in {self._scheme.name}")
+        rows, columns = shape
+        groups = columns // AWQ_GROUP
+        words, zeros, scales = (
+            self._param(f"{stem}.{end}", wanted, dtype)
+            for end, wanted, dtype in (
+                ("qweight", (columns, rows // 8), "uint32"),
+                ("qzeros", (groups, rows // 8), "uint32"),
+                ("scales", (groups, rows), "float16"),
+            )
+        )
+        if rows % 8 or columns % AWQ_GROUP:
+            raise ModelFileError(f"{stem}.qweight: {list(shape)} is no shape of {AWQ.name}")
+        whole = AwqView(
+            WordsView(words), shape, NumbersView(scales, scales.shape), WordsView(zeros)
+        )
+        return RowsView(whole, self._wanted[part], start)
+
+    def _param(self, name: str, shape: Shape, dtype: str) -> MLCParam:
+        if name not in self._shards.params:
+            raise ModelFileError(f"there is no parameter {name}")
+        param = self._shards.params[name]
+        self._used.add(name)
+        self._check(name, param.shape, shape)
+        if param.dtype != dtype:
+            raise ModelFileError(f"parameter {name} is {param.dtype}; it should be {dtype}")
+        return param
 
     @staticmethod
     def _check(name: str, shape: Shape, expected: Shape) -> None:

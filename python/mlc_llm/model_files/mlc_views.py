@@ -59,6 +59,35 @@ class NumbersView:
 
 
 @dataclass(frozen=True)
+class WordsView:
+    """A parameter of words, which are no numbers of a model."""
+
+    of: MLCParam
+
+    @property
+    def name(self) -> str:
+        return self.of.name
+
+    @property
+    def kind(self) -> str:
+        return "I32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of.shape
+
+    @property
+    def data(self) -> Bytes:
+        return self.of.data
+
+    def matrix(self, index: int) -> Tensor:
+        raise AssertionError(f"{self.name} is no stack of matrices")
+
+    def give_back(self) -> None:
+        self.of.give_back()
+
+
+@dataclass(frozen=True)
 class GroupsView:
     """Rows of a quantised matrix, from its words and scales."""
 

@@ -22,6 +22,7 @@ from mlc_llm.model_files.tensor_views import Bytes, Floats, View
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.quantization.zero_point_blocks import KIND, as_blocks
 
+Words = npt.NDArray[np.uint32]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours lies in the first, second, ... four bits of a word."""
 
@@ -50,16 +51,16 @@ class PackedView(View):
 
     def _pairs(self) -> Bytes:
         """[rows, columns / 2]."""
-        return np.ascontiguousarray(_words(self.of).T).view(np.uint8)
+        return np.ascontiguousarray(words_of(self.of).T).view(np.uint8)
 
     def _scale(self) -> Floats:
         """[rows, groups]."""
-        return np.transpose(_floats(self.scales))
+        return np.transpose(floats_of(self.scales))
 
     def _zero(self) -> Floats:
         """[rows, groups]."""
         assert self.zeros is not None, "zeros of GPTQ"
-        zeros = (_nibbles(_words(self.zeros)) + np.uint8(self.first)) & 15
+        zeros = (_nibbles(words_of(self.zeros)) + np.uint8(self.first)) & 15
         return _turned(zeros)
 
 
@@ -78,7 +79,7 @@ class OrderedView(PackedView):
     @property
     def data(self) -> Bytes:
         group = self.order.data.view("<i4")
-        values = _nibbles(_words(self.of).T).astype(np.float32)
+        values = _nibbles(words_of(self.of).T).astype(np.float32)
         values -= self._zero()[:, group]
         values *= self._scale()[:, group]
         return values.reshape(-1).view(np.uint8)
@@ -89,12 +90,12 @@ class AwqView(PackedView):
     """The same of AWQ."""
 
     def _pairs(self) -> Bytes:
-        q = _in_order(_words(self.of)).T
+        q = _in_order(words_of(self.of)).T
         return np.ascontiguousarray(q[:, ::2] | (q[:, 1::2] << np.uint8(4)))
 
     def _zero(self) -> Floats:
         assert self.zeros is not None, "zeros of AWQ"
-        return _turned(_in_order(_words(self.zeros)))
+        return _turned(_in_order(words_of(self.zeros)))
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,24 @@ class CompressedView(PackedView):
     """The same of compressed-tensors."""
 
     def _pairs(self) -> Bytes:
-        return _words(self.of).view(np.uint8)
+        return words_of(self.of).view(np.uint8)
 
     def _scale(self) -> Floats:
-        return _floats(self.scales)
+        return floats_of(self.scales)
 
     def _zero(self) -> Floats:
         if self.zeros is None:
             return np.full(self.scales.shape, 8, np.float32)
-        return _turned(_nibbles(_words(self.zeros).T))
+        return _turned(_nibbles(words_of(self.zeros).T))
 
 
-def _words(tensor: Tensor) -> npt.NDArray[np.uint32]:
+def words_of(tensor: Tensor) -> Words:
+    """uint32, in the shape of the tensor."""
     return tensor.data.view("<u4").reshape(tensor.shape)
 
 
-def _floats(tensor: Tensor) -> Floats:
+def floats_of(tensor: Tensor) -> Floats:
+    """float32, in the shape of the tensor."""
     return dequantize(tensor.kind, tensor.data, tensor.shape)
 
 
@@ -126,13 +129,13 @@ def _turned(numbers: Bytes) -> Floats:
     return floats
 
 
-def _nibbles(words: npt.NDArray[np.uint32]) -> Bytes:
+def _nibbles(words: Words) -> Bytes:
     """[..., 8 n] of words [..., n], the lowest bits first."""
     octets = np.ascontiguousarray(words).view(np.uint8)
     return np.stack([octets & 15, octets >> 4], axis=-1).reshape(*words.shape[:-1], -1)
 
 
-def _in_order(words: npt.NDArray[np.uint32]) -> Bytes:
+def _in_order(words: Words) -> Bytes:
     """The same, in the order of AWQ."""
     stored = _nibbles(words).reshape(*words.shape, 8)
     return stored[..., np.argsort(AWQ_ORDER)].reshape(*words.shape[:-1], -1)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import UnsupportedModel
+from mlc_llm.errors import UnsupportedModel, UserError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.row_pieces import Rows, pieces
@@ -28,7 +28,7 @@ from mlc_llm.quantization.group_schemes import (
     stored,
     stored_numbers,
 )
-from mlc_llm.quantization.names import changes, check_name
+from mlc_llm.quantization.names import AWQ, FOLDERS, changes, check_name
 from mlc_llm.quantization.weighted_quantize import HALVES
 from mlc_llm.tokenizers import Tokenizer
 
@@ -54,6 +54,11 @@ class Target(NamedTuple):
 def target_of(quantization: str) -> Target:
     """Raises InvalidField with all names."""
     check_name(quantization)
+    if FOLDERS.get(quantization) is AWQ:
+        raise UserError(
+            f"quantization = {quantization!r}: AWQ needs a text and a long search; "
+            "convert_weight takes folders that AWQ has quantised, and these run as they are"
+        )
     scheme = SCHEMES.get(quantization)
     if scheme is None:
         kind = quantization.upper()
