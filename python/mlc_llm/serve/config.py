@@ -112,8 +112,9 @@ class EngineConfig:
     """`hybrid`: a step computes prompts and running answers together. `chunked`: prompts come
     first, in steps of their own."""
     prefill_time_budget_ms: float = 50.0
-    """The time that a step may take if it computes prompt tokens and running sequences (hybrid
-    mode), in milliseconds, 1 to 60000."""
+    """What each waiting prompt may add to the time of a step in which answers run (hybrid mode), in
+    milliseconds, 1 to 60000. A single prompt hardly delays the answers that run, and a crowd of
+    prompts fills the steps."""
     prompt_precision: Literal["exact", "fast"] = "exact"
     """'fast' computes the tokens of prompts to 8 bits where that costs the least precision; other
     tokens are computed as before. The answers then differ from those of float32: on the default

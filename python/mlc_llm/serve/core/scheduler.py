@@ -138,6 +138,7 @@ class Scheduler:
                 longer.append(sequence)
             elif sequence.progress.status is Status.RUNNING:
                 self._extend(plan, sequence)
+        plan.prompts = len(longer) + len(self._waiting)
         for sequence in longer:
             if sequence.progress.status is Status.RUNNING:
                 self._extend(plan, sequence)
@@ -188,7 +189,8 @@ class Scheduler:
 
     def _allowance(self, plan: StepPlan) -> int:
         """Prompt tokens that the clock still allows beside the rows that decode."""
-        return self.prefill_budget.allowance(self._max_batch_tokens) - plan.prompt_tokens
+        budget = self.prefill_budget.allowance(self._max_batch_tokens, plan.prompts)
+        return budget - plan.prompt_tokens
 
     def _make_room(self, plan: StepPlan, sequence: Sequence, wanted: int) -> None:
         """Evict until `wanted` tokens of the sequence fit, or nothing is left to evict.

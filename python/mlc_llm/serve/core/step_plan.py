@@ -37,6 +37,8 @@ class StepPlan:
     """Tokens of rows that do not decode."""
     decoding: int = 0
     """Rows that decode."""
+    prompts: int = 0
+    """Sequences that lack more than one token: they wait, or their prompts are under way."""
     is_open: bool = True
     """Another sequence may start. False once a row did not get all that it wanted."""
     preempted: list[Sequence] = field(default_factory=list)
