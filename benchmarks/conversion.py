@@ -22,6 +22,7 @@ from mlc_llm.model_files.quantized import target_of
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.quantization.ggml_quantize import K_TYPES, quantize
 from mlc_llm.quantization.names import AT_LOAD
+from mlc_llm.quantization.scale_search import NUMPY
 
 COLUMNS = 2048
 
@@ -29,7 +30,7 @@ COLUMNS = 2048
 def made(name: str, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """The bytes of a quantised matrix, as `convert_weight` makes them."""
     if name.upper() in K_TYPES:
-        return quantize(name.upper(), weight, compiled_searches())
+        return quantize(name.upper(), weight, compiled_searches() or NUMPY)
     return target_of(name).quantize(weight)
 
 

@@ -13,6 +13,7 @@ from mlc_llm.loader.gguf_tensors import KINDS
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize, quantize_weighted
+from mlc_llm.quantization.scale_search import NUMPY
 
 PLAIN = [kind for kind in TARGETS if not kind.endswith("_K")]
 KNOWN = {
@@ -25,9 +26,14 @@ compiled with -O2 -ffp-contract=off."""
 
 KNOWN_WEIGHTED = {
     "Q4_0": "9bc1fa2abc5f5c004147d0bf607af4b6",
+    "Q4_1": "7c78fbe2e2b62094adfebd69e2b2c1bc",
     "Q5_0": "837d2ce5a5795c260a0156e0cadad0ac",
+    "Q5_1": "581856e41dd02f85d0464dda841dec89",
+    "Q4_K": "35b3fa9232007d558afd08c3978f0955",
+    "Q5_K": "edce6599f0cfb0d68a6d188bdff95b65",
+    "Q6_K": "560978b7d511b96251ebb5796206e086",
 }
-"""The same of quantize_q4_0 and quantize_q5_0 with an importance."""
+"""The same of quantize_q4_0 and the others with an importance (llama-cpp-python 0.3.36)."""
 
 
 def hard() -> Floats:
@@ -80,22 +86,37 @@ def test_compiled_code_gives_the_bits_of_the_c_code(kind: str) -> None:
     assert np.array_equal(quantize(kind, odd, searches), quantize(kind, odd))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", KNOWN_WEIGHTED)
-def test_weighted_types_are_those_of_the_c_code(kind: str) -> None:
+def test_weighted_types_are_those_of_the_c_code(kind: str, compiled: bool) -> None:
+    searches = compiled_searches() if compiled else NUMPY
+    if searches is None:
+        pytest.skip("no compiled search for this processor")
     importance = np.random.default_rng(7).uniform(0.01, 3, 512).astype(np.float32)
-    found = hashlib.sha256(quantize_weighted(kind, hard(), importance).tobytes()).hexdigest()
+    made = quantize_weighted(kind, hard(), importance, searches)
+    found = hashlib.sha256(made.tobytes()).hexdigest()
     assert found[: len(KNOWN_WEIGHTED[kind])] == KNOWN_WEIGHTED[kind]
 
 
-def test_errors_go_where_they_cost_least() -> None:
+@pytest.mark.parametrize("kind", KNOWN_WEIGHTED)
+def test_one_weighted_row_is_computed_as_among_many(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    rows = rng.standard_normal((40, 256)).astype(np.float32)
+    importance = rng.uniform(0.01, 3, 256).astype(np.float32)
+    whole = quantize_weighted(kind, rows, importance).reshape(40, -1)
+    assert np.array_equal(quantize_weighted(kind, rows[7:8], importance), whole[7])
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+def test_errors_go_where_they_cost_least(kind: str) -> None:
     x = np.random.default_rng(3).standard_normal((64, 512)).astype(np.float32)
     importance = np.ones(512, np.float32)
     importance[::32] = 100
     cost = {}
     for name, made in (
-        ("plain", quantize("Q4_0", x)), ("weighted", quantize_weighted("Q4_0", x, importance))
+        ("plain", quantize(kind, x)), ("weighted", quantize_weighted(kind, x, importance))
     ):  # fmt: skip
-        cost[name] = (importance * (dequantize("Q4_0", made, x.shape) - x) ** 2).mean()
+        cost[name] = (importance * (dequantize(kind, made, x.shape) - x) ** 2).mean()
     assert cost["weighted"] < 0.6 * cost["plain"]
 
 

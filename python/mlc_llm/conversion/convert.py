@@ -25,11 +25,10 @@ from mlc_llm.model_files.quantized import check_rows, target_of
 from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.weight_plan import Source
 from mlc_llm.quantization.block_format import Floats
-from mlc_llm.quantization.ggml_quantize import K_TYPES, quantize, quantize_weighted
+from mlc_llm.quantization.ggml_quantize import K_TYPES, WEIGHTED, quantize, quantize_weighted
 from mlc_llm.quantization.group_schemes import Scheme
-from mlc_llm.quantization.k_quantize import Searches
 from mlc_llm.quantization.names import AWQ, FOLDERS, changes, check_name
-from mlc_llm.quantization.weighted_quantize import HALVES
+from mlc_llm.quantization.scale_search import NUMPY, Searches
 from mlc_llm.support.progress import Progress
 
 Show = Callable[[str, "float | None"], AbstractContextManager[Progress]]
@@ -157,16 +156,18 @@ def _bytes(source: GGUFSource, new: NewTensor) -> Iterator[npt.NDArray[np.uint8]
         yield np.ascontiguousarray(tensor.data)
         tensor.give_back()
         return
-    searches = _searches() if new.kind in K_TYPES else None
+    if new.kind not in WEIGHTED:
+        importance = None
+    searches = NUMPY if importance is None and new.kind not in K_TYPES else _searches()
     for piece in pieces(Rows(tensor, Source(new.name, new.shape))):
-        if importance is not None and new.kind in HALVES:
-            yield quantize_weighted(new.kind, piece, importance)
+        if importance is not None:
+            yield quantize_weighted(new.kind, piece, importance, searches)
         else:
             yield quantize(new.kind, piece, searches)
 
 
-def _searches() -> Searches | None:
+def _searches() -> Searches:
     """Compiled ones, if there are such for this processor. They load TVM's compiler."""
     from mlc_llm.backends.cpu.k_searches import compiled_searches
 
-    return compiled_searches()
+    return compiled_searches() or NUMPY

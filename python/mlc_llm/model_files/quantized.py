@@ -18,7 +18,13 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.row_pieces import Rows, pieces
 from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.block_format import Bytes, Floats
-from mlc_llm.quantization.ggml_quantize import QUANTIZERS, TARGETS, quantize, quantize_weighted
+from mlc_llm.quantization.ggml_quantize import (
+    QUANTIZERS,
+    TARGETS,
+    WEIGHTED,
+    quantize,
+    quantize_weighted,
+)
 from mlc_llm.quantization.group_blocks import GROUP, as_blocks, group_kind
 from mlc_llm.quantization.group_schemes import (
     SCHEMES,
@@ -29,7 +35,6 @@ from mlc_llm.quantization.group_schemes import (
     stored_numbers,
 )
 from mlc_llm.quantization.names import AWQ, FOLDERS, changes, check_name
-from mlc_llm.quantization.weighted_quantize import HALVES
 from mlc_llm.tokenizers import Tokenizer
 
 _NUMBERS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
@@ -174,7 +179,7 @@ class QuantizedModel:
 
 
 def _of_gguf(kind: str, rows: Floats, importance: Floats | None = None) -> Bytes:
-    if importance is not None and kind in HALVES:
+    if importance is not None and kind in WEIGHTED:
         return quantize_weighted(kind, rows, importance)
     return quantize(kind, rows)
 

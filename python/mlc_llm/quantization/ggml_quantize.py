@@ -18,9 +18,14 @@ from mlc_llm.quantization.block_format import Bytes, Floats
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES
 from mlc_llm.quantization.group_schemes import ModelDtype, stored_numbers
 from mlc_llm.quantization.in_parts import in_parts
-from mlc_llm.quantization.k_quantize import Searches, q4_k, q5_k, q6_k
+from mlc_llm.quantization.k_quantize import q4_k, q5_k, q6_k
 from mlc_llm.quantization.quantize_tools import first_largest, halves, reciprocal
-from mlc_llm.quantization.weighted_quantize import BLOCK, HALVES, best_signed, block_weights
+from mlc_llm.quantization.scale_search import NUMPY, Searches
+from mlc_llm.quantization.weighted_quantize import (
+    best_signed,
+    best_with_minimum,
+    block_weights,
+)
 
 _CHUNK_VALUES = 1 << 16  # quantised at once: the copies stay in the processor's cache
 _DTYPES: dict[str, ModelDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -63,24 +68,30 @@ def _whole(value: Floats, most: int) -> Bytes:
     return whole
 
 
-def _q4_0(x: Floats) -> list[Bytes]:
-    scale, q = _signed(x, 8)
-    return [halves(scale), _pairs(q)]
+def _packed(bits: int, scales: list[Floats], q: Bytes) -> list[Bytes]:
+    """The parts of blocks of values [B, 32] with 4 or 5 bits."""
+    fifth = [_fifth_bits(q)] if bits == 5 else []
+    return [*map(halves, scales), *fifth, _pairs(q)]
 
 
-def _q4_1(x: Floats) -> list[Bytes]:
-    scale, low, q = _with_minimum(x, 15)
-    return [halves(scale), halves(low), _pairs(q)]
+def _plain_signed(x: Floats, bits: int) -> list[Bytes]:
+    scale, q = _signed(x, 2 ** (bits - 1))
+    return _packed(bits, [scale], q)
 
 
-def _q5_0(x: Floats) -> list[Bytes]:
-    scale, q = _signed(x, 16)
-    return [halves(scale), _fifth_bits(q), _pairs(q)]
+def _plain_with_minimum(x: Floats, bits: int) -> list[Bytes]:
+    scale, low, q = _with_minimum(x, 2**bits - 1)
+    return _packed(bits, [scale, low], q)
 
 
-def _q5_1(x: Floats) -> list[Bytes]:
-    scale, low, q = _with_minimum(x, 31)
-    return [halves(scale), halves(low), _fifth_bits(q), _pairs(q)]
+def _weighted_signed(x: Floats, searches: Searches, weight: Floats, bits: int) -> list[Bytes]:
+    scale, q = best_signed(x, weight, 2 ** (bits - 1), searches)
+    return _packed(bits, [scale], q)
+
+
+def _weighted_with_minimum(x: Floats, searches: Searches, weight: Floats, bits: int) -> list[Bytes]:
+    scale, low, q = best_with_minimum(x, weight, 2**bits - 1, searches)
+    return _packed(bits, [scale, low], q)
 
 
 def _q8_0(x: Floats) -> list[Bytes]:
@@ -104,21 +115,30 @@ class Quantizer(NamedTuple):
 K_TYPES = {"Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k}
 """Types whose scales are searched for."""
 QUANTIZERS = {
-    "Q4_0": Quantizer(32, _q4_0),
-    "Q4_1": Quantizer(32, _q4_1),
-    "Q5_0": Quantizer(32, _q5_0),
-    "Q5_1": Quantizer(32, _q5_1),
+    "Q4_0": Quantizer(32, partial(_plain_signed, bits=4)),
+    "Q4_1": Quantizer(32, partial(_plain_with_minimum, bits=4)),
+    "Q5_0": Quantizer(32, partial(_plain_signed, bits=5)),
+    "Q5_1": Quantizer(32, partial(_plain_with_minimum, bits=5)),
     "Q8_0": Quantizer(32, _q8_0),
     **{kind: Quantizer(256, columns) for kind, columns in K_TYPES.items()},
 }
+WEIGHTED: dict[str, Callable[[Floats, Searches, Floats], list[Bytes]]] = {
+    "Q4_0": partial(_weighted_signed, bits=4),
+    "Q4_1": partial(_weighted_with_minimum, bits=4),
+    "Q5_0": partial(_weighted_signed, bits=5),
+    "Q5_1": partial(_weighted_with_minimum, bits=5),
+    **K_TYPES,
+}
+"""Types whose scales the importance of columns can choose: columns [block, B], and what an error of
+each value costs (of K types: the importance of its column) -> parts of the blocks."""
 TARGETS = (*FLOAT_BYTES, *QUANTIZERS)
 """The tensor types that `quantize` makes."""
 
 
-def quantize(kind: str, values: Floats, searches: Searches | None = None) -> Bytes:
+def quantize(kind: str, values: Floats, searches: Searches = NUMPY) -> Bytes:
     """The bytes of a tensor, rows in whole blocks, on all cores.
 
-    kind: one of TARGETS. searches: of K types; None: those of NumPy. Raises InvalidField for
+    kind: one of TARGETS. searches: of K types. Raises InvalidField for
     another kind, for rows that are not whole blocks, and for values that the type cannot hold.
     """
     if kind not in TARGETS:
@@ -127,45 +147,48 @@ def quantize(kind: str, values: Floats, searches: Searches | None = None) -> Byt
     if kind in FLOAT_BYTES:
         return _floats(kind, values)
     block, columns = QUANTIZERS[kind]
-    if searches is not None and kind in K_TYPES:
+    if kind in K_TYPES:
         columns = partial(K_TYPES[kind], searches=searches)
     if values.shape[-1] % block:
         raise InvalidField("shape", values.shape, f"rows of whole {kind} blocks of {block} values")
     blocks = np.ascontiguousarray(values, np.float32).reshape(-1, block)
-    parts: dict[int, Bytes] = {}
-
-    def part(start: int, end: int) -> None:
-        with np.errstate(under="ignore"):
-            made = columns(np.ascontiguousarray(blocks[start:end].T))
-        parts[start] = np.concatenate(made, axis=1)
-
-    in_parts(len(blocks), _CHUNK_VALUES // block, part)
-    return np.concatenate([parts[start] for start in sorted(parts)]).reshape(-1)
+    return _in_chunks(columns, blocks)
 
 
-def quantize_weighted(kind: str, rows: Floats, importance: Floats) -> Bytes:
+def quantize_weighted(
+    kind: str, rows: Floats, importance: Floats, searches: Searches = NUMPY
+) -> Bytes:
     """The bytes of a matrix [rows, columns] whose scales are chosen so that errors cost least.
 
-    kind: one of HALVES. importance: float32 [columns], above 0. Raises InvalidField as `quantize`
+    kind: one of WEIGHTED. importance: float32 [columns], above 0. Raises InvalidField as `quantize`
     does.
     """
-    if kind not in HALVES:
-        raise InvalidField("kind", kind, "one of " + ", ".join(HALVES))
-    if rows.shape[-1] % QUANTIZERS[kind].block:
-        raise InvalidField("shape", rows.shape, f"rows of whole {kind} blocks")
+    if kind not in WEIGHTED:
+        raise InvalidField("kind", kind, "one of " + ", ".join(WEIGHTED))
+    block = QUANTIZERS[kind].block
+    if rows.shape[-1] % block:
+        raise InvalidField("shape", rows.shape, f"rows of whole {kind} blocks of {block} values")
     _check_values(kind, rows)
     wide = np.ascontiguousarray(rows, np.float32)
-    blocks, weights = wide.reshape(-1, BLOCK), block_weights(wide, importance)
+    if kind in K_TYPES:
+        weights = np.broadcast_to(importance.astype(np.float32), wide.shape).reshape(-1, block)
+    else:
+        weights = block_weights(wide, importance)
+    made = WEIGHTED[kind]
+    return _in_chunks(lambda x, w: made(x, searches, w), wide.reshape(-1, block), weights)
+
+
+def _in_chunks(columns: Callable[..., list[Bytes]], *given: Floats) -> Bytes:
+    """The bytes of blocks [B, block], on all cores. columns: takes the columns of each of the
+    given, and makes parts of the blocks."""
     parts: dict[int, Bytes] = {}
 
     def part(start: int, end: int) -> None:
-        x, weight = (np.ascontiguousarray(one[start:end].T) for one in (blocks, weights))
         with np.errstate(under="ignore"):
-            scale, q = best_signed(x, weight, HALVES[kind])
-        fifth = [_fifth_bits(q)] if kind == "Q5_0" else []
-        parts[start] = np.concatenate([halves(scale), *fifth, _pairs(q)], axis=1)
+            made = columns(*(np.ascontiguousarray(one[start:end].T) for one in given))
+        parts[start] = np.concatenate(made, axis=1)
 
-    in_parts(len(blocks), _CHUNK_VALUES // BLOCK, part)
+    in_parts(len(given[0]), _CHUNK_VALUES // given[0].shape[1], part)
     return np.concatenate([parts[start] for start in sorted(parts)]).reshape(-1)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.quantization.ggml_quantize import TARGETS
+from mlc_llm.quantization.ggml_quantize import WEIGHTED as KINDS
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
-from mlc_llm.quantization.weighted_quantize import HALVES
 
 AWQ = Scheme("q4f16_autoawq", "float16")
 """Its matrices are those of a folder that AWQ has quantised; the rest is float16."""
@@ -18,7 +18,7 @@ AT_LOAD = tuple(name for name in NAMES if FOLDERS.get(name) is not AWQ)
 """Those that quantise any model, also when it is loaded."""
 WEIGHTED = (
     *(name for name, one in SCHEMES.items() if one.bits),
-    *(kind.lower() for kind in HALVES),
+    *(kind.lower() for kind in KINDS),
 )
 """Those whose scales the importance of columns can choose."""
 _ENDS = ("token_embd.weight", "output.weight")

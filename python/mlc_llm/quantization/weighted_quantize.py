@@ -1,9 +1,9 @@
-"""Q4_0 and Q5_0 whose scales are chosen by the importance of columns.
+"""Q4_0, Q4_1, Q5_0 and Q5_1 whose scales are chosen by the importance of columns.
 
 An error of a value counts by the importance of its column, and more where the value is large. Of
-nineteen scales each block gets the one whose errors count least. Source: `quantize_row_q4_0_impl`,
-`quantize_row_q5_0_impl` and `make_qx_quants` in ggml-quants.c. Every operation is one of float32,
-in the order of the C code, so the bits are the same.
+several scales each block gets the one whose errors count least. Source: `quantize_row_q4_0_impl`
+and the same of the other types in ggml-quants.c. Every operation is one of float32, in the order of
+the C code, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -11,53 +11,41 @@ from __future__ import annotations
 import numpy as np
 
 from mlc_llm.quantization.block_format import Bytes, Floats
-from mlc_llm.quantization.quantize_tools import first_largest, sums
+from mlc_llm.quantization.quantize_tools import sums
+from mlc_llm.quantization.scale_search import NUMPY, Candidates, Searches, fit_signed, limited
 
-HALVES = {"Q4_0": 8, "Q5_0": 16}
-"""Tensor types that importance can choose -> half of the number of their values."""
 BLOCK = 32
 _F = np.float32
-_TINY = _F(1e-15)
-"""Blocks whose values are all smaller count as zero (GROUP_MAX_EPS)."""
 
 
 def block_weights(rows: Floats, importance: Floats) -> Floats:
     """What an error of each value costs, [blocks, 32]. rows [rows, columns]; importance
     [columns]."""
-    squares = np.ascontiguousarray(rows.T)
-    squares *= squares
-    spread = sums(squares) / _F(rows.shape[1])
+    spread = sums(np.square(np.ascontiguousarray(rows.T))) / _F(rows.shape[1])
     weight: Floats = importance * np.sqrt(spread[:, None] + rows * rows)
     return weight.reshape(-1, BLOCK)
 
 
-def best_signed(x: Floats, weight: Floats, half: int) -> tuple[Floats, Bytes]:
+def best_signed(
+    x: Floats, weight: Floats, half: int, searches: Searches = NUMPY
+) -> tuple[Floats, Bytes]:
     """Scale [B] and values [B, 32] in 0 .. 2 half - 1, for value = scale * (q - half). x and
     weight: columns [32, B]."""
-    largest = first_largest(x)
-    empty = np.abs(largest) < _TINY
-    largest[empty] = 1
-    weighted = weight * x
-    best = scale = inverse = np.zeros_like(largest)
-    q, a = np.empty((2, *x.shape), np.float32)
-    for i in (0, *range(-9, 0), *range(1, 10)):
-        now = -(_F(half) + _F(0.1) * _F(i)) / largest
-        _round(x, now, half, q)
-        sum_xl = sums(np.multiply(weighted, q, out=a))
-        sum_l2 = sums(np.multiply(np.multiply(weight, q, out=a), q, out=a))
-        fitted = np.divide(sum_xl, sum_l2, out=np.zeros_like(sum_xl), where=sum_l2 != 0)
-        better = (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2)
-        if i == 0:
-            better[:] = True
-        scale = np.where(better, fitted, scale)
-        best = np.where(better, fitted * sum_xl, best)
-        inverse = np.where(better, now, inverse)
-    values = (_round(x, inverse, half, q) + _F(half)).astype(np.uint8).T
-    scale[empty], values[empty] = 0, 0
-    return scale, values
+    scale, inverse = fit_signed(x, weight, half, searches)
+    values = (limited(x * inverse, -half, half - 1) + _F(half)).astype(np.uint8)
+    values[:, inverse == 0] = 0
+    return scale, values.T
 
 
-def _round(x: Floats, inverse: Floats, half: int, out: Floats) -> Floats:
-    """Whole numbers in -half .. half - 1."""
-    np.rint(np.multiply(x, inverse, out=out), out=out)
-    return np.clip(out, _F(-half), _F(half - 1), out=out)
+def best_with_minimum(
+    x: Floats, weight: Floats, most: int, searches: Searches = NUMPY
+) -> tuple[Floats, Floats, Bytes]:
+    """Scale [B], minimum [B] and values [B, 32] in 0 .. most. x and weight: columns [32, B]."""
+    found = searches.minima(x, weight, Candidates(most, -0.9, 36, 0.05))
+    first = x[x.argmin(axis=0), np.arange(x.shape[1])]  # the C code keeps the sign of a zero
+    lowest = np.where(first > 0, 0, first)
+    flat = x.max(axis=0) <= lowest
+    scale, minimum = np.where(flat, 0, found.scale), np.where(flat, lowest, found.minimum)
+    values = limited((x - found.low) * found.inverse, 0, most).astype(np.uint8)
+    values[:, flat] = 0
+    return scale.astype(np.float32), minimum.astype(np.float32), values.T

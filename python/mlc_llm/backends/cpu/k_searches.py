@@ -12,7 +12,7 @@ import tvm
 
 from mlc_llm.kernels.cpu.k_search import L, minima_search, signed_search
 from mlc_llm.quantization.block_format import Floats
-from mlc_llm.quantization.k_quantize import Candidates, Fit, Searches
+from mlc_llm.quantization.scale_search import Candidates, Fit, Searches
 from mlc_llm.support.machine import cpu_flags
 
 _X86 = ("x86_64", "amd64")
@@ -25,31 +25,38 @@ def compiled_searches() -> Searches | None:
     return Searches(_minima, _signed) if platform.machine().lower() in _X86 else None
 
 
-def _minima(x: Floats, candidates: Candidates) -> Fit:
+def _minima(x: Floats, weight: Floats, candidates: Candidates) -> Fit:
     factors = np.array(candidates.factors(), np.float32)
     with _building:
         kernel = _built(minima_search, len(x), candidates.most, len(factors))
-    return Fit(*_found(kernel, x, None, factors, rows=4))
+    return Fit(*_found(kernel, [x, weight], None, factors, rows=4))
 
 
-def _signed(x: Floats, largest: Floats, factors: list[np.float32]) -> tuple[Floats, Floats]:
+def _signed(
+    x: Floats, weight: Floats, largest: Floats, factors: list[np.float32], half: int
+) -> tuple[Floats, Floats]:
     with _building:
-        kernel = _built(signed_search, len(x), len(factors))
-    scale, inverse = _found(kernel, x, largest, np.array(factors, np.float32), rows=2)
+        kernel = _built(signed_search, len(x), len(factors), half)
+    scale, inverse = _found(kernel, [x, weight], largest, np.array(factors, np.float32), rows=2)
     return scale, inverse
 
 
 def _found(
-    kernel: Callable[..., None], x: Floats, largest: Floats | None, factors: Floats, *, rows: int
+    kernel: Callable[..., None],
+    columns: list[Floats],
+    largest: Floats | None,
+    factors: Floats,
+    *,
+    rows: int,
 ) -> Sequence[Floats]:
     """What a kernel finds for each group. Their number is made a multiple of its lanes."""
-    groups = x.shape[1]
+    groups = columns[0].shape[1]
     more = -groups % L
     if more:
-        x = np.concatenate([x, np.zeros((len(x), more), np.float32)], axis=1)
+        columns = [np.pad(one, ((0, 0), (0, more))) for one in columns]
         largest = None if largest is None else np.append(largest, np.ones(more, np.float32))
     found = tvm.runtime.empty((rows, groups + more), "float32")
-    given = [x, *([] if largest is None else [largest]), factors]
+    given = [*columns, *([] if largest is None else [largest]), factors]
     kernel(*map(tvm.runtime.tensor, given), found)
     return list(found.numpy()[:, :groups])
 

@@ -1,10 +1,11 @@
 """The search for the scales of ggml's K types, of many groups at once.
 
-They compute what `quantization/k_quantize.py` computes, which says where the formulas are from, and
-give the same bits: every operation is one of float32, in the same order. So the target must have no
-instruction that multiplies and adds at once.
+They compute what `quantization/scale_search.py` computes, which says where the formulas are from,
+and give the same bits: every operation is one of float32, in the same order. So the target must
+have no instruction that multiplies and adds at once.
 
 x         float32 [size, n]: a group is a column; n is a multiple of L
+weight    float32 [size, n]: what an error of each value costs
 factors   float32 [candidates]: the steps to try
 """
 
@@ -47,20 +48,16 @@ class _Columns:
         self.size, self.most = size, most
 
     @T.inline
-    def load(self, X, first, x, weight, s):
-        """Copies a group, and finds its weights and its range."""
+    def load(self, X, W, first, x, weight, s):
+        """Copies a group and its weights, and finds its range."""
         for i in T.serial(self.size):
             x[i, lanes_at(0, L)] = X[i, lanes_at(first, L)]
+            weight[i, lanes_at(0, L)] = W[i, lanes_at(first, L)]
         s[self.LOW, lanes_at(0, L)] = _v(x, 0)
         s[self.HIGH, lanes_at(0, L)] = _v(x, 0)
-        s[self.X, lanes_at(0, L)] = _v(x, 0) * _v(x, 0)
         for i in T.serial(1, self.size):
             s[self.LOW, lanes_at(0, L)] = T.min(_v(s, self.LOW), _v(x, i))
             s[self.HIGH, lanes_at(0, L)] = T.max(_v(s, self.HIGH), _v(x, i))
-            s[self.X, lanes_at(0, L)] = _v(s, self.X) + _v(x, i) * _v(x, i)
-        s[self.W, lanes_at(0, L)] = T.sqrt(_v(s, self.X) / fsplat(self.size, L))
-        for i in T.serial(self.size):
-            weight[i, lanes_at(0, L)] = _v(s, self.W) + T.abs(_v(x, i))
         s[self.W, lanes_at(0, L)] = _v(weight, 0)
         s[self.X, lanes_at(0, L)] = _v(weight, 0) * _v(x, 0)
         for i in T.serial(1, self.size):
@@ -161,16 +158,23 @@ class _Columns:
 
 @cache
 def minima_search(size: int, most: int, candidates: int) -> PrimFunc:
-    """Kernel arguments: x, factors, found float32 [4, n]: the best scale, minimum, inverse and
-    low of each group, of x ~ scale * q + minimum with q = round(inverse * (x - low)) in 0 .. most.
+    """Kernel arguments: x, weight, factors, found float32 [4, n]: the best scale, minimum, inverse
+    and low of each group, of x ~ scale * q + minimum with q = round(inverse * (x - low)) in
+    0 .. most.
     """
     columns = _Columns(size, most)
 
     @T.prim_func(private=True, s_tir=True)
-    def search(x: T.handle, factors: T.Buffer((candidates,), "float32"), found: T.handle):
+    def search(
+        x: T.handle,
+        weights: T.handle,
+        factors: T.Buffer((candidates,), "float32"),
+        found: T.handle,
+    ):
         T.func_attr(SCHEDULED)
         n = T.int32()
         X = T.match_buffer(x, (size, n), "float32")
+        W = T.match_buffer(weights, (size, n), "float32")
         F = T.match_buffer(found, (4, n), "float32")
         with T.sblock("root"):
             for block in T.serial(n // L):
@@ -180,7 +184,7 @@ def minima_search(size: int, most: int, candidates: int) -> PrimFunc:
                 s = T.alloc_buffer((14, L), "float32")
                 d = T.alloc_buffer((1, L), "float32")
                 fit = T.alloc_buffer((4, L), "float32")
-                columns.load(X, block * L, one, weight, s)
+                columns.load(X, W, block * L, one, weight, s)
                 columns.begin(one, weight, q, s, d, fit)
                 for i in T.serial(candidates):
                     columns.attempt(one, weight, q, s, d, fit, factors[i])
@@ -191,20 +195,20 @@ def minima_search(size: int, most: int, candidates: int) -> PrimFunc:
 
 
 @cache
-def signed_search(size: int, candidates: int) -> PrimFunc:
-    """Kernel arguments: x; largest float32 [n], of each group, none of them 0; factors; found
-    float32 [2, n]: the best scale of x ~ scale * q, and the inverse with which q = round(x *
-    inverse) in -32 .. 31 has it. Its first candidate counts whatever it is worth."""
+def signed_search(size: int, candidates: int, half: int) -> PrimFunc:
+    """Kernel arguments: x; weight; largest float32 [n], of each group, none of them 0; factors;
+    found float32 [2, n]: the best scale of x ~ scale * q, and the inverse with which q = round(x *
+    inverse) in -half .. half - 1 has it. Its first candidate counts whatever it is worth."""
 
     @T.inline
-    def attempt(x, s, best, scale, inverse, i):
+    def attempt(x, weight, s, best, scale, inverse, i):
         """One candidate; s: the sums of x * q and of q^2, the inverse, and the fitted scale."""
         s[0, lanes_at(0, L)] = fsplat(0.0, L)
         s[1, lanes_at(0, L)] = fsplat(0.0, L)
         for j in T.serial(size):
-            s[3, lanes_at(0, L)] = _limited(_v(x, j) * _v(s, 2), -32, 31)
-            s[0, lanes_at(0, L)] = _v(s, 0) + _v(x, j) * _v(x, j) * _v(x, j) * _v(s, 3)
-            s[1, lanes_at(0, L)] = _v(s, 1) + _v(x, j) * _v(x, j) * _v(s, 3) * _v(s, 3)
+            s[3, lanes_at(0, L)] = _limited(_v(x, j) * _v(s, 2), -half, half - 1)
+            s[0, lanes_at(0, L)] = _v(s, 0) + _v(weight, j) * _v(x, j) * _v(s, 3)
+            s[1, lanes_at(0, L)] = _v(s, 1) + _v(weight, j) * _v(s, 3) * _v(s, 3)
         some = T.meta_var(_v(s, 1) != fsplat(0.0, L))
         s[3, lanes_at(0, L)] = T.Select(
             some, _v(s, 0) / T.Select(some, _v(s, 1), fsplat(1.0, L)), fsplat(0.0, L)
@@ -221,6 +225,7 @@ def signed_search(size: int, candidates: int) -> PrimFunc:
     @T.prim_func(private=True, s_tir=True)
     def search(
         x: T.handle,
+        weights: T.handle,
         largest: T.handle,
         factors: T.Buffer((candidates,), "float32"),
         found: T.handle,
@@ -228,11 +233,13 @@ def signed_search(size: int, candidates: int) -> PrimFunc:
         T.func_attr(SCHEDULED)
         n = T.int32()
         X = T.match_buffer(x, (size, n), "float32")
+        W = T.match_buffer(weights, (size, n), "float32")
         M = T.match_buffer(largest, (n,), "float32")
         F = T.match_buffer(found, (2, n), "float32")
         with T.sblock("root"):
             for block in T.serial(n // L):
                 one = T.alloc_buffer((size, L), "float32")
+                weight = T.alloc_buffer((size, L), "float32")
                 s = T.alloc_buffer((5, L), "float32")
                 best = T.alloc_buffer((1, L), "float32")
                 scale = T.alloc_buffer((1, L), "float32")
@@ -242,9 +249,10 @@ def signed_search(size: int, candidates: int) -> PrimFunc:
                 inverse[0, lanes_at(0, L)] = fsplat(0.0, L)
                 for j in T.serial(size):
                     one[j, lanes_at(0, L)] = X[j, lanes_at(block * L, L)]
+                    weight[j, lanes_at(0, L)] = W[j, lanes_at(block * L, L)]
                 for i in T.serial(candidates):
                     s[2, lanes_at(0, L)] = splat(factors[i], L) / M[lanes_at(block * L, L)]
-                    attempt(one, s, best, scale, inverse, i)
+                    attempt(one, weight, s, best, scale, inverse, i)
                 F[SIGNED_SCALE, lanes_at(block * L, L)] = scale[0, lanes_at(0, L)]
                 F[SIGNED_INVERSE, lanes_at(block * L, L)] = inverse[0, lanes_at(0, L)]
 
