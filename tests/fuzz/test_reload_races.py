@@ -73,7 +73,7 @@ class Race:
         for name, prompt in self.accepted.items():
             self._check(name, prompt)
         assert not self.refused.keys() & self.running.reader.streams.keys()
-        assert self.running.engine._open_requests._by_id == {}
+        assert self.running.engine._intake._open_requests._by_id == {}
 
     def _check(self, name: str, prompt: str) -> None:
         stream = self.running.reader.end_of(name)

@@ -121,7 +121,7 @@ def test_a_reload_that_waits_before_the_request() -> None:
         reload = threading.Thread(target=running.engine.reload, args=(ECHO,))
         with running.paused():
             reload.start()
-            eventually(lambda: running.engine._inbox._queue, "the reload does not wait")
+            eventually(lambda: running.engine._loop._inbox._queue, "the reload does not wait")
             running.add("a")
         reload.join()
         assert "was reloaded" in str(running.reader.end_of("a").error)

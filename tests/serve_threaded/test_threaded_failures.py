@@ -287,7 +287,7 @@ def test_callers_who_wait_hear_that_the_engine_died() -> None:
             running.add("a", LONG)
             for thread in threads:
                 thread.start()
-            eventually(lambda: len(running.engine._inbox._queue) == 4, "they do not wait")
+            eventually(lambda: len(running.engine._loop._inbox._queue) == 4, "they do not wait")
             running.core.add_request = raises(Killed("out of the blue"))
         for thread in threads:
             thread.join()

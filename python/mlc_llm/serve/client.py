@@ -28,7 +28,8 @@ from mlc_llm.serve.request import Request
 from mlc_llm.serve.streams import OpenStreams
 from mlc_llm.serve.threaded.inbox import Arrival
 from mlc_llm.serve.threaded.loops import LoopThreads
-from mlc_llm.serve.threaded_engine import TERMINATED, Progress, ThreadedEngine
+from mlc_llm.serve.threaded.work_loop import Progress
+from mlc_llm.serve.threaded_engine import TERMINATED, ThreadedEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

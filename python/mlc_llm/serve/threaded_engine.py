@@ -1,9 +1,8 @@
 """`ThreadedEngine`: an engine with its own thread, so that callers never wait for the model.
 
-It has two loops, each for one thread. `run_background_loop` carries out instructions and runs
-steps. `run_background_stream_back_loop` gives outputs to the callback, so a slow callback delays
-nothing else. Every request that `add_request` took ends with exactly one usage output, whatever
-fails.
+It has two loops, each for one thread: one works, the other gives outputs to the callback, so a slow
+callback delays nothing else. Every request that `add_request` took ends with exactly one usage
+output, whatever fails.
 """
 
 from __future__ import annotations
@@ -11,9 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
-from typing import NamedTuple
 
 import tvm_ffi
 
@@ -21,7 +17,6 @@ from mlc_llm.errors import EngineDead, MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
@@ -30,16 +25,11 @@ from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.threaded.inbox import (
-    Arrival,
-    DebugCall,
-    Inbox,
-    Instruction,
-    InstructionKind,
-    Payload,
-)
-from mlc_llm.serve.threaded.open_requests import OpenRequest, OpenRequests
+from mlc_llm.serve.threaded.inbox import Arrival, DebugCall, Instruction, InstructionKind, Payload
+from mlc_llm.serve.threaded.intake import Intake
+from mlc_llm.serve.threaded.open_requests import OpenRequests
 from mlc_llm.serve.threaded.outbox import Outbox
+from mlc_llm.serve.threaded.work_loop import Progress, WorkLoop
 from mlc_llm.serve.threaded.worker import Worker
 
 __all__ = ["FUNCTIONS", "InstructionKind", "ThreadedEngine"]
@@ -64,17 +54,6 @@ FUNCTIONS = (
 TERMINATED = "the engine was terminated"
 
 
-class Progress(NamedTuple):
-    """How far an engine's thread has come."""
-
-    rounds: int
-    """It grows with every step, so also with every part of a long prompt."""
-    is_idle: bool
-    """It waits for work."""
-    died: str | None
-    """Why it has ended."""
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -90,12 +69,12 @@ class ThreadedEngine(Stoppable):
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._inbox = Inbox()
         self._outbox = Outbox()
-        self._open_requests = OpenRequests()
-        self._worker = Worker(self._outbox, self._open_requests)
+        open_requests = OpenRequests()
+        self._worker = Worker(self._outbox, open_requests)
+        self._loop = WorkLoop(self._worker)
+        self._intake = Intake(open_requests, self._loop.put, self._worker.admission)
         self._callback: StreamCallback | None = None
-        self._rounds = 0
         self.stop_at_the_end()
 
     @staticmethod
@@ -134,7 +113,8 @@ class ThreadedEngine(Stoppable):
 
     def reset(self) -> None:
         """Abort all requests, clear all state and metrics. Does nothing if no model is loaded."""
-        self._put(Instruction(InstructionKind.kResetEngine))
+        self.check_usable()
+        self._loop.put(Instruction(InstructionKind.kResetEngine))
 
     def create_request(
         self,
@@ -179,84 +159,31 @@ class ThreadedEngine(Stoppable):
         """The first half of `make_and_add`: all that needs no engine. The request is open; add it
         with `add_ready`, or abort it. None: it was aborted meanwhile."""
         self.check_usable()
-        open_request = self._open_requests.add(request_id, n)
-        try:
-            with Inside():
-                arrival = self._prepared(make(), open_request)
-                if raises and arrival.prepared is not None and arrival.prepared.error is not None:
-                    raise arrival.prepared.error
-                return arrival
-        except BaseException as error:
-            self._undo(open_request, error)
-            return None
+        return self._intake.make_ready(request_id, n, make, raises=raises)
 
     def add_ready(self, arrival: Arrival) -> None:
         """Queue a request that `make_ready` has made."""
-        try:
-            with Inside():
-                self._put(Instruction(InstructionKind.kAddRequest, arrival))
-        except BaseException as error:
-            self._undo(arrival.open_request, error)
-
-    def _undo(self, open_request: OpenRequest, error: BaseException) -> None:
-        """Forget a request that could not be added. Raises the error, unless it was aborted."""
-        is_open = self._open_requests.remove(open_request)
-        if is_open or not isinstance(error, Exception):
-            raise error
-
-    def _prepared(self, request: Request, open_request: OpenRequest) -> Arrival:
-        """The request, with all the work done that needs no engine thread."""
-        admission, load_id = self._admission()
-        if admission is None or request.is_special or request.load_id not in (None, load_id):
-            return Arrival(request, open_request)
-        request = replace(request, load_id=load_id)
-        try:
-            return Arrival(request, open_request, admission.prepare(request))
-        except Exception:  # a bug of ours: the engine's thread meets it again and reports it
-            return Arrival(request, open_request)
-
-    def _admission(self) -> tuple[Admission | None, int]:
-        """The admission and the `load_id` of the loaded model. Nothing here refers to the rest of
-        the engine, so it can be unloaded meanwhile."""
-        loaded = self._worker.loaded
-        return (None, 0) if loaded is None else (loaded.core.admission, loaded.load_id)
+        self.check_usable()
+        self._intake.add_ready(arrival)
 
     def abort_request(self, request_id: str) -> None:
         """End a request: its stream ends with `abort` and a usage. Unknown ids are ignored."""
-        request = self._open_requests.find(str(request_id))
-        try:
-            self._put(Instruction(InstructionKind.kAbortRequest, request))
-        except EngineDead:
-            _log.debug("request %s ended with the engine", request_id)
+        self.check_usable()
+        self._intake.abort(str(request_id))
 
     def debug_call_func_on_all_worker(self, func_name: str, func_args: str | None = None) -> None:
         """Call a TVM global function on the engine's thread, between two steps, and wait for it.
 
         Raises `MLCError` if no model is loaded, `InvalidField` for an unknown name.
         """
-        call = DebugCall(func_name, func_args)
-        self._ask(InstructionKind.kDebugCallFuncOnAllAllWorker, call)
+        kind = InstructionKind.kDebugCallFuncOnAllAllWorker
+        self._ask(kind, DebugCall(func_name, func_args))
 
     def run_background_loop(self) -> None:
         """The engine's thread runs this. It returns after `exit_background_loop`."""
         self._check_process()
         with Inside(), computing_here():
-            self._run_background_loop()
-
-    def _run_background_loop(self) -> None:
-        self._inbox.own_as_loop()
-        try:
-            while (batch := self._inbox.take_when(self._worker.has_work)) is not None:
-                self._rounds += 1
-                self._worker.run(batch)
-                self._worker.step()
-        except BaseException as error:
-            self._end_with_error(error)
-            if isinstance(error, KeyboardInterrupt):
-                raise
-        finally:
-            self._inbox.release_as_loop()
-        self._end_what_is_left()
+            self._loop.run()
 
     def run_background_stream_back_loop(self) -> None:
         """The callback's thread runs this. It returns after the callback got the last output.
@@ -275,17 +202,16 @@ class ThreadedEngine(Stoppable):
                 with InCallback():
                     self._callback(outputs)
             except BaseException:
-                requests = dict.fromkeys(output.request_id for output in outputs)
-                _log.exception("the request stream callback raised; requests %s", list(requests))
-                for request_id in requests:
+                ids = list(dict.fromkeys(output.request_id for output in outputs))
+                _log.exception("the request stream callback raised; requests %s", ids)
+                for request_id in ids:
                     self.abort_request(request_id)
 
     def exit_background_loop(self) -> None:
         """End both loops: all requests are aborted, the callback gets every output, and the model
         is unloaded. Returns at once. A second call, or a call in a forked process, does nothing."""
         if os.getpid() == self._process:
-            self._inbox.close(TERMINATED)
-            self._end_what_is_left()
+            self._loop.close(TERMINATED)
 
     stop = exit_background_loop
 
@@ -307,16 +233,16 @@ class ThreadedEngine(Stoppable):
         model is loaded."""
         self.check_usable()
         loaded = self._worker.loaded
-        if loaded is None:
-            if self._inbox.closed is not None:
-                raise EngineDead(self._inbox.closed)
-            raise MLCError(self._worker.why_not_loaded)
-        return loaded
+        if loaded is not None:
+            return loaded
+        if self._loop.closed is not None:
+            raise EngineDead(self._loop.closed)
+        raise MLCError(self._worker.why_not_loaded)
 
     @property
     def progress(self) -> Progress:
         """Whether the engine's thread moves. Any thread may ask, at any time."""
-        return Progress(self._rounds, self._inbox.is_asleep, self._inbox.closed)
+        return self._loop.progress
 
     def check_usable(self) -> None:
         """Raise `MLCError` before `init_threaded_engine` and in a forked process."""
@@ -343,49 +269,9 @@ class ThreadedEngine(Stoppable):
         if os.getpid() != self._process:
             raise forked(self._process)
 
-    def _put(self, instruction: Instruction) -> None:
-        self.check_usable()
-        self._inbox.put(instruction)
-
     def _ask(self, kind: InstructionKind, payload: Payload) -> None:
-        """Put an instruction and wait until it is done."""
         self.check_usable()
-        if self._inbox.is_mine:
-            raise MLCError("the engine's own thread cannot wait for the engine")
-        done: Future[None] = Future()
-        with Inside():
-            self._inbox.put(Instruction(kind, payload, done))
-            if self._inbox.own():
-                self._work_without_loop()
-            done.result()
-
-    def _work_without_loop(self) -> None:
-        """Carry out all instructions on the calling thread, which is the owner."""
-        try:
-            while batch := self._inbox.take_or_release():
-                self._worker.run(batch)
-        except BaseException:
-            self._inbox.release()
-            raise
-        finally:
-            self._end_what_is_left()
-
-    def _end_what_is_left(self) -> None:
-        """End everything once the inbox is closed. The last owner does it, or the thread that
-        closed the inbox if there is no owner."""
-        if self._inbox.closed is None or not self._inbox.own():
-            return
-        try:
-            self._worker.end(self._inbox.drain(), "abort", self._inbox.closed)
-        finally:
-            self._inbox.release()
-
-    def _end_with_error(self, error: BaseException) -> None:
-        """Tell everybody the error of the loop itself, which only a bug can cause."""
-        _log.critical("the engine's loop died", exc_info=error)
-        why = f"the engine died: {str(error) or type(error).__name__}"
-        self._inbox.close(why)
-        self._worker.end(self._inbox.drain(), "error", why)
+        self._loop.ask(kind, payload)
 
 
 class _Table:

@@ -14,6 +14,7 @@ import tvm_ffi
 
 from mlc_llm.errors import EngineDead, InvalidField, MLCError, UserError
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
@@ -29,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Holds the loaded engine and works on it. Any thread may read `loaded`; only the owner of the
-    inbox may use the rest."""
+    """Holds the loaded engine and works on it. Any thread may read `loaded` and `admission`; only
+    the owner of the inbox may use the rest."""
 
     def __init__(self, outbox: Outbox, open_requests: OpenRequests) -> None:
         self.device = "auto"
@@ -44,6 +45,12 @@ class Worker:
         self._held: Outputs = []
         """Outputs of the last step. They go out when the model computes the next step. If readers
         woke earlier, they would take Python's lock while that step is prepared."""
+
+    def admission(self) -> tuple[Admission, int] | None:
+        """What prepares requests for the loaded model, and its `load_id`. None without a model.
+        Nothing in it refers to the rest of the engine, so it may be used after an unload."""
+        loaded = self.loaded
+        return None if loaded is None else (loaded.core.admission, loaded.load_id)
 
     def has_work(self) -> bool:
         """Whether a step has something to compute."""
