@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.requests import Request
 from starlette.responses import Response
 
 from mlc_llm.serve.openai.calls import Call
-from mlc_llm.serve.server.calls.context import ServedModel
+from mlc_llm.serve.server.calls.asked import Asked
 from mlc_llm.serve.server.calls.start import deadline, start_call
 from mlc_llm.serve.server.limits.holding import holds_of
-from mlc_llm.serve.server.limits.order import Order, order_of
 from mlc_llm.serve.server.notes.note import current_note
 from mlc_llm.serve.server.streams.gone import unless_gone
 from mlc_llm.serve.server.streams.reader import ServedReader
@@ -25,21 +23,17 @@ WholeT = TypeVar("WholeT", bound=BaseModel)
 
 
 async def answer_call(
-    request: Request,
-    served: ServedModel,
+    asked: Asked[Any],
     call: Call[Any, WholeT],
     writer: StreamWriter | None,
-    *,
-    size: int,
     headers: Mapping[str, str],
-    order: Order | None = None,
 ) -> Response:
-    """The response. writer: for a streamed answer; None: the answer comes as a whole. size: bytes
-    of the request. headers: more of them. order: by the headers of the request if None. Raises
-    `HTTPError`, `UserError`."""
-    order, limits, holds = order or order_of(request), served.settings.limits, holds_of(request)
+    """The response. writer: for a streamed answer; None: the answer comes as a whole. headers: more
+    of them. Raises `HTTPError`, `UserError`."""
+    request, served, order = asked.request, asked.served, asked.order
+    limits, holds = served.settings.limits, holds_of(request)
     admission, tenant = served.admission, order.tenant
-    holds.enter_context(admission.entered(call.answers, size, tenant, call.counted))
+    holds.enter_context(admission.entered(call.answers, asked.size, tenant, call.counted))
     note = current_note()
     note.answer_id = call.parts[0].request_id
     reader = ServedReader(call.parts, served.client.abort, note.saw)

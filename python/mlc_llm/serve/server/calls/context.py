@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
-from mlc_llm.protocol.base import OpenModel
+from mlc_llm.protocol.base import AnswerModel, OpenModel
 from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -69,9 +69,11 @@ class ServerContext:
         for tell in self.watchers:
             tell(note)
 
-    def check_debug(self, request: ChatCompletionRequest | CompletionRequest) -> None:
+    def check_debug(self, body: AnswerModel) -> None:
         """Raises `HTTPError` for switches that are only for tests."""
-        if request.debug_config is not None and not self.settings.debug:
+        if not isinstance(body, ChatCompletionRequest | CompletionRequest):
+            return
+        if body.debug_config is not None and not self.settings.debug:
             words = "debug_config is allowed only if the server was started with --enable-debug"
             raise HTTPError(400, words, param="debug_config")
 

@@ -9,21 +9,17 @@ from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
 from mlc_llm.serve.openai.calls import chat_call
 from mlc_llm.serve.openai.requests import without_effect
 from mlc_llm.serve.server.calls.answer import answer_call
-from mlc_llm.serve.server.calls.context import context_of, ignored, new_id, served_model
-from mlc_llm.serve.server.limits.body import read_json_text
-from mlc_llm.serve.server.limits.order import order_of
+from mlc_llm.serve.server.calls.asked import read
+from mlc_llm.serve.server.calls.context import ignored, new_id
 from mlc_llm.serve.server.limits.whole_size import check_chat_size
 from mlc_llm.serve.server.streams.stream_json import ChatStream
 
 
 async def chat_completions(request: Request) -> Response:
     """The next message of a conversation."""
-    context = context_of(request)
-    data = await read_json_text(request, context.settings.limits)
-    body = ChatCompletionRequest.parse_text(data)
-    context.check_debug(body)
-    order = order_of(request, body)
-    served = await served_model(request, body.model)
+    given = await read(request, ChatCompletionRequest)
+    asked = await given.with_model(given.body.model)
+    body, served = asked.body, asked.served
     check_chat_size(body, served.model.context)
     request_id = new_id("chatcmpl")
     call = chat_call(body.model_copy(update={"model": served.name}), request_id, served.model)
@@ -35,6 +31,4 @@ async def chat_completions(request: Request) -> Response:
     )
     writer = stream if body.stream else None
     headers = ignored(body, without_effect(body, served.model.template))
-    return await answer_call(
-        request, served, call, writer, size=len(data), headers=headers, order=order
-    )
+    return await answer_call(asked, call, writer, headers)

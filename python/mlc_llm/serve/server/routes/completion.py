@@ -12,9 +12,8 @@ from mlc_llm.serve.openai.calls import Streamed
 from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.openai.completions import completion_call
 from mlc_llm.serve.server.calls.answer import answer_call
-from mlc_llm.serve.server.calls.context import context_of, ignored, new_id, served_model
-from mlc_llm.serve.server.limits.body import read_json_text
-from mlc_llm.serve.server.limits.order import order_of
+from mlc_llm.serve.server.calls.asked import read
+from mlc_llm.serve.server.calls.context import ignored, new_id
 from mlc_llm.serve.server.limits.whole_size import check_completion_size
 from mlc_llm.serve.server.streams.stream_json import DataEvents, check_end
 
@@ -34,17 +33,11 @@ class CompletionStream(DataEvents):
 
 async def completions(request: Request) -> Response:
     """What follows a prompt, or each of several."""
-    context = context_of(request)
-    data = await read_json_text(request, context.settings.limits)
-    body = CompletionRequest.parse_text(data)
-    context.check_debug(body)
-    order = order_of(request, body)
-    served = await served_model(request, body.model)
+    given = await read(request, CompletionRequest)
+    asked = await given.with_model(given.body.model)
+    body, served = asked.body, asked.served
     check_completion_size(body, served.model.context)
     request_id = new_id("cmpl")
     call = completion_call(body.model_copy(update={"model": served.name}), request_id, served.model)
     writer = CompletionStream(request_id, call.streamed) if body.stream else None
-    headers = ignored(body)
-    return await answer_call(
-        request, served, call, writer, size=len(data), headers=headers, order=order
-    )
+    return await answer_call(asked, call, writer, ignored(body))

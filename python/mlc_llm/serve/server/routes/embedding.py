@@ -8,21 +8,15 @@ from starlette.responses import Response
 from mlc_llm.protocol.embedding_protocol import EmbeddingRequest
 from mlc_llm.serve.openai.embeddings import embedding_call
 from mlc_llm.serve.server.calls.answer import answer_call
-from mlc_llm.serve.server.calls.context import context_of, ignored, new_id, served_model
-from mlc_llm.serve.server.limits.body import read_json_text
-from mlc_llm.serve.server.limits.order import order_of
+from mlc_llm.serve.server.calls.asked import read
+from mlc_llm.serve.server.calls.context import ignored, new_id
 
 
 async def embeddings(request: Request) -> Response:
     """The embeddings of one text or of several."""
-    context = context_of(request)
-    data = await read_json_text(request, context.settings.limits)
-    body = EmbeddingRequest.parse_text(data)
-    order = order_of(request, body)
-    served = await served_model(request, body.model)
-    named = body.model_copy(update={"model": served.name})
+    given = await read(request, EmbeddingRequest)
+    asked = await given.with_model(given.body.model)
+    served = asked.served
+    named = asked.body.model_copy(update={"model": served.name})
     call = embedding_call(named, new_id("embd"), served.model)
-    headers = ignored(body)
-    return await answer_call(
-        request, served, call, None, size=len(data), headers=headers, order=order
-    )
+    return await answer_call(asked, call, None, ignored(asked.body))

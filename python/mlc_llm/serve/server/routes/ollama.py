@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -15,15 +16,15 @@ from mlc_llm.serve.ollama.call import ollama_call
 from mlc_llm.serve.ollama.embeddings import embed_call, embed_request
 from mlc_llm.serve.ollama.errors import error_body
 from mlc_llm.serve.ollama.fields import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
-from mlc_llm.serve.ollama.lines import Clock, Lines
+from mlc_llm.serve.ollama.lines import Clock, Kind, Lines
 from mlc_llm.serve.ollama.model_facts import ModelFacts
 from mlc_llm.serve.ollama.translation import translated_chat, translated_prompt
 from mlc_llm.serve.openai.calls import Streamed
 from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.openai.translated import Translated
 from mlc_llm.serve.server.calls.answer import answer_call
+from mlc_llm.serve.server.calls.asked import Asked, read
 from mlc_llm.serve.server.calls.context import (
-    ServedModel,
     ServerContext,
     context_of,
     ignored_header,
@@ -31,12 +32,11 @@ from mlc_llm.serve.server.calls.context import (
     served_model,
 )
 from mlc_llm.serve.server.errors import HTTPError
-from mlc_llm.serve.server.limits.body import read_json_text
-from mlc_llm.serve.server.limits.order import Order, order_of
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.routes.model_facts import facts_of, facts_of_closed
 from mlc_llm.serve.server.streams.stream_json import check_end
 
+BodyT = TypeVar("BodyT", ChatRequest, GenerateRequest, EmbedRequest)
 NEWEST = ":latest"
 """Ollama's clients put it behind names that have no other tag."""
 
@@ -69,46 +69,33 @@ class LineStream:
 
 async def chat(request: Request) -> Response:
     """The next message of a conversation."""
-    context, data, clock = await _read(request)
-    body = ChatRequest.parse_text(data)
-    order = order_of(request, body)
-    served = await served_model(request, _known_name(context, body.model))
-    clock.loaded()
-    lines = Lines("chat", new_id("ollama"), body.model or served.name, clock)
-    if not body.messages:
-        return _nothing(body, lines)
-    found = translated_chat(body, served.name, served.model.context)
-    return await _answer(request, served, order, found, lines, size=len(data))
+    asked, clock = await _asked(request, ChatRequest)
+    lines, served = _lines("chat", asked, clock), asked.served
+    if not asked.body.messages:
+        return _nothing(asked.body, lines)
+    return await _answer(
+        asked, translated_chat(asked.body, served.name, served.model.context), lines
+    )
 
 
 async def generate(request: Request) -> Response:
     """The answer to a text."""
-    context, data, clock = await _read(request)
-    body = GenerateRequest.parse_text(data)
-    order = order_of(request, body)
-    served = await served_model(request, _known_name(context, body.model))
-    clock.loaded()
-    lines = Lines("generate", new_id("ollama"), body.model or served.name, clock)
-    if not body.prompt:
-        return _nothing(body, lines)
-    found = translated_prompt(body, served.name, served.model.context)
-    return await _answer(request, served, order, found, lines, size=len(data))
+    asked, clock = await _asked(request, GenerateRequest)
+    lines, served = _lines("generate", asked, clock), asked.served
+    if not asked.body.prompt:
+        return _nothing(asked.body, lines)
+    return await _answer(
+        asked, translated_prompt(asked.body, served.name, served.model.context), lines
+    )
 
 
 async def embed(request: Request) -> Response:
     """The embeddings of a text, or of several."""
-    context, data, clock = await _read(request)
-    body = EmbedRequest.parse_text(data)
-    order = order_of(request, body)
-    served = await served_model(request, _known_name(context, body.model))
-    clock.loaded()
-    found, ignored = embed_request(body, served.name)
-    name = body.model or served.name
-    call = embed_call(found, new_id("ollama"), name, clock, served.model)
-    headers = ignored_header(ignored)
-    return await answer_call(
-        request, served, call, None, size=len(data), headers=headers, order=order
-    )
+    asked, clock = await _asked(request, EmbedRequest)
+    found, ignored = embed_request(asked.body, asked.served.name)
+    name = asked.body.model or asked.served.name
+    call = embed_call(found, new_id("ollama"), name, clock, asked.served.model)
+    return await answer_call(asked, call, None, ignored_header(ignored))
 
 
 async def tags(request: Request) -> Response:
@@ -127,8 +114,7 @@ async def loaded(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """All that is known of a model. It is opened for that."""
-    context, data, _ = await _read(request)
-    body = ShowRequest.parse_text(data)
+    context, body = context_of(request), (await read(request, ShowRequest)).body
     served = await served_model(request, _known_name(context, body.model or body.name))
     slot = context.models.find(served.name)
     return JSONResponse((await _facts(slot)).shown(served.name))
@@ -139,10 +125,17 @@ async def version(_: Request) -> Response:
     return JSONResponse({"version": mlc_llm.__version__})
 
 
-async def _read(request: Request) -> tuple[ServerContext, bytes, Clock]:
-    context = context_of(request)
-    data = await read_json_text(request, context.settings.limits)
-    return context, data, Clock()
+async def _asked(request: Request, kind: type[BodyT]) -> tuple[Asked[BodyT], Clock]:
+    """The request, and the clock that has measured how long its model took to open."""
+    given = await read(request, kind)
+    clock = Clock()
+    asked = await given.with_model(_known_name(context_of(request), given.body.model))
+    clock.loaded()
+    return asked, clock
+
+
+def _lines(kind: Kind, asked: Asked[ChatRequest] | Asked[GenerateRequest], clock: Clock) -> Lines:
+    return Lines(kind, new_id("ollama"), asked.body.model or asked.served.name, clock)
 
 
 def _known_name(context: ServerContext, name: str | None) -> str | None:
@@ -167,16 +160,11 @@ def _nothing(body: ChatRequest | GenerateRequest, lines: Lines) -> Response:
 
 
 async def _answer(
-    request: Request,
-    served: ServedModel,
-    order: Order,
+    asked: Asked[ChatRequest] | Asked[GenerateRequest],
     found: Translated[ChatCompletionRequest] | Translated[CompletionRequest],
     lines: Lines,
-    *,
-    size: int,
 ) -> Response:
-    chat = found.request
-    call = ollama_call(chat, lines, served.model)
+    model, chat = asked.served.model, found.request
     writer = LineStream(lines.request_id, lines) if chat.stream else None
-    headers = ignored_header(found.ignored_by(served.model.template))
-    return await answer_call(request, served, call, writer, size=size, headers=headers, order=order)
+    headers = ignored_header(found.ignored_by(model.template))
+    return await answer_call(asked, ollama_call(chat, lines, model), writer, headers)

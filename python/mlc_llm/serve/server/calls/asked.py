@@ -1,0 +1,49 @@
+"""What every route begins with: a body that was read and checked, its order, and its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from starlette.requests import Request
+
+from mlc_llm.protocol.base import AnswerModel
+from mlc_llm.serve.server.calls.context import ServedModel, context_of, served_model
+from mlc_llm.serve.server.limits.body import read_json_text
+from mlc_llm.serve.server.limits.order import Order, order_of
+
+BodyT = TypeVar("BodyT", bound=AnswerModel)
+
+
+@dataclass(frozen=True)
+class Read(Generic[BodyT]):
+    """A request whose body was read and checked."""
+
+    request: Request
+    body: BodyT
+    size: int
+    """Bytes of the body."""
+
+    async def with_model(self, name: str | None) -> Asked[BodyT]:
+        """The model of this name is opened if it is not. Raises `InvalidField` for a wrong order,
+        and what `served_model` raises."""
+        order = order_of(self.request, self.body)
+        served = await served_model(self.request, name)
+        return Asked(self.request, self.body, self.size, order, served)
+
+
+@dataclass(frozen=True)
+class Asked(Read[BodyT]):
+    """A request that is understood, and whose model is open."""
+
+    order: Order
+    served: ServedModel
+
+
+async def read(request: Request, kind: type[BodyT]) -> Read[BodyT]:
+    """The request with its body. Raises `HTTPError`, `UserError`."""
+    context = context_of(request)
+    data = await read_json_text(request, context.settings.limits)
+    body = kind.parse_text(data)
+    context.check_debug(body)
+    return Read(request, body, len(data))
