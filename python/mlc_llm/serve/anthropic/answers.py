@@ -10,7 +10,6 @@ from pydantic import Field
 from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.openai_responses import UsageInfo
 from mlc_llm.serve.openai.blocks import Block, Blocks
-from mlc_llm.serve.openai.chunk_models import failure
 from mlc_llm.serve.openai.chunks import Chunk
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -80,12 +79,7 @@ class WholeMessage:
 
     def put(self, _part: int, chunk: Chunk) -> None:
         """Raises `RequestError` if the request failed."""
-        error = failure(chunk, self._request_id)
-        if error is not None:
-            raise error
-        for piece in chunk.pieces:
-            for _ in self._blocks.put(piece):
-                pass
+        self._blocks.collect(chunk, self._request_id)
         if chunk.usage_json is not None:
             self._usage = MessageUsage.of(chunk.usage_json)
 

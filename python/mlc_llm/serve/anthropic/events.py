@@ -46,9 +46,8 @@ class MessageEvents:
     def of(self, _part: int, chunk: Chunk) -> Iterator[Event]:
         if not self._has_begun:
             yield self._start()
-        for piece in chunk.pieces:
-            for news in self._blocks.put(piece):
-                yield from _block_events(news)
+        for news in self._blocks.of(chunk):
+            yield from _block_events(news)
         if chunk.usage_json is not None:
             reason, stop = stop_reason(self._blocks), self._blocks.stop_str
             delta = {"stop_reason": reason, "stop_sequence": stop}

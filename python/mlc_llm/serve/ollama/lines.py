@@ -12,7 +12,6 @@ from typing import Literal
 from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.openai_responses import UsageInfo
 from mlc_llm.serve.openai.blocks import Block, BlockNews, Blocks
-from mlc_llm.serve.openai.chunk_models import failure
 from mlc_llm.serve.openai.chunks import Chunk
 
 Kind = Literal["chat", "generate"]
@@ -54,9 +53,8 @@ class Lines:
 
     def of(self, _part: int, chunk: Chunk) -> Iterator[str]:
         """The lines of a chunk of the engine that has not failed."""
-        for piece in chunk.pieces:
-            for news in self._blocks.put(piece):
-                yield from self._line(news)
+        for news in self._blocks.of(chunk):
+            yield from self._line(news)
         if chunk.usage_json is not None:
             yield json.dumps(self._whole([], self._last(chunk.usage_json)))
 
@@ -66,12 +64,7 @@ class Lines:
 
     def put(self, _part: int, chunk: Chunk) -> None:
         """Add a chunk to the whole answer. Raises `RequestError` if the request failed."""
-        error = failure(chunk, self.request_id)
-        if error is not None:
-            raise error
-        for piece in chunk.pieces:
-            for _ in self._blocks.put(piece):
-                pass
+        self._blocks.collect(chunk, self.request_id)
         if chunk.usage_json is not None:
             self._end = self._last(chunk.usage_json)
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.messages import arguments_value
 from mlc_llm.serve.data import FinishReason
-from mlc_llm.serve.openai.chunks import CallPiece, ChoicePiece
+from mlc_llm.serve.openai.chunks import CallPiece, ChoicePiece, Chunk, check_failure
 
 NOT_PARSED = "unparsed"
 
@@ -61,7 +61,7 @@ class BlockNews(NamedTuple):
 
 
 class Blocks:
-    """The blocks of one choice, made of its pieces."""
+    """The blocks of an answer with one choice, made of its chunks."""
 
     def __init__(self) -> None:
         self.all: list[Block] = []
@@ -74,6 +74,18 @@ class Blocks:
     def has_calls(self) -> bool:
         """Whether the model has called a tool."""
         return any(block.kind == "call" for block in self.all)
+
+    def of(self, chunk: Chunk) -> Iterator[BlockNews]:
+        """Add the next chunk of the answer; what it changes."""
+        for piece in chunk.pieces:
+            yield from self.put(piece)
+
+    def collect(self, chunk: Chunk, request_id: str) -> None:
+        """Add the next chunk of an answer that is wanted as a whole. Raises `RequestError` if the
+        request has failed."""
+        check_failure(chunk, request_id)
+        for _ in self.of(chunk):
+            pass
 
     def put(self, piece: ChoicePiece) -> Iterator[BlockNews]:
         """Add the next piece of the choice. The last one closes the last block."""

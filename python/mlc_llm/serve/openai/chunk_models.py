@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from mlc_llm.errors import RequestError
 from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionDelta,
     ChatCompletionResponse,
@@ -17,14 +16,7 @@ from mlc_llm.protocol.openai_api_protocol import (
     UsageInfo,
 )
 from mlc_llm.serve.openai.answers import WholeAnswer, chat_logprobs
-from mlc_llm.serve.openai.chunks import CallPiece, ChoicePiece, Chunk
-
-
-def failure(chunk: Chunk, request_id: str) -> RequestError | None:
-    """The error of a request that failed; None if the chunk has none."""
-    if chunk.error is None:
-        return None
-    return RequestError(f"request {request_id} failed: {chunk.error.message}")
+from mlc_llm.serve.openai.chunks import CallPiece, ChoicePiece, Chunk, check_failure
 
 
 class ChatChunks:
@@ -41,9 +33,7 @@ class ChatChunks:
 
     def of(self, _part: int, chunk: Chunk) -> Iterator[ChatCompletionStreamResponse]:
         """Nothing for a usage that was not asked for. Raises `RequestError` for a failure."""
-        error = failure(chunk, self._request_id)
-        if error is not None:
-            raise error
+        check_failure(chunk, self._request_id)
         if chunk.usage_json is None:
             yield self._made([_choice(piece) for piece in chunk.pieces], None)
         elif self._include_usage:
@@ -92,9 +82,7 @@ class WholeChat:
 
     def put(self, _part: int, chunk: Chunk) -> None:
         """Raises `RequestError` if the request failed."""
-        error = failure(chunk, self._request_id)
-        if error is not None:
-            raise error
+        check_failure(chunk, self._request_id)
         self._answer.put(chunk)
 
     def response(self) -> ChatCompletionResponse:

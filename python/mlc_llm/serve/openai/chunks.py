@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from mlc_llm.errors import RequestError
 from mlc_llm.protocol.error_protocol import ErrorBody, ErrorResponse
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput, SingleRequestStreamOutput
 from mlc_llm.serve.metrics import zero_usage_json
@@ -26,6 +27,7 @@ __all__ = [
     "ChoicePiece",
     "Chunk",
     "MakeReader",
+    "check_failure",
     "no_reader",
     "refusal_chunks",
 ]
@@ -64,6 +66,12 @@ class Chunk(NamedTuple):
     were asked for; it may have no pieces."""
     embedding: Sequence[float] | None = None
     """The hidden vector behind the prompt, if that was asked for."""
+
+
+def check_failure(chunk: Chunk, request_id: str) -> None:
+    """Raises `RequestError` if the request has failed."""
+    if chunk.error is not None:
+        raise RequestError(f"request {request_id} failed: {chunk.error.message}")
 
 
 def no_reader() -> None:

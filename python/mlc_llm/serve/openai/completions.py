@@ -18,8 +18,7 @@ from mlc_llm.protocol.openai_api_protocol import (
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.answers import GatheredChoice
 from mlc_llm.serve.openai.calls import Call, Part
-from mlc_llm.serve.openai.chunk_models import failure
-from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
+from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk, check_failure
 from mlc_llm.serve.openai.completion_logprobs import TokenLists, joined
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.request import Request
@@ -153,9 +152,7 @@ class CompletionChunks:
 
     def of(self, part: int, chunk: Chunk) -> Iterator[CompletionResponse]:
         """Nothing for a usage that was not asked for. Raises `RequestError` for a failure."""
-        error = failure(chunk, self._head.request_id)
-        if error is not None:
-            raise error
+        check_failure(chunk, self._head.request_id)
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs[part] = chunk.prompt_logprobs
         if chunk.usage_json is None:
@@ -192,9 +189,7 @@ class WholeCompletion:
 
     def put(self, part: int, chunk: Chunk) -> None:
         """Raises `RequestError` if a request failed."""
-        error = failure(chunk, self._head.request_id)
-        if error is not None:
-            raise error
+        check_failure(chunk, self._head.request_id)
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs[part] = chunk.prompt_logprobs
         for piece in chunk.pieces:

@@ -27,8 +27,7 @@ from mlc_llm.protocol.openai_responses import UsageInfo
 from mlc_llm.protocol.prompt_field import Prompt
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.calls import Call, Part
-from mlc_llm.serve.openai.chunk_models import failure
-from mlc_llm.serve.openai.chunks import Chunk
+from mlc_llm.serve.openai.chunks import Chunk, check_failure
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.request import Request
 
@@ -93,9 +92,7 @@ class WholeEmbeddings:
 
     def put(self, part: int, chunk: Chunk) -> None:
         """Raises `RequestError` if a request failed."""
-        error = failure(chunk, self._request_id)
-        if error is not None:
-            raise error
+        check_failure(chunk, self._request_id)
         if chunk.embedding is not None:
             self._vectors[part] = unit_vector(chunk.embedding, self._request.dimensions)
         if chunk.usage_json is not None:

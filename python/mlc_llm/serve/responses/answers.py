@@ -13,7 +13,6 @@ from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_responses import UsageInfo
 from mlc_llm.serve.openai.blocks import Block, Blocks
-from mlc_llm.serve.openai.chunk_models import failure
 from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.responses.fields import ResponsesRequest
 
@@ -153,12 +152,7 @@ class WholeResponse:
 
     def put(self, _part: int, chunk: Chunk) -> None:
         """Raises `RequestError` if the request failed."""
-        error = failure(chunk, self._head.request_id)
-        if error is not None:
-            raise error
-        for piece in chunk.pieces:
-            for _ in self._blocks.put(piece):
-                pass
+        self._blocks.collect(chunk, self._head.request_id)
         self._usage_json = chunk.usage_json or self._usage_json
 
     def response(self) -> ResponseAnswer:

@@ -41,9 +41,8 @@ class ResponseEvents:
             yield self._of_response(name, self._head.response("in_progress"))
 
     def of(self, _part: int, chunk: Chunk) -> Iterator[Event]:
-        for piece in chunk.pieces:
-            for news in self._blocks.put(piece):
-                yield from self._block_events(news)
+        for news in self._blocks.of(chunk):
+            yield from self._block_events(news)
         if chunk.usage_json is not None:
             answer = self._head.ended(self._blocks, chunk.usage_json)
             yield self._of_response(f"response.{answer.status}", answer)

@@ -17,8 +17,7 @@ from mlc_llm.errors import RequestError
 from mlc_llm.protocol.error_protocol import ErrorResponse
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.openai.chunk_json import more_news
-from mlc_llm.serve.openai.chunk_models import failure
-from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk
+from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk, check_failure
 from mlc_llm.serve.server.errors import HTTPError
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -144,8 +143,6 @@ def _delta(piece: ChoicePiece) -> str:
 def check_end(chunk: Chunk, request_id: str) -> None:
     """Raises `RequestError` for a failure, and `Ended` for an abort: OpenAI has no finish reason
     for them, and an answer must not look whole."""
-    error = failure(chunk, request_id)
-    if error is not None:
-        raise error
+    check_failure(chunk, request_id)
     if any(piece.finish_reason == "abort" for piece in chunk.pieces):
         raise Ended(f"request {request_id} was ended by the server")
