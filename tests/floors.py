@@ -14,6 +14,7 @@ CONTRACTS = {
     "serve.serving_metrics",
     "serve.serving_page",
     "serve.event_trace_recorder",
+    "serve.kv_events.settings",
 }
 """Plain values of `serve` that every layer of it may read."""
 
@@ -57,6 +58,7 @@ OPENS_A_BUNDLE = {
 APIS = {"serve.anthropic", "serve.ollama", "serve.responses"}
 """Other APIs, as translations to and from OpenAI's."""
 OPENING = {*COMPILER, *CORE, *BUNDLE, "serve.core.speculation", "compiler", "runtime"}
+OPENING |= {"serve.kv_events"}
 SERVE = {*OPENING, "serve.opening", "serve.openai", "serve.stream", "serve.streams", "serve", ""}
 HTTP = {*GROUND, "protocol", "serve.server.errors", "serve.server.notes"}
 """What every room of the server stands on."""
@@ -129,6 +131,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
     "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
     "serve.core.speculation": {*CORE, "serve.core.grammar"},
+    "serve.kv_events": {*GROUND, *CONTRACTS},
     "serve.opening": OPENING,
     **dict.fromkeys(BUNDLE, OPENS_A_BUNDLE),
     "serve.stream": {*GROUND, *CONTRACTS, "protocol", "tokenizers"},

@@ -82,6 +82,11 @@ LAZY = {
     # Most engines draft with no second model, and do not echo.
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.mock_echo"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
+    # Few engines publish events; for those that do, there are packages of an extra.
+    ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),
+    ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.publisher"),
+    ("mlc_llm.serve.kv_events.publisher", "msgspec.msgpack"),
+    ("mlc_llm.serve.kv_events.publisher", "zmq"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.backends.cpu.packing"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.registry", "mlc_llm.backends.reference.backend"),

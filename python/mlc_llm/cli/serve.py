@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MODE: EngineMode = "server"
 MOST_GB = 2.0**20
 FLAGS = {
+    "kv_events.replay_endpoint": "--kv-events-replay",
+    "kv_events.endpoint": "--kv-events",
     "served_model_name": "--served-model-name",
     "tls_cert": "--tls-cert",
     "tls_key": "--tls-key",
@@ -67,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_logs(parser.add_argument_group("logs and traces"))
     serve_flags.add_safety(parser.add_argument_group("who may call it"))
     serve_flags.add_limits(parser.add_argument_group("limits"))
+    serve_flags.add_events(parser.add_argument_group("routers"))
 
 
 def _add_logs(group: argparse._ArgumentGroup) -> None:
@@ -110,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
         settings.check()
         models = _models(args)
         engine_config = overrides.applied(options.engine_config(args), args.overrides)
+        engine_config = serve_flags.with_events(engine_config, args, len(models))
         spans = _spans(args.otlp_traces_endpoint)
         from mlc_llm.serve.server.calls.context import ServerContext
         from mlc_llm.serve.server.listening import bound, check_certificate

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import UserError
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.kv_events.settings import KVEventsConfig
 from mlc_llm.serve.server.limits.settings import ON_STALL, Limits, ServerSettings
 from mlc_llm.serve.server.limits.tenants import Keyring, read_keys
 
@@ -96,6 +99,36 @@ def add_limits(group: argparse._ArgumentGroup) -> None:
         help="what to do with a stalled engine: wait until it moves again, restart it, or exit "
         "with code 70 for a supervisor (default: %(default)s)",
     )
+
+
+def add_events(group: argparse._ArgumentGroup) -> None:
+    """Flags: what routers may know."""
+    group.add_argument(
+        "--kv-events",
+        metavar="ADDRESS",
+        help="publish what the prefix cache holds, as vLLM does: tcp://127.0.0.1:5557 listens "
+        "there, >tcp://ROUTER:5557 connects; whoever reads it can read all prompts; needs the "
+        "extra 'kv-events'",
+    )
+    group.add_argument(
+        "--kv-events-replay",
+        metavar="ADDRESS",
+        help="listen there for readers that ask for lost events again",
+    )
+
+
+def with_events(config: EngineConfig, args: argparse.Namespace, models: int) -> EngineConfig:
+    """The config with what these flags say. models: that are served. Raises `UserError`."""
+    if args.kv_events is None:
+        if args.kv_events_replay is not None:
+            raise UserError("--kv-events-replay: give --kv-events too")
+        return config
+    if config.kv_events is not None:
+        raise UserError("--kv-events: --overrides has kv_events too; leave one of the two out")
+    if models > 1:
+        raise UserError("--kv-events: it is for one model, and several are served")
+    events = KVEventsConfig(endpoint=args.kv_events, replay_endpoint=args.kv_events_replay)
+    return replace(config, kv_events=events)
 
 
 def settings(args: argparse.Namespace) -> ServerSettings:

@@ -12,6 +12,7 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.field_docs import with_field_docs
 from mlc_llm.protocol.json_text import parse_json_object
+from mlc_llm.serve.kv_events.settings import KVEventsConfig
 
 EngineMode = Literal["local", "interactive", "server"]
 
@@ -108,6 +109,10 @@ class EngineConfig:
     prefix_cache_max_num_recycling_seqs: int | None = None
     """The most ended sequences that are kept, at least -1. None is max_num_sequence, 0 keeps none,
     -1 sets no limit."""
+    kv_events: KVEventsConfig | None = None
+    """Where the engine says what its prefix cache holds, for routers that send a prompt where its
+    beginning is computed already: an object with `endpoint`. None: nowhere. Not possible without a
+    prefix cache, with a sliding window or with recurrent layers."""
     prefill_mode: Literal["hybrid", "chunked"] = "hybrid"
     """`hybrid`: a step computes prompts and running answers together. `chunked`: prompts come
     first, in steps of their own."""
@@ -140,7 +145,7 @@ class EngineConfig:
             if value is not None:
                 object.__setattr__(self, one.name, _RULES[one.name](one.name, value))
         self._refuse_what_is_missing()
-        self._refuse_draft_contradictions()
+        self._refuse_contradictions()
 
     @classmethod
     def of(cls, config: EngineConfig | Mapping[str, object] | None) -> EngineConfig:
@@ -177,7 +182,7 @@ class EngineConfig:
             if value not in done:
                 raise InvalidField(name, value, reason)
 
-    def _refuse_draft_contradictions(self) -> None:
+    def _refuse_contradictions(self) -> None:
         mode, models = self.speculative_mode, self.additional_models
         if mode == "small_draft" and len(models) != 1:
             words = "speculative_mode 'small_draft' takes exactly one, the draft model"
@@ -188,6 +193,9 @@ class EngineConfig:
         if mode == "disable" and self.spec_draft_length:
             words = "speculative_mode is 'disable'; leave it out, or choose a mode"
             raise InvalidField("spec_draft_length", self.spec_draft_length, words)
+        if self.kv_events is not None and self.prefix_cache_mode == "disable":
+            words = "there is no prefix cache (prefix_cache_mode is 'disable'); leave it out"
+            raise InvalidField("kv_events", self.kv_events.endpoint, words)
 
 
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
@@ -275,6 +283,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     ),
     "prefix_cache_mode": _one_of(PREFIX_CACHE_MODES),
     "prefix_cache_max_num_recycling_seqs": _integer(-1),
+    "kv_events": KVEventsConfig.of,
     "prefill_mode": _one_of(PREFILL_MODES),
     "prompt_precision": _one_of(PROMPT_PRECISIONS),
     "kernels": lambda name, value: checks.string(name, value, 32),

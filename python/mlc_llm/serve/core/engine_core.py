@@ -103,7 +103,7 @@ class EngineCore:
 
     @property
     def prefix_cache(self) -> PrefixCache:
-        """Which ended sequences are kept. Read it only."""
+        """Which ended sequences are kept. Read it only, or set its observer."""
         return self._scheduler.slots.cache
 
     @property
@@ -296,7 +296,9 @@ class EngineCore:
             self._owed += self._end_all(Status.FAILED, "the engine was interrupted in the middle")
 
     def _given(self, outputs: Outputs) -> Outputs:
-        """These outputs, behind those that are owed."""
+        """These outputs, behind those that are owed. An operation ends with this."""
+        if self.prefix_cache.observer is not None:
+            self.prefix_cache.observer.settled()
         if self._owed:
             outputs, self._owed = self._owed + outputs, []
         return outputs

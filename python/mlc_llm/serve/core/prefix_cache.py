@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mlc_llm.serve.core.cache_observer import CacheObserver
 from mlc_llm.serve.core.radix_tree import PagedRadixTree
 
 _log = logging.getLogger(__name__)
@@ -76,6 +77,8 @@ class PrefixCache:
         self._max_recycling = 0 if not enabled else max_num_sequence if limit < 0 else limit
         self._exact_only = exact_only
         self.is_enabled = enabled
+        self.observer: CacheObserver | None = None
+        """Is told of all changes from now on."""
         self.reset()
 
     def reset(self) -> None:
@@ -87,6 +90,8 @@ class PrefixCache:
         self._recycling: dict[int, int] = {}  # id -> owner, the one that finished first in front
         self._pinned: dict[int, int] = {}
         self._has_warned = False
+        if self.observer is not None:
+            self.observer.cleared()
 
     @property
     def num_sequences(self) -> int:
@@ -145,14 +150,19 @@ class PrefixCache:
         if prefix.kind == "reuse":
             assert seq_id == prefix.source
             del self._recycling[seq_id]
-            self._tree_of(seq_id).rollback(seq_id, prefix.rollback)
+            self._roll_back(seq_id, prefix.rollback)
             self._active.add(seq_id)
             return
         tree = self._trees.setdefault(salt, PagedRadixTree())
-        if prefix.source is not None and prefix.length <= self.length(prefix.source):
-            tree.fork(seq_id, prefix.source, prefix.length)
+        source = prefix.source
+        if source is not None and prefix.length > self.length(source):
+            source = None
+        if source is not None:
+            tree.fork(seq_id, source, prefix.length)
         else:
             tree.add(seq_id)
+        if self.observer is not None:
+            self.observer.begun(seq_id, source, prefix.length, salt)
         self._salts[seq_id] = salt
         self._active.add(seq_id)
 
@@ -161,6 +171,8 @@ class PrefixCache:
         assert seq_id in self._active
         if self.is_enabled:
             self._tree_of(seq_id).extend(seq_id, tokens)
+            if self.observer is not None:
+                self.observer.extended(seq_id, tokens)
 
     def finish(self, seq_id: int, owner: int = -1, *, pinned_length: int = 0) -> int:
         """An active sequence has ended: keep it as long as its slot is not needed.
@@ -175,7 +187,7 @@ class PrefixCache:
             self._active.remove(seq_id)
             self._pinned[seq_id] = owner
             surplus = self.length(seq_id) - pinned_length
-            self._tree_of(seq_id).rollback(seq_id, surplus)
+            self._roll_back(seq_id, surplus)
             return surplus
         if self._max_recycling == 0:
             self.remove(seq_id)
@@ -195,6 +207,8 @@ class PrefixCache:
         tree.remove(seq_id)
         if not tree.num_sequences:
             del self._trees[salt]
+        if self.observer is not None:
+            self.observer.removed(seq_id)
         self._on_remove(seq_id)
 
     def forget(self, owner: int) -> None:
@@ -232,6 +246,11 @@ class PrefixCache:
 
     def _tree_of(self, seq_id: int) -> PagedRadixTree:
         return self._trees[self._salts[seq_id]]
+
+    def _roll_back(self, seq_id: int, num_tokens: int) -> None:
+        self._tree_of(seq_id).rollback(seq_id, num_tokens)
+        if self.observer is not None:
+            self.observer.cut(seq_id, self.length(seq_id))
 
     def _shortest_recycling(self, ids: Sequence[int]) -> int | None:
         idle = (seq_id for seq_id in ids if seq_id in self._recycling)

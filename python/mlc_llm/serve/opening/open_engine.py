@@ -34,6 +34,7 @@ from mlc_llm.serve.opening.bundle import (
     open_without_weights,
     parse_models,
 )
+from mlc_llm.serve.opening.cache_events import publish_events
 from mlc_llm.serve.opening.fingerprint import fingerprint
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
 from mlc_llm.serve.opening.runner import begin_weights, create_runner
@@ -97,6 +98,7 @@ def open_engine(
         pairs = zip(bundles, configs, strict=True)
         runners = tuple(create_runner(*pair, kind, reading.take) for pair in pairs)
         core = _core(runners, bundles[0], complete, trace)
+        publish_events(core, runners[0].limits, complete)
     except BaseException:
         held.release()
         raise
@@ -184,4 +186,6 @@ def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEn
     assert context is not None
     is_bare = config.model == MOCK_ECHO
     bundle = echo_bundle(context) if is_bare else open_without_weights(config.model, context)
-    return OpenEngine(echo_core(bundle.tokenizer, complete, trace), bundle, complete)
+    core = echo_core(bundle.tokenizer, complete, trace)
+    publish_events(core, None, complete)
+    return OpenEngine(core, bundle, complete)
