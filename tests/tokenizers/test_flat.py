@@ -29,7 +29,8 @@ def flat_tokenizer(metadata: dict[str, Any]) -> Tokenizer:
 def test_ids_are_those_of_the_whole_table() -> None:
     whole = Tokenizer.from_gguf_metadata(byte_metadata())
     rng = random.Random(1)
-    made = ["".join(rng.choice("helo wrd'\n1é<|_") for _ in range(30)) for _ in range(300)]
+    pieces = [*"helo wrd'\n1é<|_", "<|im_end|>", "<|im_", "_end|>", "<think>"]
+    made = ["".join(rng.choice(pieces) for _ in range(30)) for _ in range(300)]
     flat = flat_tokenizer(byte_metadata())
     for text in (*TEXTS, *made):
         for special in (False, True):
@@ -50,12 +51,20 @@ def test_short_texts_need_no_table_and_many_do() -> None:
     tokenizer = flat_tokenizer(byte_metadata())
     words = tokenizer._parts.words
     assert words is not None
-    assert words.encode(["hello"], special=True) == [tokenizer.encode("hello")]
-    assert words.encode(["<|im_end|>"], special=True) is None
-    assert words.encode(["h" * (MOST_CHARACTERS + 1)], special=True) is None
+    assert words.encode(["hello"]) == [tokenizer.encode("hello")]
+    assert not words.can_cut("<think>")  # a token that is found in ordinary text
+    assert words.encode(["h" * (MOST_CHARACTERS + 1)]) is None
     for _ in range(MOST_IN_ALL // 5):
-        words.encode(["hello"], special=True)
-    assert words.encode(["hello"], special=True) is None
+        words.encode(["hello"])
+    assert words.encode(["hello"]) is None
+
+
+def test_a_prompt_with_control_tokens_needs_no_table() -> None:
+    prompt = "<|im_end|>hello<|im_end|> hello"
+    wanted = Tokenizer.from_gguf_metadata(byte_metadata()).encode(prompt, special=True)
+    tokenizer = flat_tokenizer(byte_metadata())
+    object.__setattr__(tokenizer._parts, "backends", None)  # cannot be called
+    assert tokenizer.encode(prompt, special=True) == wanted
 
 
 def test_a_text_that_is_not_unicode_is_refused() -> None:

@@ -58,7 +58,7 @@ def test_ids_out_of_the_flat_form_are_the_makers(vocabularies: Path, name: str) 
     words = Tokenizer.from_flat(memoryview(data), metadata)._parts.words
     assert words is not None
     cases = makers_vocabularies.cases(path)
-    known = [(words.encode([text], special=False), [ids]) for text, ids in cases]
+    known = [(words.encode([text]), [ids]) for text, ids in cases if words.can_cut(text)]
     found = [one for one in known if one[0] is not None]
     assert len(found) >= 30 and [one for one in found if one[0] != one[1]] == []
 

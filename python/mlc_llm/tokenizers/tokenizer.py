@@ -89,8 +89,7 @@ class Tokenizer:
         special: names of control tokens in the texts are control tokens, otherwise ordinary text.
         Other threads run meanwhile. Raises `InvalidField` for a text with a lone surrogate.
         """
-        words = self._parts.words
-        known = None if words is None else words.encode(texts, special=special)
+        known = self._word_by_word(texts, special=special)
         if known is not None:
             return known
         if self._parts.prepared is not None:
@@ -98,6 +97,25 @@ class Tokenizer:
             return [self._encode_prepared(one) for one in pieces]
         backends = self._parts.backends()
         return library_ids(backends.recognising if special else backends.plain, texts)
+
+    def _word_by_word(
+        self, texts: Sequence[str], *, special: bool = False
+    ) -> list[list[int]] | None:
+        """As `encode_batch`, for short texts; None if they need the backends."""
+        words = self._parts.words
+        if words is None or not all(map(words.can_cut, texts)):
+            return None
+        if not special:
+            return words.encode(texts)
+        pieces = [self.split_control(text) for text in texts]
+        coded = words.encode([one for text in pieces for one in text if isinstance(one, str)])
+        if coded is None:
+            return None
+        ids = iter(coded)
+        return [
+            [id for one in text for id in (next(ids) if isinstance(one, str) else (one,))]
+            for text in pieces
+        ]
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text at the start of a prompt, as ordinary text: with the begin-of-text
@@ -116,8 +134,7 @@ class Tokenizer:
             self._stripped(segments, i) if isinstance(segment, str) else ""
             for i, segment in enumerate(segments)
         ]
-        words = self._parts.words
-        coded = None if words is None else words.encode(pieces, special=False)
+        coded = self._word_by_word(pieces)
         if coded is None:
             coded = self._encoded(segments, pieces)
         ids: list[int] = []

@@ -26,17 +26,15 @@ class Words:
         self._ranks: dict[tuple[str, str], int | None] = {}
         self._left = MOST_IN_ALL
 
-    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int]] | None:
-        """Ids of each text; None if the whole merge table is needed or would be faster.
-
-        special: names of control tokens in a text are control tokens.
-        """
+    def encode(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """Ids of texts that `can_cut` is true of; names of control tokens in them are ordinary
+        text. None if the whole merge table is needed or would be faster."""
         count = sum(map(len, texts))
         self._left -= count
         if count > MOST_CHARACTERS or self._left < 0:
             return None
         try:
-            coded = [self._encode(text, special) for text in texts]
+            coded = [self._encode(text) for text in texts]
         except (UnicodeEncodeError, TypeError):  # a lone surrogate: the library reports it
             return None
         return [ids for ids in coded if ids is not None] if None not in coded else None
@@ -49,11 +47,12 @@ class Words:
     def _control_ids(self) -> frozenset[int]:
         return frozenset(self._vocabulary.control.values())
 
-    def _encode(self, text: str, special: bool) -> list[int] | None:
+    def can_cut(self, text: str) -> bool:
+        """Whether only names of control tokens are cut out of a text before its words are."""
+        return not any(name in text for name in self._vocabulary.user_defined)
+
+    def _encode(self, text: str) -> list[int] | None:
         text.encode()
-        control = self._vocabulary.control if special else ()
-        if any(name in text for name in (*control, *self._vocabulary.user_defined)):
-            return None
         ids: list[int] = []
         for word in self._rule.words(text):
             if word not in self._known:
