@@ -69,6 +69,9 @@ LAZY = {
     ("mlc_llm.serve.sync_engine", "mlc_llm.serve.openai.requests"),  # pydantic
     ("mlc_llm.serve.core.admission", "mlc_llm.serve.core.grammar.compiler"),  # llguidance
     ("mlc_llm.serve.opening.bundle", "mlc_llm.serve.opening.chat_config"),  # pydantic
+    ("mlc_llm.models.registry", "mlc_llm.models.text_part"),  # of models with images only
+    # Few models have experts, and a view of a tensor imports all block formats.
+    ("mlc_llm.model_files.gguf_experts", "mlc_llm.model_files.tensor_views"),
     # Only folders need it, with all block formats.
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.huggingface"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.mlc"),

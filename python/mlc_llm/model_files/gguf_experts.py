@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
-from mlc_llm.model_files.tensor_views import RowsView, StackView
 
 FUSED = "ffn_gate_up_exps.weight"
 _ALONE = re.compile(r"(blk\.\d+\.ffn_(?:gate|up|down))\.(\d{1,6})\.weight")
@@ -38,6 +37,8 @@ def with_stacks(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 def _halves(start: str, tensor: Tensor) -> dict[str, Tensor]:
     """The gates and the ups of a fused stack."""
+    from mlc_llm.model_files.tensor_views import RowsView
+
     if len(tensor.shape) != 3 or tensor.shape[1] % 2:
         words = "expected [experts, rows of gate and up, columns]"
         raise ModelFileError(f"tensor {tensor.name} has shape {tensor.shape}, {words}")
@@ -51,6 +52,8 @@ def _halves(start: str, tensor: Tensor) -> dict[str, Tensor]:
 
 def _stack(start: str, ones: Mapping[int, Tensor]) -> Tensor:
     """The matrices of all experts, which have the numbers from 0 on."""
+    from mlc_llm.model_files.tensor_views import StackView
+
     stack = []
     for i in range(max(ones) + 1):
         if i not in ones:

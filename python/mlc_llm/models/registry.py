@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models import (
-    exaone4,
-    gemma2,
-    gemma3,
-    gemma4,
-    glm4,
-    gpt2,
-    gpt_neox,
-    gpt_oss,
-    granite,
-    granitemoe,
-    lfm2,
-    llama,
-    mistral,
-    mistral3,
-    mixtral,
-    olmo2,
-    olmo3,
-    olmoe,
-    phi3,
-    qwen2,
-    qwen2_moe,
-    qwen3,
-    qwen3_moe,
-    seed_oss,
-    smollm3,
-    stablelm,
-    starcoder2,
-)
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
-from mlc_llm.models.tensor_names import FolderNames
-from mlc_llm.models.text_part import TextPart
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
+
+if TYPE_CHECKING:
+    from mlc_llm.models.tensor_names import FolderNames
+    from mlc_llm.models.text_part import Reader
 
 
 class Architecture(NamedTuple):
-    """Who reads a model's header."""
+    """Who reads a model's header. The file is imported when a model needs it."""
 
     gguf: str
     """`general.architecture` of GGUF."""
@@ -51,47 +26,69 @@ class Architecture(NamedTuple):
     """The class in `architectures` of a `config.json`."""
     model_type: str
     """Of a `config.json`, where it names no class."""
-    read_gguf: Callable[[Mapping[str, object], Tensors], WeightPlan]
-    read_config: Callable[[Mapping[str, object]], ModelSpec]
-    names: FolderNames
-    """Of the tensors in a Hugging Face folder."""
+    file: str
+    """In this folder."""
+    is_part: bool = False
+    """The folder also has a model of images (`text_part.py`)."""
+
+    def read_gguf(self, metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
+        """What a GGUF file's model is. Raises UnsupportedModel, ModelFileError."""
+        return _reader(self.file, self.is_part).read_gguf(metadata, tensors)
+
+    def read_config(self, config: Mapping[str, object]) -> ModelSpec:
+        """What a `config.json`'s model is. Raises UnsupportedModel, ModelFileError."""
+        return _reader(self.file, self.is_part).read_config(config)
+
+    @property
+    def names(self) -> FolderNames:
+        """Of the tensors in a Hugging Face folder."""
+        return _reader(self.file, self.is_part).HF_NAMES
 
 
-ROWS = tuple(
-    Architecture(gguf, config, model_type, module.read_gguf, module.read_config, module.HF_NAMES)
-    for gguf, config, model_type, module in (
-        ("exaone4", "Exaone4ForCausalLM", "exaone4", exaone4),
-        ("gemma2", "Gemma2ForCausalLM", "gemma2", gemma2),
-        ("gemma3", "Gemma3ForCausalLM", "gemma3_text", gemma3),
-        ("gemma3", "Gemma3ForConditionalGeneration", "gemma3", TextPart(gemma3)),
-        ("gemma4", "Gemma4ForCausalLM", "gemma4_text", gemma4),
-        ("gemma4", "Gemma4ForConditionalGeneration", "gemma4", TextPart(gemma4)),
-        ("glm4", "Glm4ForCausalLM", "glm4", glm4),
-        ("gpt-oss", "GptOssForCausalLM", "gpt_oss", gpt_oss),
-        ("gpt2", "GPT2LMHeadModel", "gpt2", gpt2),
-        ("gptneox", "GPTNeoXForCausalLM", "gpt_neox", gpt_neox),
-        ("granite", "GraniteForCausalLM", "granite", granite),
-        ("granitemoe", "GraniteMoeForCausalLM", "granitemoe", granitemoe),
-        ("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared", granitemoe),
-        ("lfm2", "Lfm2ForCausalLM", "lfm2", lfm2),
-        ("llama", "LlamaForCausalLM", "llama", llama),
-        ("llama", "MistralForCausalLM", "mistral", mistral),
-        ("llama", "MixtralForCausalLM", "mixtral", mixtral),
-        ("mistral3", "Ministral3ForCausalLM", "ministral3", mistral3),
-        ("mistral3", "Mistral3ForConditionalGeneration", "mistral3", TextPart(mistral3)),
-        ("olmo2", "Olmo2ForCausalLM", "olmo2", olmo2),
-        ("olmo2", "Olmo3ForCausalLM", "olmo3", olmo3),
-        ("olmoe", "OlmoeForCausalLM", "olmoe", olmoe),
-        ("phi3", "Phi3ForCausalLM", "phi3", phi3),
-        ("qwen2", "Qwen2ForCausalLM", "qwen2", qwen2),
-        ("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", qwen2_moe),
-        ("qwen3", "Qwen3ForCausalLM", "qwen3", qwen3),
-        ("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe),
-        ("seed_oss", "SeedOssForCausalLM", "seed_oss", seed_oss),
-        ("smollm3", "SmolLM3ForCausalLM", "smollm3", smollm3),
-        ("stablelm", "StableLmForCausalLM", "stablelm", stablelm),
-        ("starcoder2", "Starcoder2ForCausalLM", "starcoder2", starcoder2),
-    )
+@cache
+def _reader(file: str, is_part: bool) -> Reader:
+    found = cast("Reader", import_module(f"mlc_llm.models.{file}"))
+    if not is_part:
+        return found
+    from mlc_llm.models.text_part import TextPart
+
+    return TextPart(found)
+
+
+ROWS = (
+    Architecture("exaone4", "Exaone4ForCausalLM", "exaone4", "exaone4"),
+    Architecture("gemma2", "Gemma2ForCausalLM", "gemma2", "gemma2"),
+    Architecture("gemma3", "Gemma3ForCausalLM", "gemma3_text", "gemma3"),
+    Architecture("gemma3", "Gemma3ForConditionalGeneration", "gemma3", "gemma3", is_part=True),
+    Architecture("gemma4", "Gemma4ForCausalLM", "gemma4_text", "gemma4"),
+    Architecture("gemma4", "Gemma4ForConditionalGeneration", "gemma4", "gemma4", is_part=True),
+    Architecture("glm4", "Glm4ForCausalLM", "glm4", "glm4"),
+    Architecture("gpt-oss", "GptOssForCausalLM", "gpt_oss", "gpt_oss"),
+    Architecture("gpt2", "GPT2LMHeadModel", "gpt2", "gpt2"),
+    Architecture("gptneox", "GPTNeoXForCausalLM", "gpt_neox", "gpt_neox"),
+    Architecture("granite", "GraniteForCausalLM", "granite", "granite"),
+    Architecture("granitemoe", "GraniteMoeForCausalLM", "granitemoe", "granitemoe"),
+    Architecture("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared", "granitemoe"),
+    Architecture("lfm2", "Lfm2ForCausalLM", "lfm2", "lfm2"),
+    Architecture("llama", "LlamaForCausalLM", "llama", "llama"),
+    Architecture("llama", "MistralForCausalLM", "mistral", "mistral"),
+    Architecture("llama", "MixtralForCausalLM", "mixtral", "mixtral"),
+    Architecture("mistral3", "Ministral3ForCausalLM", "ministral3", "mistral3"),
+    Architecture(
+        "mistral3", "Mistral3ForConditionalGeneration", "mistral3", "mistral3", is_part=True
+    ),
+    Architecture("olmo2", "Olmo2ForCausalLM", "olmo2", "olmo2"),
+    Architecture("olmo2", "Olmo3ForCausalLM", "olmo3", "olmo3"),
+    Architecture("olmoe", "OlmoeForCausalLM", "olmoe", "olmoe"),
+    Architecture("phi3", "Phi3ForCausalLM", "phi3", "phi3"),
+    Architecture("qwen2", "Qwen2ForCausalLM", "qwen2", "qwen2"),
+    Architecture("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
+    Architecture("qwen3", "Qwen3ForCausalLM", "qwen3", "qwen3"),
+    Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
+    Architecture("seed_oss", "SeedOssForCausalLM", "seed_oss", "seed_oss"),
+    Architecture("smollm3", "SmolLM3ForCausalLM", "smollm3", "smollm3"),
+    Architecture("stablelm", "StableLmForCausalLM", "stablelm", "stablelm"),
+    Architecture("starcoder2", "Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
 )
 ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(ROWS)}
 """By `general.architecture` of GGUF; where rows have one name there, the first of them."""
