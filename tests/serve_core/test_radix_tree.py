@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.serve.core.radix_tree import BLOCK_PAGES, PAGE_TOKENS, PagedRadixTree
+from mlc_llm.serve.core.radix_page import PAGE_TOKENS
+from mlc_llm.serve.core.radix_tree import BLOCK_PAGES, PagedRadixTree
 
 BLOCK = BLOCK_PAGES * PAGE_TOKENS
 SIZES = [PAGE_TOKENS // 4, PAGE_TOKENS // 2, PAGE_TOKENS, PAGE_TOKENS * 3 // 2, PAGE_TOKENS * 2]

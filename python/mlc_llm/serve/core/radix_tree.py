@@ -9,35 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.serve.core.radix_page import PAGE_TOKENS, Page, Tokens, can_merge, climb, join, walk
 
-PAGE_TOKENS = 64
 BLOCK_PAGES = 64
 """The capacity grows and shrinks by so many pages at once."""
-
-Tokens: TypeAlias = "array[int]"
-
-
-class _Page:
-    """A run of tokens. Only the root has none."""
-
-    __slots__ = ("children", "end", "ids", "parent", "tokens")
-
-    def __init__(self, parent: _Page | None, tokens: Tokens, end: int, ids: set[int]) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.end = end
-        """Tokens from the root to the end of this page. Splits and merges never change it."""
-        self.ids = ids
-        """Sequences that go through this page or end with it; never empty but for the root."""
-        self.children: dict[int, _Page] = {}
-        """By first token."""
-
-    @property
-    def start(self) -> int:
-        return self.end - len(self.tokens)
 
 
 class PagedRadixTree:
@@ -52,8 +29,8 @@ class PagedRadixTree:
 
     def reset(self) -> None:
         """Forget every sequence; all pages are free again."""
-        self._root = _Page(None, array("i"), 0, set())
-        self._ends: dict[int, _Page] = {}
+        self._root = Page(None, array("i"), 0, set())
+        self._ends: dict[int, Page] = {}
         self._num_pages = 0
 
     def add(self, seq_id: int) -> None:
@@ -69,10 +46,10 @@ class PagedRadixTree:
     def extend(self, seq_id: int, tokens: Sequence[int]) -> None:
         """Append tokens. Pages of other sequences with the same tokens are shared."""
         first, new = self._end(seq_id), _as_tokens(tokens)
-        page, used, matched = _walk(first, new)
+        page, used, matched = walk(first, new)
         if used < len(page.tokens):
             page = self._split(page, used)
-        _join(seq_id, page, first)
+        join(seq_id, page, first)
         self._ends[seq_id] = self._grow(page, seq_id, new[matched:])
         self._tidy(first)  # the sequence does not end there any more
 
@@ -91,12 +68,12 @@ class PagedRadixTree:
         _check_count("offset", offset, 1, end.end)
         page = self._cut(end, offset)
         self._ends[seq_id] = page
-        _join(seq_id, page, self._root)
+        join(seq_id, page, self._root)
 
     def match(self, tokens: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """The longest beginning of `tokens` that a sequence begins with: its length, and the names
         of all sequences that begin with it, in ascending order (none when the length is 0)."""
-        page, _, length = _walk(self._root, _as_tokens(tokens))
+        page, _, length = walk(self._root, _as_tokens(tokens))
         return length, tuple(sorted(page.ids)) if length else ()
 
     def has(self, seq_id: int) -> bool:
@@ -119,7 +96,7 @@ class PagedRadixTree:
         """One token of a sequence, counted from 0."""
         page = self._end(seq_id)
         _check_count("position", position, 0, page.end - 1)
-        page = _climb(page, position + 1)
+        page = climb(page, position + 1)
         return page.tokens[position - page.start]
 
     def free_capacity(self) -> int:
@@ -145,14 +122,14 @@ class PagedRadixTree:
             if page.parent is not None:
                 pages += 1
                 assert 0 < len(page.tokens) <= PAGE_TOKENS and page.ids, "empty or too long"
-                assert not _can_merge(page), "pages left to merge"
+                assert not can_merge(page), "pages left to merge"
                 for seq_id in page.ids:
                     through[seq_id] = through.get(seq_id, 0) + len(page.tokens)
         assert pages == self._num_pages, "pages are lost"
         assert through == {s: page.end for s, page in self._ends.items() if page.end}
         assert all(s in page.ids for s, page in self._ends.items() if page is not self._root)
 
-    def _end(self, seq_id: int) -> _Page:
+    def _end(self, seq_id: int) -> Page:
         page = self._ends.get(seq_id)
         if page is None:
             raise InvalidField("seq_id", seq_id, "there is no such sequence in the tree")
@@ -164,14 +141,14 @@ class PagedRadixTree:
         if seq_id in self._ends:
             raise InvalidField("seq_id", seq_id, "the tree has a sequence of this name")
 
-    def _cut(self, end: _Page, length: int) -> _Page:
+    def _cut(self, end: Page, length: int) -> Page:
         """The page above (or at) `end` that ends after `length` tokens, split off if need be."""
         if length == 0:
             return self._root
-        page = _climb(end, length)
+        page = climb(end, length)
         return page if length == page.end else self._split(page, length - page.start)
 
-    def _split(self, page: _Page, used: int) -> _Page:
+    def _split(self, page: Page, used: int) -> Page:
         """Make two of a page; returns the upper one, with the first `used` tokens.
 
         The lower one is the old object, so that sequences that end there still do. Each half may
@@ -179,7 +156,7 @@ class PagedRadixTree:
         """
         parent = page.parent
         assert parent is not None
-        upper = _Page(parent, page.tokens[:used], page.start + used, set(page.ids))
+        upper = Page(parent, page.tokens[:used], page.start + used, set(page.ids))
         parent.children[page.tokens[0]] = upper
         page.tokens = page.tokens[used:]
         page.parent = upper
@@ -189,12 +166,12 @@ class PagedRadixTree:
         self._tidy(parent)
         return upper
 
-    def _tidy(self, page: _Page) -> None:
+    def _tidy(self, page: Page) -> None:
         """Merge a page into its only child if nothing needs it and both fit in one.
 
         The child stays, for the reason given in `_split`.
         """
-        if page.parent is None or not _can_merge(page):
+        if page.parent is None or not can_merge(page):
             return
         (child,) = page.children.values()
         child.tokens = page.tokens + child.tokens
@@ -202,7 +179,7 @@ class PagedRadixTree:
         page.parent.children[child.tokens[0]] = child
         self._num_pages -= 1
 
-    def _grow(self, page: _Page, seq_id: int, tokens: Tokens) -> _Page:
+    def _grow(self, page: Page, seq_id: int, tokens: Tokens) -> Page:
         """Append tokens behind a page: in it if it is the sequence's own, then in new pages."""
         room = PAGE_TOKENS - len(page.tokens) if page.ids == {seq_id} else 0
         if room > 0:
@@ -210,13 +187,13 @@ class PagedRadixTree:
             page.end = page.end + len(tokens[:room])
         for at in range(room, len(tokens), PAGE_TOKENS):
             run = tokens[at : at + PAGE_TOKENS]
-            child = _Page(page, run, page.end + len(run), {seq_id})
+            child = Page(page, run, page.end + len(run), {seq_id})
             page.children[run[0]] = child
             page = child
             self._num_pages += 1
         return page
 
-    def _leave(self, seq_id: int, page: _Page, last: _Page) -> None:
+    def _leave(self, seq_id: int, page: Page, last: Page) -> None:
         """Take a sequence out of all pages from `page` up to `last`, which it stays in."""
         survivor = None
         while page is not last:
@@ -231,60 +208,6 @@ class PagedRadixTree:
             page = parent
         # Only this page may have lost an end or a fork; for the pages above, nothing has changed.
         self._tidy(survivor or last)
-
-
-def _walk(page: _Page, tokens: Tokens) -> tuple[_Page, int, int]:
-    """Follow tokens down from the end of a page as far as they agree.
-
-    Returns the last page, how many of its tokens agree, and how many of `tokens` do.
-    """
-    at, used = 0, len(page.tokens)
-    while at < len(tokens) and used == len(page.tokens):
-        child = page.children.get(tokens[at])
-        if child is None:
-            break
-        page = child
-        used = _common(page.tokens, tokens[at : at + len(page.tokens)])
-        at += used
-    return page, used, at
-
-
-def _common(mine: Tokens, other: Tokens) -> int:
-    """Length of the common beginning; `other` is not longer. Whole runs are compared at once."""
-    if mine == other:
-        return len(mine)
-    low, high = 0, len(other)  # the first `low` agree, the first `high` + 1 do not
-    while low < high:
-        middle = (low + high + 1) // 2
-        if mine[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _climb(page: _Page, length: int) -> _Page:
-    """The page on the way to the root that holds token number `length` >= 1, counted from 1."""
-    while page.start >= length:
-        assert page.parent is not None
-        page = page.parent
-    return page
-
-
-def _join(seq_id: int, page: _Page | None, last: _Page) -> None:
-    """Let a sequence go through all pages from `page` up to `last`, which is left as it is."""
-    while page is not None and page is not last and page.parent is not None:
-        page.ids.add(seq_id)
-        page = page.parent
-
-
-def _can_merge(page: _Page) -> bool:
-    """Whether no sequence ends with the page and its one child fits behind its tokens."""
-    if len(page.children) != 1:
-        return False
-    (child,) = page.children.values()
-    fits = len(page.tokens) + len(child.tokens) <= PAGE_TOKENS
-    return fits and len(child.ids) == len(page.ids)
 
 
 def _as_tokens(tokens: Sequence[int]) -> Tokens:
