@@ -25,6 +25,7 @@ from mlc_llm.serve import data, limits, metrics
 from mlc_llm.serve.answers import ChatAnswer, Generated, Usage
 from mlc_llm.serve.async_engine import AsyncMLCEngine
 from mlc_llm.serve.config import MODES, EngineConfig
+from mlc_llm.serve.counters import PrefixLookups
 from mlc_llm.serve.engine import ChatCompletions, Embeddings, MLCEngine
 from mlc_llm.serve.engine import Completions as TextCompletions
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
@@ -260,9 +261,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "Usage": lambda: attributes(Usage),
     "request metrics": lambda: numbers(metrics.RequestMetrics, metrics.REQUEST_METRICS),
     "engine metrics": lambda: numbers(metrics.EngineMetricsRecorder, metrics.ENGINE_METRICS),
-    "prefix cache": lambda: numbers(
-        metrics._PrefixCache, [doc.name for doc in field_docs(metrics._PrefixCache)]
-    ),
+    "prefix cache": lambda: numbers(PrefixLookups, [doc.name for doc in field_docs(PrefixLookups)]),
     "errors": error_tree,
 }
 

@@ -9,6 +9,7 @@ CONTRACTS = {
     "serve.limits",
     "serve.memory_plan",
     "serve.metrics",
+    "serve.counters",
     "serve.prometheus",
     "serve.histogram",
     "serve.serving_metrics",
