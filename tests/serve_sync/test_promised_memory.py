@@ -14,6 +14,7 @@ from mlc_llm.serve.opening import memory
 from mlc_llm.serve.opening.memory import look_at_memory
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.support import promises
+from mlc_llm.support.processes import Process
 
 GB = 2**30
 SMALL = ModelSize(
@@ -35,7 +36,7 @@ def _free(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that is promised here is ever touched, and nobody else promises anything."""
     monkeypatch.setattr(promises, "_FOLDER", f"engines/{tmp_path.name}")
     monkeypatch.setattr(memory, "free_memory", lambda: 8 * GB)
-    monkeypatch.setattr(promises, "_process", lambda pid: promises.Process("1", 0))
+    monkeypatch.setattr(promises, "process_of", lambda pid: Process("1", 0))
 
 
 def test_two_servers_share_what_there_is(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,7 +66,7 @@ def test_who_needs_no_less_hears_nothing(caplog: pytest.LogCaptureFixture) -> No
 def test_a_promise_made_after_the_look_counts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     before = look_at_memory()
     _, plan, held = look_at_memory().take(SERVER, SMALL, "quicker")
-    monkeypatch.setattr(promises, "_process", lambda pid: promises.Process("1", GB))
+    monkeypatch.setattr(promises, "process_of", lambda pid: Process("1", GB))
     _, less, held_too = before.take(SERVER, SMALL, "slower")
     assert less.free <= 8 * GB - plan.budget * 0.99
     held.release()

@@ -15,11 +15,10 @@ import pytest
 
 from mlc_llm.errors import CacheError
 from mlc_llm.support import files
+from mlc_llm.support.file_locks import file_lock, forget_empty
 from mlc_llm.support.files import (
     cache_dir,
     cache_root,
-    file_lock,
-    forget_empty,
     new_file,
     new_folder,
     publish,
@@ -178,7 +177,8 @@ def test_threads_exclude_each_other(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from mlc_llm.support.files import file_lock, write_file
+from mlc_llm.support.file_locks import file_lock
+from mlc_llm.support.files import write_file
 folder = Path(sys.argv[1])
 with file_lock(folder / "x.lock"):
     print("held", flush=True)
@@ -221,7 +221,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
 REMOVE = """
 import sys
 from pathlib import Path
-from mlc_llm.support.files import file_lock, forget_empty
+from mlc_llm.support.file_locks import file_lock, forget_empty
 lock = Path(sys.argv[1])
 with file_lock(lock):
     print("held", flush=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from mlc_llm.support import promises
-from mlc_llm.support.promises import Process, in_words, promise, settle, standing, taken, turn
+from mlc_llm.support.processes import Process, process_of
+from mlc_llm.support.promises import in_words, promise, settle, standing, taken, turn
 
 MB = 2**20
 pytestmark = pytest.mark.skipif(not taken(), reason="this system says nothing of processes")
@@ -110,13 +111,13 @@ def test_a_forked_copy_ends_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_engines_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = promises._process(os.getpid())
+    own = process_of(os.getpid())
     assert own is not None
 
     def left(megabytes: int) -> dict[str, int]:
         """What is untouched when the process has taken so much."""
         process = Process(own.start, megabytes * MB)
-        monkeypatch.setattr(promises, "_process", lambda pid: process)
+        monkeypatch.setattr(promises, "process_of", lambda pid: process)
         return {one.model: one.untouched // MB for one in standing().values()}
 
     first = promise("a", 100 * MB)

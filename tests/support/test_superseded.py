@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlc_llm.support import superseded
-from mlc_llm.support.files import file_lock
+from mlc_llm.support.file_locks import file_lock
 from mlc_llm.support.superseded import PURPOSE_FILE, UNUSED_S, lock_of, record_purposes, use
 
 

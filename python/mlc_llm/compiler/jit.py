@@ -28,7 +28,8 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
-from mlc_llm.support.files import cache_dir, file_lock, new_folder, publish
+from mlc_llm.support.file_locks import file_lock
+from mlc_llm.support.files import cache_dir, new_folder, publish
 from mlc_llm.support.progress import Progress, progress
 from mlc_llm.support.superseded import is_sound, lock_of, record_purposes, use
 

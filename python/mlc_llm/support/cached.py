@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlc_llm.support.files import cache_errors, discard, file_lock, is_temporary
+from mlc_llm.support.file_locks import file_lock
+from mlc_llm.support.files import cache_errors, discard, is_temporary
 from mlc_llm.support.hub_address import COMPLETE, PARTS
 from mlc_llm.support.kept import about, last_use
 from mlc_llm.support.superseded import PURPOSE_FILE, lock_of

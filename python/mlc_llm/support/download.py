@@ -20,13 +20,8 @@ from typing import IO
 
 from mlc_llm.errors import ModelNotFound
 from mlc_llm.support.default_model import PackagedFile
-from mlc_llm.support.files import (
-    check_room,
-    file_lock,
-    forget_empty,
-    new_file,
-    new_folder,
-)
+from mlc_llm.support.file_locks import file_lock, forget_empty
+from mlc_llm.support.files import check_room, new_file, new_folder
 from mlc_llm.support.leaving import undone
 from mlc_llm.support.progress import ProgressFactory, progress
 

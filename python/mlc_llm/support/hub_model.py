@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from mlc_llm.errors import ModelNotFound
-from mlc_llm.support.files import cache_root, file_lock, forget_empty, write_file
+from mlc_llm.support.file_locks import file_lock, forget_empty
+from mlc_llm.support.files import cache_root, write_file
 from mlc_llm.support.hub_address import COMPLETE, PARTS, Address
 from mlc_llm.support.hub_choice import Choice, choose
 from mlc_llm.support.progress import ProgressFactory

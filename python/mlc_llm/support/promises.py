@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -25,13 +24,14 @@ from pathlib import Path
 from typing import TypedDict
 
 from mlc_llm.errors import CacheError
-from mlc_llm.support.files import cache_dir, file_lock, lock_if_free
+from mlc_llm.support.file_locks import file_lock, lock_if_free
+from mlc_llm.support.files import cache_dir
+from mlc_llm.support.processes import Process, machine, namespace, process_of
 
 _FOLDER = "engines"
 _TURN = "turn"
 """The lock for those who read or make notes."""
 _MOST_NAMED = 3
-_PROC = Path("/proc")
 
 
 class Note(TypedDict):
@@ -78,16 +78,6 @@ Promises = Mapping[str, Promise]
 """By the name of the note."""
 
 
-@dataclass(frozen=True)
-class Process:
-    """What the system says of a process."""
-
-    start: str
-    """The time when it started: a later process of the same number has another one."""
-    taken: int
-    """Bytes of its own memory."""
-
-
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
     """Within it, nobody else makes a promise: not between a look at the promises and a new one.
@@ -119,7 +109,7 @@ def promise(model: str, total: int) -> PromiseHandle:
 
     Call it in a `turn`.
     """
-    own = _process(os.getpid())
+    own = process_of(os.getpid())
     note: Note = {
         "model": model,
         "total": total,
@@ -127,8 +117,8 @@ def promise(model: str, total: int) -> PromiseHandle:
         "base": None,
         "pid": os.getpid(),
         "start": "" if own is None else own.start,
-        "namespace": _namespace(),
-        "machine": _machine(),
+        "namespace": namespace(),
+        "machine": machine(),
     }
     handle = PromiseHandle(note)
     with contextlib.suppress(CacheError, OSError):
@@ -153,7 +143,7 @@ def settle(handle: PromiseHandle, touched: int, before: Promises) -> None:
 
 def taken() -> int:
     """Bytes of this process' own memory; 0 if the system does not say."""
-    own = _process(os.getpid())
+    own = process_of(os.getpid())
     return 0 if own is None else own.taken
 
 
@@ -222,7 +212,7 @@ def _read(path: Path) -> Note | None:
         note = _note_of(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):  # it was released meanwhile
         return None
-    return note if note["machine"] == _machine() and not _is_gone(note) else None
+    return note if note["machine"] == machine() and not _is_gone(note) else None
 
 
 def _note_of(values: dict[str, object]) -> Note:
@@ -272,42 +262,13 @@ def _counted(notes: Mapping[str, Note]) -> dict[str, Promise]:
 
 def _is_gone(note: Note) -> bool:
     """True if the process is known to have ended: then its child holds the lock."""
-    can_see = note["namespace"] == _namespace() and _process(os.getpid()) is not None
+    can_see = note["namespace"] == namespace() and process_of(os.getpid()) is not None
     return can_see and _seen(note) is None
 
 
 def _seen(note: Note) -> Process | None:
     """The process of a note; None if it cannot be seen from here, or has ended."""
-    if note["namespace"] != _namespace():
+    if note["namespace"] != namespace():
         return None
-    found = _process(note["pid"])
+    found = process_of(note["pid"])
     return found if found is not None and found.start == note["start"] else None
-
-
-def _process(pid: int) -> Process | None:
-    """A process by its number; None if the system does not say. Source: proc(5)."""
-    try:
-        # The program's name stands in brackets and may hold anything.
-        start = (_PROC / f"{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-        lines = (_PROC / f"{pid}/status").read_text(errors="replace").splitlines()
-    except (OSError, IndexError):
-        return None
-    fields = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-    own = [fields[name][0] for name in ("RssAnon", "VmSwap") if fields.get(name)]
-    return Process(start, 1024 * sum(int(one) for one in own)) if own else None
-
-
-def _namespace() -> str:
-    """Names the namespace of process numbers; empty if the system does not say."""
-    try:
-        return os.readlink(_PROC / "self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _machine() -> str:
-    """Names this machine since its last start; several machines may share a home folder."""
-    try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlc_llm.errors import CacheError
-from mlc_llm.support.files import discard, file_lock
+from mlc_llm.support.file_locks import file_lock
+from mlc_llm.support.files import discard
 from mlc_llm.support.trust import why_unsafe_inside
 
 _log = logging.getLogger(__name__)
