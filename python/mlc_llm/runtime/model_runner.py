@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.errors import InvalidField, RequestError
+from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
 from mlc_llm.runtime.batch import (
@@ -20,12 +20,11 @@ from mlc_llm.runtime.batch import (
     BatchRow,
     RunnerLimits,
     Sampled,
-    Sampling,
-    Scoring,
     Window,
 )
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
+from mlc_llm.runtime.gathered import by_row, gathered
 from mlc_llm.runtime.kv_cache import (
     KVCache,
     Placements,
@@ -170,24 +169,14 @@ class ModelRunner:
     def submit(self, batch: Batch) -> Pending:
         """Start a step. A device may still compute when this returns; no other step may start
         before `collect`."""
-        samplings: list[Sampling] = []
-        scorings: list[Scoring] = []
-        tokens, sampled, scored = array("i"), array("i"), array("i")
-        for row in batch.rows:
-            self._check(row)
-            if row.scoring is not None:
-                first = len(tokens) + row.scoring.first
-                scored.extend(range(first, first + len(row.scoring.next_ids)))
-                scorings.append(row.scoring)
-            tokens.extend(row.token_ids)
-            sampled.extend(range(len(tokens) - len(row.samplings), len(tokens)))
-            samplings += row.samplings
-        assert 0 < len(tokens) <= self._limits.max_batch_tokens, f"batch of {len(tokens)} tokens"
-        if scorings or not self._choice.is_for(samplings):
+        asked = gathered(batch.rows, self._limits.vocab_size)
+        number = len(asked.tokens)
+        assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
+        if asked.scorings or not self._choice.is_for(asked.samplings):
             self._choice = Choice.of(
-                samplings, self._limits.vocab_size, self._library.device, scorings
+                asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
-        rows, ids, logit_rows = self._fast.arranged(batch.rows, tokens, sampled + scored)
+        rows, ids, logit_rows = self._fast.arranged(batch.rows, asked.tokens, asked.logit_rows)
         placed = self._place(rows)
         try:
             drawn, hidden = self._compute.call(self._drawn, ids, placed, logit_rows)
@@ -213,16 +202,10 @@ class ModelRunner:
         samples, scores = self._sampler.read(pending.choice, pending.drawn)
         if pending.hidden is not None:
             self._add_hidden(samples, pending)
-        answers, start = [], 0
         for row in pending.batch.rows:
-            count = len(row.samplings)
-            answers.append(samples[start : start + count])
-            start += count
-            if row.scoring is not None:
-                number = len(row.scoring.next_ids)
-                answers[-1], scores = scores[:number] + answers[-1], scores[number:]
-            self._cache.trim(row.seq_id, max(count - 1, 0))  # drafted tokens may be rolled back
-        return BatchOutput(answers)
+            # drafted tokens may be rolled back
+            self._cache.trim(row.seq_id, max(len(row.samplings) - 1, 0))
+        return BatchOutput(by_row(pending.batch.rows, samples, scores))
 
     def _add_hidden(self, samples: Sequence[Sampled], pending: Pending) -> None:
         for i, vector in zip(pending.choice.hidden, self._read(pending.hidden), strict=True):
@@ -291,11 +274,6 @@ class ModelRunner:
             tables += [(array("i", ids) if g == group else none, 0) for g in range(groups)]
         tensors = self._staging.tensors(*tables)
         self._compute.call(self._copy, tensors[:groups], tensors[groups:], self._pages)
-
-    def _check(self, row: BatchRow) -> None:
-        assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
-        if not 0 <= min(row.token_ids) <= max(row.token_ids) < self._limits.vocab_size:
-            raise RequestError(f"token id outside 0 to {self._limits.vocab_size - 1}")
 
 
 def _check_window(metadata: Metadata, window: Window | None) -> None:
