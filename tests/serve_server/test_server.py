@@ -15,6 +15,7 @@ from server_harness import JSON, Running, running
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
 LONG = "abc " * 600
+ASKED = {"role": "user", "content": "hello"}
 WRONG: list[tuple[str, Any, str]] = [
     ("/v1/chat/completions", {}, "messages"),
     ("/v1/chat/completions", {"messages": []}, "messages"),
@@ -27,8 +28,26 @@ WRONG: list[tuple[str, Any, str]] = [
     ("/v1/completions", {"prompt": "a", "debug_config": {"ignore_eos": True}}, "debug_config"),
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "a", "other": 1}, "other"),
+    ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+    ("/tokenize", {"prompt": "a", "messages": []}, "messages"),
+    ("/tokenize", {"messages": []}, "messages"),
+    ("/tokenize", {"messages": [ASKED], "continue_final_message": True}, "continue_final_message"),
+    ("/tokenize", {"messages": [ASKED], "add_generation_prompt": False}, "add_generation_prompt"),
+    ("/tokenize", {"messages": [ASKED], "add_special_tokens": True}, "add_special_tokens"),
     ("/detokenize", {"tokens": [-1]}, "tokens"),
 ]
+
+
+def test_tokens_of_a_chat_are_those_that_it_computes(server: Running) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    for more in ({}, {"tools": [tool]}, {"tools": [tool], "tool_choice": "none"}):
+        body = {"messages": [ASKED], **more}
+        found = server.call("POST", "/tokenize", {**body, "continue_final_message": False}).json
+        answer = server.call("POST", "/v1/chat/completions", {**body, "max_tokens": 1}).json
+        assert found["count"] == len(found["tokens"]) == answer["usage"]["prompt_tokens"]
+    too_long = {"messages": [{**ASKED, "content": "a" * 5000}]}
+    found = server.call("POST", "/tokenize", too_long).json
+    assert found["error"]["code"] == "context_length_exceeded"
 
 
 def test_a_whole_chat(server: Running) -> None:

@@ -18,6 +18,7 @@ from mlc_llm.protocol.openai_api_protocol import ListResponse
 from mlc_llm.serve.async_reader import AsyncClient, AsyncReader, begin
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.chunks import Chunk
+from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.openai.raw_calls import metrics_in
 from mlc_llm.serve.prometheus import CONTENT_TYPE, Page
 from mlc_llm.serve.server.calls.context import (
@@ -32,6 +33,7 @@ from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.body import read_json_text
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.pool.watch import stalled
+from mlc_llm.serve.server.routes.chat_tokens import KNOWN, chat_ids
 from mlc_llm.serve.server.routes.openapi import openapi_text
 from mlc_llm.serve.server.routes.page import PAGE_PATHS
 from mlc_llm.serve.serving_page import SERVING, add_engine
@@ -57,14 +59,19 @@ async def one_model(request: Request) -> Response:
 
 
 async def tokenize(request: Request) -> Response:
-    """Token ids of a text: `{"prompt": text, "add_special_tokens": true}`.
+    """Token ids of a text: `{"prompt": text, "add_special_tokens": true}`; or of the prompt of a
+    chat: `{"messages": [...]}`, with `tools` and other fields that shape it.
 
     A text that is the name of a control token, and nothing else, is this token: clients find out
     its id so. In any other text, such a name is ordinary text, as it is in prompts.
     """
-    served, fields = await small_fields(request, {"prompt", "model", "add_special_tokens"})
+    served, fields = await small_fields(request, {"prompt", "model", "add_special_tokens", *KNOWN})
+    if "messages" in fields and "prompt" not in fields:
+        return _tokens(await chat_ids(request, served, fields), served.model)
     if "prompt" not in fields:
         raise MissingKey("prompt", "prompt")
+    for name in sorted(KNOWN & set(fields)):
+        raise InvalidField(name, json.dumps(fields[name]), "it goes with messages, not with prompt")
     text = checks.string("prompt", fields["prompt"], served.settings.limits.body_bytes)
     has_start = checks.boolean("add_special_tokens", fields.get("add_special_tokens", True))
     model = served.model
@@ -76,6 +83,10 @@ async def tokenize(request: Request) -> Response:
         return [control] if control is not None else make(text)
 
     ids = await asyncio.get_running_loop().run_in_executor(PREPARING, encode)
+    return _tokens(ids, model)
+
+
+def _tokens(ids: list[int], model: ChatModel) -> Response:
     return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
 

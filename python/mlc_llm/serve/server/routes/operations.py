@@ -107,8 +107,22 @@ OPERATIONS: dict[str, Operation] = {
     "/models": Operation("The names of the models.", None, ListResponse),
     "/models/{model}": Operation("What is known of one name.", None, ModelResponse),
     "/tokenize": Operation(
-        "Token ids of a text.",
-        required(fields(prompt=TEXT, model=OPTIONAL_TEXT, add_special_tokens=FLAG), "prompt"),
+        "Token ids of a text, or of the prompt of a chat.",
+        {
+            **fields(
+                prompt=TEXT,
+                messages={"type": "array", "items": {"type": "object"}},
+                tools={"type": ["array", "null"], "items": {"type": "object"}},
+                tool_choice={"type": ["string", "object", "null"]},
+                chat_template_kwargs={"type": ["object", "null"]},
+                reasoning_effort=OPTIONAL_TEXT,
+                add_generation_prompt=FLAG,
+                continue_final_message=FLAG,
+                model=OPTIONAL_TEXT,
+                add_special_tokens=FLAG,
+            ),
+            "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+        },
         required(fields(tokens=IDS, count=COUNT, max_model_len=COUNT), "tokens", "count"),
     ),
     "/detokenize": Operation(
