@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ def said(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def client(address: str) -> Any:
-    return anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0)
+def client(address: str) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=address, api_key=KEY, max_retries=0) as made:
+        yield made
 
 
 def test_whole_messages(client: Any) -> None:
@@ -127,8 +129,8 @@ def test_errors_have_their_classes(client: Any, address: str) -> None:
     picture = [{"role": "user", "content": [{"type": "image", "source": image}]}]
     with pytest.raises(anthropic.BadRequestError, match="text only"):
         client.messages.create(messages=picture, **GREEDY)
-    with pytest.raises(anthropic.AuthenticationError):
-        other = anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0)
+    other = anthropic.Anthropic(base_url=address, api_key="wrong", max_retries=0)
+    with other, pytest.raises(anthropic.AuthenticationError):
         other.messages.create(messages=said("a"), **GREEDY)
 
 

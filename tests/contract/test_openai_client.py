@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ def said(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def client(address: str) -> Any:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
+def client(address: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
 
 
 def test_whole_answers(client: Any) -> None:
@@ -92,8 +94,9 @@ def test_errors_have_their_classes(client: Any, address: str) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(messages=said("word " * 20000), model="default")
     assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0).models.list()
+    locked = openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0)
+    with locked, pytest.raises(openai.AuthenticationError):
+        locked.models.list()
 
 
 def test_nulls_mean_the_default(client: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,8 +37,9 @@ def said(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def client(address: str) -> Any:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
+def client(address: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,14 @@ FRANCE = "What is the capital of France?"
 
 
 @pytest.fixture(scope="module")
-def create(address: str) -> Any:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0).responses.create
+def client(address: str) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def create(client: Any) -> Any:
+    return client.responses.create
 
 
 def test_whole_responses(create: Any) -> None:
@@ -40,20 +47,18 @@ def test_streams_say_the_same(create: Any) -> None:
     assert last.response.output_text == whole.output_text
 
 
-def test_the_assembling_stream(address: str) -> None:
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
+def test_the_assembling_stream(client: Any) -> None:
     with client.responses.stream(input=FRANCE, **GREEDY) as stream:
         for _ in stream:
             pass
         assert "Paris" in stream.get_final_response().output_text
 
 
-def test_structured_answers(address: str) -> None:
+def test_structured_answers(client: Any) -> None:
     class City(BaseModel):
         name: str
         country: str
 
-    client = openai.OpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0)
     answer = client.responses.parse(
         input="Paris is in France. Give the name and the country.",
         text_format=City,

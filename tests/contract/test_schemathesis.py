@@ -21,6 +21,7 @@ schemathesis = pytest.importorskip(
 hypothesis = pytest.importorskip("hypothesis")
 
 pytestmark = pytest.mark.slow
+HOOKS = Path(__file__).with_name("cheap_requests.py")
 CHECKS = "not_a_server_error,content_type_conformance,status_code_conformance"
 
 
@@ -58,9 +59,11 @@ def try_all(url: str, examples: int, folder: Path, *more: str) -> None:
         "--checks", CHECKS, "--max-examples", str(examples), "--request-timeout", "120",
         "--phases", "fuzzing,coverage", "--seed", "1", "--no-color", *more,
     ]  # fmt: skip
+    environment = {**os.environ, "SCHEMATHESIS_HOOKS": str(HOOKS)}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=3000, check=False, cwd=folder
-    )
+        command, capture_output=True, text=True, timeout=3000, check=False, cwd=folder,
+        env=environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     with urllib.request.urlopen(f"{url}/ready", timeout=10) as answer:
         assert answer.status == 200
