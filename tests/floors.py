@@ -113,8 +113,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "model_files",
         "backends.cpu.k_searches",
     },
+    "conversion.importance": {*GROUND, "loader", "models", "quantization"},
     "conversion.calibration": {
         *GROUND,
+        "conversion.importance",
         *BACKENDS,
         "backends.cpu",
         "compiler",
@@ -182,7 +184,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("serve.server", "serve.server.limits", "serve.server.notes"),
         *("serve.server.pool", "serve.server.calls"),
         *("json_ffi", "cli", "backends.cpu", "bench"),
-        *("conversion", "conversion.calibration"),
+        *("conversion", "conversion.calibration", "conversion.importance"),
     },
     "__main__": {"cli"},
 }

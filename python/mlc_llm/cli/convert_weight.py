@@ -10,6 +10,7 @@ from mlc_llm.cli.guard import OK
 from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.chat_config import AUTO, check_template
 from mlc_llm.conversion.convert import convert_weight
+from mlc_llm.conversion.importance import read_importance
 from mlc_llm.conversion.output import check_free
 from mlc_llm.errors import UserError
 from mlc_llm.model_files.base import ModelFiles
@@ -53,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text: scales of groups are chosen so that errors cost least on it, and the gain is "
         "measured; it takes minutes",
     )
+    parser.add_argument(
+        "--imatrix",
+        metavar="FILE",
+        help="the same choice by what llama.cpp's llama-imatrix has measured, a .gguf or .dat file",
+    )
     parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
 
 
@@ -63,10 +69,15 @@ def run(args: argparse.Namespace) -> int:
     check_name(args.quantization)
     check_template(args.conv_template)
     check_free(output)
-    text = None if args.calibrate is None else _text(args.calibrate, args.quantization)
+    _check_weighted(args)
+    text = None if args.calibrate is None else _text(args.calibrate)
     files = open_model(args.model).files
     assert files is not None
-    importance = {} if text is None else _importance(files, args.quantization, text)
+    importance: Mapping[str, Floats] = {}
+    if text is not None:
+        importance = _importance(files, args.quantization, text)
+    elif args.imatrix is not None:
+        importance = _read(files, Path(args.imatrix).expanduser())
     made = convert_weight(
         files,
         args.quantization,
@@ -80,11 +91,18 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _text(path: str, quantization: str) -> str:
-    """The text to calibrate with. Raises UserError."""
-    if quantization not in WEIGHTED:
+def _check_weighted(args: argparse.Namespace) -> None:
+    """Raises UserError for flags that do not fit each other."""
+    given = [name for name in ("calibrate", "imatrix") if getattr(args, name) is not None]
+    if len(given) > 1:
+        raise UserError("--calibrate and --imatrix both say what columns cost; give one of them")
+    if given and args.quantization not in WEIGHTED:
         known = ", ".join(WEIGHTED)
-        raise UserError(f"--calibrate chooses scales of {known}; not of {quantization}")
+        raise UserError(f"--{given[0]} chooses scales of {known}; not of {args.quantization}")
+
+
+def _text(path: str) -> str:
+    """The text to calibrate with. Raises UserError."""
     try:
         with Path(path).expanduser().open("rb") as file:
             return file.read(MAX_TEXT_BYTES).decode("utf-8", "replace")
@@ -103,4 +121,17 @@ def _importance(files: ModelFiles, quantization: str, text: str) -> Mapping[str,
         f"[KL divergence from float32 over {found.positions} tokens: {found.plain:.5f} without the "
         f"text, {found.weighted:.5f} with it ({gain:.1f}% less)]"
     )
+    unmet, experts = found.unmet
+    if unmet:
+        note(
+            f"[{unmet} of {experts} experts met no token of the text; they got the mean importance "
+            "of their layer's experts. A longer text meets more]"
+        )
     return found.importance
+
+
+def _read(files: ModelFiles, path: Path) -> Mapping[str, Floats]:
+    """What a file says that columns cost. Says how much of the model it speaks of."""
+    read = read_importance(path, files.plan())
+    note(f"[importance of {len(read.found)} of {read.matrices} matrices, from {path}]")
+    return read.found

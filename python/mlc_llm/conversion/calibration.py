@@ -8,6 +8,7 @@ quantised model's next-token probabilities from those of the float32 model.
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from mlc_llm.backends.cpu.recording import SQUARES, RecordingBackend
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.build import build_library
 from mlc_llm.compiler.weights import pack_weights
+from mlc_llm.conversion.importance import above_zero, by_expert
 from mlc_llm.errors import UnsupportedModel, UserError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_ALIGNMENT, PARAMS_FILE
 from mlc_llm.model_files.base import ModelFiles
@@ -46,13 +48,17 @@ class Calibration(NamedTuple):
     """What the text says."""
 
     importance: dict[str, Floats]
-    """float32 [columns] of each matrix, by GGUF's name of its tensor."""
+    """float32 [columns] of each matrix, by GGUF's name of its tensor; of a stack [experts,
+    columns]."""
     plain: float
     """Mean KL divergence when all columns count alike."""
     weighted: float
     """The same with the importance."""
     positions: int
     """Tokens behind which it was measured."""
+    unmet: tuple[int, int] = (0, 0)
+    """Experts that no token of the text met, of all experts of all layers. They get the importance
+    of the others in their layer."""
 
 
 def calibrate(files: ModelFiles, quantization: str, text: str, show: Show) -> Calibration:
@@ -67,14 +73,14 @@ def calibrate(files: ModelFiles, quantization: str, text: str, show: Show) -> Ca
         runner, packed = bench.runner(files)
         for _ in runner.logits_by_step(first):
             pass
-        importance = _importance(bench.plan, packed, len(first))
+        importance, unmet = _importance(bench.plan, packed, len(first))
         expected = _logits(runner, second)
         del runner, packed
         plain, weighted = (
             bench.divergence(QuantizedModel.of_files(files, quantization, given), second, expected)
             for given in ({}, importance)
         )
-    return Calibration(importance, plain, weighted, len(second))
+    return Calibration(importance, plain, weighted, len(second), unmet)
 
 
 class _Bench:
@@ -134,33 +140,43 @@ def _append_squares(folder: Path, plan: WeightPlan) -> None:
     index = json.loads((folder / INDEX_FILE).read_text())
     with (folder / PARAMS_FILE).open("ab") as file:
         for prefix, sources in plan.matrices.items():
-            columns = sources[0].shape[-1]
+            *stack, _, columns = sources[0].shape
+            shape = [stack[0], columns + 1] if stack else [columns]
             padding = -index["size"] % PARAMS_ALIGNMENT
-            zeros = bytes(padding + 4 * columns)
+            zeros = bytes(padding + 4 * math.prod(shape))
             file.write(zeros)
             offset = index["size"] + padding
             index["tensors"].append(
                 {
                     "name": f"{prefix}.{SQUARES}",
-                    "shape": [columns],
+                    "shape": shape,
                     "dtype": "float32",
                     "offset": offset,
                 }
             )
             index["crc32"] = zlib.crc32(zeros, index["crc32"])
-            index["size"] = offset + 4 * columns
+            index["size"] = offset + 4 * math.prod(shape)
     (folder / INDEX_FILE).write_text(json.dumps(index))
 
 
-def _importance(plan: WeightPlan, packed: Packed, tokens: int) -> dict[str, Floats]:
-    """Mean squares, for all tensors of a matrix. A column that saw nothing counts a little."""
+def _importance(
+    plan: WeightPlan, packed: Packed, tokens: int
+) -> tuple[dict[str, Floats], tuple[int, int]]:
+    """Mean squares, for all tensors of a matrix, and the experts that met no token, of all. A
+    column that saw nothing counts a little."""
     arrays, found = params_in(packed), dict[str, Floats]()
+    unmet = total = 0
     for prefix, sources in plan.matrices.items():
-        squares = np.array(arrays[f"{prefix}.{SQUARES}"], np.float32) / np.float32(tokens)
-        mean = squares.mean()
-        if mean > 0:
-            found |= {source.tensor: squares + np.float32(1e-3) * mean for source in sources}
-    return found
+        squares = np.array(arrays[f"{prefix}.{SQUARES}"], np.float32)
+        if squares.ndim == 2:
+            if prefix.endswith(".up"):
+                unmet, total = unmet + int((squares[:, -1] == 0).sum()), total + len(squares)
+            squares = by_expert(squares[:, :-1], squares[:, -1])
+        else:
+            squares /= np.float32(tokens)
+        if squares.mean() > 0:
+            found |= {source.tensor: above_zero(squares) for source in sources}
+    return found, (unmet, total)
 
 
 def _divergence(expected: Sequence[Floats], found: Sequence[Floats]) -> float:

@@ -22,7 +22,7 @@ from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.quantized import check_rows, target_of
-from mlc_llm.model_files.row_pieces import Rows, pieces
+from mlc_llm.model_files.row_pieces import Rows, weighed_pieces
 from mlc_llm.models.weight_plan import Source
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.ggml_quantize import K_TYPES, WEIGHTED, quantize, quantize_weighted
@@ -159,9 +159,9 @@ def _bytes(source: GGUFSource, new: NewTensor) -> Iterator[npt.NDArray[np.uint8]
     if new.kind not in WEIGHTED:
         importance = None
     searches = NUMPY if importance is None and new.kind not in K_TYPES else _searches()
-    for piece in pieces(Rows(tensor, Source(new.name, new.shape))):
-        if importance is not None:
-            yield quantize_weighted(new.kind, piece, importance, searches)
+    for piece, own in weighed_pieces(Rows(tensor, Source(new.name, new.shape)), importance):
+        if own is not None:
+            yield quantize_weighted(new.kind, piece, own, searches)
         else:
             yield quantize(new.kind, piece, searches)
 

@@ -13,7 +13,7 @@ from mlc_llm.conversion.shards import ShardWriter
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.mlc_names import mlc_names
-from mlc_llm.model_files.row_pieces import Rows, expert_pieces, pieces
+from mlc_llm.model_files.row_pieces import Rows, expert_pieces, weighed_pieces
 from mlc_llm.models.vectors import LAST_NORM
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.block_format import Floats
@@ -33,7 +33,7 @@ class Param:
     quantized: bool
     transposed: bool
     importance: Floats | None = None
-    """Of the columns; see `quantize_groups`."""
+    """Of the columns; of a stack also [experts, columns]. See `quantize_groups`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,18 +61,20 @@ class Param:
         if self.quantized:
             _write_groups(self, scheme, writer)
             return
-        numbers = (_numbers(self, scheme, piece) for piece in self.pieces())
+        numbers = (_numbers(self, scheme, piece) for piece, _ in self.pieces())
         writer.add(self.name, self.shape, scheme.dtype, self.nbytes(scheme), numbers)
 
-    def pieces(self) -> Iterator[Floats]:
-        """All rows in order."""
+    def pieces(self) -> Iterator[tuple[Floats, Floats | None]]:
+        """All rows in order, and what an error in each of their columns costs."""
+        own = self.importance
         if len(self.shape) < 3:
             for part in self.parts:
-                yield from pieces(part)
+                yield from weighed_pieces(part, own)
             return
         for expert in range(self.shape[0]):
+            cost = own[expert] if own is not None and own.ndim == 2 else own
             for part in self.parts:
-                yield from expert_pieces(part, expert)
+                yield from ((piece, cost) for piece in expert_pieces(part, expert))
 
 
 def mlc_params(
@@ -111,8 +113,8 @@ def _write_groups(param: Param, scheme: Scheme, writer: ShardWriter) -> None:
 
 def _words(param: Param, scheme: Scheme, scales: list[Array]) -> Iterator[Array]:
     """The words of all rows in order. The scales, which are far fewer, are put aside."""
-    for piece in param.pieces():
-        grouped = quantize_groups(scheme, piece, param.importance)
+    for piece, cost in param.pieces():
+        grouped = quantize_groups(scheme, piece, cost)
         _check_finite(param, grouped.scale)
         made = stored(scheme, grouped, transposed=param.transposed)
         scales.append(made.q_scale)

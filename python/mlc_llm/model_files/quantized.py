@@ -15,7 +15,7 @@ from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel, UserError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
-from mlc_llm.model_files.row_pieces import Rows, pieces
+from mlc_llm.model_files.row_pieces import Rows, weighed_pieces
 from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.block_format import Bytes, Floats
 from mlc_llm.quantization.ggml_quantize import (
@@ -97,6 +97,7 @@ class QuantizedView:
     of: Tensor
     target: Target
     importance: Floats | None = None
+    """Of the columns; of a stack also [experts, columns]."""
 
     @property
     def name(self) -> str:
@@ -113,11 +114,14 @@ class QuantizedView:
     @property
     def data(self) -> Bytes:
         rows = Rows(self.of, Source(self.name, self.shape))
-        quantized = partial(self.target.quantize, importance=self.importance)
-        return np.concatenate([quantized(piece) for piece in pieces(rows)])
+        weighed = weighed_pieces(rows, self.importance)
+        return np.concatenate([self.target.quantize(piece, own) for piece, own in weighed])
 
     def matrix(self, index: int) -> Tensor:
-        return replace(self, of=self.of.matrix(index))
+        own = self.importance
+        if own is not None and own.ndim == 2:
+            own = own[index]
+        return replace(self, of=self.of.matrix(index), importance=own)
 
     def give_back(self) -> None:
         self.of.give_back()

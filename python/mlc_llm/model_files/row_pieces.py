@@ -40,6 +40,16 @@ def pieces(rows: Rows) -> Iterator[Floats]:
         yield from _matrix_pieces(tensor, rows.source)
 
 
+def weighed_pieces(rows: Rows, importance: Floats | None) -> Iterator[tuple[Floats, Floats | None]]:
+    """The same with what an error in each column costs, [columns]. importance: of the columns, or
+    [experts, columns] for a stack."""
+    if importance is None or importance.ndim == 1:
+        yield from ((piece, importance) for piece in pieces(rows))
+        return
+    for expert, own in enumerate(importance):
+        yield from ((piece, own) for piece in expert_pieces(rows, expert))
+
+
 def expert_pieces(rows: Rows, expert: int) -> Iterator[Floats]:
     """The rows of one matrix of a stack."""
     one = replace(rows.source, shape=rows.source.shape[1:])

@@ -185,8 +185,11 @@ class CpuOps(AttentionOps):
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)
-        calls = ExpertCalls(spec, matrices, self._isa, self._scratch)
+        calls = self._experts(spec, matrices)
         return calls.computed(given, self.linear(matrices.router, given))
+
+    def _experts(self, spec: ExpertsSpec, matrices: ExpertMatrices) -> ExpertCalls:
+        return ExpertCalls(spec, matrices, self._isa, self._scratch)
 
     def token_gated(self, x: Tensor | Input, weight: Tensor, y: Tensor) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)

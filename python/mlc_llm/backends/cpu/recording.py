@@ -7,26 +7,23 @@ from dataclasses import dataclass
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.base import ExpertMatrices
 from mlc_llm.backends.cpu.backend import CpuBackend
+from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack, Routes
 from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.ops import CpuOps, PackedMatrix
 from mlc_llm.backends.cpu.scratch import float_tensor
-from mlc_llm.errors import UnsupportedModel
-from mlc_llm.kernels.cpu.squares import add_squares
-from mlc_llm.models.spec import ExpertsSpec, ModelSpec
+from mlc_llm.kernels.cpu.squares import add_expert_squares, add_squares
+from mlc_llm.models.spec import ExpertsSpec
 
 SQUARES = "squares"
-"""The parameter of a matrix, float32 [columns], that the squares of its inputs are added to."""
+"""The parameter of a matrix, float32 [columns], that the squares of its inputs are added to. Of the
+matrices of experts: [experts, columns + 1], where the last number counts the rows of the expert."""
 
 
 @dataclass(frozen=True)
 class RecordingBackend(CpuBackend):
     """As the kernels that it is made of. All matrices have to be of floats."""
-
-    def check(self, spec: ModelSpec) -> None:
-        super().check(spec)
-        if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
-            raise UnsupportedModel("models with experts cannot be calibrated")
 
     def ops(self) -> RecordingOps:
         return RecordingOps(self.isa)
@@ -40,8 +37,37 @@ class RecordingMatrix(PackedMatrix):
         self.squares = nn.Parameter((matrix.columns,), "float32")
 
 
+class RecordingStack(ExpertStack):
+    """The packed matrices of experts and the sums of their inputs' squares."""
+
+    def __init__(self, stack: ExpertStack) -> None:
+        super().__init__(stack.experts, stack.rows, stack.columns, stack.fmt)
+        self.squares = nn.Parameter((stack.experts, stack.columns + 1), "float32")
+
+
+class RecordingExperts(ExpertCalls):
+    """The calls for the experts of one layer, which record."""
+
+    def _product(
+        self, routes: Routes, name: str, rows: Tensor, into: Tensor, first: int = 0
+    ) -> Tensor:
+        stack = getattr(self._matrices, name)
+        assert isinstance(stack, RecordingStack) and stack.fmt.is_float
+        kernel = add_expert_squares(stack.experts, stack.columns)
+        outs = [float_tensor(*rows.shape), float_tensor(stack.experts, stack.columns + 1)]
+        args = [routes.starts, rows, stack.squares]
+        rows, _ = op.tensor_ir_inplace_op(kernel, "add_expert_squares", args, [1, 2], outs)
+        return super()._product(routes, name, rows, into, first)
+
+
 class RecordingOps(CpuOps):
     """See `RecordingBackend`."""
+
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> RecordingStack:
+        return RecordingStack(super().expert_matrices(experts, rows, columns, kind))
+
+    def _experts(self, spec: ExpertsSpec, matrices: ExpertMatrices) -> RecordingExperts:
+        return RecordingExperts(spec, matrices, self._isa, self._scratch)
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
         return RecordingMatrix(super().matrix(rows, columns, kind, role))
