@@ -14,7 +14,8 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Drafter, Offer
-from mlc_llm.testing.fake_runner import FakeRunner, fake_logits, sample
+from mlc_llm.testing.fake_runner import FakeRunner
+from mlc_llm.testing.fake_sampling import fake_logits, sample
 
 
 class Seer:

@@ -11,7 +11,8 @@ import pytest
 from core_harness import VOCAB, Harness, PieceTokenizer, prompt_of
 
 from mlc_llm.runtime.batch import Sampled, Sampling
-from mlc_llm.testing.fake_runner import FakeRunner, fake_logits
+from mlc_llm.testing.fake_runner import FakeRunner
+from mlc_llm.testing.fake_sampling import fake_logits
 
 
 class Scripted(FakeRunner):

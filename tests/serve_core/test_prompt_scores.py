@@ -15,7 +15,8 @@ from mlc_llm.runtime import batch
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
-from mlc_llm.testing.fake_runner import HIDDEN, FakeRunner, fake_logits, log_softmax
+from mlc_llm.testing.fake_runner import HIDDEN, FakeRunner
+from mlc_llm.testing.fake_sampling import fake_logits, log_softmax
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,8 @@ it.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import (
@@ -25,6 +21,7 @@ from mlc_llm.runtime.batch import (
     Scoring,
     Window,
 )
+from mlc_llm.testing.fake_sampling import fake_logits, log_softmax, sample
 
 HIDDEN = 8
 """Numbers of a hidden vector."""
@@ -259,47 +256,8 @@ class FakeRunner:
         return -(-tokens // self.limits.page_size)
 
 
-def fake_logits(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:
-    """Pseudo-random logits float64 [vocab_size] that depend on the tokens alone."""
-    seed = zlib.crc32(np.asarray(tokens, dtype=np.int32).tobytes())
-    return np.random.default_rng(seed).standard_normal(vocab_size)
-
-
-def sample(logits: npt.NDArray[np.float64], sampling: Sampling) -> Sampled:
-    """Apply bias, mask and temperature, and draw a token. Other settings are ignored here."""
-    scores = logits.copy()
-    for token, bias in sampling.logit_bias.items():
-        scores[token] += bias
-    if sampling.allowed is not None:
-        scores[~_allowed(sampling.allowed, len(scores))] = -np.inf
-    if scores.max() == -np.inf:
-        return Sampled(-1, error="no token is allowed")
-    if sampling.temperature <= 1e-5:
-        token_id = int(scores.argmax())
-    else:
-        mass = np.cumsum(np.exp((scores - scores.max()) / sampling.temperature))
-        token_id = int(np.searchsorted(mass, sampling.uniform * mass[-1], side="right"))
-    if sampling.top_logprobs < 0:
-        return Sampled(token_id)
-    logprobs = log_softmax(logits)
-    best = np.argsort(-logprobs, kind="stable")[: sampling.top_logprobs]
-    top = tuple((int(i), float(logprobs[i])) for i in best)
-    return Sampled(token_id, float(logprobs[token_id]), top)
-
-
-def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Log-probabilities float64 of small logits."""
-    return np.asarray(logits - np.log(np.exp(logits).sum()))
-
-
 def _is_of_row(row: BatchRow, scoring: Scoring) -> bool:
     """Each scored token but the last is the row's own, at its place."""
     own = row.token_ids[scoring.first + 1 : scoring.first + 1 + len(scoring.next_ids)]
     is_inside = 0 <= scoring.first < len(row.token_ids) >= scoring.first + len(scoring.next_ids)
     return is_inside and bool(scoring.next_ids) and [*scoring.next_ids[: len(own)]] == [*own]
-
-
-def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
-    assert len(mask) == 4 * -(-vocab_size // 32), "a mask needs a bit for each token"
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-    return bits[:vocab_size].astype(bool)
