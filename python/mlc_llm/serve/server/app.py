@@ -18,7 +18,7 @@ from mlc_llm.serve.server.limits.guard import Guard
 from mlc_llm.serve.server.limits.holding import Holding
 from mlc_llm.serve.server.notes.access_log import AccessLog
 from mlc_llm.serve.server.notes.note import current_note
-from mlc_llm.serve.server.routes import admin, debug, info, ollama
+from mlc_llm.serve.server.routes import admin, balancers, debug, info, ollama
 from mlc_llm.serve.server.routes.anthropic import count_message_tokens, messages
 from mlc_llm.serve.server.routes.chat import chat_completions
 from mlc_llm.serve.server.routes.completion import completions
@@ -55,6 +55,11 @@ OTHER_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/ready", info.ready),
     ("GET", "/metrics", info.metrics),
     ("GET", "/openapi.json", info.openapi),
+    ("GET", "/server_info", balancers.server_info),
+    ("GET", "/get_server_info", balancers.server_info),
+    ("GET", "/model_info", balancers.model_info),
+    ("GET", "/get_model_info", balancers.model_info),
+    ("GET", "/get_load", balancers.load),
     ("POST", "/models/load", admin.load_model),
     ("POST", "/models/unload", admin.unload_model),
     *(("GET", path, page) for path in PAGE_PATHS),

@@ -58,6 +58,7 @@ FLAG: Schema = {"type": "boolean"}
 OF_A_MODEL = fields(model=OPTIONAL_TEXT)
 OF_A_NAME = fields(model={**TEXT, "minLength": 1, "maxLength": 256})
 MODELS = required(fields(models={"type": "array", "items": {"type": "object"}}), "models")
+FACTS: Schema = {"type": "object"}
 STATUS = required(fields(status=TEXT), "status")
 
 OPERATIONS: dict[str, Operation] = {
@@ -144,6 +145,13 @@ OPERATIONS: dict[str, Operation] = {
     "/health": Operation("The process lives.", None, STATUS),
     "/ready": Operation("Requests are taken on.", None, STATUS),
     "/metrics": Operation("Numbers for Prometheus, as text of its format 0.0.4."),
+    "/server_info": Operation("What the server is, for routers.", None, FACTS),
+    "/get_server_info": Operation("The same, under its old name.", None, FACTS),
+    "/model_info": Operation("What the default model is, for routers.", None, FACTS),
+    "/get_model_info": Operation("The same, under its old name.", None, FACTS),
+    "/get_load": Operation(
+        "How much the engines have to do, for routers.", None, {"type": "array", "items": FACTS}
+    ),
     "/openapi.json": Operation("This file.", None, {"type": "object"}),
     "/models/load": Operation("Open a model.", required(OF_A_NAME, "model"), ModelResponse),
     "/models/unload": Operation(
