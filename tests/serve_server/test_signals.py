@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -186,6 +187,15 @@ def test_sighup_reads_keys_again(tmp_path: Path) -> None:
         assert not any("old" in line.split() or "new" in line.split() for line in server.said)
 
 
+@pytest.fixture
+def heard_hangup() -> Iterator[None]:
+    """Servers inherit what their parent ignores, and `nohup` ignores SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard_hangup")
 def test_sighup_without_files_ends_the_server() -> None:
     with serving() as server:
         server.process.send_signal(signal.SIGHUP)
