@@ -15,14 +15,27 @@ def huge_memory(size: int) -> mmap.mmap:
     Two threads read a third faster from huge pages, because fewer addresses are translated. Child
     processes do not share the memory. Raises MemoryError.
     """
+    memory = own_memory(size)
+    prefer_huge(memory)
+    return memory
+
+
+def own_memory(size: int) -> mmap.mmap:
+    """As `huge_memory`, in pages as the system likes. Raises MemoryError."""
     flags = {}
     if hasattr(mmap, "MAP_ANONYMOUS"):
         flags["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
-        memory = mmap.mmap(-1, max(size, 1), **flags)
+        return mmap.mmap(-1, max(size, 1), **flags)
     except OSError as error:  # callers would take an OSError for a broken file
         raise MemoryError(f"{size >> 20} MiB of memory are not free") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system without them
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+
+
+def prefer_huge(memory: mmap.mmap, start: int = 0) -> None:
+    """Ask for huge pages from a byte on, and for small ones before it. start: of a page."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return
+    with suppress(OSError):  # a system without them
+        if start:
+            memory.madvise(mmap.MADV_NOHUGEPAGE, 0, start)
+        memory.madvise(mmap.MADV_HUGEPAGE, start)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlc_llm.backends.cpu.memory import zeroed
+from mlc_llm.backends.cpu.memory import HUGE_PAGE, SMALL_START, growing, zeroed
 from mlc_llm.errors import CacheError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
@@ -24,6 +24,40 @@ def test_zeroed(size: int) -> None:
     assert memory.shape == (size,)
     assert not memory.any()
     assert size == 0 or memory.ctypes.data % 4096 == 0
+
+
+@pytest.mark.parametrize("size", [0, SMALL_START, SMALL_START + 1, 3 * HUGE_PAGE + 5])
+def test_growing(size: int) -> None:
+    memory = growing(size)
+    assert memory.shape == (size,) and not memory.any()
+    assert size == 0 or memory.ctypes.data % 4096 == 0
+    memory[-1:] = 1
+    if size > SMALL_START:
+        assert (memory.ctypes.data + SMALL_START) % HUGE_PAGE == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux says how memory is mapped")
+def test_only_the_start_is_in_small_pages() -> None:
+    memory = growing(3 * HUGE_PAGE)
+    start = memory.ctypes.data
+    if "hg" not in advice(start + SMALL_START):
+        pytest.skip("the system has no huge pages")
+    assert "nh" in advice(start) and "nh" in advice(start + SMALL_START - 1)
+    assert "hg" in advice(start + len(memory) - 1)
+    assert "hg" in advice(zeroed(HUGE_PAGE).ctypes.data)
+
+
+def advice(address: int) -> list[str]:
+    """The flags of the mapping of an address."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            first, last = (int(one, 16) for one in name.split("-"))
+            here = first <= address < last
+        elif here and name == "VmFlags:":
+            return rest
+    raise AssertionError("the address is not mapped")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

@@ -17,7 +17,7 @@ import tvm_ffi_orcjit
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.backends.cpu import amx
-from mlc_llm.backends.cpu.memory import zeroed
+from mlc_llm.backends.cpu.memory import growing, zeroed
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.library.metadata import BrokenLibrary
@@ -40,7 +40,7 @@ class CpuDevice:
     def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
         """A tensor of zeros. Memory is taken from the system when it is first written."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        return tvm_ffi.from_dlpack(zeroed(size).view(dtype).reshape(shape))
+        return tvm_ffi.from_dlpack(growing(size).view(dtype).reshape(shape))
 
     def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
         """A tensor over the array's own memory if compiled code can read it, or over a copy."""

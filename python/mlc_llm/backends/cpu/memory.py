@@ -7,9 +7,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.support.huge_memory import huge_memory
+from mlc_llm.support.huge_memory import huge_memory, own_memory, prefer_huge
+
+HUGE_PAGE = 1 << 21
+SMALL_START = 1 << 18
+"""Bytes at the start of `growing` memory that lie in small pages: some 300 tokens of a layer of a
+small model. There are few enough of these pages that their addresses stay known."""
 
 
 def zeroed(size: int) -> npt.NDArray[Any]:
     """uint8 [size], zero, in memory as `huge_memory` gives it."""
     return np.frombuffer(huge_memory(size), np.uint8)[:size]
+
+
+def growing(size: int) -> npt.NDArray[Any]:
+    """The same for memory of which little is used at first, from the start on.
+
+    The system clears a huge page when it is first written. Each layer has a tensor of KV pages, so
+    the first token of a small model would wait for 60 MB to be cleared, and where the memory is
+    in pieces, for the system to make room for huge pages.
+    """
+    if size <= SMALL_START:
+        return zeroed(size)
+    memory = own_memory(size + HUGE_PAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    start = -(whole.ctypes.data + SMALL_START) % HUGE_PAGE
+    prefer_huge(memory, start + SMALL_START)
+    return whole[start : start + size]
