@@ -10,7 +10,7 @@ from pathlib import Path
 from kept_libraries import build_kept
 
 from mlc_llm.backends.registry import backend_of
-from mlc_llm.compiler.jit import library_key
+from mlc_llm.compiler.jit import library_names
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.errors import InvalidField
 from mlc_llm.loader.gguf import GGUFFile
@@ -80,7 +80,7 @@ class TinyModels:
         if fast:
             with suppress(InvalidField):
                 backend = backend.with_fast_tokens()
-        folder = self._folder / library_key(plan, backend)
+        folder = self._folder / library_names(plan, backend).key
         if not folder.exists():
             folder.mkdir()
             build_kept(plan.spec, backend, folder)

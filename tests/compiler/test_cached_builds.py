@@ -25,9 +25,9 @@ def test_a_new_version_has_new_keys_and_the_old_purposes(
 
     def names() -> list[str]:
         return [
-            jit.library_key(plan, PORTABLE),
+            jit.library_names(plan, PORTABLE).key,
             jit.weights_key(jit.content_of_model(file), PORTABLE),
-            jit.library_purpose(plan, PORTABLE),
+            jit.library_names(plan, PORTABLE).purpose,
             *jit.weights_purposes(jit.content_of_model(file), file.path, PORTABLE),
         ]
 
@@ -48,7 +48,7 @@ def test_other_kernels_and_other_models_have_purposes_of_their_own(
         for one in (PORTABLE, VNNI):
             plan = file.plan()
             content = jit.content_of_model(file)
-            found |= {jit.library_purpose(plan, one)}
+            found |= {jit.library_names(plan, one).purpose}
             found |= set(jit.weights_purposes(content, file.path, one))
     assert len(found) == 12
 
@@ -59,8 +59,8 @@ def test_a_library_with_more_kernels_does_not_take_the_place_of_one_with_fewer(
     file = GGUFModel.open(tiny_models.path("plain"))
     plan = file.plan()
     fast = AMX.with_fast_tokens()
-    assert jit.library_key(plan, AMX) != jit.library_key(plan, fast)
-    assert jit.library_purpose(plan, AMX) != jit.library_purpose(plan, fast)
+    assert jit.library_names(plan, AMX).key != jit.library_names(plan, fast).key
+    assert jit.library_names(plan, AMX).purpose != jit.library_names(plan, fast).purpose
 
 
 def test_a_folder_is_made_once_and_takes_the_place_of_older_ones(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.keys import (
@@ -79,8 +79,9 @@ def prepare(
     backend.check(plan.spec)
     content = content_of_model(model)
     work = _Work(model, plan, backend, show)
-    library = cache_dir("model_lib") / library_key(plan, backend)
-    _make(library, METADATA_FILE, (library_purpose(plan, backend),), work.build, rebuild)
+    names = library_names(plan, backend)
+    library = cache_dir("model_lib") / names.key
+    _make(library, METADATA_FILE, (names.purpose,), work.build, rebuild)
     return Prepared(plan, backend, library, _weights(work, content, rebuild))
 
 
@@ -198,22 +199,20 @@ def _named(model: ModelFiles, contents: Sequence[Content]) -> str:
     return model_content((content.hash for content in contents), model.quantization)
 
 
-def library_key(plan: WeightPlan, backend: Backend) -> str:
-    """The name of the library's folder: a hash of shapes, formats, target, source and versions."""
-    return digest(
-        {
-            "spec": _compiled_spec(plan),
-            "backend": backend.library_identity(),
-            "source": source_hash(),
-            "tvm": version("apache-tvm"),
-            "version": VERSION,
-        }
-    )
+class LibraryNames(NamedTuple):
+    """Hashes of all that shapes a library."""
 
-
-def library_purpose(plan: WeightPlan, backend: Backend) -> str:
+    key: str
+    """The name of its folder: of shapes, formats, target, source and versions."""
+    purpose: str
     """The same for libraries of which a newer one replaces an older one."""
-    return digest({"spec": _compiled_spec(plan), "backend": backend.library_identity()})
+
+
+def library_names(plan: WeightPlan, backend: Backend) -> LibraryNames:
+    """What the library of a model and a backend is called."""
+    shaped = {"spec": _compiled_spec(plan), "backend": backend.library_identity()}
+    made_by = {"source": source_hash(), "tvm": version("apache-tvm"), "version": VERSION}
+    return LibraryNames(digest(shaped | made_by), digest(shaped))
 
 
 def _compiled_spec(plan: WeightPlan) -> dict[str, object]:

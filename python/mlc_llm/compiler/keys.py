@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -89,6 +90,20 @@ def source_hash(folders: tuple[str, ...] = SHAPING_FOLDERS) -> str:
     no other folders of the package are given ("" is all of it)."""
     found = hashlib.sha256()
     for folder in folders:
-        for file in sorted((_PACKAGE / folder).rglob("*.py")):
-            found.update(file.relative_to(_PACKAGE).as_posix().encode() + b"\0" + file.read_bytes())
+        for name in _sources(str(_PACKAGE / folder)):
+            with open(name, "rb") as file:
+                inside = name.removeprefix(str(_PACKAGE)).replace(os.sep, "/")
+                found.update(inside.encode() + b"\0" + file.read())
     return found.hexdigest()
+
+
+def _sources(folder: str) -> list[str]:
+    """The source files in a folder and the folders inside it, always in the same order. Plain
+    strings: each command waits for this, and with `Path` it takes twice as long."""
+    walk = os.walk(folder)
+    return sorted(
+        os.path.join(where, name)
+        for where, _, names in walk
+        for name in names
+        if name[-3:] == ".py"
+    )

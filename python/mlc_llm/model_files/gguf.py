@@ -57,6 +57,10 @@ class GGUFModel:
         """The format has none."""
 
     def plan(self) -> WeightPlan:
+        return self._plan
+
+    @cached_property
+    def _plan(self) -> WeightPlan:
         return read_gguf(self.file.metadata, self.tensors)
 
     def tokenizer(self) -> Tokenizer:
