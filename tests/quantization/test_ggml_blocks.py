@@ -95,20 +95,20 @@ def test_unpack_loses_nothing(kind: str) -> None:
     [
         ("Q4_0", 4, 32, 8, True),
         ("Q4_1", 4, 32, 0, True),
-        ("Q5_0", 8, 32, 16, True),
-        ("Q5_1", 8, 32, 0, True),
+        ("Q5_0", 5, 32, 16, True),
+        ("Q5_1", 5, 32, 0, True),
         ("Q8_0", 8, 32, 128, True),
         ("Q4_K", 4, 32, 0, False),
-        ("Q5_K", 8, 32, 0, False),
-        ("Q6_K", 8, 16, 32, False),
-        ("Q2_K", 8, 16, 0, False),
-        ("Q3_K", 8, 16, 4, False),
+        ("Q5_K", 5, 32, 0, False),
+        ("Q6_K", 6, 16, 32, False),
+        ("Q2_K", 4, 16, 0, False),
+        ("Q3_K", 4, 16, 4, False),
         ("IQ4_NL", 8, 32, 128, True),
         ("IQ4_XS", 8, 32, 128, False),
         ("IQ3_S", 8, 32, 128, False),
         ("IQ2_XS", 8, 16, 128, False),
         ("IQ1_M", 8, 16, 128, False),
-        ("MXFP4", 8, 32, 12, False),
+        ("MXFP4", 5, 32, 12, False),
         ("NVFP4", 8, 16, 12, True),
         ("TQ1_0", 4, 32, 1, True),
         ("TQ2_0", 4, 32, 1, True),
@@ -123,6 +123,18 @@ def test_what_unpack_says(kind: str, bits: int, group: int, offset: int, half: b
     assert (grouped.bits, grouped.group, grouped.offset) == (bits, group, offset)
     assert (grouped.minimum is None) == (offset > 0)
     assert grouped.half is half
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
+def test_scales_of_k_formats_are_whole_numbers_of_units(kind: str) -> None:
+    grouped = unpack(kind, random_bytes(kind, 16, 512, seed=5), (16, 512))
+    pairs = [(grouped.scale, grouped.unit), (grouped.minimum, grouped.minimum_unit)]
+    for scale, unit in pairs[: 1 if grouped.minimum is None else 2]:
+        assert scale is not None and unit is not None
+        assert unit.shape == (16, 2) and (unit.astype(np.float16) == unit).all()
+        wide = np.repeat(unit, 256 // grouped.group, axis=1)
+        factor = np.rint(scale / wide)
+        assert (np.abs(factor + 0.5) < 128).all() and np.array_equal(factor * wide, scale)
 
 
 def test_half_is_seen_in_the_values() -> None:

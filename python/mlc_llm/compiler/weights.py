@@ -201,14 +201,21 @@ def _joined(parts: list[Rows]) -> Rows:
     grouped = [one for one in parts if isinstance(one, Grouped)]
     if not grouped:
         return np.concatenate([one for one in parts if not isinstance(one, Grouped)])
-    minima = [p.minimum for p in grouped if p.minimum is not None]
     return replace(
         grouped[0],
         q=np.concatenate([p.q for p in grouped]),
         scale=np.concatenate([p.scale for p in grouped]),
-        minimum=np.concatenate(minima) if minima else None,
+        minimum=_stacked([p.minimum for p in grouped]),
         half=all(p.half for p in grouped),
+        unit=_stacked([p.unit for p in grouped]),
+        minimum_unit=_stacked([p.minimum_unit for p in grouped]),
     )
+
+
+def _stacked(parts: list[Floats | None]) -> Floats | None:
+    """What all parts have or none has."""
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found else None
 
 
 def _floats(tensor: Tensor) -> Floats:

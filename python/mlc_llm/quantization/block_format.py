@@ -24,23 +24,31 @@ class Grouped:
     scale, minimum: float32 [N, K // group]; minimum is None for symmetric formats.
     offset: subtracted from q first; 0 if there is a minimum.
     half: every scale and every minimum is exactly a float16.
+    unit, minimum_unit: float32 [N, K // (span * group)] in formats where `span` neighbouring groups
+    share them: scales and minima are whole numbers from -128 to 127 times these units, which are
+    exactly float16; else None.
     """
 
     q: Bytes
-    bits: Literal[4, 8]
+    bits: Literal[4, 5, 6, 8]
     group: Literal[16, 32, 40]
     scale: Floats
     minimum: Floats | None
     offset: int
     half: bool
+    unit: Floats | None = None
+    minimum_unit: Floats | None = None
 
 
 class Parts(NamedTuple):
-    """B blocks, split: q [B, block], scale and minimum [B, groups in a block]."""
+    """B blocks, split: q [B, block], scale and minimum [B, groups in a block]. unit, minimum_unit:
+    [B, 1], as in `Grouped`."""
 
     q: Bytes
     scale: Floats
     minimum: Floats | None = None
+    unit: Floats | None = None
+    minimum_unit: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class BlockFormat:
     layout: np.dtype[np.void]
     """The bytes of a block."""
     split: Callable[[Blocks], Parts]
-    bits: Literal[4, 8]
+    bits: Literal[4, 5, 6, 8]
     group: Literal[16, 32] = 32
     offset: int = 0
 
@@ -74,3 +82,9 @@ def nibbles(packed: Bytes, out: Bytes) -> None:
 def widened(column: Halves) -> Floats:
     """Widen float16 [B] to float32 [B, 1]."""
     return column.astype(np.float32)[:, None]
+
+
+def lowered(column: Halves) -> Floats:
+    """The same with the other sign."""
+    wide = widened(column)
+    return np.negative(wide, out=wide)

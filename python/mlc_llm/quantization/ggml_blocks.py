@@ -68,6 +68,7 @@ def unpack(kind: str, data: Bytes, shape: tuple[int, int]) -> Grouped:
     q = np.empty(size, np.uint8)
     scale = np.empty(size // form.group, np.float32)
     minimum = np.empty_like(scale) if form.has_minimum else None
+    units: list[list[Floats]] = [[], []]
     with np.errstate(invalid="ignore", over="ignore"):
         for start, blocks in _chunks(form, data, shape):
             parts = form.split(blocks)
@@ -76,6 +77,8 @@ def unpack(kind: str, data: Bytes, shape: tuple[int, int]) -> Grouped:
             q[here], scale[groups] = parts.q.ravel(), parts.scale.ravel()
             if minimum is not None and parts.minimum is not None:
                 minimum[groups] = parts.minimum.ravel()
+            for found, unit in zip(units, (parts.unit, parts.minimum_unit), strict=True):
+                found.extend([] if unit is None else [unit])
     by_group = (shape[0], shape[1] // form.group)
     return Grouped(
         q.reshape(shape),
@@ -85,6 +88,7 @@ def unpack(kind: str, data: Bytes, shape: tuple[int, int]) -> Grouped:
         None if minimum is None else minimum.reshape(by_group),
         form.offset,
         _all_half(scale) and (minimum is None or _all_half(minimum)),
+        *(np.concatenate(each).reshape(shape[0], -1) if each else None for each in units),
     )
 
 

@@ -235,7 +235,7 @@ CODEBOOKS: dict[str, BlockFormat] = {
         offset=OFFSET,
     ),
     "MXFP4": BlockFormat(
-        32, layout(("e", "u1"), ("qs", "u1", 16)), _split_mxfp4, 8, offset=_FP4_OFFSET
+        32, layout(("e", "u1"), ("qs", "u1", 16)), _split_mxfp4, 5, offset=_FP4_OFFSET
     ),
     "NVFP4": BlockFormat(
         64, layout(("d", "u1", 4), ("qs", "u1", 32)), _split_nvfp4, 8, group=16, offset=_FP4_OFFSET

@@ -11,6 +11,7 @@ from mlc_llm.quantization.block_format import (
     Floats,
     Parts,
     layout,
+    lowered,
     nibbles,
     widened,
 )
@@ -49,8 +50,8 @@ def _split_q8_0(blocks: Blocks) -> Parts:
     return Parts(blocks["qs"] ^ np.uint8(0x80), widened(blocks["d"]))
 
 
-def _k_scales(blocks: Blocks) -> tuple[Floats, Floats]:
-    """Scales and minima [B, 8] of Q4_K and Q5_K, from their 6-bit factors.
+def _with_k_scales(q: Bytes, blocks: Blocks) -> Parts:
+    """With scales and minima [B, 8] of Q4_K and Q5_K, from their 6-bit factors.
 
     The low 6 bits of bytes 0-3 are the factors 0-3 of the scales, those of bytes 4-7 the factors
     0-3 of the minima. For the factors 4-7, the top 2 bits are the top bits of the same bytes, and
@@ -63,16 +64,15 @@ def _k_scales(blocks: Blocks) -> tuple[Floats, Floats]:
     factors[1, :, :4] = low_min & 63
     factors[1, :, 4:] = (both >> 4) | ((low_min >> 2) & 48)
     scale, minimum = factors.astype(np.float32)
-    scale *= widened(blocks["d"])
-    minimum *= widened(blocks["dmin"])
     # For all float32 x and m, x - m and x + (-m) are equal.
-    return scale, np.negative(minimum, out=minimum)
+    unit, minimum_unit = widened(blocks["d"]), lowered(blocks["dmin"])
+    return Parts(q, scale * unit, minimum * minimum_unit, unit, minimum_unit)
 
 
 def _split_q4_k(blocks: Blocks) -> Parts:
     q = np.empty((len(blocks), 256), np.uint8)
     nibbles(blocks["qs"].reshape(-1, 4, 32), q.reshape(-1, 4, 2, 32))
-    return Parts(q, *_k_scales(blocks))
+    return _with_k_scales(q, blocks)
 
 
 def _split_q5_k(blocks: Blocks) -> Parts:
@@ -92,16 +92,18 @@ def _pairs_of_bits(packed: Bytes) -> Bytes:
 
 def _split_q2_k(blocks: Blocks) -> Parts:
     q = _pairs_of_bits(blocks["qs"].reshape(-1, 2, 32)).reshape(-1, 256)
-    scale = (blocks["scales"] & 15).astype(np.float32) * widened(blocks["d"])
-    minimum = (blocks["scales"] >> 4).astype(np.float32) * widened(blocks["dmin"])
-    return Parts(q, scale, np.negative(minimum, out=minimum))
+    unit, minimum_unit = widened(blocks["d"]), lowered(blocks["dmin"])
+    scale = (blocks["scales"] & 15).astype(np.float32) * unit
+    minimum = (blocks["scales"] >> 4).astype(np.float32) * minimum_unit
+    return Parts(q, scale, minimum, unit, minimum_unit)
 
 
 def _split_q3_k(blocks: Blocks) -> Parts:
     q = _pairs_of_bits(blocks["qs"].reshape(-1, 2, 32)).reshape(-1, 8, 32)
     third = (blocks["hmask"][:, None] >> np.arange(8, dtype=np.uint8)[:, None]) & np.uint8(1)
     q |= third << np.uint8(2)
-    return Parts(q.reshape(-1, 256), widened(blocks["d"]) * _q3_factors(blocks["scales"]))
+    unit = widened(blocks["d"])
+    return Parts(q.reshape(-1, 256), unit * _q3_factors(blocks["scales"]), unit=unit)
 
 
 def _q3_factors(packed: Bytes) -> Floats:
@@ -121,7 +123,8 @@ def _split_q6_k(blocks: Blocks) -> Parts:
     groups, high = q.reshape(-1, 2, 4, 32), blocks["qh"].reshape(-1, 2, 32)
     for index in range(4):
         groups[:, :, index] |= ((high >> (2 * index)) & 3) << 4
-    return Parts(q, widened(blocks["d"]) * blocks["scales"].astype(np.float32))
+    unit = widened(blocks["d"])
+    return Parts(q, unit * blocks["scales"].astype(np.float32), unit=unit)
 
 
 _D, _M, _DMIN = ("d", "<f2"), ("m", "<f2"), ("dmin", "<f2")
@@ -129,18 +132,18 @@ PLAIN_AND_K: dict[str, BlockFormat] = {
     "Q4_0": BlockFormat(32, layout(_D, ("qs", "u1", 16)), _split_q4_0, 4, offset=8),
     "Q4_1": BlockFormat(32, layout(_D, _M, ("qs", "u1", 16)), _split_q4_1, 4),
     "Q5_0": BlockFormat(
-        32, layout(_D, ("qh", "u1", 4), ("qs", "u1", 16)), _split_q5_0, 8, offset=16
+        32, layout(_D, ("qh", "u1", 4), ("qs", "u1", 16)), _split_q5_0, 5, offset=16
     ),
-    "Q5_1": BlockFormat(32, layout(_D, _M, ("qh", "u1", 4), ("qs", "u1", 16)), _split_q5_1, 8),
+    "Q5_1": BlockFormat(32, layout(_D, _M, ("qh", "u1", 4), ("qs", "u1", 16)), _split_q5_1, 5),
     "Q8_0": BlockFormat(32, layout(_D, ("qs", "u1", 32)), _split_q8_0, 8, offset=128),
     "Q2_K": BlockFormat(
-        256, layout(("scales", "u1", 16), ("qs", "u1", 64), _D, _DMIN), _split_q2_k, 8, group=16
+        256, layout(("scales", "u1", 16), ("qs", "u1", 64), _D, _DMIN), _split_q2_k, 4, group=16
     ),
     "Q3_K": BlockFormat(
         256,
         layout(("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), _D),
         _split_q3_k,
-        8,
+        4,
         group=16,
         offset=4,
     ),
@@ -151,13 +154,13 @@ PLAIN_AND_K: dict[str, BlockFormat] = {
         256,
         layout(_D, _DMIN, ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)),
         _split_q5_k,
-        8,
+        5,
     ),
     "Q6_K": BlockFormat(
         256,
         layout(("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), _D),
         _split_q6_k,
-        8,
+        6,
         group=16,
         offset=32,
     ),

@@ -14,7 +14,9 @@ from mlc_llm.quantization.block_format import Grouped
 from mlc_llm.quantization.ggml_blocks import BLOCK_KINDS, dequantize, unpack
 
 HALF_SCALES = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "TQ1_0", "TQ2_0"}
-"""Scales of the others are products, or no float16 to begin with."""
+"""Those of most others are products, or no float16 to begin with."""
+SPANS = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
+"""Their scales are whole numbers in units."""
 SIZES = {kind: (block, size) for kind, block, size in KINDS.values()}
 GGUF_KINDS = [kind for kind in BLOCK_KINDS if kind in SIZES]
 """Those of folders have tests of their own, `tests/models/test_folder_types.py`."""
@@ -63,8 +65,8 @@ def test_packed_is_dequantised(kind: str, half: bool, rows: int) -> None:
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
-def test_half_scales_where_the_file_has_them(kind: str) -> None:
-    wanted = "float16" if kind in HALF_SCALES else "float32"
+def test_scales_are_as_small_as_in_the_file(kind: str) -> None:
+    wanted = "float16" if kind in HALF_SCALES else "int8" if kind in SPANS else "float32"
     assert format_of_kind(kind, half=True).scale_dtype == wanted
     assert format_of_kind(kind, half=False).scale_dtype == "float32"
 

@@ -25,6 +25,7 @@ from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.kernels.cpu import activation, quant_blocks
 from mlc_llm.kernels.cpu.input_kinds import KINDS
+from mlc_llm.quantization.block_format import Grouped
 
 Array = npt.NDArray[Any]
 HALF_ULP = 2.0**-24
@@ -183,6 +184,26 @@ def integers(isa: Isa, words: Array) -> Array:
     pairs = words.view(np.int16).reshape(m, groups, 2, quads, 2).astype(np.int64)
     # plane p holds bytes p and p + 2
     return pairs.transpose(0, 1, 4, 2, 3).reshape(m, groups, -1)
+
+
+def grouped(fmt: WeightFormat, q: Array, scale: Array, minimum: Array | None = None) -> Grouped:
+    """Weights of a format. Where scales have units, they become the nearest ones that do."""
+    bits, low = fmt.bits, minimum if fmt.has_minimum else None
+    if fmt.span == 1:
+        return Grouped(q, bits, fmt.group, scale, low, fmt.offset, half=True)  # type: ignore[arg-type]
+    scale, unit = _in_units(scale, fmt.span)
+    low, low_unit = (None, None) if low is None else _in_units(low, fmt.span)
+    found = (scale, low, fmt.offset, False, unit, low_unit)
+    return Grouped(q, bits, fmt.group, *found)  # type: ignore[arg-type]
+
+
+def _in_units(scale: Array, span: int) -> tuple[Array, Array]:
+    """Scales that are whole numbers of units, and the units of all spans."""
+    spans = scale.reshape(len(scale), -1, span)
+    unit = (np.abs(spans).max(axis=2) / 100).astype(np.float16).astype(np.float32)
+    wide = np.repeat(unit, span, axis=1)
+    whole = np.rint(scale / wide) * wide
+    return whole.astype(np.float32), unit
 
 
 def row_counts(isa: Isa) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from kernel_tools import Array, build, each_isa, each_isa_and, prepare
+from kernel_tools import Array, build, each_isa, each_isa_and, grouped, prepare
 
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
@@ -15,7 +15,6 @@ from mlc_llm.backends.cpu.packing import pack, pack_floats
 from mlc_llm.kernels.cpu.amx_exact import ExactProduct
 from mlc_llm.kernels.cpu.expert_matmul import ExpertShape, expert_matmul
 from mlc_llm.kernels.cpu.matmul import matmul
-from mlc_llm.quantization.block_format import Grouped
 
 KINDS = ("Q4_0", "Q4_K", "Q8_0", "Q6_K", "F16", "F32")
 EXPERTS, ROWS, COLUMNS = 4, 96, 160
@@ -38,8 +37,7 @@ def _matrix(fmt: WeightFormat, n: int, k: int, seed: int) -> Array:
         return pack_floats(rng.standard_normal((n, k)).astype(f"float{fmt.bits}")).tensor
     q = rng.integers(0, 2**fmt.bits, (n, k), dtype=np.uint8)
     scale, low = rng.standard_normal((2, n, k // fmt.group)).astype(np.float16).astype(np.float32)
-    minimum = low if fmt.has_minimum else None
-    return pack(Grouped(q, fmt.bits, fmt.group, scale, minimum, fmt.offset, half=True), fmt).tensor  # type: ignore[arg-type]
+    return pack(grouped(fmt, q, scale, low), fmt).tensor
 
 
 def starts_of(load: tuple[int, ...]) -> Array:
@@ -66,8 +64,9 @@ def check(isa: Isa, shape: ExpertShape, load: tuple[int, ...], width: int, first
 @each_isa_and("kind", KINDS)
 def test_rows_meet_the_matrix_of_their_expert(isa: Isa, kind: str) -> None:
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
+    k = COLUMNS if fmt.span == 1 else 256
     for load in LOADS:
-        check(isa, ExpertShape(EXPERTS, ROWS, COLUMNS, fmt), load, ROWS, 0)
+        check(isa, ExpertShape(EXPERTS, ROWS, k, fmt), load, ROWS, 0)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])

@@ -19,6 +19,7 @@ from kernel_tools import (
     dequantised,
     each_isa,
     fixed_values,
+    grouped,
     high_parts,
     prepare,
     row_counts,
@@ -31,7 +32,6 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import Packed, pack, pack_floats
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.quant_blocks import quant_blocks
-from mlc_llm.quantization.block_format import Grouped
 
 PLAIN_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "F16", "F32")
 KINDS = (*PLAIN_KINDS, "Q2_K", "Q3_K", "IQ4_XS", "IQ2_XS", "MXFP4", "TQ2_0")
@@ -55,6 +55,10 @@ class Weights:
     def format(self) -> WeightFormat:
         return self.packed.format
 
+    @property
+    def columns(self) -> int:
+        return self.packed.columns
+
     def arguments(self) -> list[Array]:
         """As the kernel takes them."""
         return [np.asarray(self.packed.tensor)]
@@ -69,6 +73,11 @@ def _weights(fmt: WeightFormat) -> Weights:
     return _floats(fmt) if fmt.is_float else _blocks(fmt)
 
 
+def columns(fmt: WeightFormat) -> int:
+    """Five groups of 32, or two spans."""
+    return COLUMNS if fmt.span == 1 else 2 * fmt.span * fmt.group
+
+
 def _floats(fmt: WeightFormat) -> Weights:
     w = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(f"float{fmt.bits}")
     exact = _padded(w.astype(np.float64))
@@ -77,18 +86,18 @@ def _floats(fmt: WeightFormat) -> Weights:
 
 def _blocks(fmt: WeightFormat) -> Weights:
     """Every stored number takes its extremes somewhere; scales have either sign."""
-    rng = np.random.default_rng(3)
-    q = rng.integers(0, 2**fmt.bits, (ROWS, COLUMNS), dtype=np.uint8)
+    rng, k = np.random.default_rng(3), columns(fmt)
+    q = rng.integers(0, 2**fmt.bits, (ROWS, k), dtype=np.uint8)
     q[0], q[1] = 0, 2**fmt.bits - 1
-    groups = (ROWS, COLUMNS // fmt.group)
-    stored = "float16" if fmt.is_fixed_point else fmt.scale_dtype
+    groups = (ROWS, k // fmt.group)
+    stored = "float32" if fmt.scale_dtype == "float32" else "float16"
     scale = (rng.standard_normal(groups) * 0.1).astype(stored).astype(np.float32)
     minimum = (-rng.random(groups)).astype(stored).astype(np.float32)
-    low = minimum if fmt.has_minimum else None
-    grouped = Grouped(q, fmt.bits, fmt.group, scale, low, fmt.offset, half=True)  # type: ignore[arg-type]
-    packed = pack(grouped, fmt)
-    wide = np.repeat(scale.astype(np.float64), fmt.group, axis=1)
-    shift = np.repeat(minimum, fmt.group, axis=1) if fmt.has_minimum else -fmt.offset * wide
+    values = grouped(fmt, q, scale, minimum)
+    packed = pack(values, fmt)
+    wide = np.repeat(values.scale.astype(np.float64), fmt.group, axis=1)
+    low = values.minimum
+    shift = -fmt.offset * wide if low is None else np.repeat(low, fmt.group, axis=1)
     magnitude = np.abs(wide * q) + np.abs(shift)
     exact = fixed_values(packed, q) if fmt.is_fixed_point else wide * q + shift
     return Weights(packed, _padded(exact), _padded(magnitude))
@@ -98,11 +107,11 @@ def _padded(matrix: Array) -> Array:
     return np.pad(matrix, ((0, padded_rows(ROWS) - ROWS), (0, 0)))
 
 
-def activations(m: int) -> npt.NDArray[np.float32]:
+def activations(m: int, k: int = COLUMNS) -> npt.NDArray[np.float32]:
     """Columns of very different sizes, as in a real model."""
     rng = np.random.default_rng(m)
-    spread = np.exp(rng.standard_normal((1, COLUMNS)))
-    return (rng.standard_normal((m, COLUMNS)) * spread).astype(np.float32)
+    spread = np.exp(rng.standard_normal((1, k)))
+    return (rng.standard_normal((m, k)) * spread).astype(np.float32)
 
 
 def product(
@@ -110,7 +119,7 @@ def product(
 ) -> Array:
     """The kernel's Y, from floats x. fast: rows for the kernel that knows such rows."""
     n, add = padded_rows(ROWS), into is not None
-    shape, with_fast = (n, COLUMNS, w.format, isa), fast is not None
+    shape, with_fast = (n, w.columns, w.format, isa), fast is not None
     kernel = build(isa, matmul, *shape, accumulate=add, fast=with_fast)
     y = np.full((len(x), n), np.nan, np.float32) if into is None else into.copy()
     rows = [] if fast is None else [np.array([fast], np.int32)]
@@ -121,10 +130,10 @@ def product(
 def operations(isa: Isa, fmt: WeightFormat) -> int:
     """Longest chain of float32 roundings behind one result, the last addition included."""
     if fmt.is_fixed_point:
-        return 2 * quant_blocks(COLUMNS) + 5
+        return 2 * quant_blocks(columns(fmt)) + 5
     if isa.integer and not fmt.is_float:
-        return 2 * (COLUMNS // fmt.group) + 5
-    return COLUMNS + 5
+        return 2 * (columns(fmt) // fmt.group) + 5
+    return columns(fmt) + 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,13 +141,13 @@ def operations(isa: Isa, fmt: WeightFormat) -> int:
 def test_product(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
     for m in row_counts(isa):
-        x = activations(m)
+        x = activations(m, w.columns)
         y = product(isa, w, x)
         prepared = prepare(isa, w.format, x)
-        given = dequantised(isa, prepared, COLUMNS)
+        given = dequantised(isa, prepared, w.columns)
         rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
         assert (np.abs(y - given @ w.exact.T) <= rounding).all(), f"{m} rows"
-        bound = HALF_STEP * steps(w.format, prepared, COLUMNS) @ np.abs(w.exact.T) + rounding
+        bound = HALF_STEP * steps(w.format, prepared, w.columns) @ np.abs(w.exact.T) + rounding
         assert (np.abs(y - x.astype(np.float64) @ w.exact.T) <= bound).all(), f"{m} rows"
         assert (y[:, ROWS:] == 0).all(), "padding"
 
@@ -148,7 +157,7 @@ def test_product(isa: Isa, kind: str) -> None:
 def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
     for m in row_counts(isa):
-        x = activations(m)
+        x = activations(m, w.columns)
         residual = np.random.default_rng(9).standard_normal((m, padded_rows(ROWS)))
         residual = residual.astype(np.float32)
         summed = product(isa, w, x, into=residual)
@@ -167,7 +176,8 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     ones = np.ones((most, padded_rows(ROWS)), np.float32)
     for m in (9, most):
         rows_alone(
-            lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)], activations(m)
+            lambda x: [product(isa, w, x, into=ones[: len(x)] if add else None)],
+            activations(m, w.columns),
         )
 
 
@@ -178,18 +188,16 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
     """Of four blocks a row goes through two side by side; of three through one at a time."""
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
-    rng = np.random.default_rng(5)
-    q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, COLUMNS), dtype=np.uint8)
-    scale = rng.standard_normal((4 * BLOCK, COLUMNS // fmt.group)).astype(np.float16)
-    low = scale.astype(np.float32) if fmt.has_minimum else None
-    grouped = Grouped(q, fmt.bits, fmt.group, scale.astype(np.float32), low, fmt.offset, half=True)  # type: ignore[arg-type]
-    tensor = np.asarray(pack(grouped, fmt).tensor)
+    rng, k = np.random.default_rng(5), columns(fmt)
+    q = rng.integers(0, 2**fmt.bits, (4 * BLOCK, k), dtype=np.uint8)
+    scale = rng.standard_normal((4 * BLOCK, k // fmt.group)).astype(np.float16).astype(np.float32)
+    tensor = np.asarray(pack(grouped(fmt, q, scale, scale), fmt).tensor)
     for m in (1, 2, 5):
-        prepared = prepare(isa, fmt, activations(m))
+        prepared = prepare(isa, fmt, activations(m, k))
         ys = []
         for first, count in ((0, 4), (0, 3), (1, 3)):
             y = np.ones((m, count * BLOCK), np.float32)
-            kernel = build(isa, matmul, count * BLOCK, COLUMNS, fmt, isa, accumulate=add)
+            kernel = build(isa, matmul, count * BLOCK, k, fmt, isa, accumulate=add)
             kernel(*prepared, np.ascontiguousarray(tensor[first:][:count]), y)
             ys.append(y)
         assert ys[0][:, : 3 * BLOCK].tobytes() == ys[1].tobytes(), f"{m} rows"
@@ -201,24 +209,25 @@ def test_blocks_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
 def test_largest_numbers_do_not_overflow(isa: Isa, kind: str) -> None:
     """All weights and all activations at the end of their ranges, with the same sign."""
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
-    top = 2**fmt.bits - 1
-    q = np.full((ROWS, COLUMNS), top, np.uint8)
+    top, k = 2**fmt.bits - 1, columns(fmt)
+    q = np.full((ROWS, k), top, np.uint8)
     q[1] = 0
-    scale = np.ones((ROWS, COLUMNS // fmt.group), np.float32)
-    packed = pack(Grouped(q, fmt.bits, fmt.group, scale, None, fmt.offset, half=True), fmt)  # type: ignore[arg-type]
-    exact = _padded(q.astype(np.float64) - fmt.offset)
+    values = grouped(fmt, q, np.ones((ROWS, k // fmt.group), np.float32))
+    packed = pack(values, fmt)
+    scale = np.repeat(values.scale.astype(np.float64), fmt.group, axis=1)
+    exact = _padded(scale * (q.astype(np.float64) - fmt.offset))
     w = Weights(packed, exact, np.abs(exact))
-    x = np.full((3, COLUMNS), 3.0, np.float32)
+    x = np.full((3, k), 3.0, np.float32)
     x[1] = -3
     y = product(isa, w, x)
-    assert np.abs(y / 3 - x / 3 @ exact.T).max() <= 1e-4 * COLUMNS * top
+    assert np.abs(y / 3 - x / 3 @ exact.T).max() <= 1e-4 * k * top
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "F16"])
 @each_isa()
 def test_not_a_number_stays_in_its_row(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
-    x = activations(5)
+    x = activations(5, w.columns)
     clean = product(isa, w, x)
     x[2, 77] = np.nan
     y = product(isa, w, x)
@@ -243,7 +252,7 @@ def refuses_fast_rows(isa: Isa, kind: str) -> None:
     fmt = weights(kind, isa).format
     assert not has_fast_rows(fmt, isa)
     with pytest.raises(AssertionError):
-        matmul(padded_rows(ROWS), COLUMNS, fmt, isa, accumulate=False, fast=True)
+        matmul(padded_rows(ROWS), columns(fmt), fmt, isa, accumulate=False, fast=True)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATS])
@@ -253,7 +262,7 @@ def test_fast_rows(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
     if w.format.is_fixed_point:
         pytest.skip("its fast rows are bfloat16, which has tests of its own")
-    x = activations(9)
+    x = activations(9, w.columns)
     exact, fast = product(isa, w, x), product(isa, w, x, fast=9)
     given = _high_values(isa, w, x)
     rounding = accumulated(operations(isa, w.format)) * (np.abs(given) @ w.magnitude.T)
@@ -278,7 +287,7 @@ def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
 @each_isa(where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_fast_rows_are_added_too(isa: Isa, kind: str) -> None:
     w = weights(kind, isa)
-    x = activations(9)
+    x = activations(9, w.columns)
     ones = np.ones((9, padded_rows(ROWS)), np.float32)
     summed = product(isa, w, x, into=ones, fast=6)
     assert np.abs(summed - 1 - product(isa, w, x, fast=6)).max() <= 1e-4

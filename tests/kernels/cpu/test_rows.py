@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import build, each_isa
-from test_matmul import COLUMNS, KINDS, ROWS, weights
+from test_matmul import KINDS, ROWS, weights
 
 from mlc_llm.backends.cpu.formats import padded_rows
 from mlc_llm.backends.cpu.isa import Isa
@@ -29,8 +29,8 @@ def test_embedding_is_the_dequantised_row(isa: Isa, kind: str) -> None:
     """Exact for all but fused multiply-and-add, which rounds once where the file's format twice."""
     w = weights(kind, isa)
     tokens = np.array([0, 15, 16, 69, 1, 1], np.int32)
-    y = np.full((len(tokens), COLUMNS), np.nan, np.float32)
-    kernel = build(isa, embedding, padded_rows(ROWS), COLUMNS, w.format)
+    y = np.full((len(tokens), w.columns), np.nan, np.float32)
+    kernel = build(isa, embedding, padded_rows(ROWS), w.columns, w.format)
     kernel(tokens, *w.arguments(), y)
     expected = unpack(w.packed)[tokens]
     if w.format.has_minimum or w.format.is_fixed_point:

@@ -10,6 +10,9 @@ BLOCK = 32
 """Weight rows that are interleaved; matrices are padded to a multiple."""
 PAGE = 16
 """Tokens a KV page."""
+UNIT_WORDS = BLOCK // 2
+"""32-bit words of the units of a block and span."""
+_BYTES = {"float32": 4, "float16": 2, "int16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,10 @@ class WeightFormat:
 
     value = scale * (q - offset), or scale * q + minimum.
 
+    With a `span` above 1 the tensor is [n/32, k/group/span, stride]. The words of `span` groups
+    come first, then their scales, then their minima: whole numbers (int8) in units. The units of
+    the scales stand behind them, then those of the minima, a float16 for each row.
+
     In a fixed-point format scales and minima are int16, in units of their row. A group more behind
     the last one begins with the 32 rows' units, float32.
     `bits` 16 and 32 mean plain floats [n/32, k, 32] and no scale.
@@ -32,6 +39,8 @@ class WeightFormat:
     has_minimum: bool = False
     offset: int = 0
     scale_dtype: str = "float16"
+    span: int = 1
+    """Groups whose scales share a unit."""
 
     @property
     def is_float(self) -> bool:
@@ -49,14 +58,37 @@ class WeightFormat:
         return self.group * self.bits // 32
 
     @property
+    def high_bits(self) -> int:
+        """Bits of a value above its low four that lie in a word of their own, the last one."""
+        return self.bits - 4 if self.bits < 8 else 0
+
+    @property
+    def low_words(self) -> int:
+        """Words without that of the high bits."""
+        return self.words - (1 if self.high_bits else 0)
+
+    @property
+    def parts(self) -> int:
+        """Values that share a byte of a low word: two nibbles, or one byte."""
+        return 2 if self.bits < 8 else 1
+
+    @property
     def scale_words(self) -> int:
         """32-bit words of the scales (or the minima) of a block and group."""
-        return BLOCK if self.scale_dtype == "float32" else BLOCK // 2
+        return BLOCK * _BYTES[self.scale_dtype] // 4
 
     @property
     def stride(self) -> int:
-        """32-bit words of a block and group."""
-        return self.words * BLOCK + self.scale_words * (2 if self.has_minimum else 1)
+        """32-bit words of a block and span."""
+        return self.unit_start(_kinds(self) if self.span > 1 else 0)
+
+    def scale_start(self, kind: int) -> int:
+        """Where the scales (kind 0) or minima (1) of the span begin; they come group by group."""
+        return self.span * (self.words * BLOCK + kind * self.scale_words)
+
+    def unit_start(self, kind: int) -> int:
+        """Where the units of the scales (kind 0) or minima (1) of the span begin."""
+        return self.scale_start(_kinds(self)) + kind * UNIT_WORDS
 
     @property
     def name(self) -> str:
@@ -64,8 +96,14 @@ class WeightFormat:
         if self.is_float:
             return f"f{self.bits}"
         kind = "m" if self.has_minimum else f"o{self.offset}"
-        scale = "i16" if self.is_fixed_point else self.scale_dtype[5:]
-        return f"q{self.bits}g{self.group}{kind}s{scale}"
+        scale = self.scale_dtype.replace("float", "").replace("int", "i")
+        span = f"x{self.span}" if self.span > 1 else ""
+        return f"q{self.bits}g{self.group}{kind}s{scale}{span}"
+
+
+def _kinds(fmt: WeightFormat) -> int:
+    """Kinds of numbers that a group has beside its values: scales, and minima."""
+    return 2 if fmt.has_minimum else 1
 
 
 def padded_rows(rows: int) -> int:
@@ -77,14 +115,15 @@ def tensor_shape(fmt: WeightFormat, n: int, k: int) -> tuple[tuple[int, ...], st
     """Shape and dtype of a packed matrix with n (padded) rows and k columns."""
     if fmt.is_float:
         return (n // BLOCK, k, BLOCK), f"float{fmt.bits}"
-    return (n // BLOCK, k // fmt.group + fmt.is_fixed_point, fmt.stride), "int32"
+    assert k % (fmt.group * fmt.span) == 0, "columns are whole spans"
+    return (n // BLOCK, k // fmt.group // fmt.span + fmt.is_fixed_point, fmt.stride), "int32"
 
 
 _HALF = {
     "Q4_0": WeightFormat(4, 32, offset=8),
     "Q4_1": WeightFormat(4, 32, has_minimum=True),
-    "Q5_0": WeightFormat(8, 32, offset=16),
-    "Q5_1": WeightFormat(8, 32, has_minimum=True),
+    "Q5_0": WeightFormat(5, 32, offset=16),
+    "Q5_1": WeightFormat(5, 32, has_minimum=True),
     "Q8_0": WeightFormat(8, 32, offset=128),
     "IQ4_NL": WeightFormat(8, 32, offset=128),
     "TQ1_0": WeightFormat(4, 32, offset=1),
@@ -93,15 +132,17 @@ _HALF = {
 }
 _BOOK = WeightFormat(8, 32, offset=128, scale_dtype="float32")
 """Entries of a code book, as bytes."""
+_SPANS = {
+    "Q2_K": WeightFormat(4, 16, has_minimum=True, scale_dtype="int8", span=16),
+    "Q3_K": WeightFormat(4, 16, offset=4, scale_dtype="int8", span=16),
+    "Q4_K": WeightFormat(4, 32, has_minimum=True, scale_dtype="int8", span=8),
+    "Q5_K": WeightFormat(5, 32, has_minimum=True, scale_dtype="int8", span=8),
+    "Q6_K": WeightFormat(6, 16, offset=32, scale_dtype="int8", span=16),
+}
 _SINGLE = {
-    "Q2_K": WeightFormat(8, 16, has_minimum=True, scale_dtype="float32"),
-    "Q3_K": WeightFormat(8, 16, offset=4, scale_dtype="float32"),
-    "Q4_K": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
     "zero_point4": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
-    "Q5_K": WeightFormat(8, 32, has_minimum=True, scale_dtype="float32"),
-    "Q6_K": WeightFormat(8, 16, offset=32, scale_dtype="float32"),
     **dict.fromkeys(("q4bf16", "q4f32"), WeightFormat(4, 32, offset=7, scale_dtype="float32")),
-    "MXFP4": WeightFormat(8, 32, offset=12, scale_dtype="float32"),
+    "MXFP4": WeightFormat(5, 32, offset=12, scale_dtype="float32"),
     "NVFP4": WeightFormat(8, 16, offset=12, scale_dtype="float32"),
     **dict.fromkeys(("IQ4_XS", "IQ3_XXS", "IQ3_S", "IQ2_XXS", "IQ1_S"), _BOOK),
     **dict.fromkeys(("IQ2_XS", "IQ2_S", "IQ1_M"), replace(_BOOK, group=16)),
@@ -110,7 +151,7 @@ _FLOATS = {"F16": WeightFormat(16), "BF16": WeightFormat(32), "F32": WeightForma
 """bfloat16 is widened: no kernel reads it."""
 
 
-_KINDS = {**_HALF, **_SINGLE, **_FLOATS}
+_KINDS = {**_HALF, **_SPANS, **_SINGLE, **_FLOATS}
 
 
 def format_of_kind(kind: str, *, half: bool, fixed_point: bool = False) -> WeightFormat:
@@ -125,8 +166,10 @@ def format_of_kind(kind: str, *, half: bool, fixed_point: bool = False) -> Weigh
     fmt = _KINDS.get(kind)
     if fmt is None:
         raise UnsupportedModel(f"tensor type {kind}; supported: {', '.join(_KINDS)}")
-    if fixed_point and fmt.bits == 4:
-        return replace(fmt, scale_dtype="int16")
+    if fixed_point and fmt.bits == 4 and fmt.group == 32:
+        return replace(fmt, scale_dtype="int16", span=1)
     if half:
         return fmt
-    return replace(fmt, bits=32) if fmt.is_float else replace(fmt, scale_dtype="float32")
+    if fmt.is_float:
+        return replace(fmt, bits=32)
+    return replace(fmt, scale_dtype="float32", span=1)

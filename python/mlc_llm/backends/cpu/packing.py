@@ -1,12 +1,15 @@
 """Packed weight matrices: the bytes the kernels read, made without losing a bit.
 
 A matrix [n, k] is cut into blocks of 32 rows and groups of columns. Each block and group has its
-words first, the 32 rows side by side, then the scales, then the minima if there are any. With
+words first, the 32 rows side by side, then the scales, then the minima if there are any. In
+formats with spans, several groups have their words, then their scales and so on. With
 quads = group / 4:
 
     8-bit  word j (of quads):      byte i holds element  quads * i + j
     4-bit  word j (of quads / 2):  byte i holds element  quads * i + j  in its low nibble
                                    and  quads * i + j + quads / 2  in its high nibble
+    5-bit  as 4-bit; the last word has the bits above the nibbles: bit (6-bit: pair of bits) j of
+    6-bit  its byte i belongs to element  quads * i + j
 
 Rows are padded to a multiple of 32 with zero scales.
 """
@@ -19,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, padded_rows
+from mlc_llm.backends.cpu.formats import BLOCK, UNIT_WORDS, WeightFormat, padded_rows
 from mlc_llm.quantization.block_format import Grouped
 
 Array = npt.NDArray[Any]
@@ -49,11 +52,38 @@ def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
     units = _units(grouped) if fmt.is_fixed_point else None
     if units is not None:
         scales = _in_units(scales, np.where(units > 0, units, 1)[:, None], fmt)
+    shared = _shared_units(grouped, fmt)
+    scales = (
+        [_factors(s, u, fmt) for s, u in zip(scales, shared, strict=True)] if shared else scales
+    )
     parts += [_interleaved(_pad(scale).astype(fmt.scale_dtype)) for scale in scales]
-    tensor = np.concatenate(parts, axis=2)
+    parts += [_interleaved(_pad(unit).astype("float16")) for unit in shared]
+    blocks, spans = parts[0].shape[0], k // fmt.group // fmt.span
+    tensor = np.concatenate([part.reshape(blocks, spans, -1) for part in parts], axis=2)
     if units is not None:
         tensor = np.concatenate([tensor, _unit_group(units, fmt)], axis=1)
     return Packed(fmt, n, k, tensor)
+
+
+def _shared_units(grouped: Grouped, fmt: WeightFormat) -> list[Array]:
+    """float32 [n, spans]: the units of scales, and of minima if there are any; none where there are
+    no spans."""
+    if fmt.span == 1:
+        return []
+    units = [grouped.unit] + ([grouped.minimum_unit] if fmt.has_minimum else [])
+    found = [unit for unit in units if unit is not None]
+    assert len(found) == len(units), "scales have no units"
+    return found
+
+
+def _factors(scale: Array, unit: Array, fmt: WeightFormat) -> Array:
+    """The whole numbers that make scales of their units. A unit of 0 keeps the sign of a scale."""
+    wide = np.repeat(unit, fmt.span, axis=1)
+    sign = np.copysign(np.float32(1), scale) * np.copysign(np.float32(1), wide)
+    factors: Array = np.rint(np.divide(scale, wide, out=sign, where=wide != 0))
+    assert (np.abs(factors + 0.5) < 128).all(), "whole numbers of more than 8 bits"
+    assert (factors * wide == scale).all(), "scales are not multiples of their units"
+    return factors
 
 
 def _units(grouped: Grouped) -> Array:
@@ -100,15 +130,12 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
         rows = packed.tensor.transpose(0, 2, 1).reshape(-1, k)
         floats: npt.NDArray[np.float32] = rows[: packed.rows].astype(np.float32)
         return floats
-    end, groups = fmt.words * BLOCK, k // fmt.group
-    tensor = packed.tensor[:, :groups]
-    q = _values(tensor[..., :end], fmt)
-    scale, *minimum = (
-        _floats(tensor[..., start : start + fmt.scale_words], fmt)
-        for start in range(end, fmt.stride, fmt.scale_words)
-    )
+    spans = k // fmt.group // fmt.span
+    tensor = packed.tensor[:, :spans]
+    q = _values(tensor[..., : fmt.scale_start(0)], fmt)
+    scale, *minimum = (_scales(tensor, fmt, kind) for kind in range(1 + fmt.has_minimum))
     if fmt.is_fixed_point:
-        units = np.ascontiguousarray(packed.tensor[:, groups, :BLOCK]).view(np.float32)
+        units = np.ascontiguousarray(packed.tensor[:, spans, :BLOCK]).view(np.float32)
         scale, *minimum = (part * units.reshape(-1, 1, 1) for part in (scale, *minimum))
     value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))
     result: npt.NDArray[np.float32] = value.reshape(-1, k)[: packed.rows]
@@ -118,25 +145,51 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
 def _words(q: Array, fmt: WeightFormat) -> Array:
     """int32 [blocks, groups, words * 32] of the values [n, k]."""
     n, k = q.shape
-    parts = 8 // fmt.bits
-    split = q.reshape(n // BLOCK, BLOCK, k // fmt.group, 4, parts, fmt.words)
+    split = q.reshape(n // BLOCK, BLOCK, k // fmt.group, 4, fmt.parts, fmt.low_words)
     octets = split[..., 0, :]
-    if parts == 2:
-        octets = octets | (split[..., 1, :] << 4)
+    if fmt.parts == 2:
+        octets = octets & 15 | (split[..., 1, :] << 4)
+    if fmt.high_bits:
+        octets = np.concatenate([octets, _high_octets(split, fmt)], axis=4)
     ordered = octets.transpose(0, 2, 4, 1, 3)  # [blocks, groups, words, 32, byte]
     return np.ascontiguousarray(ordered).view("<i4").reshape(n // BLOCK, k // fmt.group, -1)
 
 
+def _high_octets(split: Array, fmt: WeightFormat) -> Array:
+    """uint8 [blocks, 32, groups, byte, 1]: the bits above the low four of all quads."""
+    quads = split.reshape(*split.shape[:4], -1) >> 4
+    shifts = fmt.high_bits * np.arange(quads.shape[-1], dtype=np.uint8)
+    octets: Array = np.bitwise_or.reduce(quads << shifts, axis=4, keepdims=True)
+    return octets
+
+
 def _values(words: Array, fmt: WeightFormat) -> Array:
-    """float32 [rows, groups, group] of the values in the words."""
-    blocks, groups, _ = words.shape
+    """float32 [rows, groups, group] of the values in the words [blocks, spans, ...]."""
+    blocks, spans, _ = words.shape
     split = np.ascontiguousarray(words).view(np.uint8)
-    octets = split.reshape(blocks, groups, fmt.words, BLOCK, 4)
-    parts = [octets & 15, octets >> 4] if fmt.bits == 4 else [octets]
-    order = (1, 4, 2, 5, 0, 3)  # [blocks, 32, groups, byte, part, word]
-    q = np.stack(parts).transpose(order)
-    values: Array = q.reshape(blocks * BLOCK, groups, fmt.group).astype(np.float32)
+    octets = split.reshape(blocks, spans * fmt.span, fmt.words, BLOCK, 4)
+    low = octets[:, :, : fmt.low_words]
+    parts = np.stack([low & 15, low >> 4] if fmt.parts == 2 else [low])
+    q = parts.transpose(1, 4, 2, 5, 0, 3)  # [blocks, 32, groups, byte, part, word]
+    q = q.reshape(*q.shape[:4], -1)
+    if fmt.high_bits:
+        shifts = fmt.high_bits * np.arange(fmt.group // 4, dtype=np.uint8)
+        high = octets[:, :, -1].transpose(0, 2, 1, 3)[..., None] >> shifts
+        q = q | (high & ((1 << fmt.high_bits) - 1)) << 4
+    values: Array = q.reshape(blocks * BLOCK, spans * fmt.span, fmt.group).astype(np.float32)
     return values
+
+
+def _scales(tensor: Array, fmt: WeightFormat, kind: int) -> Array:
+    """float32 [rows, groups, 1]: the scales (kind 0) or minima (1)."""
+    start, size = fmt.scale_start(kind), fmt.span * fmt.scale_words
+    scale = _floats(tensor[..., start : start + size], fmt.scale_dtype)
+    if fmt.span == 1:
+        return scale
+    start = fmt.unit_start(kind)
+    unit = _floats(tensor[..., start : start + UNIT_WORDS], "float16")
+    product: Array = scale * np.repeat(unit, fmt.span, axis=1)
+    return product
 
 
 def _pad(rows: Array) -> Array:
@@ -151,10 +204,9 @@ def _interleaved(scale: Array) -> Array:
     return np.ascontiguousarray(blocks).view("<i4")
 
 
-def _floats(words: Array, fmt: WeightFormat) -> Array:
-    """float32 [rows, groups, 1] of the scales in their words."""
-    scale = np.ascontiguousarray(words).view(fmt.scale_dtype)  # [blocks, groups, 32]
-    blocks, groups, _ = scale.shape
-    rows = scale.transpose(0, 2, 1).reshape(blocks * BLOCK, groups, 1)
-    result: Array = rows.astype(np.float32)
+def _floats(words: Array, dtype: str) -> Array:
+    """float32 [rows, numbers of a row, 1] of numbers in words [blocks, spans, ...]."""
+    given = np.ascontiguousarray(words).view(dtype)
+    numbers = given.reshape(len(words), -1, BLOCK).transpose(0, 2, 1)
+    result: Array = numbers.reshape(len(words) * BLOCK, -1, 1).astype(np.float32)
     return result

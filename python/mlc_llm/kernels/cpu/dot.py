@@ -11,7 +11,9 @@ W  int32 [words, rows]     weight words; the four bytes of a word belong to one 
 X  int32 [planes, quads]   activation words, quads = group / 4
 
 Byte `i` of word `j` belongs to element `quads * i + j` of the group (`backends/cpu/packing.py`), so
-activations pack with plain vector arithmetic. The planes are:
+activations pack with plain vector arithmetic. Values of 5 or 6 bits are nibbles like those of 4
+bits, and a last word has the bits above them: byte `i` those of all quads, the first ones lowest.
+The planes are:
 
 * VNNI and Arm: the signed high bytes, then the signed low bytes of the 16-bit values. Each plane
   has a sum of its own; the total is 256 * high + low. `vpdpbusd` and `usdot` (Arm's I8MM) add four
@@ -34,27 +36,40 @@ from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
 
 Words: TypeAlias = Callable[[Index], Expr]
-"""Words of one row and group by their number, or vectors of words by a vector of numbers."""
+"""Words of one row and group by their number, or vectors of words by a vector of numbers; or
+vectors of a group's weight words, by the number of the word."""
+BYTES, PAIR, BYTE = 0x01010101, 0x00010001, 0x00000001
+"""Where values that are taken out of a word begin: in each byte, in two of them, in one."""
 
 
 def weight_values(
-    fmt: WeightFormat, word: Expr, part: Index, byte: Index | None, lanes: int
+    fmt: WeightFormat, w: Words, j: Index, part: Index, lanes: int, places: int, byte: Index = 0
 ) -> Expr:
-    """Unsigned values of a weight word: nibbles `part` (0 low, 1 high) of 4-bit weights, or bytes.
+    """Unsigned values of low word j of weights: nibbles `part` (0 low, 1 high), or whole bytes.
 
-    byte: the number of one byte, which is shifted down; None: all four in place.
+    places: where they begin; byte: the first one that is taken, which is shifted down.
     """
-    mask = {4: 0x0F, 8: 0xFF}[fmt.bits]
-    if byte is None:
-        if fmt.bits == 8:
-            return word
-        return _shift(word, 4 * part, lanes) & splat(T.int32(mask * 0x01010101), lanes)
-    return _shift(word, 4 * part + 8 * byte, lanes) & splat(T.int32(mask), lanes)
+    if fmt.bits == 8:
+        return w(j) if places == BYTES else _taken(w(j), 8 * byte, 8, places, lanes)
+    low = _taken(w(j), 4 * part + 8 * byte, 4, places, lanes)
+    if not fmt.high_bits:
+        return low
+    return low | _high_values(fmt, w, j + part * fmt.low_words, lanes, places, byte)
 
 
-def word_parts(fmt: WeightFormat) -> int:
-    """Values that share a byte: two nibbles, or one byte."""
-    return 8 // fmt.bits
+def _high_values(
+    fmt: WeightFormat, w: Words, quad: Index, lanes: int, places: int, byte: Index = 0
+) -> Expr:
+    """The bits of a quad's values above the low four, where they belong."""
+    start = fmt.high_bits * quad + 8 * byte
+    high = _taken(w(fmt.low_words), start, fmt.high_bits, places, lanes)
+    return T.shift_left(high, splat(T.int32(4), lanes))
+
+
+def _taken(word: Expr, start: Index, bits: int, places: int, lanes: int) -> Expr:
+    """So many bits from `start` on, in each of the places. The mask drops copies of the sign."""
+    mask = splat(T.int32(places * ((1 << bits) - 1)), lanes)
+    return _shift(word, start, lanes) & mask
 
 
 def bias(isa: Isa, fmt: WeightFormat) -> int:
@@ -62,21 +77,19 @@ def bias(isa: Isa, fmt: WeightFormat) -> int:
     return 128 if isa is DOTPROD and fmt.bits == 8 else 0
 
 
-def dot(
-    isa: Isa, fmt: WeightFormat, sums: Expr, word: Expr, x: Words, j: Index, plane: int
-) -> Expr:
-    """`sums` plus weight word `j` of a group times its activations `x` in one plane."""
+def dot(isa: Isa, fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, plane: int) -> Expr:
+    """`sums` plus low word `j` of a group's weights times its activations `x` in one plane."""
     step = _STEPS[isa.name]
-    for part in range(word_parts(fmt)):
-        sums = step(fmt, sums, word, x, j + part * fmt.words, part, plane)
+    for part in range(fmt.parts):
+        sums = step(fmt, sums, w, x, j, part, plane)
     return sums
 
 
 def _dot_vnni(
-    fmt: WeightFormat, sums: Expr, word: Expr, x: Words, quad: Index, part: int, plane: int
+    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
 ) -> Expr:
     """AVX-512 VNNI: four products of bytes a lane."""
-    values = weight_values(fmt, word, part, None, 16)
+    values, quad = weight_values(fmt, w, j, part, 16, BYTES), j + part * fmt.low_words
     return T.call_llvm_pure_intrin(
         codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
         sums,
@@ -87,12 +100,12 @@ def _dot_vnni(
 
 
 def _dot_avx2(
-    fmt: WeightFormat, sums: Expr, word: Expr, x: Words, quad: Index, part: int, plane: int
+    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
 ) -> Expr:
     """AVX2: two products of 16 bits a lane, for even and for odd bytes."""
-    pair_mask = {4: 0x000F000F, 8: 0x00FF00FF}[fmt.bits]
+    quad = j + part * fmt.low_words
     for odd in range(2):
-        values = _shift(word, 4 * part + 8 * odd, 8) & splat(T.int32(pair_mask), 8)
+        values = weight_values(fmt, w, j, part, 8, PAIR, odd)
         sums = sums + T.call_llvm_pure_intrin(
             codegen.llvm_lookup_intrinsic_id("llvm.x86.avx2.pmadd.wd"),
             T.reinterpret(values, dtype="int16x16"),
@@ -103,29 +116,33 @@ def _dot_avx2(
 
 
 def _dot_i8mm(
-    fmt: WeightFormat, sums: Expr, word: Expr, x: Words, quad: Index, part: int, plane: int
+    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
 ) -> Expr:
     """Arm I8MM: unsigned times signed bytes."""
-    values = _octets(fmt, word, part)
+    values, quad = _octets(fmt, w, j, part), j + part * fmt.low_words
     return _dot_arm("llvm.aarch64.neon.usdot.v4i32.v16i8", fmt, sums, values, x, quad, plane)
 
 
 def _dot_dotprod(
-    fmt: WeightFormat, sums: Expr, word: Expr, x: Words, quad: Index, part: int, plane: int
+    fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
 ) -> Expr:
     """Arm DotProd: signed bytes only, so weights of 8 bits count 128 less."""
-    values = _octets(fmt, word, part)
+    values, quad = _octets(fmt, w, j, part), j + part * fmt.low_words
     if fmt.bits == 8:
         values = values ^ splat(T.uint8(0x80), 16)
     return _dot_arm("llvm.aarch64.neon.sdot.v4i32.v16i8", fmt, sums, values, x, quad, plane)
 
 
-def _octets(fmt: WeightFormat, word: Expr, part: int) -> Expr:
+def _octets(fmt: WeightFormat, w: Words, j: Index, part: int) -> Expr:
     """`weight_values` of all four bytes. They are shifted as bytes, which needs no mask."""
-    octets = T.reinterpret(word, dtype="uint8x16")
+    octets = T.reinterpret(w(j), dtype="uint8x16")
     if fmt.bits == 8:
         return octets
-    return T.shift_right(octets, splat(T.uint8(4), 16)) if part else octets & splat(T.uint8(15), 16)
+    low = T.shift_right(octets, splat(T.uint8(4), 16)) if part else octets & splat(T.uint8(15), 16)
+    if not fmt.high_bits:
+        return low
+    high = _high_values(fmt, w, j + part * fmt.low_words, 4, BYTES)
+    return low | T.reinterpret(high, dtype="uint8x16")
 
 
 def _dot_arm(
@@ -152,5 +169,9 @@ _STEPS = {
 
 
 def _shift(word: Expr, bits: Index, lanes: int) -> Expr:
-    """Arithmetic shift right; the caller's mask drops the copies of the sign."""
-    return word if bits == 0 else T.shift_right(word, splat(T.int32(bits), lanes))
+    """Arithmetic shift right."""
+    return (
+        word
+        if isinstance(bits, int) and bits == 0
+        else T.shift_right(word, splat(T.int32(bits), lanes))
+    )

@@ -5,7 +5,7 @@
             y = (q * scale + minimum, or (q - offset) * scale) * factor
 
 tokens    int32 [m]: rows of the table
-table     the packed table, [n / 32, groups, stride] (see `backends/cpu/formats.py`); of floats
+table     the packed table, [n / 32, spans, stride] (see `backends/cpu/formats.py`); of floats
           [n / 32, k, 32]
 y         float32 [m, k]
 """
@@ -39,18 +39,34 @@ def _value(
 ) -> Expr:
     """The value in that half (of 4 bits) and byte of word j of group g of a row."""
     block, place = row // BLOCK, row % BLOCK
-    word = table[block, g, j * BLOCK + place]
     scale = scale_of(fmt, table, block, g, place)
-    q = T.bitwise_and(T.shift_right(word, byte * 8 + part * 4), T.int32((1 << fmt.bits) - 1))
+    q = _whole(fmt, table, row, g, j, part, byte)
     minimum = minimum_of(fmt, table, block, g, place)
     if minimum is not None:
         return T.cast(q, "float32") * scale + minimum
     return T.cast(q - T.int32(fmt.offset), "float32") * scale
 
 
+def _whole(
+    fmt: WeightFormat, table: Buffer, row: Expr, g: Expr, j: Expr, part: Expr, byte: Expr
+) -> Expr:
+    """The whole number behind a value."""
+
+    def taken(word: Expr | int, start: Expr, bits: int) -> Expr:
+        at = (g % fmt.span * fmt.words + word) * BLOCK + row % BLOCK
+        shifted = T.shift_right(table[row // BLOCK, g // fmt.span, at], start)
+        return T.bitwise_and(shifted, T.int32((1 << bits) - 1))
+
+    low = taken(j, byte * 8 + part * 4, 8 // fmt.parts)
+    if not fmt.high_bits:
+        return low
+    start = byte * 8 + fmt.high_bits * (j + part * fmt.low_words)
+    return low | T.shift_left(taken(fmt.low_words, start, fmt.high_bits), T.int32(4))
+
+
 def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
     """The kernel for integers."""
-    groups, words, quads = k // fmt.group, fmt.words, fmt.group // 4
+    groups, words, quads = k // fmt.group, fmt.low_words, fmt.group // 4
     shape, _ = tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
@@ -63,7 +79,7 @@ def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:
             for row in T.serial(m):
                 for g in T.serial(groups):
                     for j in T.serial(words):
-                        for part in T.unroll(8 // fmt.bits):
+                        for part in T.unroll(fmt.parts):
                             for byte in T.unroll(4):
                                 Y[row, g * fmt.group + quads * byte + part * words + j] = _times(
                                     _value(fmt, table, I[row], g, j, part, byte), factor

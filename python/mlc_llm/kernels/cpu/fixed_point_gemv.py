@@ -30,8 +30,8 @@ from mlc_llm.kernels.cpu.quant_blocks import (
     scales_start,
     sums_start,
 )
-from mlc_llm.kernels.cpu.row_block import PREFETCH_BYTES, RowBlock, ask_for_group, put
-from mlc_llm.kernels.cpu.scales import MINIMA, SCALES, unit_at, whole_at
+from mlc_llm.kernels.cpu.row_block import RowBlock, ask_for_group, put, words_ahead
+from mlc_llm.kernels.cpu.scales import MINIMA, SCALES, unit_at, weight_words, whole_at
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -58,7 +58,7 @@ class FixedPointGemv:
         # A single row goes through the streams side by side (see `integer_matmul.py`).
         self.streams = 1 if n // BLOCK % 2 else 2
         self.apart = n // BLOCK // self.streams
-        self.ahead = max(1, PREFETCH_BYTES // self.streams // (4 * fmt.stride))
+        self.ahead = words_ahead(fmt, self.streams)
         self.lane, self.half = lanes_at(0, L), lanes_at(0, HALF)
 
     @T.inline
@@ -104,7 +104,7 @@ class FixedPointGemv:
         for g in T.serial(T.min(BLOCK_GROUPS, self.groups - b * BLOCK_GROUPS)):
             for s in T.unroll(at.streams):
                 ask_for_group(
-                    W, at.block + s * self.apart, b * BLOCK_GROUPS + g + self.ahead, self.fmt.stride
+                    self.fmt, W, at.block + s * self.apart, b * BLOCK_GROUPS + g, 0, self.ahead
                 )
                 for r in T.unroll(at.rows):
                     self.add_words(
@@ -127,10 +127,10 @@ class FixedPointGemv:
         for j in T.unroll(self.fmt.words):
             for v in T.unroll(V):
                 high[i, v, self.lane] = self.added(
-                    high[i, v, self.lane], self.word(W, block, group, j, v), X, row, group, j, 0
+                    high[i, v, self.lane], self.weights(W, block, group, v), X, row, group, j, 0
                 )
                 low[i, v, self.lane] = self.added(
-                    low[i, v, self.lane], self.word(W, block, group, j, v), X, row, group, j, 1
+                    low[i, v, self.lane], self.weights(W, block, group, v), X, row, group, j, 1
                 )
 
     @T.inline
@@ -171,12 +171,12 @@ class FixedPointGemv:
                         *(sums[s * at.rows + r, v, self.half], HALF, self.accumulate),
                     )  # fmt: skip
 
-    def word(self, W: Buffer, block: Index, group: Index, j: Index, vector: Index) -> Expr:
-        """Vector `vector` of word j of a group's rows."""
-        return W[block, group, lanes_at(j * BLOCK + vector * L, L)]
+    def weights(self, W: Buffer, block: Index, group: Index, vector: Index) -> Words:
+        """Vector `vector` of the words of a group's rows, by their number."""
+        return weight_words(self.fmt, W, block, group, vector * L, L)
 
     def added(
-        self, sums: Expr, word: Expr, X: Buffer, row: Index, group: Index, j: Index, plane: int
+        self, sums: Expr, w: Words, X: Buffer, row: Index, group: Index, j: Index, plane: int
     ) -> Expr:
         """`sums` plus weight word j times one plane of a row's group."""
 
@@ -185,7 +185,7 @@ class FixedPointGemv:
             return X[row, plane * (self.k // 4) + group * QUADS + i - plane * QUADS]
 
         words: Words = x
-        return dot(self.isa, self.fmt, sums, word, words, j, plane)
+        return dot(self.isa, self.fmt, sums, w, words, j, plane)
 
     def scaled(
         self, exact: Expr, high: Expr, low: Expr, total: Expr, W: Buffer,

@@ -8,7 +8,7 @@
         Y[rows, block] (+)= sums
 
 X  float32 [m, k]                                          activations
-W  int32 [n/32, k/group, stride], or float [n/32, k, 32]   packed weights (`formats.py`)
+W  int32 [n/32, spans, stride], or float [n/32, k, 32]     packed weights (`formats.py`)
 Y  float32 [m, n]                                          the result
 
 The columns of packed integers come in the order of their words (`dot.py`).
@@ -19,11 +19,11 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.dot import weight_values, word_parts
-from mlc_llm.kernels.cpu.row_block import PREFETCH_BYTES, ask_for_group, clear, store
-from mlc_llm.kernels.cpu.scales import minimum_at, scale_at
+from mlc_llm.kernels.cpu.dot import BYTE, Words, weight_values
+from mlc_llm.kernels.cpu.row_block import ask_for_group, clear, store, words_ahead
+from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
 
@@ -32,12 +32,10 @@ def dequantised_matmul(
     n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
 ) -> tvm.tirx.PrimFunc:
     """Weights are packed integers."""
-    groups, product = k // fmt.group, DequantisedProduct(n, k, fmt, isa, accumulate)
+    product, (shape, _) = DequantisedProduct(n, k, fmt, isa, accumulate), tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def dequantised_product(
-        x: T.handle, W: T.Buffer((n // BLOCK, groups, fmt.stride), "int32"), y: T.handle
-    ):
+    def dequantised_product(x: T.handle, W: T.Buffer(shape, "int32"), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, k), "float32")
@@ -57,7 +55,7 @@ class DequantisedProduct:
         self.apart, self.size = n // BLOCK, isa.row_block
         self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
         self.lane = lanes_at(0, isa.lanes)
-        self.ahead = max(1, PREFETCH_BYTES // (4 * fmt.stride))
+        self.ahead = words_ahead(fmt, 1)
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
@@ -77,9 +75,9 @@ class DequantisedProduct:
         clear(sums, rows, self.lanes)
         for g in T.serial(self.groups):
             if is_first:
-                ask_for_group(W, block, g + self.ahead, self.fmt.stride)
-            for j in T.serial(self.fmt.words):
-                for part in T.unroll(word_parts(self.fmt)):
+                ask_for_group(self.fmt, W, block, g // self.fmt.span, g % self.fmt.span, self.ahead)
+            for j in T.serial(self.fmt.low_words):
+                for part in T.unroll(self.fmt.parts):
                     for byte in T.unroll(4):
                         self.dequantise(W, weights, block, g, j, part, byte)
                         self.add_column(X, sums, weights, row, rows, self.column(g, j, part, byte))
@@ -90,11 +88,10 @@ class DequantisedProduct:
         """The weights of one column: a byte, or a part of it, of word j of group g."""
         for v in T.unroll(self.vectors):
             weights[v, self.lane] = self.value(
-                W[block, g, lanes_at(j * BLOCK + v * self.lanes, self.lanes)],
+                weight_words(self.fmt, W, block, g, v * self.lanes, self.lanes),
                 scale_at(self.fmt, W, block, g, v, self.lanes),
                 minimum_at(self.fmt, W, block, g, v, self.lanes),
-                part,
-                byte,
+                *(j, part, byte),
             )
 
     @T.inline
@@ -108,15 +105,15 @@ class DequantisedProduct:
 
     def column(self, group: Index, j: Index, part: Index, byte: Index) -> Index:
         """The column whose weights are in this part of this byte of a word."""
-        quads, words = self.fmt.group // 4, self.fmt.words
+        quads, words = self.fmt.group // 4, self.fmt.low_words
         return group * self.fmt.group + quads * byte + part * words + j
 
     def value(
-        self, word: Expr, scale: Expr, minimum: Expr | None, part: Index, byte: Index
+        self, w: Words, scale: Expr, minimum: Expr | None, j: Index, part: Index, byte: Index
     ) -> Expr:
         """Float32 weights out of a word, with the format's offset or minimum."""
         f32 = f"float32x{self.lanes}"
-        quantised = weight_values(self.fmt, word, part, byte, self.lanes)
+        quantised = weight_values(self.fmt, w, j, part, self.lanes, BYTE, byte)
         if minimum is not None:
             return T.cast(quantised, f32) * scale + minimum
         return T.cast(quantised - splat(T.int32(self.fmt.offset), self.lanes), f32) * scale

@@ -13,7 +13,7 @@
         Y[rows, block] (+)= sums
 
 X          int32 [m, k/group, group/2 + 6]  quantised activations (`activation.py`)
-W          int32 [n/32, k/group, stride]    packed weights (`backends/cpu/formats.py`)
+W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/formats.py`)
 fast_rows  int32 [1]                        number of the first rows that are fast
 Y          float32 [m, n]                   the result
 
@@ -25,12 +25,12 @@ from __future__ import annotations
 import tvm
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
-from mlc_llm.kernels.cpu.row_block import PREFETCH_BYTES, RowBlock, ask_for_group, clear, store
-from mlc_llm.kernels.cpu.scales import minimum_at, scale_at
+from mlc_llm.kernels.cpu.row_block import RowBlock, ask_for_group, clear, store, words_ahead
+from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -40,11 +40,10 @@ def integer_matmul(
 ) -> tvm.tirx.PrimFunc:
     """All planes of all rows."""
     groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
+    shape, _ = tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def integer_product(
-        x: T.handle, W: T.Buffer((n // BLOCK, groups, fmt.stride), "int32"), y: T.handle
-    ):
+    def integer_product(x: T.handle, W: T.Buffer(shape, "int32"), y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
@@ -61,11 +60,12 @@ def fast_integer_matmul(
 ) -> tvm.tirx.PrimFunc:
     """The first fast_rows[0] rows by the high plane of their activations alone."""
     groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
+    shape, _ = tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
     def fast_integer_product(
         x: T.handle,
-        W: T.Buffer((n // BLOCK, groups, fmt.stride), "int32"),
+        W: T.Buffer(shape, "int32"),
         fast_rows: T.Buffer((1,), "int32"),
         y: T.handle,
     ):
@@ -90,7 +90,7 @@ class IntegerProduct:
         self.lane = lanes_at(0, isa.lanes)
         self.streams = _streams(n, isa)
         self.apart = n // BLOCK // self.streams
-        self.ahead = max(1, PREFETCH_BYTES // self.streams // (4 * fmt.stride))
+        self.ahead = words_ahead(fmt, self.streams)
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
@@ -129,13 +129,14 @@ class IntegerProduct:
         high = T.alloc_buffer((at.sums, self.vectors, self.lanes), "int32")
         low = T.alloc_buffer((at.sums, self.vectors, self.lanes), "int32")
         clear(sums, at.sums, self.lanes)
-        for g in T.serial(self.groups):
-            if is_first:
-                for s in T.unroll(at.streams):
-                    ask_for_group(W, at.block + s * self.apart, g + self.ahead, self.fmt.stride)
-            self.clear_group(high, low, at.sums, planes)
-            self.add_words(X, W, high, low, at, g, planes)
-            self.add_group(X, W, sums, high, low, at, g, planes)
+        for span in T.serial(self.groups // self.fmt.span):
+            for i in T.serial(self.fmt.span):
+                if is_first:
+                    for s in T.unroll(at.streams):
+                        ask_for_group(self.fmt, W, at.block + s * self.apart, span, i, self.ahead)
+                self.clear_group(high, low, at.sums, planes)
+                self.add_words(X, W, high, low, at, span * self.fmt.span + i, planes)
+                self.add_group(X, W, sums, high, low, at, span * self.fmt.span + i, planes)
         for s in T.unroll(at.streams):
             store(
                 Y, sums, s * at.rows, at.block + s * self.apart, at.row, at.rows,
@@ -154,19 +155,19 @@ class IntegerProduct:
     @T.inline
     def add_words(self, X, W, high, low, at, g, planes):
         """Adds the products of all words of group g to the integer sums."""
-        for j in T.unroll(self.fmt.words):
+        for j in T.unroll(self.fmt.low_words):
             for s in T.unroll(at.streams):
                 for r in T.unroll(at.rows):
                     for v in T.unroll(self.vectors):
                         high[s * at.rows + r, v, self.lane] = self.added(
                             high[s * at.rows + r, v, self.lane],
-                            self.word(W, at.block + s * self.apart, g, j, v),
+                            self.weights(W, at.block + s * self.apart, g, v),
                             *(self.words_of(X, at.row + r, g), j, 0),
                         )
                         if planes == 2:
                             low[s * at.rows + r, v, self.lane] = self.added(
                                 low[s * at.rows + r, v, self.lane],
-                                self.word(W, at.block + s * self.apart, g, j, v),
+                                self.weights(W, at.block + s * self.apart, g, v),
                                 *(self.words_of(X, at.row + r, g), j, 1),
                             )
 
@@ -185,17 +186,17 @@ class IntegerProduct:
                         description(X, at.row + r, g, self.fmt.group, planes < self.isa.sums),
                     )
 
-    def word(self, W: Buffer, block: Index, group: Index, j: Index, vector: Index) -> Expr:
-        """Vector `vector` of word j of a group's rows."""
-        return W[block, group, lanes_at(j * BLOCK + vector * self.lanes, self.lanes)]
+    def weights(self, W: Buffer, block: Index, group: Index, vector: Index) -> Words:
+        """Vector `vector` of the words of a group's rows, by their number."""
+        return weight_words(self.fmt, W, block, group, vector * self.lanes, self.lanes)
 
     def words_of(self, X: Buffer, row: Index, group: Index) -> Words:
         """The words of a row's group by their number."""
         return lambda i: X[row, group, i]
 
-    def added(self, sums: Expr, word: Expr, x: Words, j: Index, plane: int) -> Expr:
+    def added(self, sums: Expr, w: Words, x: Words, j: Index, plane: int) -> Expr:
         """`sums` plus weight word j times one plane of the activations."""
-        return dot(self.isa, self.fmt, sums, word, x, j, plane)
+        return dot(self.isa, self.fmt, sums, w, x, j, plane)
 
     def scaled(
         self, sums: Expr, high: Expr, low: Expr | None, scale: Expr, minimum: Expr | None, x: Words

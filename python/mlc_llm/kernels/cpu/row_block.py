@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu.formats import BLOCK
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
 from mlc_llm.kernels.types import Index
@@ -35,11 +35,20 @@ class RowBlock(NamedTuple):
         return self.streams * self.rows
 
 
+def words_ahead(fmt: WeightFormat, streams: int) -> int:
+    """How many words ahead each stream asks for weights: whole groups, or their share of a span."""
+    share = fmt.stride // fmt.span
+    return max(1, PREFETCH_BYTES // streams // (4 * share)) * share
+
+
 @T.inline
-def ask_for_group(W, block, group, words):
-    """Asks for the weights of a group that is needed soon; past the end it is ignored."""
-    for line in T.unroll(words // LINE_WORDS):
-        T.evaluate(prefetch(W, block, group, line * LINE_WORDS))
+def ask_for_group(fmt, W, block, span, group, ahead):
+    """Asks for as many weights as a group of a span has, so many words ahead of it; past the end
+    they are ignored."""
+    for line in T.unroll(-(-fmt.stride // fmt.span // LINE_WORDS)):
+        T.evaluate(
+            prefetch(W, block, span, group * (fmt.stride // fmt.span) + ahead + line * LINE_WORDS)
+        )
 
 
 @T.inline

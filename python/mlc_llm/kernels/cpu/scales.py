@@ -1,12 +1,15 @@
-"""Reads scales and minima of a packed matrix, where they lie behind the words of each group.
+"""Reads the words of a packed matrix, and the scales and minima that lie behind them.
 
-W  int32 [n/32, groups, stride]   packed weights (`backends/cpu/formats.py`)
+W  int32 [n/32, groups / span, stride]   packed weights (`backends/cpu/formats.py`)
 
-Fixed-point formats have whole numbers: `whole_at` reads a vector of them, and `unit_at` the units
-that they count. Of a single row they are read as floats, with the unit.
+In formats with spans a scale is a whole number times the unit of its span. Fixed-point formats have
+whole numbers: `whole_at` reads a vector of them, and `unit_at` the units that they count. Of a
+single row they are read as floats, with the unit.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from tvm.script import tirx as T
 
@@ -15,14 +18,27 @@ from mlc_llm.kernels.cpu.vectors import lanes_at
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 SCALES, MINIMA = 0, 1
-"""Kinds of whole numbers of a fixed-point format."""
+"""Kinds of numbers that a group has beside its values."""
+
+
+def weight_words(
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, start: Index, lanes: int
+) -> Callable[[Index], Expr]:
+    """The words of `lanes` rows of a column block, from row `start` on, in a group, by their
+    number."""
+
+    def word(j: Index) -> Expr:
+        at = (group % fmt.span * fmt.words + j) * BLOCK + start
+        return W[block, group // fmt.span, lanes_at(at, lanes)]
+
+    return word
 
 
 def scale_at(
     fmt: WeightFormat, W: Buffer, block: Index, group: Index, vector: Index, lanes: int
 ) -> Expr:
     """float32 scales of `lanes` rows of a column block, from row vector * lanes on."""
-    return _floats(fmt, W, block, group, fmt.words * BLOCK, vector, lanes)
+    return _floats(fmt, W, block, group, SCALES, vector, lanes)
 
 
 def minimum_at(
@@ -31,19 +47,19 @@ def minimum_at(
     """float32 minima of the same rows; None where the format has none."""
     if not fmt.has_minimum:
         return None
-    return _floats(fmt, W, block, group, fmt.words * BLOCK + fmt.scale_words, vector, lanes)
+    return _floats(fmt, W, block, group, MINIMA, vector, lanes)
 
 
 def scale_of(fmt: WeightFormat, W: Buffer, block: Index, group: Index, row: Index) -> Expr:
     """float32 scale of one row of a column block."""
-    return _float(fmt, W, block, group, fmt.words * BLOCK, row)
+    return _float(fmt, W, block, group, SCALES, row)
 
 
 def minimum_of(fmt: WeightFormat, W: Buffer, block: Index, group: Index, row: Index) -> Expr | None:
     """float32 minimum of one row of a column block; None where the format has none."""
     if not fmt.has_minimum:
         return None
-    return _float(fmt, W, block, group, fmt.words * BLOCK + fmt.scale_words, row)
+    return _float(fmt, W, block, group, MINIMA, row)
 
 
 def whole_at(
@@ -61,24 +77,47 @@ def unit_at(W: Buffer, block: Index, start: Index, lanes: int) -> Expr:
 
 
 def _floats(
-    fmt: WeightFormat, W: Buffer, block: Index, group: Index, start: int, vector: Index, lanes: int
+    fmt: WeightFormat, W: Buffer, block: Index, group: Index, kind: int, vector: Index, lanes: int
 ) -> Expr:
-    """A vector of the scales or minima that begin at word `start` of a group."""
+    """A vector of the scales or minima of a group."""
+    span = group // fmt.span
+    start = fmt.scale_start(kind) + group % fmt.span * fmt.scale_words
     if fmt.scale_dtype == "float32":
-        words = W[block, group, lanes_at(start + vector * lanes, lanes)]
+        words = W[block, span, lanes_at(start + vector * lanes, lanes)]
         return T.reinterpret(words, dtype=f"float32x{lanes}")
-    words = W[block, group, lanes_at(start + vector * (lanes // 2), lanes // 2)]
+    if fmt.span == 1:
+        return _halves(W, block, span, start, vector, lanes)
+    at = start + vector * (lanes // 4)
+    octets = W[block, span, at if lanes == 4 else lanes_at(at, lanes // 4)]
+    whole = T.cast(T.reinterpret(octets, dtype=f"int8x{lanes}"), f"float32x{lanes}")
+    return whole * _halves(W, block, span, fmt.unit_start(kind), vector, lanes)
+
+
+def _halves(W: Buffer, block: Index, span: Index, start: Index, vector: Index, lanes: int) -> Expr:
+    """A vector of the float16 numbers of 32 rows that begin at word `start`."""
+    words = W[block, span, lanes_at(start + vector * (lanes // 2), lanes // 2)]
     return T.cast(T.reinterpret(words, dtype=f"float16x{lanes}"), f"float32x{lanes}")
 
 
-def _float(
-    fmt: WeightFormat, W: Buffer, block: Index, group: Index, start: int, row: Index
-) -> Expr:
-    """One of the scales or minima that begin at word `start` of a group."""
+def _float(fmt: WeightFormat, W: Buffer, block: Index, group: Index, kind: int, row: Index) -> Expr:
+    """One of the scales or minima of a group."""
+    span = group // fmt.span
+    start = fmt.scale_start(kind) + group % fmt.span * fmt.scale_words
     if fmt.scale_dtype == "float32":
-        return T.reinterpret(W[block, group, start + row], dtype="float32")
-    half = T.shift_right(W[block, group, start + row // 2], row % 2 * 16)
+        return T.reinterpret(W[block, span, start + row], dtype="float32")
+    if fmt.span > 1:
+        octet = T.shift_right(W[block, span, start + row // 4], row % 4 * 8)
+        unit = _half(W, block, span, fmt.unit_start(kind), row)
+        return T.cast(T.cast(octet, "int8"), "float32") * T.cast(
+            T.reinterpret(unit, dtype="float16"), "float32"
+        )
+    half = _half(W, block, span, start, row)
     if fmt.is_fixed_point:
         unit = T.reinterpret(W[block, int(W.shape[1]) - 1, row], dtype="float32")
-        return T.cast(T.cast(half, "int16"), "float32") * unit
-    return T.cast(T.reinterpret(T.cast(half, "int16"), dtype="float16"), "float32")
+        return T.cast(half, "float32") * unit
+    return T.cast(T.reinterpret(half, dtype="float16"), "float32")
+
+
+def _half(W: Buffer, block: Index, span: Index, start: Index, row: Index) -> Expr:
+    """The int16 of a row, of those of 32 rows that begin at word `start`."""
+    return T.cast(T.shift_right(W[block, span, start + row // 2], row % 2 * 16), "int16")
