@@ -14,12 +14,14 @@ from safetensors.numpy import load_file, save_file
 
 from mlc_llm.conversion.config_of_gguf import config_of
 from mlc_llm.conversion.convert import convert_weight
+from mlc_llm.conversion.gguf_fields import CLASSES
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.models.registry import ROWS
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASS_OF = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 GUESSED = ("general.name", "general.file_type", "general.type", "general.quantization_version")
 
 
@@ -29,11 +31,11 @@ def folder_of(model: GGUFModel, path: Path, **changes: Any) -> Path:
     return write_folder(model.path, path, config)
 
 
-@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("architecture", CLASS_OF)
 def test_there_and_back(architecture: str, tmp_path: Path) -> None:
     more = {"architecture": architecture, "head_norms": architecture == "qwen3"}
     model = tiny_gguf(tmp_path / "model.gguf", **more)
-    folder = folder_of(model, tmp_path / "folder", architectures=[CLASSES[architecture]])
+    folder = folder_of(model, tmp_path / "folder", architectures=[CLASS_OF[architecture]])
     made = convert_weight(HuggingFaceModel.open(folder), "f32", tmp_path / "new.gguf", quiet)
     assert made.path == tmp_path / "new.gguf"
     old, new = model.file, GGUFFile.open(made.path)
@@ -74,7 +76,7 @@ def refused(model: HuggingFaceModel, folder: Path) -> str:
     return str(error.value)
 
 
-def test_what_is_not_written_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_cannot_be_said_is_refused_by_name(tmp_path: Path) -> None:
     model = tiny_gguf(tmp_path / "model.gguf")
     path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])
     config = json.loads((path / "config.json").read_text())
@@ -83,13 +85,29 @@ def test_what_is_not_written_is_refused_by_name(tmp_path: Path) -> None:
         (path / "config.json").write_text(json.dumps(config | changes))
         return HuggingFaceModel.open(path)
 
-    other = with_config(architectures=["SeedOssForCausalLM"], attention_bias=False)
-    assert "a .gguf file of SeedOssForCausalLM is not written yet" in refused(other, tmp_path)
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-    scaled = with_config(rope_scaling=yarn)
-    assert "rope_scaling: a .gguf file of 'yarn' is not written" in refused(scaled, tmp_path)
     windowed = with_config(architectures=["MistralForCausalLM"], sliding_window=32)
-    assert "layer 0 has a window" in refused(windowed, tmp_path)
+    words = "a .gguf file of llama cannot say layers[0].mixer.window = 32; it would be read as None"
+    assert words in refused(windowed, tmp_path)
+    factors = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+    factors |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    seed = with_config(
+        architectures=["SeedOssForCausalLM"], attention_bias=False, rope_scaling=factors
+    )
+    assert "seed_oss cannot say ropes[0].factors = (1.0, " in refused(seed, tmp_path)
+
+
+def test_classes_that_are_not_written_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {row.config for row in ROWS} - CLASSES.keys() == {
+        "Gemma4ForCausalLM",
+        "Gemma4ForConditionalGeneration",
+    }
+    model = tiny_gguf(tmp_path / "model.gguf")
+    path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])
+    monkeypatch.delitem(CLASSES, "LlamaForCausalLM")
+    words = "a .gguf file of LlamaForCausalLM is not written yet; of these it is: Exaone4"
+    assert words in refused(HuggingFaceModel.open(path), tmp_path)
 
 
 def test_tokenizers_that_have_no_name_in_gguf_are_refused(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from converted import converted_folder, needs_converter
+from converted import converted, converted_folder, needs_converter
 
 from mlc_llm.conversion.convert import convert_weight
+from mlc_llm.conversion.gguf_fields import CLASSES
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.support.progress import no_progress
@@ -25,7 +26,10 @@ from mlc_llm.tokenizers.word_rules import RULES
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 
+from dense_models import fields_of  # noqa: E402
+from random_models import random_of  # noqa: E402
 from small_models import randomized  # noqa: E402
+from tiny_folders import tokenizer_files  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, needs_converter]
 TEXT = Path(__file__).resolve().parents[2] / "benchmarks" / "public_domain.txt"
@@ -149,3 +153,36 @@ def test_files_are_those_of_the_converter(tmp_path: Path, kind: str, target: str
     assert Tokenizer.from_gguf_metadata(ours.metadata).encode(text) == Tokenizer(folder).encode(
         text
     )
+
+
+SIDE = ("general.file_type", "vocab_size")
+"""Said always; the converter says the first one not of GPT-NeoX, and the second one here always."""
+
+
+def plain_keys(file: GGUFFile) -> dict[str, Any]:
+    """All but those of the tokenizer."""
+    return {
+        key: (file.metadata.type_of(key), file.metadata[key])
+        for key in file.metadata
+        if not key.startswith("tokenizer.") and not key.endswith(SIDE) and key not in GUESSED
+    }
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_is_written_as_by_the_converter(tmp_path: Path, name: str) -> None:
+    folder, model = tmp_path / "folder", random_of(name)
+    path = converted(model, folder, **fields_of(model))
+    for file, text in tokenizer_files().items():
+        (folder / file).write_text(text, encoding="utf-8")
+    made = convert_weight(HuggingFaceModel.open(folder), "f32", tmp_path / "o.gguf", no_progress)
+    ours, expected = GGUFFile.open(made.path), GGUFFile.open(path)
+    assert plain_keys(ours) == plain_keys(expected)
+    assert ours.tensors.keys() == expected.tensors.keys()
+    for key, tensor in expected.tensors.items():
+        found = ours.tensors[key]
+        assert found.kind == tensor.kind
+        assert np.squeeze(np.empty(found.shape)).shape == np.squeeze(np.empty(tensor.shape)).shape
+        if key.startswith("rope_"):  # computed in float32 there, in float64 here
+            assert np.allclose(found.data.view("<f4"), tensor.data.view("<f4"), rtol=1e-6, atol=0)
+        else:
+            assert np.array_equal(found.data, tensor.data), key

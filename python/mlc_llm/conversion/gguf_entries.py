@@ -7,12 +7,29 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from mlc_llm.loader.gguf_metadata import RawEntry
 
+Value: TypeAlias = int | float | bool | str | Sequence[int] | Sequence[bool]
 UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+
+
+def entry(value: Value) -> RawEntry:
+    """A value as llama.cpp's converter writes values of its type: numbers with 32 bits."""
+    if isinstance(value, bool):
+        return bool_entry(value)
+    if isinstance(value, int):
+        return uint32_entry(value)
+    if isinstance(value, float):
+        return float32_entry(value)
+    if isinstance(value, str):
+        return text_entry(value)
+    if all(isinstance(one, bool) for one in value):
+        return _list(_BOOL, len(value), bytes(map(int, value)))
+    return int32s_entry(value)
 
 
 def uint32_entry(value: int) -> RawEntry:

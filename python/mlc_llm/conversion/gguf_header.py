@@ -1,147 +1,103 @@
 """The metadata of a GGUF file that is made of a Hugging Face folder.
 
 Keys and values are those that llama.cpp's convert_hf_to_gguf.py writes, but for what it guesses of
-names: of the keys `general.*` there are the type and the folder's name.
+names: of the keys `general.*` there are the type and the folder's name. What was made is read again
+as a model: if that is another model than the folder's, nothing is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 
-from mlc_llm.conversion.gguf_entries import float32_entry, text_entry, uint32_entry
+import numpy as np
+
+from mlc_llm.conversion.gguf_entries import Value, entry, text_entry
+from mlc_llm.conversion.gguf_fields import CLASSES, Class, text_config
 from mlc_llm.conversion.gguf_vocabulary import vocabulary_entries
-from mlc_llm.errors import UnsupportedModel
+from mlc_llm.errors import MLCError, UnsupportedModel
 from mlc_llm.loader.gguf_metadata import RawEntry
+from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.huggingface import HuggingFaceModel
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ModelSpec, RopeSpec
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.spec import ModelSpec
 
-Entries = dict[str, RawEntry]
-_GEMMA_EVERY = 6
-"""Layers 5, 11, ... of a Gemma 3 see everything; files do not say it."""
-_ROPES = ("default", "linear", "llama3")
+_NEAR = 2e-6
+"""Relative difference of numbers that are float32 in the file."""
 
 
-def metadata_of(files: HuggingFaceModel) -> Entries:
-    """All entries but those of the tensors' types. Raises UnsupportedModel for what is not written
-    yet, by its name; ModelFileError."""
-    spec, config = files.plan().spec, files.folder.config
-    more = _more_of(config)
-    _check_ropes(config, spec)
+def class_of(files: HuggingFaceModel) -> Class:
+    """How files of the folder's class are written. Raises UnsupportedModel."""
+    classes = files.folder.config.get("architectures")
+    name = classes[0] if isinstance(classes, list) and classes else None
+    if not isinstance(name, str) or name not in CLASSES:
+        raise UnsupportedModel(
+            f"a .gguf file of {name} is not written yet; of these it is: {', '.join(CLASSES)}; "
+            "llama.cpp's convert_hf_to_gguf.py writes others"
+        )
+    return CLASSES[name]
+
+
+def metadata_of(files: HuggingFaceModel, tensors: Mapping[str, Tensor]) -> dict[str, RawEntry]:
+    """All entries but those of the tensors' types. tensors: of the new file. Raises
+    UnsupportedModel for a model of which such a file cannot say everything; ModelFileError."""
+    spec, config = files.plan().spec, text_config(files.folder.config)
+    found: dict[str, Value] = {}
+    for make in class_of(files).fields:
+        found |= make(spec, config)
     name = spec.architecture
-    own = _sizes(spec, config) | more(spec)
+    own: dict[str, Value] = {f"{name}.{key}": value for key, value in found.items()}
+    _check_same({"general.architecture": name, **own}, tensors, spec)
     return {
         "general.architecture": text_entry(name),
         "general.type": text_entry("model"),
         "general.name": text_entry(files.path.resolve().name),
-        **{f"{name}.{key}": entry for key, entry in own.items()},
+        **{key: entry(value) for key, value in own.items()},
         **vocabulary_entries(files.path, spec.vocab),
     }
 
 
-def _more_of(config: Mapping[str, object]) -> Callable[[ModelSpec], Entries]:
-    """What writes the entries of an architecture that others do not have."""
-    classes = config.get("architectures")
-    name = classes[0] if isinstance(classes, list) and classes else None
-    if not isinstance(name, str) or name not in _MORE:
+def _check_same(
+    metadata: Mapping[str, object], tensors: Mapping[str, Tensor], spec: ModelSpec
+) -> None:
+    """Raises UnsupportedModel if the metadata and the tensors say another model than the spec."""
+    try:
+        read = read_gguf(metadata, tensors).spec
+    except MLCError as error:
+        raise UnsupportedModel(f"a .gguf file of {spec.architecture}: {error}") from None
+    for path, one, other in _differences(_plain(spec, tensors), _plain(read, tensors), ""):
         raise UnsupportedModel(
-            f"a .gguf file of {name} is not written yet; of these it is: {', '.join(_MORE)}; "
-            "llama.cpp's convert_hf_to_gguf.py writes others"
+            f"a .gguf file of {spec.architecture} cannot say {path} = {str(one)[:60]}; "
+            f"it would be read as {str(other)[:60]}"
         )
-    return _MORE[name]
 
 
-def _sizes(spec: ModelSpec, config: Mapping[str, object]) -> Entries:
-    """What all architectures have."""
-    one = next(iter(spec.attention_layers.values()))
-    network = spec.layers[0].feed_forward
-    assert isinstance(network, DenseSpec), "these architectures are dense"
-    found = {
-        "block_count": uint32_entry(len(spec.layers)),
-        "context_length": uint32_entry(spec.context_window),
-        "embedding_length": uint32_entry(spec.hidden),
-        "feed_forward_length": uint32_entry(network.intermediate),
-        "attention.head_count": uint32_entry(one.heads),
-        "attention.head_count_kv": uint32_entry(one.kv_heads),
-        "attention.layer_norm_rms_epsilon": float32_entry(spec.norm_eps),
-        "rope.freq_base": float32_entry(_rope(spec, windowed=False).theta),
-    }
-    if config.get("head_dim") is not None or one.heads * one.head_dim != spec.hidden:
-        found["attention.key_length"] = uint32_entry(one.head_dim)
-        found["attention.value_length"] = uint32_entry(one.head_dim)
-    linear = _rope(spec, windowed=False).linear
-    if linear != 1:
-        found["rope.scaling.type"] = text_entry("linear")
-        found["rope.scaling.factor"] = float32_entry(linear)
-    return found
+def _plain(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> ModelSpec:
+    """Without the types of tensors, and with the divisors of frequencies as numbers."""
+
+    def numbers(given: str | tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if isinstance(given, str):
+            return tuple(tensors[given].data.view("<f4").tolist())
+        return given
+
+    ropes = tuple(
+        replace(one, factors=numbers(one.factors), long_factors=numbers(one.long_factors))
+        for one in spec.ropes
+    )
+    return replace(spec, kinds={}, ropes=ropes, active_vocab=None)
 
 
-def _rope(spec: ModelSpec, *, windowed: bool) -> RopeSpec:
-    """The rotary table of the layers that have a window, or of the others."""
-    found = [one for one in spec.attention_layers.values() if (one.window is None) != windowed]
-    chosen = (found or list(spec.attention_layers.values()))[0].rope
-    assert chosen is not None, "these architectures rotate"
-    return spec.ropes[chosen]
-
-
-def _check_ropes(config: Mapping[str, object], spec: ModelSpec) -> None:
-    """Raises UnsupportedModel for a scaling that is not written."""
-    for field in ("rope_parameters", "rope_scaling"):
-        stated = config.get(field)
-        both = stated if isinstance(stated, dict) else {}
-        for one in (both, *both.values()):
-            kind = (one.get("rope_type") or one.get("type")) if isinstance(one, dict) else None
-            if kind is not None and kind not in _ROPES:
-                raise UnsupportedModel(f"{field}: a .gguf file of {kind!r} is not written yet")
-    if spec.architecture != "llama" and any(one.factors for one in spec.ropes):
-        raise UnsupportedModel(f"a .gguf file of {spec.architecture} has no factors of frequencies")
-
-
-def _llama(spec: ModelSpec) -> Entries:
-    one = next(iter(spec.attention_layers.values()))
-    _refuse_windows(spec)
-    return {
-        "vocab_size": uint32_entry(spec.vocab),
-        "rope.dimension_count": uint32_entry(one.head_dim),
-    }
-
-
-def _qwen(spec: ModelSpec) -> Entries:
-    _refuse_windows(spec)
-    return {}
-
-
-def _gemma3(spec: ModelSpec) -> Entries:
-    windows = [one.window for one in spec.attention_layers.values()]
-    window = next((one for one in windows if one is not None), None)
-    every = [window if (i + 1) % _GEMMA_EVERY else None for i in range(len(windows))]
-    if window is None or windows != every:
-        raise UnsupportedModel(
-            "layer_types: a .gguf file of gemma3 has layers that see everything at every sixth"
-        )
-    if _rope(spec, windowed=True).linear != 1:
-        raise UnsupportedModel("a .gguf file of gemma3 scales no layers with windows")
-    found = {
-        "attention.sliding_window": uint32_entry(window),
-        "rope.freq_base_swa": float32_entry(_rope(spec, windowed=True).theta),
-    }
-    if spec.logit_cap is not None:
-        found["final_logit_softcapping"] = float32_entry(spec.logit_cap)
-    return found
-
-
-def _refuse_windows(spec: ModelSpec) -> None:
-    """Raises UnsupportedModel: the file would say nothing of them."""
-    for i, layer in enumerate(spec.layers):
-        if isinstance(layer.mixer, AttentionSpec) and layer.mixer.window is not None:
-            words = f"layer {i} has a window, which a .gguf file of {spec.architecture} cannot say"
-            raise UnsupportedModel(words)
-
-
-_MORE: dict[str, Callable[[ModelSpec], Entries]] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _llama,
-    "Qwen2ForCausalLM": _qwen,
-    "Qwen3ForCausalLM": _qwen,
-    "Gemma3ForCausalLM": _gemma3,
-}
-"""By the class in config.json."""
+def _differences(one: object, other: object, path: str) -> Iterator[tuple[str, object, object]]:
+    """Where two values differ: the path of the field, and both."""
+    if is_dataclass(one) and not isinstance(one, type) and type(one) is type(other):
+        for field in fields(one):
+            inner = f"{path}.{field.name}" if path else field.name
+            yield from _differences(getattr(one, field.name), getattr(other, field.name), inner)
+    elif isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        for i, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differences(*pair, f"{path}[{i}]")
+    elif isinstance(one, float) and isinstance(other, (int, float)):
+        if not np.isclose(one, other, rtol=_NEAR, atol=0):
+            yield path, one, other
+    elif one != other:
+        yield path, one, other
