@@ -25,7 +25,7 @@ needs_llama_cpp = pytest.mark.skipif(
     SOURCE not in os.environ or LIBRARIES not in os.environ,
     reason=f"{SOURCE} and {LIBRARIES} do not name llama.cpp's sources and libraries",
 )
-THREADS = 2
+THREADS = 1
 _OF_GELU = dict.fromkeys(("gemma2", "gemma3", "gpt2", "gptneox", "starcoder2"), 1e-3)
 ROUNDINGS = {**_OF_GELU, "gemma4": 1e-2}
 """By GGUF's name, of the largest logit: llama.cpp takes GELU from a table of float16."""
