@@ -118,12 +118,12 @@ def main() -> None:
     arguments = parser.parse_args()
     model, kernels, chunk = model_path(arguments.model), arguments.kernels, arguments.chunk
     oracle = OracleAnswers.read(oracle_folder(model, arguments.oracle))
-    config = replace(ONE_SEQUENCE, prompt_precision=arguments.prompt_precision)
+    config = replace(ONE_SEQUENCE, precision=arguments.precision)
     runner = open_runner(model, kernels, arguments.threads, config)
     options = {"kernels": runner.metadata.backend, "chunk": chunk or runner.limits.max_batch_tokens}
-    options["prompts"] = config.prompt_precision
+    options["precision"] = config.precision
     print_configuration("accuracy against float32", model=model.name, **options, **versions())
-    if config.prompt_precision == "fast":
+    if config.precision != "exact":
         whole = Agreement.joined(compare_forced(AllPrompt(runner), oracle, chunk))
         print(f"{'the last 64 tokens as prompt':31s} {whole}")
     total = report_forced(Continued(runner), oracle, chunk)

@@ -85,7 +85,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin no test after so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--fast", nargs="*", default=[f"{PRECISION_VARIABLE}=fast"], metavar="NAME=VALUE",
+        "--fast", nargs="*", default=[f"{PRECISION_VARIABLE}=fast-prompts"], metavar="NAME=VALUE",
         help="environment of our faster setting, measured beside the default (%(default)s); "
         "nothing: none",
     )  # fmt: skip

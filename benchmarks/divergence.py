@@ -2,7 +2,7 @@
 
     python benchmarks/divergence.py MODEL [NAME=VALUE ...] -- [NAME=VALUE ...] --
 
-The settings are environment variables (MLC_PROMPT_PRECISION=fast, MLC_LLM_KERNELS=avx2). Each side
+The settings are environment variables (MLC_PRECISION=fast-prompts, MLC_LLM_KERNELS=avx2). Each side
 runs in its own process. The text is cut into prompts, and the text itself continues each prompt.
 The last line is JSON: the mean KL(first || second) in nats a position, for 64 positions `behind`
 each prompt, where answers begin, and for those `inside` the prompts. `accuracy.py` measures the
@@ -43,7 +43,7 @@ def write_logits(model: Path, target: Path) -> None:
     """Logits [pieces, PIECE, V] of the public-domain text."""
     text = (HERE / "public_domain.txt").read_text(encoding="utf-8")
     ids = open_model(str(model)).tokenizer.encode(text)
-    config = replace(ONE_SEQUENCE, prompt_precision=precision_asked())
+    config = replace(ONE_SEQUENCE, precision=precision_asked())
     runner = open_runner(model, None, int(os.environ.get("MLC_NUM_THREADS", "2")), config)
     np.save(target, [runner.logits(piece, prompt_tokens=PROMPT) for piece in pieces(ids)])
 

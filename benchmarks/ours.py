@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 from unittest import mock
 
+from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.runtime import model_runner
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
 from mlc_llm.runtime.library import Library
-from mlc_llm.serve.config import PROMPT_PRECISIONS, EngineConfig
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import DEFAULT_PREFILL_CHUNK
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.runner import create_runner
@@ -22,8 +22,8 @@ GREEDY = Sampling(temperature=0.0)
 SEQUENCE = 0
 CONTEXT = 2048
 """Tokens of KV pages: more than any measurement here needs."""
-PRECISION_VARIABLE = "MLC_PROMPT_PRECISION"
-"""The environment variable with which `compare.py` sets `prompt_precision` in our processes."""
+PRECISION_VARIABLE = "MLC_PRECISION"
+"""The environment variable with which `compare.py` sets `precision` in our processes."""
 ONE_SEQUENCE = EngineConfig(
     max_num_sequence=1,
     max_total_sequence_length=CONTEXT,
@@ -41,15 +41,16 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
 
 def add_precision_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of scripts that measure prompts. Other scripts must not accept it."""
-    parser.add_argument("--prompt-precision", choices=PROMPT_PRECISIONS, default="exact")
+    parser.add_argument("--precision", choices=PRECISIONS, default="exact")
 
 
-def precision_asked() -> Literal["exact", "fast"]:
-    """The `prompt_precision` of this process. Raises SystemExit for an unknown word."""
+def precision_asked() -> Precision:
+    """The `precision` of this process. Raises SystemExit for an unknown word."""
     given = os.environ.get(PRECISION_VARIABLE, "exact")
-    if given not in PROMPT_PRECISIONS:
-        raise SystemExit(f"{PRECISION_VARIABLE}={given}: one of {', '.join(PROMPT_PRECISIONS)}")
-    return "fast" if given == "fast" else "exact"
+    for known in PRECISIONS:
+        if given == known:
+            return known
+    raise SystemExit(f"{PRECISION_VARIABLE}={given}: one of {', '.join(PRECISIONS)}")
 
 
 def versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Loads one model with our engine and measures on request: `ours_worker.py MODEL`.
 
 Each line of JSON on standard input gets a line on standard output (see `peers/base.py`). Every
-speed includes greedy sampling. MLC_PROMPT_PRECISION sets the engine's `prompt_precision`.
+speed includes greedy sampling. MLC_PRECISION sets the engine's `precision`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Worker:
     def __init__(self, model: Path) -> None:
         self._model = model
         self._threads = int(os.environ["MLC_NUM_THREADS"])
-        self._config = replace(CONFIG, prompt_precision=precision_asked())
+        self._config = replace(CONFIG, precision=precision_asked())
         self.runner = open_runner(model, None, self._threads, self._config, library=ClockedLibrary)
         self._limits: Limits | None = None
         self._warm: set[tuple[int, bool, int]] = set()

@@ -127,8 +127,8 @@ def main() -> None:
     add_precision_option(parser)
     parser.add_argument("--repeat", type=int, default=15)
     arguments = parser.parse_args()
-    model, precision = model_path(arguments.model), arguments.prompt_precision
-    config = replace(CONFIG, prompt_precision=precision)
+    model, precision = model_path(arguments.model), arguments.precision
+    config = replace(CONFIG, precision=precision)
     libraries: list[Library] = []
 
     def open_library(folder: Path) -> Library:

@@ -107,10 +107,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     model = model_path(arguments.model)
-    config = replace(ONE_SEQUENCE, prompt_precision=arguments.prompt_precision)
+    config = replace(ONE_SEQUENCE, precision=arguments.precision)
     runner = open_runner(model, arguments.kernels, arguments.threads, config)
     samples = measure(runner, arguments.repeat)
-    if config.prompt_precision == "fast":
+    if config.precision != "exact":
         samples |= measure_in_turns(runner, arguments.repeat)
     options = {"kernels": runner.metadata.backend, "threads": arguments.threads}
     if arguments.json:

@@ -163,6 +163,7 @@ def unit(name: str) -> str:
 
 
 UNITS = (
+    ("precision", "a name"),
     ("tokens_per_s", "tokens a second"),
     ("_time_sum", "seconds"),
     ("_s", "seconds"),
@@ -259,7 +260,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "DebugConfig": lambda: fields(DebugConfig),
     "modes": modes,
     "Usage": lambda: attributes(Usage),
-    "request metrics": lambda: numbers(metrics.RequestMetrics, metrics.REQUEST_METRICS),
+    "request metrics": lambda: numbers(
+        metrics.RequestMetrics, [*metrics.REQUEST_METRICS, "precision"]
+    ),
     "engine metrics": lambda: numbers(metrics.EngineMetricsRecorder, metrics.ENGINE_METRICS),
     "prefix cache": lambda: numbers(PrefixLookups, [doc.name for doc in field_docs(PrefixLookups)]),
     "errors": error_tree,

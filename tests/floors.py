@@ -19,7 +19,7 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file"}
+GROUND = {"errors", "json_file", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "tokenizers", "protocol"}
 BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve", "without_torch"},
     "errors": set(),
     "json_file": {"errors"},
+    "precision": set(),
     "without_torch": set(),
     "library": GROUND,
     "protocol": GROUND,

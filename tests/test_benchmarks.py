@@ -59,7 +59,7 @@ def test_options() -> None:
     given = compare.parse(["--peer-dir", "x", "--quick", "--fast", "A=1", "--peers", "vLLM"])
     assert (given.rounds, given.fast, given.peers) == (2, ["A=1"], ["vLLM"])
     assert compare.parse(["--peer-dir", "x"]).rounds == 5
-    assert compare.parse(["--peer-dir", "x"]).fast == [f"{PRECISION_VARIABLE}=fast"]
+    assert compare.parse(["--peer-dir", "x"]).fast == [f"{PRECISION_VARIABLE}=fast-prompts"]
     assert compare.parse(["--peer-dir", "x", "--fast"]).fast == []
     assert compare.parse(["--report", "x.json"]).report == Path("x.json")
 

@@ -16,6 +16,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import DEFAULT_KINDS, TinyShape, write_tiny_model
@@ -69,17 +70,16 @@ class TinyModels:
         return path
 
     def library(
-        self, name: str, kernels: str, *, fast: bool = False, windowed: bool = False
+        self, name: str, kernels: str, *, precision: Precision = "exact", windowed: bool = False
     ) -> Path:
-        """Folder of the compiled library. fast: with every faster way for prompts there is.
+        """Folder of the compiled library. precision: what it is for, if there are such kernels.
         windowed: for a sliding window."""
         _, plan = self._planned(name)
         if windowed:
             plan = replace(plan, spec=plan.spec.with_sink_queries())
         backend = backend_of(kernels)
-        if fast:
-            with suppress(InvalidField):
-                backend = backend.with_fast_tokens()
+        with suppress(InvalidField):
+            backend = backend.with_precision(precision)
         folder = self._folder / library_names(plan, backend).key
         if not folder.exists():
             folder.mkdir()
@@ -106,17 +106,17 @@ class TinyModels:
         *,
         num_pages: int = 24,
         window: Window | None = None,
-        fast_prompts: bool = False,
+        precision: Precision = "exact",
         context_window: int = 512,
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
         return ModelRunner(
-            self.library(name, kernels, fast=fast_prompts, windowed=window is not None),
+            self.library(name, kernels, precision=precision, windowed=window is not None),
             self.weights(name, kernels),
             num_pages=num_pages,
             max_num_sequence=4,
             max_batch_tokens=64,
             context_window=context_window,
             window=window,
-            fast_prompts=fast_prompts,
+            precision=precision,
         )

@@ -78,7 +78,7 @@ def test_engine_flags_reach_the_engine(opened: Any) -> None:
         max_single_sequence_length=100,
         speculative_mode="small_draft",
         additional_models=["d.gguf"],
-        prompt_precision="fast",
+        precision="fast",
     )
 
 

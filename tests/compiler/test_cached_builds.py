@@ -58,7 +58,7 @@ def test_a_library_with_more_kernels_does_not_take_the_place_of_one_with_fewer(
 ) -> None:
     file = GGUFModel.open(tiny_models.path("plain"))
     plan = file.plan()
-    fast = AMX.with_fast_tokens()
+    fast = AMX.with_precision("fast-prompts")
     assert jit.library_names(plan, AMX).key != jit.library_names(plan, fast).key
     assert jit.library_names(plan, AMX).purpose != jit.library_names(plan, fast).purpose
 

@@ -32,7 +32,7 @@ def names(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 @pytest.fixture
 def runner(tiny_models: TinyModels, names: tuple[str, str]) -> ModelRunner:
-    return tiny_models.runner(*names, fast_prompts=True)
+    return tiny_models.runner(*names, precision="fast-prompts")
 
 
 def run(runner: ModelRunner, *rows: BatchRow) -> list[Sampled]:
@@ -106,8 +106,8 @@ def test_too_few_pages_for_both_parts_of_a_row(runner: ModelRunner) -> None:
 def test_kernels_without_a_faster_way_refuse(tiny_models: TinyModels, name: str, isa: str) -> None:
     if missing_features(isa):
         pytest.skip(f"no {isa} here")
-    with pytest.raises(InvalidField, match=rf"prompt_precision.*{isa} kernels.*'exact'"):
-        tiny_models.runner(name, isa, fast_prompts=True)
+    with pytest.raises(InvalidField, match=rf"precision.*{isa} kernels.*'exact'"):
+        tiny_models.runner(name, isa, precision="fast-prompts")
 
 
 def test_a_library_for_exact_prompts_refuses(tiny_models: TinyModels) -> None:
@@ -115,5 +115,5 @@ def test_a_library_for_exact_prompts_refuses(tiny_models: TinyModels) -> None:
         pytest.skip("no amx here")
     folders = tiny_models.library("plain", "amx"), tiny_models.weights("plain", "amx")
     limits = {"max_num_sequence": 4, "max_batch_tokens": 64, "context_window": 512}
-    with pytest.raises(InvalidField, match=r"prompt_precision.*amx kernels.*'exact'"):
-        ModelRunner(*folders, num_pages=24, fast_prompts=True, **limits)
+    with pytest.raises(InvalidField, match=r"precision.*amx kernels.*'exact'"):
+        ModelRunner(*folders, num_pages=24, precision="fast-prompts", **limits)

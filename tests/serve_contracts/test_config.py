@@ -184,3 +184,19 @@ def test_bad_json_is_one_line(text: str) -> None:
 def test_json_gives_an_equal_config_back(config: EngineConfig) -> None:
     assert EngineConfig.from_json(config.asjson()) == config
     assert set(json.loads(config.asjson())) == {f.name for f in dataclasses.fields(EngineConfig)}
+
+
+def test_the_older_name_of_precision_means_the_same() -> None:
+    for older, newer in (("exact", "exact"), ("fast", "fast-prompts")):
+        config = EngineConfig(prompt_precision=older)  # type: ignore[arg-type]
+        assert config == EngineConfig(precision=newer)  # type: ignore[arg-type]
+        assert config == EngineConfig(precision=newer, prompt_precision=older)  # type: ignore[arg-type]
+        assert EngineConfig.from_json(config.asjson()) == config
+    assert dataclasses.replace(EngineConfig(), prompt_precision="fast").precision == "fast-prompts"
+
+
+def test_two_names_of_precision_have_to_agree() -> None:
+    with pytest.raises(InvalidField, match=r"prompt_precision = 'fast'.*is 'fast'; leave"):
+        EngineConfig(precision="fast", prompt_precision="fast")
+    with pytest.raises(InvalidField, match=r"precision = '8bit'.*exact.*fast-prompts.*fast.*auto"):
+        EngineConfig.from_mapping({"precision": "8bit"})

@@ -104,7 +104,7 @@ def test_usage_items_fit_the_protocol() -> None:
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, 5, 15)
     assert usage.prompt_tokens_details is not None
     assert usage.prompt_tokens_details.cached_tokens == 4
-    assert usage.extra == finished_request().asdict()
+    assert usage.extra == {**finished_request().asdict(), "precision": "exact"}
     assert UsageInfo.parse_text(zero_usage_json()) == UsageInfo.parse(
         {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     )

@@ -52,7 +52,7 @@ def test_other_weights_have_another_one(model: MLCEngine, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "more", [{"max_single_sequence_length": 100}, {"prompt_precision": "fast"}]
+    "more", [{"max_single_sequence_length": 100}, {"precision": "fast-prompts"}]
 )
 def test_settings_that_change_texts_change_it(model: MLCEngine, more: dict[str, Any]) -> None:
     loaded = model._client._engine.loaded

@@ -73,5 +73,5 @@ def test_kernels_without_it_refuse(
     if missing_features(kernels):
         pytest.skip(f"no {kernels} here")
     monkeypatch.setenv("MLC_LLM_KERNELS", kernels)
-    with pytest.raises(InvalidField, match=rf"prompt_precision.*{kernels} kernels"):
+    with pytest.raises(InvalidField, match=rf"precision.*{kernels} kernels"):
         engine(tiny, **FAST)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from mlc_llm.precision import Precision
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -157,6 +159,8 @@ class Ops(Protocol):
 
     has_fast_tokens: bool
     """Some operation made so far computes the first `fast_tokens` tokens faster, less exactly."""
+    is_fast: bool
+    """Some operation made so far computes every token so."""
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         """Operations over another set of tokens follow. fast_tokens: int32 [1], how many of the
@@ -341,9 +345,8 @@ class Backend(Protocol):
     @property
     def device(self) -> Device: ...
 
-    def with_fast_tokens(self) -> Backend:
-        """These kernels with every faster way to compute prompts. Raises InvalidField if there is
-        none."""
+    def with_precision(self, precision: Precision) -> Backend:
+        """These kernels with what that precision needs. Raises InvalidField if they lack it."""
         ...
 
     def check(self, spec: ModelSpec) -> None:

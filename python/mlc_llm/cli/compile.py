@@ -10,7 +10,7 @@ from mlc_llm.cli.guard import OK
 from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.output import check_free, new_output
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.serve.config import PROMPT_PRECISIONS
+from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.support.progress import set_quiet
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision",
-        choices=PROMPT_PRECISIONS,
-        default=PROMPT_PRECISIONS[0],
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
         metavar="NAME",
-        help="fast: the library can compute prompts faster, less exactly (default: %(default)s)",
+        help="of the engines that it is for: exact, fast-prompts or fast (default: %(default)s)",
     )
     parser.add_argument(
         "--overrides",
@@ -115,9 +115,9 @@ def is_windowed(overrides: str) -> bool:
     return window > 0
 
 
-def _backend(kernels: str | None, triple: str | None, precision: str) -> Backend:
+def _backend(kernels: str | None, triple: str | None, precision: Precision) -> Backend:
     """The kernels. Those for another machine need not run on this one."""
     from mlc_llm.backends.registry import named_backend
 
     backend = named_backend(kernels, PORTABLE if triple else None)
-    return backend.with_fast_tokens() if precision == "fast" else backend
+    return backend.with_precision(precision)

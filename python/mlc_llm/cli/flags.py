@@ -16,7 +16,7 @@ ENGINE_FLAGS = {
     "gpu_memory_utilization": "--utilization",
     "speculative_mode": "--speculative",
     "additional_models": "--draft-model",
-    "prompt_precision": "--precision",
+    "precision": "--precision",
     "kernels": "--kernels",
     "quantization": "--quantization",
     "model_lib": "--model-lib",

@@ -10,8 +10,8 @@ from mlc_llm.cli.flags import naming_flags
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import (
     BUILT_SPECULATIVE_MODES,
+    ENGINE_PRECISIONS,
     MODES,
-    PROMPT_PRECISIONS,
     EngineConfig,
     EngineMode,
 )
@@ -85,10 +85,10 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
     group.add_argument("--draft-model", metavar="MODEL", help="the smaller model of small_draft")
     group.add_argument(
         "--precision",
-        choices=PROMPT_PRECISIONS,
+        choices=ENGINE_PRECISIONS,
         metavar="NAME",
-        help="how prompts are computed: exact, or fast, which is less exact "
-        f"(default: {EngineConfig.prompt_precision})",
+        help="how exactly the model is computed: exact, fast-prompts, fast (all of it), or auto, "
+        "which measures them and takes the fastest that is near enough (default: exact)",
     )
     _add_kernels(group)
 
@@ -150,7 +150,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "max_single_sequence_length": args.context,
         "speculative_mode": args.speculative,
         "additional_models": None if args.draft_model is None else [args.draft_model],
-        "prompt_precision": args.precision,
+        "precision": args.precision,
         "kernels": args.kernels,
         "quantization": args.quantization,
         "model_lib": args.model_lib,

@@ -52,6 +52,7 @@ def build_library(
         padded_vocab=ops.padded_rows(spec.vocab),
         hidden_size=spec.hidden,
         has_fast_tokens=ops.has_fast_tokens and not spec.recurrent_layers,
+        is_fast=ops.is_fast,
         requires=compiled.requires,
         has_window=spec.has_sink_queries,
         ropes=len(spec.ropes),

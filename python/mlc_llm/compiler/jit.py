@@ -26,6 +26,7 @@ from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, VERSION
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.precision import Precision
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.file_locks import file_lock
@@ -54,7 +55,7 @@ def prepare(
     kernels: str | None = None,
     *,
     vocab_size: int | None = None,
-    fast: bool = False,
+    precision: Precision = "exact",
     windowed: bool = False,
     rebuild: bool = False,
     show: ShowProgress = progress,
@@ -63,7 +64,7 @@ def prepare(
 
     vocab_size: tokens of the model's tokenizer. Rows of the output beyond them are never chosen,
     and take no probability away. None: all rows are tokens.
-    fast: the library has every way to compute prompts faster.
+    precision: what the library is for. One for `exact` may be able to compute prompts faster too.
     windowed: the library is for a sliding window of the engine.
     rebuild: replace what is in the cache.
 
@@ -72,9 +73,7 @@ def prepare(
 
     Raises UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
-    backend = choose_backend(kernels)
-    if fast:
-        backend = backend.with_fast_tokens()
+    backend = choose_backend(kernels).with_precision(precision)
     plan = _plan(model, vocab_size, windowed)
     backend.check(plan.spec)
     content = content_of_model(model)

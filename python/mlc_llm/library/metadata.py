@@ -16,7 +16,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 7
+VERSION = 8
 
 
 def rope_param(index: int) -> str:
@@ -113,6 +113,8 @@ class Metadata:
     hidden_size: int
     has_fast_tokens: bool
     """`forward` may compute its first `fast_tokens` tokens less exactly, which is faster."""
+    is_fast: bool
+    """It is for `precision="fast"`, and for nothing else."""
     requires: tuple[str, ...]
     """What the code needs that the system has to permit."""
     has_window: bool

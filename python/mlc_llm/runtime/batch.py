@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from mlc_llm.precision import Precision
+
 DRAFT_PAGES = 4
 """Pages of a windowed sequence beyond its window: drafted tokens that are not trimmed yet."""
 SINK_BLOCK = 128
@@ -205,6 +207,8 @@ class RunnerLimits:
     forked at its end only, and rolled back by no token."""
     hidden_size: int = 0
     """Numbers of a hidden vector."""
+    precision: Precision = "exact"
+    """How exactly it computes."""
 
     @property
     def windows(self) -> tuple[Window, ...]:

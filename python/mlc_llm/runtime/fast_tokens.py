@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import BatchRow
 
 if TYPE_CHECKING:
@@ -15,16 +16,12 @@ if TYPE_CHECKING:
 
 
 class FastTokens:
-    """`forward`'s input `fast_tokens`: tokens of prompts if they are wanted, else none."""
+    """`forward`'s input `fast_tokens`, by precision: none, tokens of prompts, or all."""
 
-    def __init__(self, metadata: Metadata, *, are_wanted: bool) -> None:
-        """Raises InvalidField if they are wanted and the library has none."""
-        if are_wanted and not metadata.has_fast_tokens:
-            words = (
-                f"the {metadata.backend} kernels of this library know no faster way; use 'exact'"
-            )
-            raise InvalidField("prompt_precision", "fast", words)
-        self._are_wanted = are_wanted
+    def __init__(self, metadata: Metadata, precision: Precision) -> None:
+        """Raises InvalidField for a library that cannot compute so."""
+        _check(metadata, precision)
+        self._precision, self._has_some = precision, metadata.has_fast_tokens
         self.count = 0
         """Of what was arranged last."""
 
@@ -33,14 +30,31 @@ class FastTokens:
     ) -> tuple[Sequence[BatchRow], Numbers, Numbers]:
         """Rows and tokens in the order in which they are computed, and `logit_rows` in that order.
 
-        logit_rows: which tokens get logits, by index among `tokens`. A row that is a prompt in part
-        becomes two rows of its sequence.
+        logit_rows: which tokens get logits, by index among `tokens`. With fast prompts, a row that
+        is a prompt in part becomes two rows of its sequence.
         """
-        if not self._are_wanted:
+        if self._precision == "fast":
+            self.count = len(tokens) if self._has_some else 0
+        if self._precision != "fast-prompts":
             return rows, tokens, logit_rows
         self.count = sum(row.prompt_tokens for row in rows)
         rows, logit_rows = prompts_first(rows, logit_rows)
         return rows, array("i", [token for row in rows for token in row.token_ids]), logit_rows
+
+
+def _check(metadata: Metadata, precision: Precision) -> None:
+    if metadata.is_fast and precision != "fast":
+        words = "this library computes every token less exactly; use 'fast', or leave model_lib out"
+        raise InvalidField("precision", precision, words)
+    if precision == "fast" and not metadata.is_fast:
+        words = (
+            f"the {metadata.backend} kernels of this library have no faster way for every token; "
+            "use 'exact', or leave model_lib out"
+        )
+        raise InvalidField("precision", precision, words)
+    if precision == "fast-prompts" and not metadata.has_fast_tokens:
+        words = f"the {metadata.backend} kernels of this library know no faster way; use 'exact'"
+        raise InvalidField("precision", precision, words)
 
 
 def prompts_first(rows: Sequence[BatchRow], logit_rows: Numbers) -> tuple[list[BatchRow], Numbers]:

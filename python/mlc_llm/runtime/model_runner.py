@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import (
     Batch,
     BatchOutput,
@@ -73,10 +74,10 @@ class ModelRunner:
         max_batch_tokens: int,
         context_window: int,
         window: Window | None = None,
-        fast_prompts: bool = False,
+        precision: Precision = "exact",
         read: ReadWeights = read_packed,
     ) -> None:
-        """library, weights: folders made by the compiler. fast_prompts: see `FastTokens`. read:
+        """library, weights: folders made by the compiler. precision: see `FastTokens`. read:
         gives what is in the folder `weights`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
@@ -95,15 +96,15 @@ class ModelRunner:
             narrower=narrower_windows(windows),
             has_states=bool(metadata.states),
             hidden_size=metadata.hidden_size,
+            precision=precision,
         )
         _check_window(metadata, window)
-        self._fast = FastTokens(metadata, are_wanted=fast_prompts)
+        self._fast = FastTokens(metadata, precision)
         self._set_params(read(weights), device, window)
         self._allocate(windows, device)
         self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
         self._staging, self._read = device.staging(), device.read
-        self._inputs = StepInputs([], (), (), (), [])
-        self._sampler = Sampler(self._library)
+        self._sampler, self._inputs = Sampler(self._library), StepInputs([], (), (), (), [])
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
         self.before_compute: Callable[[], None] = _nothing

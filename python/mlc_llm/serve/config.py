@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.field_docs import with_field_docs
@@ -27,7 +28,9 @@ MAX_DRAFTED = 32
 """The most draft tokens of all sequences in one step: to verify more is slow."""
 PREFIX_CACHE_MODES = ("radix", "disable")
 PREFILL_MODES = ("hybrid", "chunked")
-PROMPT_PRECISIONS = ("exact", "fast")
+ENGINE_PRECISIONS = (*PRECISIONS, "auto")
+PROMPT_PRECISIONS: dict[str, Precision] = {"exact": "exact", "fast": "fast-prompts"}
+"""The values of `prompt_precision`, and what they mean."""
 PAGE_SIZE = 16
 MAX_PATH_CHARS = 4096
 
@@ -120,13 +123,19 @@ class EngineConfig:
     """What each waiting prompt may add to the time of a step in which answers run (hybrid mode), in
     milliseconds, 1 to 60000. A single prompt hardly delays the answers that run, and a crowd of
     prompts fills the steps."""
-    prompt_precision: Literal["exact", "fast"] = "exact"
-    """'fast' computes the tokens of prompts to 8 bits where that costs the least precision; other
-    tokens are computed as before. The answers then differ from those of float32: on the default
-    model, the mean KL divergence is 1.5e-4 after a prompt and 1.5e-3 inside it, instead of 5e-7
-    (with AMX, as bfloat16: 1.0e-4 and 4.9e-4). A text also depends on which of its tokens were a
-    prompt and which the prefix cache had from an answer. Kernels without this way (avx2, portable)
-    refuse it."""
+    precision: Literal["exact", "fast-prompts", "fast", "auto"] | None = None
+    """How exactly the model is computed. `exact`: activations have 16 bits, which gives the answers
+    of float32. `fast-prompts`: the tokens of prompts have 8 bits where that costs the least; a text
+    then also depends on which of its tokens were a prompt and which the prefix cache had from an
+    answer. `fast`: all tokens have 8 bits. (With AMX both are bfloat16.) A token's bits never
+    depend on other requests. What they cost on a model, `mlc_llm fit --precisions` measures.
+    `auto`: the fastest whose answers differ from those of `exact` by a mean KL divergence of at
+    most 1e-4; it is measured when the model is opened for the first time. Kernels without faster
+    ways (avx2, portable) refuse them. None: what `prompt_precision` says, else
+    `exact`."""
+    prompt_precision: Literal["exact", "fast"] | None = None
+    """The older name of `precision`: 'fast' means `fast-prompts`. If both are given they have to
+    agree. None in a config that was made: `precision` says it."""
     kernels: str | None = None
     """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32,
     slow, only to compare with). None: the environment variable MLC_LLM_KERNELS, else the fastest
@@ -144,8 +153,19 @@ class EngineConfig:
                 value = [] if one.name == "additional_models" else one.default
             if value is not None:
                 object.__setattr__(self, one.name, _RULES[one.name](one.name, value))
+        self._settle_precision()
         self._refuse_what_is_missing()
         self._refuse_contradictions()
+
+    def _settle_precision(self) -> None:
+        """Bring the older name and the newer one together."""
+        older, newer = self.prompt_precision, self.precision
+        meant = None if older is None else PROMPT_PRECISIONS[older]
+        if newer is not None and meant not in (None, newer):
+            words = f"precision is {newer!r}; leave out one of the two"
+            raise InvalidField("prompt_precision", older, words)
+        object.__setattr__(self, "precision", newer or meant)
+        object.__setattr__(self, "prompt_precision", None)
 
     @classmethod
     def of(cls, config: EngineConfig | Mapping[str, object] | None) -> EngineConfig:
@@ -285,7 +305,8 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "prefix_cache_max_num_recycling_seqs": _integer(-1),
     "kv_events": KVEventsConfig.of,
     "prefill_mode": _one_of(PREFILL_MODES),
-    "prompt_precision": _one_of(PROMPT_PRECISIONS),
+    "precision": _one_of(ENGINE_PRECISIONS),
+    "prompt_precision": _one_of(tuple(PROMPT_PRECISIONS)),
     "kernels": lambda name, value: checks.string(name, value, 32),
     "quantization": lambda name, value: checks.string(name, value, 32),
     "verbose": checks.boolean,

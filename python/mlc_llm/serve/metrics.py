@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mlc_llm.precision import Precision
 from mlc_llm.serve.counters import PrefixLookups, SpecDecode, TimeByBatchSize
 from mlc_llm.serve.prometheus import Page
 from mlc_llm.serve.serving_page import add_engine
@@ -19,6 +20,8 @@ from mlc_llm.serve.serving_page import add_engine
 class RequestMetrics:
     """One request from arrival to end. The engine core fills it; the usage item has its numbers."""
 
+    precision: Precision = "exact"
+    """How exactly the model was computed."""
     prompt_tokens: int = 0
     """Tokens of the prompt, also those from the prefix cache."""
     completion_tokens: int = 0
@@ -93,7 +96,8 @@ class RequestMetrics:
         """The usage item of the request."""
         usage = _usage(self.prompt_tokens, self.completion_tokens)
         details = {"cached_tokens": self.cached_tokens}
-        return json.dumps({**usage, "prompt_tokens_details": details, "extra": self.asdict()})
+        extra = {**self.asdict(), "precision": self.precision}
+        return json.dumps({**usage, "prompt_tokens_details": details, "extra": extra})
 
 
 REQUEST_METRICS = (

@@ -11,6 +11,7 @@ from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
 from mlc_llm.errors import InvalidField
+from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
     import tvm
@@ -47,11 +48,14 @@ class CpuBackend:
 
         return CpuDevice()
 
-    def with_fast_tokens(self) -> CpuBackend:
-        if not (self.isa.amx_tiles or self.isa.sums == 2):
+    def with_precision(self, precision: Precision) -> CpuBackend:
+        if precision == "exact":
+            return self
+        if self.isa.sums != 2:
             words = f"the {self.name} kernels know no faster way; use 'exact'"
-            raise InvalidField("prompt_precision", "fast", words)
-        return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles))
+            raise InvalidField("precision", precision, words)
+        one_plane = precision == "fast"
+        return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles, one_plane=one_plane))
 
     def check(self, spec: ModelSpec) -> None:
         from mlc_llm.backends.cpu.checks import check

@@ -27,8 +27,15 @@ class Isa:
     half: bool
     """float16 is converted in hardware: scales and KV pages may use it."""
     fast: bool = False
-    """With AMX tiles: there are kernels for fast rows too. Only libraries for
-    `prompt_precision="fast"` have them, because they take long to compile."""
+    """With AMX tiles: there are kernels for fast rows too. Libraries for `precision="exact"` have
+    none, because they take long to compile."""
+    one_plane: bool = False
+    """Products of bytes take the high plane of activations alone: for `precision="fast"`."""
+
+    @property
+    def planes(self) -> int:
+        """How many planes of activations are multiplied."""
+        return 1 if self.one_plane else self.sums
 
     @property
     def kv_dtype(self) -> str:

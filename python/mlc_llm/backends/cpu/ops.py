@@ -55,7 +55,7 @@ class CpuOps(AttentionOps):
         self._isa = isa
         self._scratch = Scratch()
         self._fast_tokens: Tensor | None = None
-        self.has_fast_tokens = False
+        self.has_fast_tokens = self.is_fast = False
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         self._scratch, self._fast_tokens = Scratch(), fast_tokens
@@ -72,11 +72,18 @@ class CpuOps(AttentionOps):
         is_fast = role in FAST_ROLES or (role == "qkv" and self._isa.amx_tiles)
         is_fast = is_fast and has_fast_rows(fmt, self._isa)
         self.has_fast_tokens |= is_fast
+        self._note(fmt, is_fast)
         return PackedMatrix(rows, columns, fmt, is_fast=is_fast)
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
         fmt = format_of_kind(kind, half=self._isa.half, fixed_point=self._isa.amx_tiles)
+        self._note(fmt, False)
         return ExpertStack(experts, rows, columns, fmt)
+
+    def _note(self, fmt: WeightFormat, has_fast_rows: bool) -> None:
+        """A product reads matrices of this format."""
+        has_one_plane = not (fmt.is_float or fmt.is_fixed_point)
+        self.is_fast |= self._isa.one_plane and (has_one_plane or has_fast_rows)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
         return embedding

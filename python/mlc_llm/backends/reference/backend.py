@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
 from mlc_llm.errors import InvalidField
+from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
     import tvm
@@ -32,9 +33,11 @@ class ReferenceBackend:
 
         return CpuDevice()
 
-    def with_fast_tokens(self) -> ReferenceBackend:
+    def with_precision(self, precision: Precision) -> ReferenceBackend:
+        if precision == "exact":
+            return self
         words = "the reference kernels know no faster way; use 'exact'"
-        raise InvalidField("prompt_precision", "fast", words)
+        raise InvalidField("precision", precision, words)
 
     def check(self, spec: ModelSpec) -> None:
         """There is nothing that these kernels lack."""

@@ -60,7 +60,7 @@ class Matrix(nn.Module):  # type: ignore[misc]
 class ReferenceOps:
     """See `backends.base.Ops`. An Input is a plain tensor; nothing is fast."""
 
-    has_fast_tokens = False
+    has_fast_tokens = is_fast = False
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         """All tokens are exact."""

@@ -94,8 +94,8 @@ class IntegerProduct:
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
-        """All m rows by all planes."""
-        self.multiply_rows(X, W, Y, block, 0, m, self.isa.sums)
+        """All m rows by all planes that count."""
+        self.multiply_rows(X, W, Y, block, 0, m, self.isa.planes)
 
     @T.inline
     def multiply_rows(self, X, W, Y, block, start, count, planes):

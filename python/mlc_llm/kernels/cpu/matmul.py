@@ -30,7 +30,7 @@ from mlc_llm.kernels.cpu.integer_matmul import fast_integer_matmul, integer_matm
 
 def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether there is a faster product: in bfloat16 on AMX tiles, or of the high plane alone."""
-    return isa.fast if fmt.is_fixed_point else isa.sums == 2 and not fmt.is_float
+    return isa.fast if fmt.is_fixed_point else isa.planes == 2 and not fmt.is_float
 
 
 @cache

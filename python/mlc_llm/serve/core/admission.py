@@ -51,7 +51,7 @@ class Admission:
     ) -> None:
         """stop_token_ids: the model's own; a request may name more."""
         self._tokenizer = tokenizer
-        self._vocab_size = limits.vocab_size
+        self._vocab_size, self._precision = limits.vocab_size, limits.precision
         self._stop_token_ids = stop_token_ids
         self._policy = policy
         self._can_pin = config.prefix_cache_mode == "radix" and not limits.only_whole
@@ -85,7 +85,7 @@ class Admission:
             config,
             arrival=arrival,
             stop_token_ids=self._stop_ids(config),
-            metrics=RequestMetrics(prompt_tokens=len(prompt), added_at=now),
+            metrics=RequestMetrics(self._precision, prompt_tokens=len(prompt), added_at=now),
             cache_salt=request.cache_salt,
             scores=self._scores(request, prompt),
             is_embedding=request.is_embedding,

@@ -16,7 +16,7 @@ from mlc_llm.serve.opening.bundle import ModelBundle
 SETTINGS = (
     "attention_sink_size",
     "max_single_sequence_length",
-    "prompt_precision",
+    "precision",
     "sliding_window_size",
 )
 """Fields of the config that can change a text. All others change when it comes."""

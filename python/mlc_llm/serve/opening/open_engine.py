@@ -90,9 +90,11 @@ def open_engine(
         for bundle in bundles:
             bundle.tokenizer.complete()
     size = _size(bundles, config.kernels)
+    config = replace(config, precision=config.precision or "exact")
     complete, plan, held = memory.take(config, size, bundles[0].name)
     if config.verbose:
         _log.info("memory: %s", plan.describe())
+        _log.info("precision: %s", complete.precision)
     try:
         configs = _configs(complete, models, bundles)
         pairs = zip(bundles, configs, strict=True)
@@ -147,7 +149,7 @@ def _configs(
             complete,
             model_lib=info.model_lib,
             max_single_sequence_length=min(single, bundle.context_window),
-            prompt_precision="exact",
+            precision="exact",
         )
         for info, bundle in zip(models[1:], bundles[1:], strict=True)
     ]

@@ -11,6 +11,7 @@ from mlc_llm.compiler.jit import Prepared, packed_weights, prepare, prepare_weig
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
@@ -70,6 +71,12 @@ def _runner_of_library(
         raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
 
 
+def precision_of(config: EngineConfig) -> Precision:
+    """Of a config in which `auto` is decided."""
+    assert config.precision != "auto", "it is not decided"
+    return config.precision or "exact"
+
+
 def _kernels_of(library: Path) -> str | None:
     """The kernels of a library; None if its metadata does not say."""
     try:
@@ -86,7 +93,7 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
         bundle.files,
         config.kernels,
         vocab_size=bundle.tokenizer.vocab_size,
-        fast=config.prompt_precision == "fast",
+        precision=precision_of(config),
         windowed=window_of(config) is not None,
         rebuild=rebuild,
     )
@@ -103,6 +110,6 @@ def _runner(library: Path, weights: Path, config: EngineConfig, read: ReadWeight
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
         window=window_of(config),
-        fast_prompts=config.prompt_precision == "fast",
+        precision=precision_of(config),
         read=read,
     )
