@@ -10,6 +10,7 @@ CONTRACTS = {
     "serve.memory_plan",
     "serve.metrics",
     "serve.counters",
+    "serve.precision_costs",
     "serve.prometheus",
     "serve.histogram",
     "serve.serving_metrics",

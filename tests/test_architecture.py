@@ -31,6 +31,7 @@ LAZY = {
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
+    ("mlc_llm.cli.fit", "mlc_llm.serve.opening.precision"),
     ("mlc_llm.cli.convert_weight", "mlc_llm.conversion.calibration"),
     ("mlc_llm.conversion.convert", "mlc_llm.backends.cpu.k_searches"),  # TVM, for K types only
     ("mlc_llm.cli.compile", "mlc_llm.backends.registry"),

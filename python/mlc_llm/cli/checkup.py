@@ -15,6 +15,7 @@ from mlc_llm import __version__
 from mlc_llm.cli.amounts import size_words
 from mlc_llm.cli.guard import one_line
 from mlc_llm.errors import CacheError, MLCError
+from mlc_llm.serve.precision_costs import read_costs
 from mlc_llm.support import machine
 from mlc_llm.support.cached import entries
 from mlc_llm.support.files import cache_dir, refusal
@@ -139,6 +140,9 @@ def _look_at_cache(report: Report) -> None:
         "free disk": _size(free),
         **_contents(folder),
     }
+    costs = _costs(folder)
+    if costs:
+        report.sections["precision"] = costs
     if refused is not None:
         report.remarks.append(f"the usual cache folder is not used, because {refused}")
     if not os.access(folder, os.W_OK):
@@ -162,6 +166,17 @@ def _contents(folder: Path) -> dict[str, str]:
     if len(sizes) > MOST_ENTRIES:
         shown["..."] = f"and {len(sizes) - MOST_ENTRIES} more"
     return shown
+
+
+def _costs(folder: Path) -> dict[str, str]:
+    """What each precision costs on the models that were measured here, by model and precision."""
+    packed = [one for one in entries(folder) if one.kind == "packed weights"]
+    found = {
+        f"{one.model}, {cost.precision}": cost.astext()
+        for one in sorted(packed, key=lambda one: one.last_use)
+        for cost in read_costs(one.path)
+    }
+    return dict(list(found.items())[-MOST_ENTRIES:])
 
 
 def _sizes(several: list[int]) -> str:

@@ -1,6 +1,6 @@
 """`mlc_llm fit`: how much memory a model would need. Only the header of its file is read.
 
-It reads no weights and compiles nothing.
+It reads no weights and compiles nothing, unless `--precisions` asks for what each precision costs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from mlc_llm.serve.limits import (
     plan_memory,
 )
 from mlc_llm.serve.memory_plan import ModelSize
-from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.bundle import ModelBundle, open_model
+from mlc_llm.serve.precision_costs import PrecisionCost
 
 FLAGS = {
     name: flag
@@ -54,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--utilization", type=float, metavar="X", help="the share of the free memory to use, 0 to 1"
     )
+    parser.add_argument(
+        "--precisions",
+        action="store_true",
+        help="measure what each precision costs, if nobody has: it compiles and packs the model",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -62,12 +68,14 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, flag[2:]) for name, flag in FLAGS.items()}
     with naming_flags():
         config = EngineConfig(mode=args.mode, **given)
-        size, (free, promised), name = _look(args.model)
+        bundle = open_model(args.model)
+        size, (free, promised) = _look(bundle)
         choices = {
             mode: choose(replace(config, mode=mode), size, free, promised)
             for mode in get_args(EngineMode)
         }
-    report = Report(name, size, args.mode, choices)
+        costs = _costs(bundle, measured=args.precisions)
+    report = Report(bundle.name, size, args.mode, choices, costs)
     sys.stdout.write(report.asjson() if args.json else report.astext())
     return OK if report.chosen.reason is None else INTERNAL_ERROR
 
@@ -83,11 +91,17 @@ def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "")
         return Choice(least, plan_memory(asked, size, free, promised), with_flags(str(error)))
 
 
-def _look(model: str | None) -> tuple[ModelSize, tuple[int, str], str]:
-    """The size of the model, the free and the promised memory, the name."""
+def _look(bundle: ModelBundle) -> tuple[ModelSize, tuple[int, str]]:
+    """The size of the model, the free and the promised memory."""
     # TVM says which kernels this machine gets, and so how weights are packed.
     from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
-    bundle = open_model(model)
     memory = look_at_memory()
-    return model_size(bundle), memory.left(memory.standing), bundle.name
+    return model_size(bundle), memory.left(memory.standing)
+
+
+def _costs(bundle: ModelBundle, *, measured: bool) -> list[PrecisionCost]:
+    """What each precision costs. measured: find it out if it is not known."""
+    from mlc_llm.serve.opening.precision import costs_of, known_costs
+
+    return costs_of(bundle) if measured else known_costs(bundle)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
+from mlc_llm.serve.precision_costs import PrecisionCost, fastest
 
 _LIMITS = {
     "sequences": "max_num_sequence",
@@ -80,6 +81,8 @@ class Report:
     size: ModelSize
     mode: str
     choices: Mapping[str, Choice]
+    costs: Sequence[PrecisionCost] = ()
+    """Of each precision, if they were measured."""
 
     @property
     def chosen(self) -> Choice:
@@ -97,6 +100,7 @@ class Report:
             "kv_bytes_per_token": self.size.kv_bytes_per_token,
             "context_window": self.size.context_window,
             "modes": {mode: choice.values() for mode, choice in self.choices.items()},
+            "precisions": [asdict(one) for one in self.costs],
         }
         return json.dumps(values, indent=2) + "\n"
 
@@ -108,8 +112,19 @@ class Report:
             f"{self.model}: {layers} layers, a context window of {size.context_window} "
             f"tokens, {8 * size.groups[0].element_bytes}-bit keys and values"
         )
-        lines = [head, "", *_terms(chosen), "", *self._modes(), "", _verdict(chosen)]
+        lines = [head, "", *_terms(chosen), "", *self._modes(), "", *self._precisions()]
+        lines += ["", _verdict(chosen)]
         return "\n".join(lines) + "\n"
+
+    def _precisions(self) -> list[str]:
+        if not self.costs:
+            return ["What each precision costs is not known; --precisions measures it."]
+        auto = fastest(self.costs).precision
+        rows = [
+            f"{('* ' if one.precision == auto else '  ') + one.precision:16}{one.astext()}"
+            for one in self.costs
+        ]
+        return ["precision (* is what auto takes)", *rows]
 
     def _modes(self) -> list[str]:
         columns = "".join(f"{name:>12}" for name in _LIMITS)

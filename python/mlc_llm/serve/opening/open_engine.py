@@ -37,6 +37,7 @@ from mlc_llm.serve.opening.bundle import (
 from mlc_llm.serve.opening.cache_events import publish_events
 from mlc_llm.serve.opening.fingerprint import fingerprint
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.precision import with_precision
 from mlc_llm.serve.opening.runner import begin_weights, create_runner
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def open_engine(
         for bundle in bundles:
             bundle.tokenizer.complete()
     size = _size(bundles, config.kernels)
-    config = replace(config, precision=config.precision or "exact")
+    config = with_precision(config, bundles[0])
     complete, plan, held = memory.take(config, size, bundles[0].name)
     if config.verbose:
         _log.info("memory: %s", plan.describe())
