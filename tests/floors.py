@@ -185,8 +185,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *SERVE,
         *("serve.server", "serve.server.limits", "serve.server.notes"),
         *("serve.server.pool", "serve.server.calls"),
-        *("json_ffi", "cli", "backends.cpu", "bench"),
+        *("json_ffi", "cli", "backends.cpu", "bench", "ray"),
         *("conversion", "conversion.calibration", "conversion.importance"),
+    },
+    "ray": {
+        *SERVE,
+        *("ray", "serve.kv_events", "serve.server", "serve.server.limits", "serve.server.pool"),
+        "serve.server.calls",
     },
     "__main__": {"cli"},
 }

@@ -39,6 +39,7 @@ LAZY = {
     ("mlc_llm.cli.compile", "mlc_llm.serve.opening.bundle"),
     # Weights are read meanwhile; and --help must not load TVM.
     # Mistakes in the arguments are said before anything is loaded.
+    ("mlc_llm.cli.serve", "mlc_llm.ray.run"),  # Ray, an extra
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.calls.context"),
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.listening"),
     ("mlc_llm.cli.serve", "mlc_llm.serve.server.pool.names"),
@@ -60,6 +61,7 @@ LAZY = {
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
+    ("mlc_llm.ray", "mlc_llm.ray.app"),  # Ray, an extra
     ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM
     ("mlc_llm.serve", "mlc_llm.serve.async_engine"),
     ("mlc_llm.serve", "mlc_llm.serve.engine"),
@@ -240,7 +242,7 @@ def test_lazy_imports_are_a_closed_list() -> None:
 def test_imports_nothing_heavy_or_unsafe(module: str) -> None:
     roots = {one.imported.split(".", maxsplit=1)[0] for one in imports_of(module)}
     assert roots & (NEVER_AT_RUN_TIME | UNSAFE_MODULES) == set()
-    if not module.startswith(f"{NAME}.serve.server"):
+    if not module.startswith((f"{NAME}.serve.server", f"{NAME}.ray.")):
         assert roots & WEB == set()
     if part(module) in NO_TVM_IN_FILES or part(module) in CONTRACTS:
         assert {root for root in roots if root.startswith("tvm")} == set()
@@ -323,7 +325,8 @@ def test_weights_are_read_before_anything_heavy_is_loaded() -> None:
 
 def test_nothing_but_the_server_loads_a_web_framework() -> None:
     mains = "__main__"
-    names = [m for m in modules() if "serve.server" not in part(m) and not m.endswith(mains)]
+    web = ("serve.server", "ray")  # Ray's ingress has the server's routes
+    names = [m for m in modules() if not part(m).startswith(web) and not m.endswith(mains)]
     loaded = in_fresh_process(f"import {', '.join(names)}; " + REPORT).split()
     assert not set(loaded) & (WEB | NEVER_AT_RUN_TIME)
     assert "tvm" in loaded

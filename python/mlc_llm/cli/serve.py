@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_logs(parser.add_argument_group("logs and traces"))
     serve_flags.add_safety(parser.add_argument_group("who may call it"))
     serve_flags.add_limits(parser.add_argument_group("limits"))
-    serve_flags.add_events(parser.add_argument_group("routers"))
+    serve_flags.add_events(parser.add_argument_group("routers and replicas"))
 
 
 def _add_logs(group: argparse._ArgumentGroup) -> None:
@@ -108,6 +108,8 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Mistakes in the arguments are reported before the model is opened."""
     set_up_access(args.log_format)
+    if args.ray is not None:
+        return _run_on_ray(args)
     with naming_flags({**ENGINE_FLAGS, **FLAGS}):
         settings = serve_flags.settings(args)
         settings.check()
@@ -137,6 +139,23 @@ def run(args: argparse.Namespace) -> int:
         if registry.is_stuck:  # Python would wait for its thread
             leave_at_once(code)
     return code
+
+
+def _run_on_ray(args: argparse.Namespace) -> int:
+    """Raises `UserError` for other flags, which would have no effect, and without Ray."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    usual = {**vars(parser.parse_args([])), "ray": args.ray}
+    for name, value in usual.items():
+        if getattr(args, name) != value:
+            flag = name if name == "models" else f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag}: with --ray, it belongs into the file")
+    try:
+        from mlc_llm.ray.run import serve_file
+    except ImportError as error:
+        words = f"needs packages that are not here ({error}): pip install 'mlc-llm[ray]'"
+        raise UserError(f"--ray {args.ray}: {words}") from error
+    return serve_file(args.ray, note)
 
 
 def _registry(

@@ -102,7 +102,14 @@ def add_limits(group: argparse._ArgumentGroup) -> None:
 
 
 def add_events(group: argparse._ArgumentGroup) -> None:
-    """Flags: what routers may know."""
+    """Flags: what routers may know, and replicas."""
+    group.add_argument(
+        "--ray",
+        type=Path,
+        metavar="FILE",
+        help="serve replicas on Ray Serve as this config file of Ray says, which has all other "
+        "settings; needs the extra 'ray'",
+    )
     group.add_argument(
         "--kv-events",
         metavar="ADDRESS",

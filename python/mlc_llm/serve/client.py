@@ -77,7 +77,7 @@ class Ready(NamedTuple, Generic[ReaderT]):
         return sum(len(one.prompt) for one in prepared if one is not None)
 
 
-class _Callback(Generic[ReaderT]):
+class EngineCallback(Generic[ReaderT]):
     """Makes chunks of what the engine gives to its callback, by request id."""
 
     def __init__(self, deliver: Deliver[ReaderT], abort: Callable[[str], None]) -> None:
@@ -148,7 +148,7 @@ class EngineClient(Generic[ReaderT]):
             device = detect_device(device)
         self._config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self._engine = ThreadedEngine.Create()
-        self._callback = _Callback(deliver, self._engine.abort_request)
+        self._callback = EngineCallback(deliver, self._engine.abort_request)
         self._engine.init_threaded_engine(device, self._callback, trace)
         self._loops = LoopThreads(
             {

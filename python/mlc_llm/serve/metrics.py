@@ -120,6 +120,11 @@ def zero_usage_json() -> str:
     return json.dumps(_usage(0, 0))
 
 
+def counted_usage_json(prompt_tokens: int, completion_tokens: int) -> str:
+    """The usage of a request that somebody else has counted."""
+    return json.dumps(_usage(prompt_tokens, completion_tokens))
+
+
 def special_usage_json(engine_metrics: Mapping[str, object]) -> str:
     """The usage that answers `query_engine_metrics`."""
     return json.dumps({**_usage(0, 0), "extra": engine_metrics})

@@ -16,7 +16,7 @@ import time
 from collections import abc
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.runtime.batch import BatchRow, Runner, Sampled
+from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.admission import Admission, Prepared
@@ -95,6 +95,11 @@ class EngineCore:
     def num_preemptions(self) -> int:
         """How often a sequence had to give its pages back before its end."""
         return self._scheduler.num_preemptions
+
+    @property
+    def limits(self) -> RunnerLimits:
+        """What the runner can hold."""
+        return self._runner.limits
 
     @property
     def hidden_size(self) -> int:

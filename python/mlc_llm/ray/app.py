@@ -1,0 +1,145 @@
+"""The application of Ray Serve: an ingress with the routes of the server, and a deployment for each
+model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from mlc_llm.ray.client import ReplicaOpener, Replicas
+from mlc_llm.ray.remote_engine import Outputs, ReplicaLost, Sender
+from mlc_llm.ray.replica import ModelReplica
+from mlc_llm.ray.settings import AppSettings, ModelSettings
+from mlc_llm.ray.wire import ReplicaFacts, WireRequest
+from mlc_llm.serve.server.app import create_app
+from mlc_llm.serve.server.calls.context import ServerContext
+from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
+from mlc_llm.serve.server.limits.tenants import Keyring, read_keys
+from mlc_llm.serve.server.pool.registry import ModelRegistry
+from mlc_llm.serve.server.pool.slot import ModelSlot
+
+FACTS_S = 600.0
+MOST_ONGOING = 4096
+"""Requests that one replica or one ingress may have. The server's own limits are smaller."""
+INGRESS_CPUS = 0.1
+POWER_OF_TWO = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
+
+_log = logging.getLogger(__name__)
+
+
+class Replica(ModelReplica):
+    """A `ModelReplica` in Ray's hands."""
+
+    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]  # Ray waits
+        await asyncio.to_thread(ModelReplica.__init__, self, settings, settings.engine)
+        await self.probe()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):
+            self.close()
+
+
+class HandleReplicas:
+    """The replicas behind a handle. See `Replicas`."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._streams = handle.options(stream=True)
+        self._handle = handle
+
+    @property
+    def send(self) -> Sender:
+        return self._send
+
+    def facts(self) -> ReplicaFacts:
+        """Waits until a replica is ready."""
+        found = self._handle.facts.remote().result(timeout_s=FACTS_S)
+        assert isinstance(found, ReplicaFacts)
+        return found
+
+    async def _send(self, wire: WireRequest) -> AsyncIterator[Outputs]:
+        response = self._streams.generate.remote(wire)
+        is_over = False
+        try:
+            async for outputs in response:
+                yield outputs
+            is_over = True
+        except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.RayTaskError):
+                is_over = True  # the replica lives and has answered with an error
+                raise
+            raise ReplicaLost(f"the replica is gone: {type(error).__name__}") from error
+        finally:
+            if not is_over:
+                response.cancel()
+
+
+@serve.ingress()
+class Ingress:
+    """The routes of `mlc_llm serve`, before replicas."""
+
+    def __init__(self, settings: AppSettings, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
+        self._settings = settings
+        self._handles = dict(handles)
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Asks the replicas of the default model, and waits until one is ready."""
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        replicas: dict[str | None, Replicas] = {
+            name: HandleReplicas(one) for name, one in self._handles.items()
+        }
+        models: dict[str | None, ModelSettings] = {one.name: one for one in settings.models}
+        registry = ModelRegistry(
+            [ModelSlot((one.name,), one.name) for one in settings.models],
+            ReplicaOpener(replicas, models, lambda: loop),
+            most_waiting=settings.queue,
+            most_tokens=settings.queue_tokens,
+        )
+        await asyncio.to_thread(registry.open_now, registry.default)
+        return create_app(ServerContext(registry, _server_settings(settings)))
+
+
+def _server_settings(settings: AppSettings) -> ServerSettings:
+    """What `mlc_llm serve` would have. Ray's proxy listens; who may reach it is its matter."""
+    keys = Keyring() if settings.keys is None else read_keys([], settings.keys)
+    limits = replace(Limits(), queue=settings.queue, queue_tokens=settings.queue_tokens)
+    return ServerSettings(keys=keys, allowed_hosts=("*",), limits=limits)
+
+
+def build_app(args: Mapping[str, object]) -> serve.Application:
+    """The application of these `args`, for `serve run` and `serve deploy`. Raises `UserError` for
+    what they cannot have."""
+    settings = AppSettings.of(args)
+    handles = {one.name: _deployment(one) for one in settings.models}
+    ingress = serve.deployment(Ingress).options(
+        name="ingress",
+        num_replicas=settings.ingresses,
+        max_ongoing_requests=MOST_ONGOING,
+        ray_actor_options={"num_cpus": INGRESS_CPUS},
+    )
+    return ingress.bind(settings, handles)
+
+
+def _deployment(model: ModelSettings) -> serve.Application:
+    deployment = serve.deployment(Replica).options(
+        name=model.name,
+        num_replicas=model.replicas,
+        max_ongoing_requests=MOST_ONGOING,
+        graceful_shutdown_timeout_s=model.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=5,
+        ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
+        request_router_config=RequestRouterConfig(
+            request_router_class=POWER_OF_TWO, request_routing_stats_period_s=0.5
+        ),
+    )
+    return deployment.bind(model)

@@ -1,0 +1,137 @@
+"""The models of an ingress: their tokenizers are here, their engines are replicas elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, cast
+
+from mlc_llm import __version__
+from mlc_llm.errors import EngineDead
+from mlc_llm.ray.remote_engine import RemoteEngine, Rules, Sender
+from mlc_llm.ray.settings import ModelSettings
+from mlc_llm.ray.wire import ReplicaFacts
+from mlc_llm.serve.async_reader import AsyncClient, AsyncReader, deliver_to_loops
+from mlc_llm.serve.client import EngineCallback, EngineClient
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.admission import Admission
+from mlc_llm.serve.core.mock_echo import EchoPolicy
+from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.opening.bundle import MOCK_ECHO, ModelBundle, echo_bundle, open_model
+from mlc_llm.serve.server.pool.openers import Plan
+from mlc_llm.serve.threaded.work_loop import Progress
+from mlc_llm.serve.threaded_engine import TERMINATED, ThreadedEngine
+
+_load_ids = itertools.count(1)
+
+
+class Replicas(Protocol):
+    """The replicas of a model, as an ingress sees them."""
+
+    @property
+    def send(self) -> Sender: ...
+
+    def facts(self) -> ReplicaFacts:
+        """Of any of them. It waits; not for the event loop. Raises if there is none."""
+        ...
+
+
+class ReplicaClient(EngineClient[AsyncReader]):
+    """An `EngineClient` whose engine is somewhere else."""
+
+    def __init__(
+        self, replicas: Replicas, settings: ModelSettings, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        """loop: the one of the ingress. Raises what opening the model's files raises, and
+        `EngineDead` for replicas of another version."""
+        self.trace = None
+        facts = self.facts = replicas.facts()
+        if facts.version != __version__:
+            words = f"replicas of {settings.name!r} have version {facts.version}"
+            raise EngineDead(f"{words}, and the ingress has {__version__}")
+        self._config = EngineConfig.from_json(facts.config)
+        self._bundle = _bundle(settings, self._config)
+        self._model = ChatModel(
+            self._bundle.tokenizer,
+            self._bundle.chat_template,
+            self._bundle.defaults,
+            facts.longest_sequence,
+            next(_load_ids),
+            facts.hidden_size,
+            facts.fingerprint,
+        )
+        remote = RemoteEngine(
+            replicas.send,
+            self._bundle,
+            _admission(self._bundle, facts, self._config, is_echo=settings.model == MOCK_ECHO),
+            fingerprint=facts.fingerprint,
+            load_id=self._model.load_id,
+            loop=loop,
+            rules=Rules(settings.attempts, settings.resume == "replica"),
+        )
+        # `RemoteEngine` has what `EngineClient` calls.
+        self._engine = cast(ThreadedEngine, remote)
+        self._callback = EngineCallback(deliver_to_loops, remote.abort_request)
+        remote.give = self._callback
+
+    @property
+    def model(self) -> ChatModel:
+        """See `EngineClient`."""
+        return self._model
+
+    @property
+    def bundle(self) -> ModelBundle:
+        """See `EngineClient`; its files have no weights."""
+        return self._bundle
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        """Of one replica."""
+        return self._config
+
+    @property
+    def progress(self) -> Progress:
+        """Ray watches the replicas; here nothing can stall."""
+        return Progress(0, True, None)
+
+    def terminate(self) -> None:
+        """Abort everything."""
+        self.abort_all()
+        self._callback.end(TERMINATED)
+
+
+@dataclass
+class ReplicaOpener:
+    """Opens the models of an ingress. See `Opener`."""
+
+    replicas: Mapping[str | None, Replicas]
+    settings: Mapping[str | None, ModelSettings]
+    """Both by the name of the model."""
+    loop: Callable[[], asyncio.AbstractEventLoop]
+
+    def plan(self, model: str | None, budget: int | None, share: int | None) -> Plan:
+        """Its memory is that of other machines."""
+        return Plan(self.settings[model].engine)
+
+    def open(self, model: str | None, plan: Plan) -> AsyncClient:
+        """Asks a replica what it is."""
+        return ReplicaClient(self.replicas[model], self.settings[model], self.loop())
+
+
+def _bundle(settings: ModelSettings, config: EngineConfig) -> ModelBundle:
+    if settings.model == MOCK_ECHO:
+        return echo_bundle(config.max_single_sequence_length or 0)
+    return open_model(settings.model, quantization=config.quantization)
+
+
+def _admission(
+    bundle: ModelBundle, facts: ReplicaFacts, config: EngineConfig, *, is_echo: bool
+) -> Admission:
+    policy: RequestPolicy = RequestPolicy()
+    stops = frozenset(bundle.stop_token_ids)
+    if is_echo:
+        policy, stops = EchoPolicy(), frozenset()
+    return Admission(bundle.tokenizer, facts.limits, replace(config, kv_events=None), stops, policy)

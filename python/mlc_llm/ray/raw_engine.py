@@ -1,0 +1,94 @@
+"""A threaded engine whose requests are streams of raw outputs, for one event loop or several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.data import RequestStreamOutput
+from mlc_llm.serve.opening.open_engine import OpenEngine
+from mlc_llm.serve.request import Request
+from mlc_llm.serve.threaded.loops import LoopThreads
+from mlc_llm.serve.threaded.work_loop import Progress
+from mlc_llm.serve.threaded_engine import ThreadedEngine
+
+Outputs = list[RequestStreamOutput]
+
+
+class _Reader:
+    """The outputs of one request, for the task that reads them."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.outputs: asyncio.Queue[RequestStreamOutput] = asyncio.Queue()
+
+    def put(self, output: RequestStreamOutput) -> None:
+        """Any thread may call it. If the loop has ended, nobody reads."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.outputs.put_nowait, output)
+
+
+class RawEngine:
+    """An open model with its two threads."""
+
+    def __init__(self, model: str | None, device: str, config: EngineConfig) -> None:
+        """Raises what opening the model raises; its threads have ended then."""
+        self._readers: dict[str, _Reader] = {}
+        self._lock = threading.Lock()
+        self._engine = ThreadedEngine.Create()
+        self._engine.init_threaded_engine(device, self._hand_out)
+        self._loops = LoopThreads(
+            {
+                "exit_background_loop": self._engine.exit_background_loop,
+                "run_background_loop": self._engine.run_background_loop,
+                "run_background_stream_back_loop": self._engine.run_background_stream_back_loop,
+            }
+        )
+        try:
+            self._engine.reload(replace(config, model=model, mode=config.mode or "server").asjson())
+        except BaseException:
+            self.terminate()
+            raise
+
+    @property
+    def loaded(self) -> OpenEngine:
+        return self._engine.loaded
+
+    @property
+    def progress(self) -> Progress:
+        return self._engine.progress
+
+    async def stream(self, request: Request) -> AsyncGenerator[Outputs, None]:
+        """All outputs that have come since the last ones; the usage ends them. Closing it aborts
+        the request, unless it has ended. Raises `InvalidField` for an id in use."""
+        reader, name, is_over = _Reader(), request.request_id, False
+        with self._lock:
+            self._readers[name] = reader
+        try:
+            await asyncio.to_thread(self._engine.add_request, request)
+            while not is_over:
+                found = [await reader.outputs.get()]
+                while not reader.outputs.empty():
+                    found.append(reader.outputs.get_nowait())
+                is_over = found[-1].request_final_usage_json_str is not None
+                yield found
+        finally:
+            with self._lock:
+                self._readers.pop(name, None)
+            if not is_over:
+                self._engine.abort_request(name)
+
+    def terminate(self) -> None:
+        """Abort everything and end the threads."""
+        self._loops.terminate()
+
+    def _hand_out(self, outputs: list[RequestStreamOutput]) -> None:
+        with self._lock:
+            found = [(self._readers.get(one.request_id), one) for one in outputs]
+        for reader, output in found:
+            if reader is not None:
+                reader.put(output)

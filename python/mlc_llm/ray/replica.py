@@ -1,0 +1,98 @@
+"""A replica of a model: an engine, and the requests that are sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+
+from mlc_llm import __version__
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.ray.raw_engine import Outputs, RawEngine
+from mlc_llm.ray.settings import ModelSettings
+from mlc_llm.ray.wire import ReplicaFacts, WireRequest, WrongReplica
+from mlc_llm.serve.chat_model import chat_model_of
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.request import Request
+
+THREADS = "TVM_NUM_THREADS"
+PROBE_S = 600.0
+
+_log = logging.getLogger(__name__)
+
+
+class ModelReplica:
+    """Opens the model. It is ready when `probe` has ended."""
+
+    def __init__(self, settings: ModelSettings, config: EngineConfig) -> None:
+        """Raises what opening the model raises."""
+        os.environ.setdefault(THREADS, str(max(1, int(settings.num_cpus))))
+        self._engine = RawEngine(settings.model, settings.device, config)
+        self._load = self._engine.loaded
+        self._waiting: dict[str, int] = {}
+        """Prompt tokens of requests without a first token."""
+
+    def facts(self) -> ReplicaFacts:
+        """What an ingress has to know."""
+        core, model = self._load.core, chat_model_of(self._load)
+        return ReplicaFacts(
+            __version__,
+            model.fingerprint,
+            self._load.config.asjson(),
+            core.limits,
+            core.longest_sequence,
+            core.hidden_size,
+        )
+
+    async def generate(self, wire: WireRequest) -> AsyncIterator[Outputs]:
+        """The outputs of a request, those of a step together; the last one has its usage. Closing
+        it, or cancelling its task, aborts the request.
+
+        Raises `WrongReplica`.
+        """
+        own = self._load.fingerprint
+        if wire.fingerprint != own:
+            words = f"{wire.request_id}: made for {wire.fingerprint}, and this replica has {own}"
+            raise WrongReplica(words)
+        request = wire.request(self._load.load_id)
+        self._waiting[wire.request_id] = len(wire.token_ids)
+        stream = self._engine.stream(request)
+        try:
+            async for outputs in stream:
+                self._waiting.pop(wire.request_id, None)
+                yield outputs
+        finally:
+            self._waiting.pop(wire.request_id, None)
+            await stream.aclose()
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens that wait here."""
+        return sum(self._waiting.values())
+
+    def check_health(self) -> None:
+        """Raises if the engine has died: then Ray starts another replica."""
+        died = self._engine.progress.died
+        if died is not None:
+            raise RuntimeError(died)
+
+    def close(self) -> None:
+        """Abort everything, and free the model."""
+        self._engine.terminate()
+
+    async def probe(self) -> None:
+        """One token of an answer. Raises `RuntimeError` if it does not come."""
+        config = GenerationConfig(max_tokens=1, temperature=0.0).merged_over(
+            self._load.bundle.defaults
+        )
+        request = Request("probe", [TokenData([0])], config, self._load.load_id)
+
+        async def ask() -> list[Outputs]:
+            return [outputs async for outputs in self._engine.stream(request)]
+
+        found = await asyncio.wait_for(ask(), PROBE_S)
+        errors = [one.error for outputs in found for one in outputs if one.error]
+        if errors:
+            raise RuntimeError(f"the model does not answer: {errors[0]}")

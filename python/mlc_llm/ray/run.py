@@ -1,0 +1,118 @@
+"""`mlc_llm serve --ray FILE`: runs a config file of Ray Serve, on this machine or on the cluster
+that `RAY_ADDRESS` names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import yaml
+from ray import serve
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.ray.app import INGRESS_CPUS, build_app
+from mlc_llm.ray.settings import AppSettings
+from mlc_llm.serve.server.limits.settings import LOCAL_NAMES
+
+IMPORT_PATH = "mlc_llm.ray:build_app"
+OWN_STORE_BYTES = 256 << 20
+"""Ray's store of objects, if this command starts Ray: requests and tokens are small."""
+
+
+@dataclass(frozen=True)
+class AppFile:
+    """What this command needs of a config file of Ray Serve."""
+
+    name: str
+    route_prefix: str
+    args: Mapping[str, Any]
+    settings: AppSettings
+    host: str
+    port: int
+
+
+def read_file(path: Path) -> AppFile:
+    """Raises `UserError` for a file that cannot be read or has another application."""
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise InvalidField("ray", str(path), f"cannot be read: {_line(error)}") from error
+    apps = found.get("applications") if isinstance(found, dict) else None
+    if not isinstance(apps, list) or len(apps) != 1 or not isinstance(apps[0], dict):
+        raise InvalidField("ray", str(path), "should have one entry in `applications`")
+    (app,) = apps
+    if app.get("import_path") != IMPORT_PATH:
+        raise InvalidField("import_path", app.get("import_path"), f"should be {IMPORT_PATH}")
+    args = app.get("args") or {}
+    http = found.get("http_options") or {}
+    file = AppFile(
+        str(app.get("name", "default")),
+        str(app.get("route_prefix", "/")),
+        args,
+        AppSettings.of(args),
+        str(http.get("host", "127.0.0.1")),
+        int(http.get("port", 8000)),
+    )
+    if file.host not in LOCAL_NAMES and file.settings.keys is None:
+        words = "other machines may call it without a key: give api_key_file in args"
+        raise InvalidField("http_options.host", file.host, words)
+    return file
+
+
+def serve_file(path: Path, say: Callable[[str], object]) -> int:
+    """Serve until a signal comes. say: is told when it serves. Returns the exit code. Raises
+    `UserError`, also for more processors than there are."""
+    file = read_file(path)
+    address = os.environ.get("RAY_ADDRESS")
+    own = {} if address else {"object_store_memory": OWN_STORE_BYTES, "include_dashboard": False}
+    ray.init(address=address, logging_level="warning", log_to_driver=True, **own)
+    try:
+        check_resources(file.settings, ray.cluster_resources())
+        with _signals() as came:
+            options = {"host": file.host, "port": file.port}
+            serve.start(http_options=options)
+            app = build_app(file.args)
+            serve.run(app, name=file.name, route_prefix=file.route_prefix)
+            names = ", ".join(one.name for one in file.settings.models)
+            say(f"serving {names} at http://{file.host}:{file.port}{file.route_prefix}v1")
+            came.wait()
+        serve.shutdown()  # replicas let their answers end
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def check_resources(settings: AppSettings, there: Mapping[str, float]) -> None:
+    """Raises `InvalidField` if the replicas that must run need more than all nodes have."""
+    for name, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
+        needed = settings.ingresses * INGRESS_CPUS if kind == "CPU" else 0.0
+        for model in settings.models:
+            fewest = model.replicas if model.autoscaling is None else model.autoscaling.min_replicas
+            needed += fewest * getattr(model, name)
+        if needed > there.get(kind, 0.0):
+            words = f"all nodes together have {there.get(kind, 0.0):g}; take less, or add nodes"
+            raise InvalidField(name, round(needed, 3), words)
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set."""
+    came = threading.Event()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before = {one: signal.signal(one, lambda *_: came.set()) for one in kinds}
+    try:
+        yield came
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,57 @@
+"""What the ingress and a replica send each other: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.batch import RunnerLimits
+from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.request import Request
+
+
+class WrongReplica(Exception):
+    """The replica has another version or another model than the ingress expects."""
+
+
+@dataclass(frozen=True)
+class ReplicaFacts:
+    """What an ingress has to know of a model. All replicas of a model have the same ones."""
+
+    version: str
+    fingerprint: str
+    config: str
+    """The engine's config with every limit, as JSON."""
+    limits: RunnerLimits
+    longest_sequence: int
+    hidden_size: int
+
+
+@dataclass(frozen=True)
+class WireRequest:
+    """A request of which nothing is left to prepare but its grammar."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    config: str
+    """The complete `GenerationConfig`, as JSON."""
+    fingerprint: str
+    """Of the model that it was made for."""
+    cache_salt: str = ""
+    prompt_logprobs: int | None = None
+    is_embedding: bool = False
+    keys: tuple[int, ...] = ()
+    """Of the cache blocks of its prompt, for the router."""
+
+    def request(self, load_id: int) -> Request:
+        """For the engine that has opened the model."""
+        config = GenerationConfig.from_json(self.config)
+        return Request(
+            self.request_id,
+            [TokenData(self.token_ids)] if self.token_ids else [],
+            config,
+            load_id,
+            self.cache_salt,
+            self.prompt_logprobs,
+            self.is_embedding,
+        )

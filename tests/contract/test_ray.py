@@ -1,0 +1,156 @@
+"""Two replicas of the echo engine on Ray Serve, behind `mlc_llm serve --ray`, with OpenAI's client.
+
+Ray itself is real: its processes, its proxy, its routing. One test file, one Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+
+LONGEST_S = 240
+TEXT = "the words of this text come back one by one, and not one of them is lost or seen twice"
+
+
+@dataclass
+class Application:
+    port: int
+    process: subprocess.Popen[bytes]
+    client: openai.OpenAI
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as found:
+            return found.read()
+
+    def stream(self, text: str, **more: Any) -> Any:
+        return self.client.chat.completions.create(
+            model="echo",
+            messages=[{"role": "user", "content": text}],
+            stream=True,
+            stream_options={"include_usage": True},
+            **more,
+        )
+
+    def replicas(self) -> list[int]:
+        """The processes of the replicas."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (place / "cmdline").read_bytes().replace(b"\0", b" ")
+                parents = (place / "environ").read_bytes()
+            except OSError:
+                continue
+            if words.startswith(b"ray::ServeReplica:llm:echo") and self._mark in parents:
+                found.append(int(place.name))
+        return found
+
+    @property
+    def _mark(self) -> bytes:
+        return f"MLC_LLM_TEST_MARK={self.port}".encode()
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = {"name": "echo", "model": "mock://echo", "replicas": 2, "num_cpus": 0.3}
+    args = {"models": [{**model, "resume": "replica", "drain_s": 5}]}
+    file = tmp_path_factory.mktemp("ray") / "app.yaml"
+    entry = {"name": "llm", "import_path": "mlc_llm.ray:build_app", "args": args}
+    http = {"host": "127.0.0.1", "port": port}
+    file.write_text(yaml.safe_dump({"http_options": http, "applications": [entry]}))
+    environment = {**os.environ, "MLC_LLM_TEST_MARK": str(port), "RAY_AUTH_MODE": "disabled"}
+    environment.pop("RAY_ADDRESS", None)
+    command = [sys.executable, "-m", "mlc_llm", "serve", "--ray", str(file)]
+    with subprocess.Popen(command, env=environment) as process:
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
+        found = Application(port, process, client)
+        try:
+            _wait_for(found)
+            yield found
+        finally:
+            client.close()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(90) == 0
+
+
+def _wait_for(app: Application) -> None:
+    end = time.monotonic() + LONGEST_S
+    while True:
+        try:
+            app.get("/ready")
+            return
+        except OSError:
+            assert app.process.poll() is None, "it has ended"
+            assert time.monotonic() < end, "it did not start"
+            time.sleep(0.2)
+
+
+def _text(chunks: list[Any]) -> str:
+    return "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+
+
+def test_the_protocol_is_that_of_the_server(app: Application) -> None:
+    assert [one.id for one in app.client.models.list()] == ["echo"]
+    found = app.client.chat.completions.create(
+        model="echo", messages=[{"role": "user", "content": TEXT}], n=2
+    )
+    assert [one.message.content for one in found.choices] == [TEXT, TEXT]
+    assert found.usage is not None and found.usage.completion_tokens == 2 * len(TEXT)
+    chunks = list(app.stream(TEXT))
+    assert _text(chunks) == TEXT and len(chunks) > 10
+    assert chunks[-1].usage.completion_tokens == len(TEXT)
+    assert json.loads(app.get("/health")) == {"status": "ok"}
+    assert b"vllm:num_requests_running" in app.get("/metrics")
+    with pytest.raises(openai.BadRequestError) as refused:
+        app.client.chat.completions.create(model="echo", messages=[], max_tokens=1)
+    assert refused.value.param == "messages"
+    with pytest.raises(openai.NotFoundError):
+        app.client.completions.create(model="other", prompt="a")
+
+
+def test_a_client_that_goes_frees_its_replica(app: Application) -> None:
+    for _ in range(40):  # more than both replicas compute at a time, if they went on
+        stream = app.stream("a" * 3000)
+        next(iter(stream))
+        stream.close()
+    started = time.monotonic()
+    assert _text(list(app.stream(TEXT))) == TEXT
+    assert time.monotonic() - started < LONGEST_S
+
+
+def test_killed_replicas_are_not_seen(app: Application) -> None:
+    """Several clients, and a kill while they stream: each gets its whole text once."""
+    long = TEXT * 20
+    results: list[str] = []
+
+    def ask() -> None:
+        chunks = list(app.stream(long))
+        usage = [one.usage.completion_tokens for one in chunks if one.usage]
+        results.append(_text(chunks) if usage == [len(long)] else f"usage {usage}")
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for one in threads:
+        one.start()
+    before = app.replicas()
+    assert len(before) == 2
+    os.kill(before[0], signal.SIGKILL)
+    for one in threads:
+        one.join(LONGEST_S)
+    assert results == [long] * 6

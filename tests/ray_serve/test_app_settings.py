@@ -1,0 +1,53 @@
+"""The `args` of an application: every field is checked, and errors name it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlc_llm.errors import UserError
+from mlc_llm.ray.settings import AppSettings, ModelSettings
+
+MODEL = {"name": "chat", "model": "mock://echo"}
+
+
+def test_settings() -> None:
+    config = {"max_num_sequence": 2}
+    scaling = {"max_replicas": 4, "queued_tokens": 100}
+    args = {"models": [{**MODEL, "engine_config": config, "autoscaling": scaling}], "queue": 3}
+    found = AppSettings.of(args)
+    assert (found.queue, found.ingresses, found.keys) == (3, 1, None)
+    (model,) = found.models
+    assert model.engine.max_num_sequence == 2
+    assert model.autoscaling is not None and model.autoscaling.min_replicas == 1
+    assert AppSettings.of({"models": [MODEL]}).models == (
+        ModelSettings(name="chat", model="mock://echo"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "args = "),
+        ({}, "models"),
+        ({"models": "chat"}, "models = 'chat'"),
+        ({"models": [3]}, r"models\[0\] = 3"),
+        ({"models": []}, "models = "),
+        ({"models": [{}]}, "name"),
+        ({"models": [MODEL, MODEL]}, "models = 'chat' .*two models"),
+        ({"models": [MODEL], "queu": 1}, "queu = 1 .*'queue'"),
+        ({"models": [{**MODEL, "replicas": 0}]}, r"models\[0\].replicas = 0"),
+        ({"models": [{**MODEL, "num_cpus": -1}]}, r"models\[0\].num_cpus = -1"),
+        ({"models": [{**MODEL, "resume": "yes"}]}, r"models\[0\].resume = 'yes'.*error, replica"),
+        ({"models": [{**MODEL, "routing": "any"}]}, r"models\[0\].routing = 'any'"),
+        ({"models": [{**MODEL, "engine_config": {"mod": 1}}]}, "mod = 1"),
+        ({"models": [{**MODEL, "engine_config": {"kv_events": {"endpoint": "tcp://*:1"}}}]}, "kv_"),
+        ({"models": [{**MODEL, "autoscaling": {}}]}, "max_replicas"),
+        ({"models": [{**MODEL, "autoscaling": {"max_replicas": 0}}]}, "max_replicas = 0"),
+        ({"models": [{**MODEL, "autoscaling": {"max": 1}}]}, "max = 1"),
+    ],
+)
+def test_a_wrong_field_is_named(args: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        AppSettings.of(args)
