@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from threaded_harness import eventually
+from threaded_harness import PATIENCE_SECONDS, eventually
 
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.config import EngineConfig
@@ -70,7 +70,7 @@ class Running:
         return client
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
 
     def call(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -94,6 +94,13 @@ class Running:
     def requests(self) -> int:
         """Requests that the engine has."""
         return len(self.client._callback.running)
+
+    def wait_alone(self) -> None:
+        """Until the server has done with every connection that was made to it before."""
+        assert self.call("GET", "/health").status == 200  # connections are taken in order
+        state = self.server.server_state
+        eventually(lambda: not state.connections and not state.tasks, "a connection is kept")
+        self.wait_idle()
 
     def wait_idle(self) -> None:
         eventually(lambda: self.requests == 0, "a request goes on")
@@ -135,6 +142,6 @@ def running(
             yield Running(server, context, own.getsockname()[1])
         finally:
             server.end(at_once=True)
-            thread.join(10)
+            thread.join(PATIENCE_SECONDS)
             registry.terminate()
             assert not thread.is_alive()

@@ -23,9 +23,11 @@ from mlc_llm.serve.threaded.loops import LoopThreads
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
 ECHO = json.dumps({"model": "mock://echo"})
-WATCH_SECONDS = 15.0
-COMPILING_SECONDS = 180.0
+WATCH_SECONDS = 120.0
+COMPILING_SECONDS = 360.0
 """Of a test with a real model, which may have to be compiled first."""
+PATIENCE_SECONDS = 60.0
+"""For what takes milliseconds: another program may have the processor meanwhile."""
 LOOP_FUNCTIONS = ("run_background_loop", "run_background_stream_back_loop", "exit_background_loop")
 
 
@@ -55,12 +57,27 @@ def no_thread_is_left() -> Iterator[None]:
     eventually(lambda: set(threading.enumerate()) <= before, "a thread is left")
 
 
-def eventually(condition: Callable[[], object], what: str, seconds: float = 5.0) -> None:
+def eventually(
+    condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS
+) -> None:
     """Wait for something that another thread does."""
-    end = time.monotonic() + seconds
+    start = time.monotonic()
     while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.001)
+        waited = time.monotonic() - start
+        assert waited < seconds, what
+        time.sleep(min(0.02, 0.0005 + waited / 10))
+
+
+def eventually_holds(check: Callable[[], None]) -> None:
+    """Wait until `check` raises nothing: other threads may be at work on what it reads."""
+    start = time.monotonic()
+    while True:
+        try:
+            return check()
+        except Exception:
+            if time.monotonic() - start > PATIENCE_SECONDS:
+                raise
+        time.sleep(0.002)
 
 
 @dataclass
@@ -167,7 +184,7 @@ class Running:
 
         self.engine._worker.step = step  # type: ignore[method-assign]
         self.engine.abort_request("wakes the loop")
-        assert entered.wait(10)
+        assert entered.wait(PATIENCE_SECONDS)
         try:
             yield
         finally:
@@ -193,3 +210,21 @@ def slow_steps(seconds: float = 0.001) -> Iterator[None]:
         yield
     finally:
         EchoRunner.run = usual  # type: ignore[method-assign]
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """No echo engine begins a step while this lasts: what runs now runs still, however long the
+    block takes. Nothing in it may wait for an engine."""
+    usual, leave = EchoRunner.run, threading.Event()
+
+    def run(self: EchoRunner, batch: Batch) -> BatchOutput:
+        leave.wait()
+        return usual(self, batch)
+
+    EchoRunner.run = run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        EchoRunner.run = usual  # type: ignore[method-assign]
+        leave.set()

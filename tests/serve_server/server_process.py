@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -33,33 +34,43 @@ sys.exit(main(sys.argv[1:]))
 """
 FROZEN = "freeze the engine"
 """A prompt with these words is never computed."""
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 @dataclass
 class Process:
-    """A server, and all that it has said."""
+    """A server, and all that it has said so far."""
 
     process: subprocess.Popen[str]
     port: int
     said: list[str]
+    reader: threading.Thread
     open: list[http.client.HTTPConnection | HTTPResponse] = field(default_factory=list)
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
 
     def close(self) -> None:
         for one in self.open:
             one.close()
 
     def get(self, path: str) -> tuple[int, Any]:
+        status, data = self.get_bytes(path)
+        return status, json.loads(data)
+
+    def get_bytes(self, path: str) -> tuple[int, bytes]:
         connection = self.connect()
         try:
             connection.request("GET", path)
             reply = connection.getresponse()
-            return reply.status, json.loads(reply.read())
+            return reply.status, reply.read()
         finally:
             connection.close()
+
+    def until_it_has(self, answers: int) -> None:
+        """Wait until so many answers run or wait."""
+        line = f"\nserver_answers {answers}"
+        until(lambda: line in self.get_bytes("/metrics")[1].decode(), f"not {answers} answers")
 
     def ask(self, text: str, **more: Any) -> HTTPResponse:
         """A chat; the caller reads the answer."""
@@ -72,7 +83,8 @@ class Process:
 
     def end(self) -> int:
         """Wait for its end; returns the exit code."""
-        self.said += self.process.communicate(timeout=SECONDS)[1].splitlines()
+        self.process.wait(SECONDS)
+        self.reader.join(SECONDS)
         assert not any("Traceback" in line for line in self.said), self.said
         return self.process.returncode
 
@@ -95,22 +107,25 @@ def serving(
         cwd=Path(__file__).parent,
     )
     said: list[str] = []
+    reader = threading.Thread(target=_read, args=(process, said))
+    reader.start()
     try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            said.append(line.rstrip())
-            found = re.search(r"serving .* at .*:(\d+)/v1", line)
-            if found or "serving" in line:
-                break
-        else:
-            raise AssertionError(f"it did not start: {said}")
-        with closing(Process(process, int(found[1]) if found else 0, said)) as server:
+        until(lambda: "serving" in " ".join(said) or not reader.is_alive(), "it does not start")
+        first = next((line for line in said if "serving" in line), None)
+        assert first is not None, f"it did not start: {said}"
+        found = re.search(r"serving .* at .*:(\d+)/v1", first)
+        with closing(Process(process, int(found[1]) if found else 0, said, reader)) as server:
             yield server
     finally:
         process.kill()
         process.wait(SECONDS)
-        if process.stderr is not None:
-            process.stderr.close()
+        reader.join(SECONDS)
+
+
+def _read(process: subprocess.Popen[str], said: list[str]) -> None:
+    assert process.stderr is not None
+    with process.stderr:
+        said.extend(line.rstrip() for line in process.stderr)
 
 
 def until(condition: Any, what: str, seconds: float = SECONDS) -> None:

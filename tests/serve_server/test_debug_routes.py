@@ -66,7 +66,7 @@ def test_the_numbers_of_the_engine(debugged: Running) -> None:
 
 def test_a_reset_ends_requests_and_forgets(debugged: Running) -> None:
     connection = debugged.connect()
-    body = {"messages": [{"role": "user", "content": "abc " * 900}], "stream": True}
+    body = {"messages": [{"role": "user", "content": "abc " * 500}], "stream": True}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
     answer = connection.getresponse()
     answer.readline()

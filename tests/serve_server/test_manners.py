@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_harness import JSON, Running, running
-from threaded_harness import eventually
+from server_harness import JSON, Reply, Running, running
+from threaded_harness import PATIENCE_SECONDS, eventually
 
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
@@ -25,7 +26,7 @@ LONG = "abc " * 900
 
 @contextmanager
 def connected(port: int) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as made:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as made:
         yield made
 
 
@@ -75,14 +76,24 @@ def test_a_silent_stream_shows_signs_of_life() -> None:
         core = server.client._engine.loaded.core
         step = core.step
 
-        def slow() -> Any:
-            time.sleep(0.4)
+        go_on = threading.Event()
+
+        def held() -> Any:
+            go_on.wait()
             return step()
 
-        core.step = slow  # type: ignore[method-assign]
-        reply = server.chat("abc", stream=True)
-        assert reply.data.startswith(b": ") and reply.data.count(b": ping\n\n") >= 3
-        assert len(reply.events) >= 4  # and they are no events
+        core.step = held  # type: ignore[method-assign]
+        connection = server.connect()
+        body = {"messages": [{"role": "user", "content": "abc"}], "stream": True}
+        connection.request("POST", CHAT, json.dumps(body), JSON)
+        answer = connection.getresponse()
+        signs = b": ping\n\n" * 3
+        try:
+            assert answer.read(len(signs)) == signs
+        finally:
+            go_on.set()
+        assert len(Reply(200, {}, answer.read()).events) >= 4  # and they are no events
+        connection.close()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +121,10 @@ def test_heads_are_bounded(server: Running, head: bytes) -> None:
 
 def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     with running(ServerSettings(port=0, limits=Limits(connections=3))) as server:
-        held = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=30) for _ in range(3)]
+        held = [
+            http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_SECONDS)
+            for _ in range(3)
+        ]
         for one in held:
             one.request("GET", "/health")
             assert one.getresponse().read()
@@ -160,7 +174,7 @@ def running_at(path: Path) -> Iterator[Any]:
     command = [sys.executable, "-m", "mlc_llm", "serve", "--model", "mock://echo"]
     process = subprocess.Popen([*command, "--unix-socket", str(path), "--log-format", "off"])
     try:
-        eventually(lambda: listens(path), "it does not listen", 100)
+        eventually(lambda: listens(path), "it does not listen")
         yield process
     finally:
         process.terminate()

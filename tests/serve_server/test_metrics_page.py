@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_harness import JSON, Running, running
+from server_harness import Running, running
+from threaded_harness import PATIENCE_SECONDS, eventually, frozen
 
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
@@ -109,30 +110,16 @@ def test_histograms_are_sound_and_count_requests() -> None:
 
 def test_refusals_are_counted_by_reason() -> None:
     with running(ServerSettings(port=0, limits=Limits(queued_prompt_bytes=1))) as server:
-        stop = threading.Event()
-        thread = threading.Thread(target=_hold, args=(server, stop))
-        thread.start()
-        try:
-            while server.context.admission.answers == 0:
-                stop.wait(0.01)
+        with frozen():
+            thread = threading.Thread(target=server.chat, args=("a",))
+            thread.start()
+            eventually(lambda: server.context.admission.answers == 1, "it is not inside")
             assert server.chat("b").status == 503
-            samples = samples_of(server)
-        finally:
-            stop.set()
-            thread.join(30)
+        samples = samples_of(server)
+        thread.join(PATIENCE_SECONDS)
         assert value(samples, "vllm:admission_rejections_total", reason="overloaded") == 1
         labels = {"handler": "/v1/chat/completions", "status": "5xx", "method": "POST"}
         assert value(samples, "http_requests_total", **labels) == 1
-
-
-def _hold(server: Running, stop: threading.Event) -> None:
-    """Keep a streamed answer open until `stop`."""
-    connection = server.connect()
-    body = {"messages": [{"role": "user", "content": "abc " * 900}], "stream": True}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
-    connection.getresponse().readline()
-    stop.wait(30)
-    connection.close()
 
 
 def test_pages_come_during_load(server: Running) -> None:
@@ -171,11 +158,11 @@ def test_an_engine_that_does_not_answer_costs_its_numbers_only() -> None:
         thread = threading.Thread(target=server.chat, args=("hello",))
         thread.start()
         try:
-            assert started.wait(30)
+            assert started.wait(PATIENCE_SECONDS)
             samples = samples_of(server)
         finally:
             free.set()
-            thread.join(30)
+            thread.join(PATIENCE_SECONDS)
         assert value(samples, "mlc_llm:engine_responds") == 0
         assert value(samples, "server_answers") == 1 and "vllm:num_requests_running" not in samples
 

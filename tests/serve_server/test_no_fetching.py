@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from server_harness import Running
+from threaded_harness import eventually
 
 NAMES = (
     "127.0.0.1", "localhost", "127.1", "0.0.0.0", "0", "0x7f.1", "0x7f000001", "2130706433",
@@ -116,8 +117,7 @@ def test_no_address_is_called(server: Running, listener: tuple[int, list[str]]) 
     port, calls = listener
     with socket.create_connection(("127.0.0.1", port)):
         pass
-    while not calls:
-        pass
+    eventually(lambda: calls, "nobody is heard")
     assert calls.pop()  # it would be seen
     for url in urls(port):
         for path, body in bodies(url):

@@ -20,7 +20,7 @@ from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.serve import EngineConfig, PopenServer
 from mlc_llm.serve.config import EngineMode
 
-SECONDS = 120.0
+SECONDS = 360.0
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from server_harness import JSON, Running, running
-from threaded_harness import eventually
+from threaded_harness import PATIENCE_SECONDS, eventually, eventually_holds
 
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
@@ -27,7 +27,7 @@ LONG = "abcd" * 450
 
 @contextmanager
 def raw(server: Running, data: bytes = b"") -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as made:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS) as made:
         made.sendall(data)
         yield made
 
@@ -53,13 +53,17 @@ def chat_body(text: str, **more: Any) -> bytes:
 
 
 def works(server: Running) -> None:
-    server.wait_idle()
     assert server.chat("still here").json["choices"][0]["message"]["content"] == "still here"
+    server.wait_alone()
     core = server.client._engine.loaded.core
-    core.check_integrity()
-    runner = core._runner
-    held = sum(-(-core.prefix_cache.length(one) // 16) for one in core.prefix_cache.recycling)
-    assert runner.free_pages + held >= runner.limits.num_pages  # pages are free, or kept to share
+
+    def is_whole() -> None:
+        core.check_integrity()
+        runner = core._runner
+        held = sum(-(-core.prefix_cache.length(one) // 16) for one in core.prefix_cache.recycling)
+        assert runner.free_pages + held >= runner.limits.num_pages  # free, or kept to share
+
+    eventually_holds(is_whole)
 
 
 def status_of(answer: bytes) -> int:
@@ -78,7 +82,7 @@ def test_a_reader_that_never_reads_is_given_up() -> None:
             eventually(lambda: server.requests == 1, "it was not begun")
             assert server.chat("others go on").status == 200
             admission = server.context.admission
-            eventually(lambda: admission.answers == 0, "it was not given up", 60)
+            eventually(lambda: admission.answers == 0, "it was not given up")
         works(server)
 
 
@@ -107,11 +111,11 @@ def test_a_hundred_streams_that_are_cut() -> None:
         made = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
         for one in made:
             one.sendall(request_of(chat_body(LONG, stream=True)))
-        eventually(lambda: server.requests == 100, "they were not begun", 30)
+        eventually(lambda: server.requests == 100, "they were not begun")
         for one in made:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             one.close()
-        eventually(lambda: server.requests == 0, "some go on", 30)
+        eventually(lambda: server.requests == 0, "some go on")
         works(server)
 
 
@@ -169,13 +173,15 @@ HOSTILE: dict[str, bytes] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_requests_are_refused_or_cut(server: Running, name: str) -> None:
     data = HOSTILE[name]
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", server.port), timeout=PATIENCE_SECONDS
+    ) as connection:
         sender = threading.Thread(target=_send, args=(connection, data))
         sender.start()
         answer = b""
         with suppress(OSError):
             answer = connection.recv(1 << 16)
-    sender.join(20)
+    sender.join(PATIENCE_SECONDS)
     assert not answer or 400 <= status_of(answer) < 500, answer[:200]
     assert server.call("GET", "/health").status == 200
 
@@ -238,11 +244,9 @@ TEXTS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_that_are_no_requests(server: Running, name: str) -> None:
-    started = time.monotonic()
     for path in ("/v1/completions", PATH, "/tokenize"):
         reply = server.call("POST", path, TEXTS[name], JSON)
         assert reply.status == 400 and reply.error["message"], (path, reply.data[:200])
-    assert time.monotonic() - started < 30
 
 
 def test_a_byte_order_mark_and_zeros_in_texts(server: Running) -> None:
@@ -313,6 +317,7 @@ class Stalls:
             self._loop.call_later(0.001, self._tick)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("path", ["/v1/completions", PATH, "/tokenize"])
 def test_a_prompt_of_8_mb_does_not_hold_up_the_server(server: Running, path: str) -> None:
     text = "some words " * ((8 << 20) // 11)

@@ -6,11 +6,11 @@ import http.client
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import pytest
 from server_harness import JSON, Running, running
+from threaded_harness import PATIENCE_SECONDS, eventually
 
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 
@@ -182,8 +182,7 @@ def test_a_client_that_goes_frees_its_request(server: Running, stream: bool) -> 
     if stream:
         connection.getresponse().read(300)
     else:
-        while server.requests == 0:
-            time.sleep(0.001)
+        eventually(lambda: server.requests == 1, "it is not begun")
     assert server.requests == 1
     assert connection.sock is None or connection.sock.close() is None
     connection.close()
@@ -220,10 +219,10 @@ def test_too_large_bodies() -> None:
 def test_slow_heads_and_bodies_are_given_up() -> None:
     limits = Limits(header_s=0.3, body_s=0.3)
     with running(ServerSettings(port=0, limits=limits)) as server:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as half:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS) as half:
             half.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-")
             assert half.recv(100) == b""
-        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as half:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS) as half:
             half.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 100\r\n\r\n{"
             )

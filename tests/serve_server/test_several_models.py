@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from server_harness import JSON, Running, running
-from threaded_harness import eventually
+from threaded_harness import PATIENCE_SECONDS, eventually
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.async_reader import AsyncClient
@@ -47,7 +47,7 @@ class Opener:
 
     def open(self, model: str | None, plan: Plan) -> AsyncClient:
         self.opened += 1
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE_SECONDS)
         if self.error is not None:
             raise self.error
         return self._inner.open(model, plan)
@@ -64,7 +64,7 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     yield
-    thread.join(10)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
 
 

@@ -72,7 +72,7 @@ def test_spans_of_what_fails(traced: tuple[Running, Any]) -> None:
     assert span.name == "chat" and span.attributes["error.type"] == "model_not_found"
     assert span.status.status_code.name == "UNSET" and span.parent is None
     connection = server.connect()
-    body = {"prompt": "abc " * 900, "stream": True}
+    body = {"prompt": "abc " * 500, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body), JSON)
     connection.getresponse().readline()
     connection.close()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from server_harness import JSON, Running, running
-from threaded_harness import eventually
+from threaded_harness import PATIENCE_SECONDS, eventually
 
 from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.serve.core.mock_echo import EchoRunner
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
+from mlc_llm.serve.server.pool.watch import Watch
 
 MODELS = ("a=mock://echo", "b=mock://echo")
 
@@ -23,10 +23,9 @@ MODELS = ("a=mock://echo", "b=mock://echo")
 class Freezer:
     """Stops the engine whose prompt has the word `freeze`, until `gate` opens."""
 
-    def __init__(self, chunk_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.gate, self.entered = threading.Event(), threading.Event()
-        self.chunk_s = chunk_s
-        self.chunks = 0
+        self.on_step: Callable[[], object] = lambda: None
 
     @contextmanager
     def installed(self) -> Iterator[Freezer]:
@@ -36,9 +35,7 @@ class Freezer:
             if any(b"freeze" in bytes(row.token_ids) for row in batch.rows):
                 freezer.entered.set()
                 freezer.gate.wait()
-            if any(len(row.token_ids) > 1 for row in batch.rows):
-                freezer.chunks += 1
-                time.sleep(freezer.chunk_s)
+            freezer.on_step()
             return usual(self, batch)
 
         EchoRunner.run = run  # type: ignore[method-assign]
@@ -49,8 +46,34 @@ class Freezer:
             EchoRunner.run = usual  # type: ignore[method-assign]
 
 
+class Clock:
+    """Of a watch; it can leap, so that nobody waits for a limit of a minute."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def until_stalled(self, server: Running) -> None:
+        """The server's watch has this clock, which leaps until an engine is stalled."""
+        server.server._watch._clock = self
+        watch, usual = server.server._watch, server.server._watch._stalled
+        seen = threading.Event()
+        watch._stalled = lambda *args: (usual(*args), seen.set())[0]  # type: ignore[method-assign]
+
+        def leap() -> bool:
+            self.now += STALL_S
+            return seen.is_set()
+
+        eventually(leap, "it is not stalled")
+
+
+STALL_S = Limits().stall_s
+
+
 def settings(**more: Any) -> ServerSettings:
-    return ServerSettings(port=0, limits=Limits(stall_s=1.0), **more)
+    return ServerSettings(port=0, **more)
 
 
 def in_stream(server: Running, text: str) -> Any:
@@ -74,16 +97,16 @@ def test_a_frozen_engine_is_seen_and_moves_again() -> None:
         ]
         for thread in threads:
             thread.start()
-            assert freezer.entered.wait(10)
+            assert freezer.entered.wait(PATIENCE_SECONDS)
+        eventually(lambda: server.requests == 2, "they are not inside")
+        Clock().until_stalled(server)
         for thread in threads:
-            thread.join(14)
+            thread.join(PATIENCE_SECONDS)
         assert [one["error"]["code"] for one in found] == ["engine_stalled"] * 2
         assert "has not moved for" in found[0]["error"]["message"]
         reply = server.call("GET", "/ready")
         assert reply.status == 503 and "'a'" in reply.error["message"]
-        started = time.monotonic()
         assert server.call("GET", "/health").status == 200
-        assert time.monotonic() - started < 1.0
         assert server.chat("b").error["code"] == "engine_stalled"
         assert server.chat("b", model="b").status == 200  # another model
         assert server.call("GET", "/v1/models/a").json["state"] == "stalled"
@@ -94,26 +117,56 @@ def test_a_frozen_engine_is_seen_and_moves_again() -> None:
 
 
 def test_a_long_prompt_is_no_stall() -> None:
-    with Freezer(chunk_s=0.6).installed() as freezer, running(settings(), chunk=64) as server:
-        asking = threading.Thread(target=lambda: server.chat("x" * 500, max_tokens=2))
-        asking.start()
-        while asking.is_alive():
-            assert server.call("GET", "/ready").status == 200
-            time.sleep(0.05)
-        asking.join()
-        assert freezer.chunks >= 7  # so it took several times the limit
+    with Freezer().installed() as freezer, running(settings(), chunk=64) as server:
+        watch, clock = watch_of(server)
+
+        def step() -> None:
+            clock.now += 0.6 * STALL_S
+            watch.look()
+
+        freezer.on_step = step
+        assert server.chat("x" * 500, max_tokens=2).status == 200
+        assert clock.now > 4 * STALL_S
+        (slot,) = server.context.models.slots
+        assert not slot.stalled
 
 
-def test_an_idle_engine_is_no_stall() -> None:
-    with running(settings()) as server:
+def watch_of(server: Running) -> tuple[Watch, Clock]:
+    """One more watch, which looks when the test says so."""
+    clock = Clock()
+    return Watch(server.context.models, STALL_S, "wait", lambda: None, clock), clock
+
+
+def test_an_idle_engine_is_no_stall_and_one_with_work_is() -> None:
+    with Freezer().installed() as freezer, running(settings()) as server:
         assert server.chat("a").status == 200
-        time.sleep(1.5)
-        assert server.call("GET", "/ready").status == 200
+        eventually(lambda: server.client.progress.is_idle, "it works still")
+        watch, clock = watch_of(server)
+        (slot,) = server.context.models.slots
+        for _ in range(3):
+            watch.look()
+            clock.now += 2 * STALL_S
+        assert not slot.stalled
+        asking = threading.Thread(target=server.chat, args=("freeze",))
+        asking.start()
+        assert freezer.entered.wait(PATIENCE_SECONDS)
+        watch.look()
+        clock.now += 2 * STALL_S
+        watch.look()
+        assert slot.stalled
+        freezer.gate.set()
+        asking.join(PATIENCE_SECONDS)
 
 
 def test_a_stalled_engine_can_be_replaced() -> None:
     with Freezer().installed() as freezer, running(settings(on_stall="restart")) as server:
-        assert in_stream(server, "freeze")["error"]["code"] == "engine_stalled"
+        found: list[Any] = []
+        asking = threading.Thread(target=lambda: found.append(in_stream(server, "freeze")))
+        asking.start()
+        assert freezer.entered.wait(PATIENCE_SECONDS)
+        Clock().until_stalled(server)
+        asking.join(PATIENCE_SECONDS)
+        assert found[0]["error"]["code"] == "engine_stalled"
         assert server.chat("hello").json["choices"][0]["message"]["content"] == "hello"
         assert server.call("GET", "/ready").status == 200
         assert server.context.models.has_lost_threads
