@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from json_ffi_harness import ask, engine_of, read
-from threaded_harness import ECHO, LONG, eventually
+from threaded_harness import ECHO, LONG, eventually, frozen, no_thread_is_left
 
 from mlc_llm.errors import EngineDead, InvalidField, MLCError, ModelNotFound, UserError
 from mlc_llm.json_ffi import JSONFFIEngine
@@ -197,11 +197,15 @@ def test_a_prompt_without_room_for_an_answer_is_an_error_with_both_sizes(
 def test_a_running_id_is_refused_and_the_other_stream_goes_on(engine: JSONFFIEngine) -> None:
     text = json.dumps({"messages": [{"role": "user", "content": "x" * 100}]})
     first = engine._raw_chat_completion(text, True, "same")
-    next(first)
-    second = read(engine._raw_chat_completion(text, True, "same"))
-    assert second.reason == "error" and "in use" in second.text and len(second.usages) == 1
-    assert engine._ffi["chat_completion"](text, "same") is False
-    assert "names a request that runs" in engine._ffi["get_last_error"]()
+    with frozen():
+        piece = threading.Thread(target=next, args=(first,))
+        piece.start()
+        eventually(lambda: engine._state._streams, "it is not begun")
+        second = read(engine._raw_chat_completion(text, True, "same"))
+        assert second.reason == "error" and "in use" in second.text and len(second.usages) == 1
+        assert engine._ffi["chat_completion"](text, "same") is False
+        assert "names a request that runs" in engine._ffi["get_last_error"]()
+    piece.join()
     rest = read(first)
     assert (len(rest.text), rest.reason, len(rest.usages)) == (99, "stop", 1)
 
@@ -240,10 +244,8 @@ def test_after_unload_requests_get_an_error_reply() -> None:
 def test_a_constructor_that_fails_leaves_no_thread(
     arguments: dict[str, Any], error: type[Exception]
 ) -> None:
-    before = threading.active_count()
-    with pytest.raises(error):
+    with no_thread_is_left(), pytest.raises(error):
         JSONFFIEngine(**arguments)
-    assert threading.active_count() == before
 
 
 def test_a_failed_reload_raises_and_the_engine_stays_usable() -> None:
@@ -277,6 +279,7 @@ def test_an_answer_that_cannot_be_written_ends_alone(monkeypatch: pytest.MonkeyP
 
 def test_a_callback_that_raises_ends_its_request_only() -> None:
     ended: list[str] = []
+    texts = {"good": "", "bad": ""}
 
     def callback(text: str) -> None:
         chunks = json.loads(text)
@@ -284,18 +287,20 @@ def test_a_callback_that_raises_ends_its_request_only() -> None:
             ended.append("bad")
             raise ZeroDivisionError("in the callback")
         ended.extend(chunk["id"] + " again" for chunk in chunks if "usage" in chunk)
+        for chunk in chunks:
+            texts[chunk["id"]] += "".join(one["delta"]["content"] for one in chunk["choices"])
 
     ffi = _create_tvm_module("mlc.json_ffi.CreateJSONFFIEngine", FUNCTIONS + MORE_FUNCTIONS)
     ffi["init_background_engine"](1, 0, callback)
     loops = LoopThreads(ffi)
     try:
         ffi["reload"](ECHO)
-        for name in ("good", "bad"):
+        for name in texts:
             request = {"messages": [{"role": "user", "content": "x" * 100}]}
             assert ffi["chat_completion"](json.dumps(request), name)
         eventually(lambda: len(ended) == 3, "a stream has no end")
         assert sorted(ended) == ["bad", "bad again", "good again"]
-        assert ended[-1] == "good again", "the other one was cut short"
+        assert texts["good"] == "x" * 100, "the other one was cut short"
     finally:
         loops.terminate()
 

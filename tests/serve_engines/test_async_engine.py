@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from threaded_harness import eventually
+from threaded_harness import PATIENCE_SECONDS, eventually, frozen
 
 from mlc_llm import AsyncMLCEngine
 from mlc_llm.errors import InvalidField, UserError
@@ -88,7 +88,10 @@ def test_the_loop_is_woken_once_a_step(
     monkeypatch.setattr("mlc_llm.serve.async_reader._hand_out", counted)
 
     async def ask() -> None:
-        await asyncio.gather(*[chat(async_engine, "x" * 50, n=4) for _ in range(4)])
+        with frozen():
+            chats = [asyncio.ensure_future(chat(async_engine, "x" * 50, n=4)) for _ in range(4)]
+            await asyncio.to_thread(eventually, lambda: running(async_engine) == 4, "not begun")
+        await asyncio.gather(*chats)
 
     asyncio.run(ask())
     assert sum(calls) >= 4 * 51  # a chunk has the news of all choices of a request
@@ -122,14 +125,14 @@ def test_a_request_that_is_cancelled_before_it_starts_never_runs(
 
     def late(*args: Any) -> None:
         began.set()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_SECONDS)
         start(*args)
 
     monkeypatch.setattr(async_engine._client, "start", late)
 
     async def cancel() -> None:
         task = asyncio.create_task(chat(async_engine, LONG))
-        await asyncio.to_thread(began.wait, 10)
+        await asyncio.to_thread(began.wait, PATIENCE_SECONDS)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

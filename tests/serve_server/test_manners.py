@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import subprocess
@@ -121,10 +120,7 @@ def test_heads_are_bounded(server: Running, head: bytes) -> None:
 
 def test_connections_beyond_the_limit_are_closed_at_once() -> None:
     with running(ServerSettings(port=0, limits=Limits(connections=3))) as server:
-        held = [
-            http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_SECONDS)
-            for _ in range(3)
-        ]
+        held = [server.connect() for _ in range(3)]
         for one in held:
             one.request("GET", "/health")
             assert one.getresponse().read()

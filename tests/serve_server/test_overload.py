@@ -222,13 +222,17 @@ def test_one_key_cannot_take_all_places(tmp_path: Path) -> None:
 
 def test_a_key_that_floods_does_not_starve_another(tmp_path: Path) -> None:
     settings = ServerSettings(port=0, keys=keys(tmp_path, "flood\ncalm\n"))
-    with running(settings, sequences=1) as server, Asking(server) as asking:
-        with streaming(server, headers=bearer("flood")), frozen():
-            for i in range(10):
-                asking.chat(f"f{i}", "x" * 50, headers=bearer("flood"))
-            waiting(server, 10)
-            asking.chat("calm", "x" * 50, headers=bearer("calm"))
-            waiting(server, 11)
+    with (
+        running(settings, sequences=1) as server,
+        Asking(server) as asking,
+        streaming(server, headers=bearer("flood")),
+        frozen(),
+    ):
+        for i in range(10):
+            asking.chat(f"f{i}", "x" * 20, headers=bearer("flood"))
+        waiting(server, 10)
+        asking.chat("calm", "x" * 20, headers=bearer("calm"))
+        waiting(server, 11)
     assert asking.statuses == [200] * 11 and asking.order.index("calm") <= 2
 
 

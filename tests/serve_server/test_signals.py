@@ -15,6 +15,8 @@ import pytest
 from server_process import FROZEN, JSON, SECONDS, Process, serving, until
 
 TEXT = "abcd" * 450
+SOON = "import mlc_llm.serve.server.registry as registry\nregistry.END_S = 0.5"
+"""An engine that never moves again is not waited for as long as usual."""
 
 
 def read_all(reply: HTTPResponse, into: list[bytes]) -> threading.Thread:
@@ -139,7 +141,7 @@ def test_a_signal_before_the_server_listens() -> None:
 
 
 def test_a_frozen_engine_does_not_keep_the_process() -> None:
-    with serving("--drain-seconds", "0.5") as server:
+    with serving("--drain-seconds", "0.5", more=SOON) as server:
         replies: list[HTTPResponse] = []
         thread = threading.Thread(target=lambda: replies.append(server.ask(FROZEN)))
         thread.start()
@@ -151,7 +153,7 @@ def test_a_frozen_engine_does_not_keep_the_process() -> None:
 
 
 def test_exit_for_a_supervisor() -> None:
-    with serving("--stall-seconds", "1", "--on-stall", "exit") as server:
+    with serving("--stall-seconds", "1", "--on-stall", "exit", more=SOON) as server:
         reply = server.ask(FROZEN)
         assert reply.status == 503
         assert json.loads(reply.read())["error"]["code"] == "engine_stalled"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from threaded_harness import ECHO, LONG, Running, eventually
+from threaded_harness import ECHO, LONG, PATIENCE_SECONDS, Running, eventually
 
 from mlc_llm.json_ffi import module as json_module
 from mlc_llm.json_ffi.module import JSONFFIModule
@@ -31,7 +31,7 @@ class Held:
 
         def held(*args: Any, **more: Any) -> Any:
             self.entered.set()
-            assert self.leave.wait(10)
+            assert self.leave.wait(PATIENCE_SECONDS)
             return usual(*args, **more)
 
         patch.setattr(owner, name, held)
@@ -42,7 +42,7 @@ class Held:
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            assert self.entered.wait(10)
+            assert self.entered.wait(PATIENCE_SECONDS)
             yield
         finally:
             self.leave.set()

@@ -79,7 +79,8 @@ def test_abort_ends_a_stream_and_unknown_ids_are_ignored() -> None:
         running.engine.abort_request("long")
         stream = running.reader.end_of("long")
         assert stream.reasons == ["abort"] and len(stream.usages) == 1
-        assert running.core._runner.free_pages == running.core._runner.limits.num_pages
+        runner = running.core._runner
+        eventually(lambda: runner.free_pages == runner.limits.num_pages, "pages are held")
         running.engine.abort_request("long")
         assert running.works() and set(running.reader.order) == {"long", "probe-1"}
 

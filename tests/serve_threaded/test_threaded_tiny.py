@@ -119,7 +119,7 @@ def test_an_output_is_given_out_before_the_next_step_ends(tiny: Path) -> None:
         usual = runner._forward
 
         def forward(*args: Any) -> Any:
-            eventually(lambda: heard() == len(steps), "an output is held back", 2)
+            eventually(lambda: heard() == len(steps), "an output is held back")
             steps.append(heard())
             return usual(*args)
 
