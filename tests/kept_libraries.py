@@ -8,15 +8,23 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import kept
 import pytest
+from tvm import IRModule
+from tvm.target import Target
 
 import mlc_llm
-from mlc_llm.backends.base import Backend
+from mlc_llm.backends.base import Backend, Compiled
+from mlc_llm.backends.cpu import codegen
+from mlc_llm.backends.registry import REFERENCE
 from mlc_llm.compiler.build import build_library
 from mlc_llm.models.spec import ModelSpec
 
+QUICKEST = 0
+"""LLVM's optimisation of reference kernels: compiling takes a quarter of the time, and the tests
+run each of them for milliseconds. What they compute is the same."""
 SHAPING_FOLDERS = ("backends", "compiler", "kernels", "library", "models")
 
 
@@ -25,13 +33,31 @@ def build_kept(
 ) -> None:
     """`build_library`, from what an earlier run has kept where it can be."""
 
+    level = QUICKEST if backend.name == REFERENCE else None
+
     def make(new: Path) -> None:
         new.mkdir()
-        build_library(spec, backend, new, triple=triple)
+        with _optimised(level):
+            build_library(spec, backend, new, triple=triple)
 
-    identity = (backend.name, backend.library_identity(), triple)
+    identity = (backend.name, backend.library_identity(), triple, level)
     key = kept.digest(spec, identity, _sources(), version("apache-tvm"))
     shutil.copytree(kept.entry(kept.folder("libraries") / key, make), folder, dirs_exist_ok=True)
+
+
+@contextmanager
+def _optimised(level: int | None) -> Iterator[None]:
+    """LLVM's effort for what is compiled meanwhile; None is the usual one."""
+    usual = codegen.compile_module
+
+    def compile_module(module: IRModule, target: Target, *more: Any) -> Compiled:
+        options = {**target.export(), "opt-level": level}
+        return usual(module, Target(options), *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if level is not None:
+            patch.setattr(codegen, "compile_module", compile_module)
+        yield
 
 
 @contextmanager

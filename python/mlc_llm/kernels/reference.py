@@ -16,6 +16,7 @@ pages     float32 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values (1)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -30,6 +31,7 @@ SCHEDULED = {"tirx.is_scheduled": True}
 """Attribute of every kernel: the loops are final."""
 
 
+@cache
 def store(kv_heads: int, head_dim: int) -> PrimFunc:
     """pages[slot[i]] = key[i], value[i], in place:
 
@@ -117,6 +119,7 @@ def _sum_values(given, block, row, h, best, total, out):
                 out[row, h, d] = out[row, h, d] + S[t] * given.element(block, h, 1, t, d)
 
 
+@cache
 def attention(
     heads: int, kv_heads: int, head_dim: int, scale: float, cap: float | None = None
 ) -> PrimFunc:
@@ -175,6 +178,7 @@ def attention(
     return paged_attention
 
 
+@cache
 def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices, in place."""
     size = PAGE * head_dim
@@ -194,6 +198,7 @@ def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
     return copy
 
 
+@cache
 def edit_logits(vocab: int, width: int) -> PrimFunc:
     """Edits one after the other, then masks (see `library/signatures.py`); logits float32
     [s, width], changed in place."""

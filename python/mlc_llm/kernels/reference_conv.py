@@ -10,10 +10,13 @@ for row of rows:                        one sequence: `first`, `count`, slots `o
 
 from __future__ import annotations
 
+from functools import cache
+
 import tvm
 from tvm.script import tirx as T
 
 
+@cache
 def causal_conv(width: int, kernel: int) -> tvm.tirx.PrimFunc:
     """out[t] = sum over j of weight[:, j] * x[t - (kernel - 1) + j], for t and x in one sequence.
 

@@ -7,10 +7,13 @@ for i < m, c < chosen, r < rows:        a token, one of its experts, an output
 
 from __future__ import annotations
 
+from functools import cache
+
 import tvm
 from tvm.script import tirx as T
 
 
+@cache
 def expert_product(
     num_experts: int, rows: int, columns: int, chosen: int, *, is_shared: bool
 ) -> tvm.tirx.PrimFunc:
