@@ -1,4 +1,4 @@
-"""Pairs of parameters, of which a quick run takes a half."""
+"""Pairs of parameters, of which a quick run takes some."""
 
 from __future__ import annotations
 
@@ -16,6 +16,17 @@ def every_other(first: Iterable[object], second: Iterable[object]) -> list[Any]:
     right = [_parameter(value) for value in second]
     return [
         _pair(_parameter(a), b, slow=(i + j) % 2 == 1)
+        for i, a in enumerate(first)
+        for j, b in enumerate(right)
+    ]
+
+
+def in_turn(first: Iterable[object], second: Iterable[object]) -> list[Any]:
+    """All pairs, of which each value of `first` is quick with one of `second`: with the next one
+    each time. The others are slow."""
+    right = [_parameter(value) for value in second]
+    return [
+        _pair(_parameter(a), b, slow=(i - j) % len(right) != 0)
         for i, a in enumerate(first)
         for j, b in enumerate(right)
     ]

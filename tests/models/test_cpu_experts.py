@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of_plan
 from decoder_reference import Facts, ReferenceDecoder
-from pairs import every_other
+from pairs import in_turn
 from test_layer_features import CASES, planned
 
 from mlc_llm.backends.cpu.isa import ISAS
@@ -22,7 +22,7 @@ WORST = {"portable": 1e-4}
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
-@pytest.mark.parametrize(("name", "kernels"), every_other(EXPERTS, HERE))
+@pytest.mark.parametrize(("name", "kernels"), in_turn(EXPERTS, HERE))
 def test_logits_against_numpy(tmp_path: Path, name: str, kernels: str) -> None:
     case = CASES[name]
     path, file, plan = planned(tmp_path, case)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of_plan
 from decoder_reference import Array, Facts, ReferenceDecoder, gelu_tanh
-from pairs import every_other
+from pairs import in_turn
 
 from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.loader.gguf import GGUFFile
@@ -369,7 +369,7 @@ ON_CPU = [name for name in CASES if "expert" not in name]
 """Those with experts have tests of their own."""
 
 
-@pytest.mark.parametrize(("name", "kernels"), every_other(ON_CPU, WORST_OF_CPU))
+@pytest.mark.parametrize(("name", "kernels"), in_turn(ON_CPU, WORST_OF_CPU))
 def test_cpu_kernels_against_numpy(tmp_path: Path, name: str, kernels: str | None) -> None:
     """All chunk sizes give the same bits."""
     if kernels is not None and missing_features(kernels):

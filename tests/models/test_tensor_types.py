@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from architecture_tools import CHUNKS, TOKENS, relative_error, runner_of
 from decoder_reference import Facts, ReferenceDecoder
+from pairs import in_turn
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.gguf_tensors import KINDS
@@ -23,6 +24,7 @@ HALVES = {
 }  # fmt: skip
 """Types under test, and the offsets of the float16 numbers in a block."""
 SIZES = {kind: (block, size) for kind, block, size in KINDS.values()}
+KERNELS = [pytest.param(None, id="machine"), "portable"]
 WORST = {"portable": 3e-5, None: 3e-3}
 """Of the largest logit. This machine's kernels have activations of 16 bits."""
 
@@ -59,8 +61,7 @@ def write_model(path: Path, kind: str) -> Path:
     return path.with_suffix(".typed.gguf")
 
 
-@pytest.mark.parametrize("kernels", [None, "portable"], ids=["machine", "portable"])
-@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize(("kind", "kernels"), in_turn(HALVES, KERNELS))
 def test_logits_are_those_of_the_dequantised_model(
     kind: str, kernels: str | None, tmp_path: Path
 ) -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 JSON = {"content-type": "application/json"}
 START = """
-import sys, time, threading
+import signal, sys, time, threading
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it may be ignored around the tests, as by nohup
 from mlc_llm.serve.core.mock_echo import EchoRunner
 usual = EchoRunner.run
 def run(self, batch):
