@@ -15,7 +15,7 @@ import pytest
 from server_process import FROZEN, JSON, SECONDS, Process, serving, until
 
 TEXT = "abcd" * 450
-SOON = "import mlc_llm.serve.server.registry as registry\nregistry.END_S = 0.5"
+SOON = "import mlc_llm.serve.server.pool.registry as registry\nregistry.END_S = 0.5"
 """An engine that never moves again is not waited for as long as usual."""
 
 
