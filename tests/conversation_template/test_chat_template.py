@@ -271,7 +271,8 @@ ESCAPES = [
     "{{ self.__init__ }}",
     "{{ raise_exception.__globals__ }}",
     "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    "{{ messages.append(1) }}",
+    "{{ messages[0].update(a=1) }}",
+    "{{ messages.append.__self__ }}",
     "{% set ns = namespace() %}{% set ns.__class__ = 1 %}{{ ns }}",
     "{{ namespace(_x=1) }}",
     "{% include '/etc/passwd' %}",
@@ -290,6 +291,18 @@ def test_no_way_out_of_the_sandbox(source: str) -> None:
         shown = ""
     template.close()
     assert shown == ""
+
+
+def test_a_template_changes_lists_of_its_own_alone() -> None:
+    """That of Kimi K2 does. What it is given is a copy, each time."""
+    template = ChatTemplate(
+        "{% set a = [1] %}{% set _ = a.append(2) %}{% set _ = messages.append(3) %}"
+        "{{ a.pop(0) }}{{ a }}{{ messages | length }}"
+    )
+    messages = list(HELLO)
+    assert template.render(messages) == template.render(messages) == f"1[2]{len(HELLO) + 1}"
+    template.close()
+    assert messages == list(HELLO)
 
 
 def test_errors_are_one_clear_line() -> None:

@@ -96,12 +96,24 @@ def _namespace(*pairs: Any, **values: object) -> _PlainNamespace:
     return made
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Templates may also change lists: what they get is a copy of their own."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, list) and attr in _OF_LISTS:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+
+_OF_LISTS = frozenset({"append", "extend", "insert", "pop", "remove", "clear", "reverse"})
+
+
 def compile_template(source: str) -> jinja2.Template:
     """The template, with the helpers that templates of models use.
 
     Raises `jinja2.TemplateSyntaxError`. Compiling computes constants, so it may take very long.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     environment.filters["tojson"] = _tojson

@@ -13,7 +13,8 @@ from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.chat import ChatPrompt, rendered_chat
 from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.openai.tools.answer_reader import AnswerReader
-from mlc_llm.serve.openai.tools.families import think_tags_of, writes_channels
+from mlc_llm.serve.openai.tools.answer_tags import TagRemover
+from mlc_llm.serve.openai.tools.families import answer_tags_of, think_tags_of, writes_channels
 from mlc_llm.serve.openai.tools.family import Function
 from mlc_llm.serve.openai.tools.form_grammar import Thoughts, answer_grammar
 from mlc_llm.serve.openai.tools.harmony import message_rules
@@ -37,6 +38,7 @@ class ChatForm:
         self._functions = _functions(request)
         self._family = call_family(model.template)
         self._tags = think_tags_of(model.template)
+        self._answer_tags = answer_tags_of(model.template)
         self._has_channels = writes_channels(model.template)
         self._opening = Opening.BEFORE
 
@@ -59,11 +61,12 @@ class ChatForm:
         """A reader for one choice. None if all its text is the answer."""
         if self._has_channels:
             return AnswerReader(None, self._family.reader(self._functions))
-        if self._tags is None and not self._functions:
+        if self._tags is None and self._answer_tags is None and not self._functions:
             return None
         thinking = None if self._tags is None else ThinkReader(self._tags, self._opening)
         calls = self._family.reader(self._functions) if self._functions else None
-        return AnswerReader(thinking, calls)
+        tags = None if self._answer_tags is None else TagRemover(self._answer_tags)
+        return AnswerReader(thinking, calls, tags)
 
     def _with_grammar(self, config: GenerationConfig) -> GenerationConfig:
         request, split = self._request, self._model.tokenizer.split_control
@@ -77,8 +80,9 @@ class ChatForm:
         must_call = bool(self._functions) and request.must_call
         channels = message_rules(split) if self._has_channels else None
         form = answer_grammar(
-            calls, thoughts, wanted, split, must_call=must_call, channels=channels
-        )
+            calls, thoughts, wanted, split, must_call=must_call, channels=channels,
+            tags=self._answer_tags,
+        )  # fmt: skip
         return config if form is wanted else config.model_copy(update={"response_format": form})
 
 

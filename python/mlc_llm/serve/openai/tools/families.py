@@ -6,12 +6,17 @@ import re
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.protocol.conversation_protocol import Conversation
+from mlc_llm.serve.openai.tools.answer_tags import AnswerTags
 from mlc_llm.serve.openai.tools.family import Family
 from mlc_llm.serve.openai.tools.field_families import (
+    DEEPSEEK_3_2,
+    DEEPSEEK_4,
     GEMMA_4,
     GLM,
     GORILLA,
+    HY_3,
     LFM_2,
+    MINICPM_5,
     MINIMAX_2,
     PYTHON,
     QWEN_CODER,
@@ -19,12 +24,17 @@ from mlc_llm.serve.openai.tools.field_families import (
 )
 from mlc_llm.serve.openai.tools.harmony import HARMONY
 from mlc_llm.serve.openai.tools.json_families import (
+    APERTUS,
     APRIEL,
+    COMMAND,
+    COMMAND_PLUS,
     DEEPSEEK_3_1,
     DEEPSEEK_R1,
     FUNCTIONARY,
+    GIGACHAT_3_1,
     GRANITE_3,
     HERMES,
+    KIMI_2,
     LLAMA_3,
     MINIMAX_1,
     MISTRAL,
@@ -43,6 +53,15 @@ RULES: tuple[tuple[tuple[str, ...], Family], ...] = (
     (("[SYSTEM_PROMPT]", "{function_string}"), MISTRAL),
     (("<｜tool▁call▁begin｜>", "```json"), DEEPSEEK_R1),
     (("<｜tool▁call▁begin｜>",), DEEPSEEK_3_1),
+    (("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), KIMI_2),
+    (("DSML", "tool_calls>"), DEEPSEEK_4),
+    (("DSML", "function_calls>"), DEEPSEEK_3_2),
+    (("<|START_ACTION|>", '"tool_name"'), COMMAND),
+    (("Action:", '"tool_name"'), COMMAND_PLUS),
+    (("<|tools_prefix|>",), APERTUS),
+    (("<|function_call|>", "<|role_sep|>"), GIGACHAT_3_1),
+    (("<tool_calls{}>", ":opensource"), HY_3),
+    (("<function name=", "<param name="), MINICPM_5),
     (("<|tool_call|>", "<|start_of_role|>"), GRANITE_3),
     (("<TOOLCALL>",), NEMOTRON_2),
     (("<tool_calls>[",), APRIEL),
@@ -71,8 +90,16 @@ THINK_TAGS = (
     ThinkTags("[THINK]", "[/THINK]"),
     ThinkTags("<seed:think>", "</seed:think>"),
     ThinkTags("<|channel>thought\n", "<channel|>"),
+    ThinkTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThinkTags("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 """A template that has the second text of a line may be one of a model that thinks so."""
+
+
+ANSWER_TAGS = (
+    AnswerTags("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    AnswerTags("<|START_TEXT|>", "<|END_TEXT|>"),
+)
 
 
 def family_of(template: Template | None) -> Family | None:
@@ -90,6 +117,12 @@ def think_tags_of(template: Template | None) -> ThinkTags | None:
     if isinstance(template, Conversation) and template.strip_reasoning_in_history:
         return THINK_TAGS[0]
     return next((tags for tags in THINK_TAGS if tags.end in text), None)
+
+
+def answer_tags_of(template: Template | None) -> AnswerTags | None:
+    """What a model of this template writes around the text of its answers. None: nothing."""
+    text = source_of(template)
+    return next((tags for tags in ANSWER_TAGS if tags.begin in text), None)
 
 
 def writes_channels(template: Template | None) -> bool:

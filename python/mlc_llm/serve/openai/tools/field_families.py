@@ -9,7 +9,7 @@ from functools import partial
 
 from mlc_llm.serve.openai.tools.family import Function, History
 from mlc_llm.serve.openai.tools.field_rules import FieldRules
-from mlc_llm.serve.openai.tools.fields import FieldForm
+from mlc_llm.serve.openai.tools.fields import FieldForm, ValueKind
 from mlc_llm.serve.openai.tools.form_grammar import CallRules
 from mlc_llm.serve.openai.tools.lark import Split
 from mlc_llm.serve.openai.tools.layout import CallLayout
@@ -43,11 +43,7 @@ class FieldFamily:
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
         """Texts are written as they are, where the format has them so."""
-        text = self.layout.mark
-        for i, (name, arguments) in enumerate(calls):
-            text += self.layout.again if i else self.layout.first
-            text += name + self.layout.middle + self._fields(arguments) + self.layout.last
-        return text + self.layout.close
+        return self.layout.joined([(name, self._fields(arguments)) for name, arguments in calls])
 
     def _fields(self, arguments: str) -> str:
         form = self.form
@@ -55,7 +51,7 @@ class FieldFamily:
         return form.comma.join(
             form.key_begin
             + name
-            + form.key_end
+            + form.behind_key(ValueKind.RAW if isinstance(value, str) else ValueKind.JSON)
             + form.written(free if isinstance(value, str) else {}, value)
             + form.after
             for name, value in json.loads(arguments).items()
@@ -125,6 +121,72 @@ MINIMAX_2 = FieldFamily(
         after="\n",
     ),
 )
+
+
+def _dsml(name: str, block: str) -> FieldFamily:
+    """DeepSeek's markup. block: the name of what is around all calls."""
+    tag = "｜DSML｜"
+    value_end = f"</{tag}parameter>"
+    layout = CallLayout(
+        mark=f"<{tag}{block}>",
+        first=f'\n<{tag}invoke name="',
+        middle='">\n',
+        last=f"</{tag}invoke>",
+        again=f'\n<{tag}invoke name="',
+        close=f"\n</{tag}{block}>",
+    )
+    form = FieldForm(
+        key_begin=f'<{tag}parameter name="',
+        key_end='" string="true">',
+        key_end_json='" string="false">',
+        value_end=value_end,
+        raw=("", value_end),
+        after="\n",
+    )
+    return FieldFamily(name, layout, form)
+
+
+DEEPSEEK_3_2 = _dsml("deepseek-v3.2", "function_calls")
+DEEPSEEK_4 = _dsml("deepseek-v4", "tool_calls")
+
+_HY_CALL = "\n<tool_call:opensource>"
+HY_3 = FieldFamily(
+    "hy3",
+    CallLayout(
+        mark="<tool_calls:opensource>",
+        first=_HY_CALL,
+        middle="<tool_sep:opensource>\n",
+        last="</tool_call:opensource>",
+        again=_HY_CALL,
+        close="\n</tool_calls:opensource>",
+    ),
+    FieldForm(
+        key_begin="<arg_key:opensource>",
+        key_end="</arg_key:opensource>\n<arg_value:opensource>",
+        value_end="</arg_value:opensource>",
+        raw=("", "</arg_value:opensource>"),
+        after="\n",
+    ),
+)
+
+MINICPM_5 = FieldFamily(
+    "minicpm5",
+    CallLayout(
+        mark='<function name="',
+        first="",
+        middle='">',
+        last="</function>",
+        again='\n<function name="',
+    ),
+    FieldForm(
+        key_begin='<param name="',
+        key_end='"><![CDATA[',
+        key_end_json='">',
+        value_end="</param>",
+        raw=("", "]]></param>"),
+    ),
+)
+"""Texts always stand in CDATA. The model itself leaves that out of short ones."""
 
 _PYTHON = FieldForm(key_begin="", key_end="=", value_end="", comma=", ", words=True)
 

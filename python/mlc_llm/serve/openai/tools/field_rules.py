@@ -63,7 +63,7 @@ class FieldRules:
         form, schema = self._form, properties_of(self._schema)[name]
         kind, rule = form.kind(schema), f"field{self._number}_{i}"
         # The name of an argument is ordinary text, whatever it is.
-        head = [*self._split(form.key_begin), name, *self._split(form.key_end)]
+        head = [*self._split(form.key_begin), name, *self._split(form.behind_key(kind))]
         after = fixed(*self._split(form.after))
         if kind is ValueKind.RAW and form.raw is not None:
             head += self._split(form.raw[0])

@@ -28,6 +28,13 @@ class FieldForm:
     """Between two arguments."""
     words: bool = False
     """True, False and None, as in Python."""
+    key_end_json: str | None = None
+    """Where a value is JSON, this stands for `key_end`. None: there is no difference."""
+
+    def behind_key(self, kind: ValueKind) -> str:
+        """What stands between the name of an argument and a value of this kind."""
+        is_raw = kind is ValueKind.RAW or self.key_end_json is None
+        return self.key_end if is_raw else cast("str", self.key_end_json)
 
     def kind(self, schema: object) -> ValueKind:
         """How a value of this schema is written."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mlc_llm.protocol.error_protocol import validated
 from mlc_llm.protocol.response_format import GrammarPart, RequestResponseFormat
+from mlc_llm.serve.openai.tools.answer_tags import AnswerTags
 from mlc_llm.serve.openai.tools.lark import ANY, Split, fixed, pattern, text_without, until
 from mlc_llm.serve.openai.tools.thinking import Opening, ThinkTags
 
@@ -44,31 +45,34 @@ def answer_grammar(
     *,
     must_call: bool,
     channels: Sequence[str] | None = None,
+    tags: AnswerTags | None = None,
 ) -> RequestResponseFormat:
     """The format that the engine gets.
 
     calls: None if no tool can be called. thoughts: None if the model does not think. wanted: the
     format of the answer where no tool is called. must_call: a tool is called. channels: the rules
-    `before` and `final`, of a model that writes its answer as messages in channels.
+    `before` and `final`, of a model that writes its answer as messages in channels. tags: None if
+    nothing stands around the text of an answer.
     """
     if channels is not None:
         return _in_channels(calls, channels, wanted, split, must_call=must_call)
     lead, rules, without = _thoughts(thoughts, split)
-    if calls is None and not (lead and wanted.needs_grammar):
+    if calls is None and not ((lead or tags) and wanted.needs_grammar):
         return wanted
     parts = [*(calls.parts if calls is not None else ())]
     rules += calls.rules if calls is not None else ()
     if wanted.needs_grammar and not must_call:
         parts.append(_answer_part(wanted))
+    answer, text = (_around(tags, one, split) for one in (f"@{ANSWER}", "TEXT"))
     if calls is None:
-        body = f"@{ANSWER}"
+        body = answer
     elif must_call:
         body = _forced(calls, split)
     elif wanted.needs_grammar:
-        body = f"{_forced(calls, split)} | @{ANSWER}"
+        body = f"{_forced(calls, split)} | {answer}"
     else:
         # Lines behind the thoughts are theirs: text that took them would hide a call behind them.
-        body, more = _free(calls, split, without, line_first=not lead)
+        body, more = _free(calls, split, without, text, line_first=not lead)
         rules += more
     return _lark([f"start: {lead} body".replace("  ", " "), f"body: {body}", *rules], parts)
 
@@ -129,13 +133,17 @@ def _forced(calls: CallRules, split: Split) -> str:
     return f"{fixed(*split(calls.mark))} {calls.behind_mark}".strip()
 
 
+def _around(tags: AnswerTags | None, reference: str, split: Split) -> str:
+    return reference if tags is None else tags.around(reference, split)
+
+
 def _free(
-    calls: CallRules, split: Split, without: Sequence[str], *, line_first: bool
+    calls: CallRules, split: Split, without: Sequence[str], text: str, *, line_first: bool
 ) -> tuple[str, list[str]]:
-    """Text, or text with calls behind it."""
+    """Text, or text with calls behind it. text: refers to `TEXT`, with the tags around it."""
     if calls.only_at_start:
-        text = text_without([*without, calls.mark], line_first=line_first)
-        return f"{_forced(calls, split)} | TEXT", [f"TEXT: {text}"]
+        form = text_without([*without, calls.mark], line_first=line_first)
+        return f"{_forced(calls, split)} | {text}", [f"TEXT: {form}"]
     head, rules = until("head", split(calls.mark), "TEXT")
-    text = text_without(without, line_first=line_first)
-    return f"{head} {calls.behind_mark} | TEXT", [f"TEXT: {text}", *rules]
+    form = text_without(without, line_first=line_first)
+    return f"{head} {calls.behind_mark} | {text}", [f"TEXT: {form}", *rules]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mlc_llm.serve.openai.tools.family import History
 from mlc_llm.serve.openai.tools.layout import CallLayout
 from mlc_llm.serve.openai.tools.layout_family import LayoutFamily
+from mlc_llm.serve.openai.tools.matching import NUMBER
 
 _NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
 
@@ -85,4 +86,61 @@ DEEPSEEK_3_1 = LayoutFamily(
 FUNCTIONARY = LayoutFamily(
     "functionary",
     CallLayout(mark="<function=", first="", middle=">", last="</function>", again="<function="),
+)
+
+_KIMI_CALL = "<|tool_call_begin|>functions."
+KIMI_2 = LayoutFamily(
+    "kimi-k2",
+    CallLayout(
+        mark="<|tool_calls_section_begin|>",
+        first=_KIMI_CALL,
+        middle=f":{NUMBER}<|tool_call_argument_begin|>",
+        last="<|tool_call_end|>",
+        again=_KIMI_CALL,
+        close="<|tool_calls_section_end|>",
+    ),
+)
+
+_COMMAND_CALL = f'\n    {{"tool_call_id": "{NUMBER}", "tool_name": "'
+COMMAND = LayoutFamily(
+    "command-r7b",
+    CallLayout(
+        mark="<|START_ACTION|>",
+        first="[" + _COMMAND_CALL,
+        middle='", "parameters": ',
+        last="}",
+        again="," + _COMMAND_CALL,
+        close="\n]<|END_ACTION|>",
+    ),
+)
+
+_PLUS_CALL = '\n    {\n        "tool_name": "'
+COMMAND_PLUS = LayoutFamily(
+    "command-r-plus",
+    CallLayout(
+        mark="Action:",
+        first="\n```json\n[" + _PLUS_CALL,
+        middle='",\n        "parameters": ',
+        last="\n    }",
+        again="," + _PLUS_CALL,
+        close="\n]```",
+    ),
+)
+
+APERTUS = LayoutFamily(
+    "apertus",
+    CallLayout(
+        mark="<|tools_prefix|>",
+        first='[{"',
+        middle='": ',
+        last="}",
+        again=', {"',
+        close="]<|tools_suffix|>",
+    ),
+)
+
+GIGACHAT_3_1 = LayoutFamily(
+    "gigachat3.1",
+    CallLayout(mark="<|function_call|>", first=_NAME, middle=_ARGUMENTS, last="}"),
+    History(one_call=True),
 )

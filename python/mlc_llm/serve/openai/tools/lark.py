@@ -6,24 +6,30 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from mlc_llm.serve.openai.tools.matching import NUMBER
+
 Split = Callable[[str], Sequence[str | int]]
 """Cuts a text at control tokens: returns strings, and the ids of the tokens between them."""
 
 ANY = r"/(.|\n)*/"
+_NUMBER = "/[0-9]{1,3}/"
 
 
 def fixed(*pieces: str | int) -> str:
-    """Strings and ids of control tokens, in a row. Neighbouring strings are one."""
+    """Strings and ids of control tokens, in a row. Neighbouring strings are one. `NUMBER` in a
+    string is any number."""
     found: list[str | int] = []
     for piece in pieces:
         if isinstance(piece, str) and found and isinstance(found[-1], str):
             found[-1] += piece
         elif piece != "":
             found.append(piece)
-    return " ".join(
-        f"<[{one}]>" if isinstance(one, int) else json.dumps(one, ensure_ascii=False)
-        for one in found
-    )
+    return " ".join(f"<[{one}]>" if isinstance(one, int) else _quoted(one) for one in found)
+
+
+def _quoted(text: str) -> str:
+    parts = [json.dumps(one, ensure_ascii=False) if one else "" for one in text.split(NUMBER)]
+    return f" {_NUMBER} ".join(parts).strip()
 
 
 def until(name: str, mark: Sequence[str | int], text: str) -> tuple[str, list[str]]:
@@ -31,15 +37,16 @@ def until(name: str, mark: Sequence[str | int], text: str) -> tuple[str, list[st
 
     name: for the rules. mark: from `Split`. text: the terminal of the text.
     """
-    if not isinstance(mark[0], int):
+    first = mark[0]
+    if isinstance(first, int):
+        return f"({text} {fixed(*mark)})", []
+    if len(mark) == 1:
         # A lazy lexeme ends at the first mark.
-        return name, [f"{name}[lazy]: {text} {fixed(mark[0])}", *_rest(name, mark)]
-    return f"({text} {fixed(*mark)})", []
-
-
-def _rest(name: str, mark: Sequence[str | int]) -> list[str]:
-    assert len(mark) == 1, f"{name}: text and a control token in one mark"
-    return []
+        return name, [f"{name}[lazy]: {text} {fixed(first)}"]
+    # The control token ends the text, which has the beginning of the mark at its end.
+    whole = f"{name.upper()}_WITH_BEGINNING"
+    rule = f"{whole}: {text} & /(.|\\n)*{pattern(first)}/"
+    return f"({whole} {fixed(*mark[1:])})", [rule]
 
 
 def text_without(starts: Iterable[str], *, line_first: bool = True) -> str:

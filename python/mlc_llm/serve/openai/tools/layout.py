@@ -7,11 +7,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlc_llm.serve.openai.tools.matching import NUMBER
+
 
 @dataclass(frozen=True)
 class CallLayout:
     """The texts around names and arguments. Readers take any white space where these have some,
-    and where they have none."""
+    and where they have none. `NUMBER` in one of them is the number of the call."""
 
     mark: str
     """What the first call begins with. Text of the model stands before it, and nothing of it."""
@@ -32,13 +34,17 @@ class CallLayout:
 
     def spelled(self, name: str) -> str:
         """A name as it is written in a call."""
-        inside_json = self.middle.lstrip().startswith('", "')
+        inside_json = self.middle.lstrip().startswith(('", "', '",\n', '": '))
         return json.dumps(name)[1:-1] if inside_json else name
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str:
         """Calls as the model writes them. calls: names, and arguments as JSON."""
+        return self.joined([(self.spelled(name), arguments) for name, arguments in calls])
+
+    def joined(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls in a row. calls: names and arguments as they are written."""
         text = self.mark
         for i, (name, arguments) in enumerate(calls):
-            text += self.again if i else self.first
-            text += self.spelled(name) + self.middle + arguments + self.last
+            lead = self.again if i else self.first
+            text += f"{lead}{name}{self.middle}".replace(NUMBER, str(i)) + arguments + self.last
         return text + self.close

@@ -68,7 +68,7 @@ class FieldsBody:
         lead = ("" if self._is_first else form.comma) + form.key_begin
         needs_more = False
         for name, schema in self._properties.items():
-            end = follow(self._held, lead + name + form.key_end)
+            end = follow(self._held, lead + name + form.behind_key(form.kind(schema)))
             needs_more = needs_more or end == NEEDS_MORE
             if end > 0:
                 return self._begin(name, schema, end)
