@@ -88,7 +88,10 @@ def test_the_order_of_preference(tmp_path: Path) -> None:
     [
         ({"vocab.json": {"a": 0}}, "no tokenizer in vocab.json; known are tokenizer.json, tek"),
         ({"merges.txt": "a b"}, "no tokenizer in merges.txt; known are"),
-        ({"sentencepiece.bpe.model": b"x"}, "no tokenizer in sentencepiece.bpe.model"),
+        (
+            {"sentencepiece.bpe.model": b"x"},
+            "bpe.model without tokenizer_class are not",
+        ),
         ({"a.tiktoken": ranks(), "b.tiktoken": ""}, "no tokenizer in a.tiktoken, b.tiktoken"),
     ],
 )

@@ -137,6 +137,71 @@ def test_unigram_out_of_gguf(kind: str, tmp_path: Path) -> None:
     assert wrong(made, spm.SentencePieceProcessor(model_proto=data).encode) == []
 
 
+FAIRSEQ = ["<s>", "<pad>", "</s>", "<unk>"]
+"""XLM-RoBERTa's first ids; its files begin with <unk>, <s>, </s>."""
+
+
+def fairseq(spm: ModuleType, data: bytes) -> Callable[[str], list[int]]:
+    """Ids as XLM-RoBERTa has them (fairseq): one more than the file's, and 3 for unknown text."""
+    theirs = spm.SentencePieceProcessor(model_proto=data)
+    return lambda text: [i + 1 if i else 3 for i in theirs.encode(text)]
+
+
+@pytest.mark.parametrize(
+    "config", [{"tokenizer_class": "XLMRobertaTokenizer"}, {"model_type": "xlm-roberta"}]
+)
+def test_xlm_roberta(config: dict[str, str], tmp_path: Path) -> None:
+    spm = package("sentencepiece")
+    data = trained(spm, "unigram-t5")
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(data)
+    name = "config.json" if "model_type" in config else "tokenizer_config.json"
+    (tmp_path / name).write_text(json.dumps(config), encoding="utf-8")
+    made, theirs = Tokenizer(tmp_path), fairseq(spm, data)
+    size = spm.SentencePieceProcessor(model_proto=data).vocab_size()
+    assert made.vocab_size == size + 2
+    assert (made.bos_token_id, made.eos_token_ids, made.add_bos) == (0, {2}, True)
+    assert wrong(made, theirs) == []
+    assert made.encode("the<mask>", special=True) == [*theirs("the"), size + 1]
+    assert made.decode(theirs("Hello world")).lower() == "hello world"
+
+
+def test_xlm_roberta_out_of_gguf(tmp_path: Path) -> None:
+    """The converter writes the ids of fairseq."""
+    spm = package("sentencepiece")
+    data = trained(spm, "unigram-t5")
+    metadata = as_gguf(data, tmp_path)
+    first = {"tokens": FAIRSEQ, "scores": [0.0] * 4, "token_type": [3, 3, 3, 2]}
+    for name, values in first.items():
+        metadata[f"tokenizer.ggml.{name}"] = values + metadata[f"tokenizer.ggml.{name}"][3:]
+    metadata["tokenizer.ggml.unknown_token_id"] = 3
+    assert wrong(Tokenizer.from_gguf_metadata(metadata), fairseq(spm, data)) == []
+
+
+def test_xlm_roberta_in_tokenizer_json(tmp_path: Path) -> None:
+    """The file that Transformers writes; the maker is the `tokenizers` library."""
+    spm = package("sentencepiece")
+    data = trained(spm, "unigram-t5")
+    (tmp_path / "spiece.model").write_bytes(data)
+    model = read_model(tmp_path / "spiece.model")
+    rows = [(text, 0.0) for text in FAIRSEQ]
+    rows += zip(model.tokens[3:], model.scores[3:], strict=True)
+    theirs = hf.Tokenizer(models.Unigram([*rows, ("<mask>", 0.0)], unk_id=3))
+    theirs.normalizer = hf.normalizers.Precompiled(model.characters)
+    theirs.pre_tokenizer = pre_tokenizers.Metaspace()
+    theirs.decoder = hf.decoders.Metaspace()
+    theirs.add_special_tokens([*FAIRSEQ, "<mask>"])
+    theirs.post_processor = hf.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "XLMRobertaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    made = Tokenizer(tmp_path)
+    assert (made.bos_token_id, made.eos_token_ids, made.add_bos) == (0, {2}, True)
+    theirs.encode_special_tokens = True
+    assert wrong(made, lambda text: list(theirs.encode(text, add_special_tokens=False).ids)) == []
+
+
 # --- byte-level BPE ----------------------------------------------------------------------------
 
 

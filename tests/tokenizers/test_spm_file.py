@@ -278,5 +278,10 @@ def test_pieces_that_no_text_contains(kind: int, tmp_path: Path) -> None:
 
 
 def test_ids_that_are_shifted_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="the ids of a XLMRobertaTokenizer are not"):
-        opened(tmp_path, model(WORDS), tokenizer_class="XLMRobertaTokenizerFast")
+    with pytest.raises(UnsupportedModel, match="the ids of a CamembertTokenizer are not"):
+        opened(tmp_path, model(WORDS), tokenizer_class="CamembertTokenizerFast")
+
+
+def test_pieces_that_do_not_begin_as_those_of_xlm_roberta_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="XLM-RoBERTa's are of a unigram and begin with"):
+        opened(tmp_path, model(WORDS[::-1]), tokenizer_class="XLMRobertaTokenizer")

@@ -2,7 +2,8 @@
 
 1. tokenizer.json (the `tokenizers` library's format);
 2. tekken.json (Mistral's);
-3. tokenizer.model, spiece.model or tiktoken.model (SentencePiece's, or tiktoken's text);
+3. tokenizer.model, spiece.model, tiktoken.model (SentencePiece's, or tiktoken's text) or
+   sentencepiece.bpe.model (XLM-RoBERTa's);
 4. one file `*.tiktoken`;
 5. vocab.json with merges.txt (byte-level BPE);
 6. vocab.txt (WordPiece).
@@ -16,15 +17,15 @@ from mlc_llm.errors import ModelNotFound, UnsupportedModel
 from mlc_llm.tokenizers.bpe_files import parts_of_bpe_files
 from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.parts import Parts
-from mlc_llm.tokenizers.spm_file import parts_of_model_file
+from mlc_llm.tokenizers.spm_file import FAIRSEQ_FILE, parts_of_model_file
 from mlc_llm.tokenizers.tekken_file import parts_of_tekken
 from mlc_llm.tokenizers.tiktoken_file import is_tiktoken, parts_of_tiktoken
 from mlc_llm.tokenizers.tokenizer_json import parts_of_json
 from mlc_llm.tokenizers.wordpiece_file import parts_of_word_list
 
 JSON = "tokenizer.json"
-_MODELS = ("tokenizer.model", "spiece.model", "tiktoken.model")
-_OTHER_KINDS = ("sentencepiece.bpe.model", "vocab.json", "merges.txt")
+_MODELS = ("tokenizer.model", "spiece.model", "tiktoken.model", FAIRSEQ_FILE)
+_OTHER_KINDS = ("vocab.json", "merges.txt")
 TEKKEN = "tekken.json"
 KNOWN = (
     f"{JSON}, {TEKKEN}, {', '.join(_MODELS)}, *.tiktoken, vocab.json with merges.txt, or vocab.txt"

@@ -11,6 +11,7 @@ import tokenizers as hf
 from tokenizers import AddedToken, models
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.tokenizers.fairseq import with_fairseq_ids
 from mlc_llm.tokenizers.folder_config import FolderConfig
 from mlc_llm.tokenizers.parts import Parts, Prefix, hidden, library_ids
 from mlc_llm.tokenizers.prepared import prepared_parts
@@ -19,20 +20,28 @@ from mlc_llm.tokenizers.spm_model import BPE, SentencePieceModel, read_model
 from mlc_llm.tokenizers.unigram import Unigram
 from mlc_llm.tokenizers.vocabulary import TokenKind, Vocabulary
 
+FAIRSEQ_FILE = "sentencepiece.bpe.model"
+"""The name in folders whose ids are not those of the file."""
+_FAIRSEQ = "XLMRobertaTokenizer"
 _SHIFTED = frozenset(
-    f"{name}Tokenizer"
-    for name in ("XLMRoberta", "Camembert", "MBart", "MBart50", "Nllb", "Barthez", "Pegasus")
+    f"{name}Tokenizer" for name in ("Camembert", "MBart", "MBart50", "Nllb", "Barthez", "Pegasus")
 )
-"""Classes whose ids are not those of their file."""
+"""Classes whose ids are not those of their file, and not known here."""
+_CLASSES = {"xlm-roberta": _FAIRSEQ, "xlm-roberta-xl": _FAIRSEQ}
+"""By `model_type` of config.json, where no class is named."""
 
 
 def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
     """Raises ModelFileError, which names the field, or UnsupportedModel."""
     kind = config.text("tokenizer_class").removesuffix("Fast")
-    if kind in _SHIFTED:
-        raise UnsupportedModel(f"{path}: the ids of a {kind} are not supported")
+    kind = kind or _CLASSES.get(str(config.model.get("model_type")), "")
+    if kind in _SHIFTED or (path.name == FAIRSEQ_FILE and kind != _FAIRSEQ):
+        what = f"a {kind}" if kind else f"{FAIRSEQ_FILE} without tokenizer_class"
+        raise UnsupportedModel(
+            f"{path}: the ids of {what} are not supported; supported are those of {_FAIRSEQ}"
+        )
     model = read_model(path)
-    vocabulary = _vocabulary(model, config, path.name)
+    vocabulary = _vocabulary(_numbered(model, kind, path), config, path.name)
     # Transformers' option `legacy` means: a space goes after control tokens too.
     after_control = Prefix.FIRST if config.flag("legacy") is False else Prefix.EVERY
     try:
@@ -48,6 +57,16 @@ def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
     )
 
 
+def _numbered(model: SentencePieceModel, kind: str, path: Path) -> SentencePieceModel:
+    """The pieces in the order of their ids. kind: the class of the tokenizer."""
+    if kind != _FAIRSEQ:
+        return model
+    try:
+        return with_fairseq_ids(model)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{path}: {error}") from None
+
+
 def _vocabulary(model: SentencePieceModel, config: FolderConfig, file: str) -> Vocabulary:
     tokens, kinds = list(model.tokens), list(model.kinds)
     config.completed(tokens, kinds, file)
@@ -57,7 +76,7 @@ def _vocabulary(model: SentencePieceModel, config: FolderConfig, file: str) -> V
     ids = config.ids(tokens, usual) | {"unknown_token_id": model.unknown_id}
     add_bos = config.flag("add_bos_token")
     if add_bos is None:
-        add_bos = model.algorithm == BPE
+        add_bos = model.algorithm == BPE or model.begins
     return Vocabulary(
         model="llama" if model.algorithm == BPE else "t5",
         pre="default",

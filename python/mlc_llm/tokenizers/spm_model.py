@@ -42,6 +42,8 @@ class SentencePieceModel:
     """Before the first word."""
     merges_spaces: bool = True
     marks_spaces: bool = True
+    begins: bool = False
+    """Texts begin with bos, though it is no BPE."""
     changes_answers: bool = False
     """There is a table for decoding."""
 
