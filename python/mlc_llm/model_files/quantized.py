@@ -16,6 +16,7 @@ from mlc_llm.errors import UnsupportedModel, UserError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.row_pieces import Rows, weighed_pieces
+from mlc_llm.model_files.tensor_views import View
 from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.block_format import Bytes, Floats
 from mlc_llm.quantization.ggml_quantize import (
@@ -91,21 +92,12 @@ def check_rows(tensor: Tensor, target: Target, quantization: str) -> None:
 
 
 @dataclass(frozen=True)
-class QuantizedView:
+class QuantizedView(View):
     """A matrix, or a stack of them, in another type. Its rows are in the source's order."""
 
-    of: Tensor
     target: Target
     importance: Floats | None = None
     """Of the columns; of a stack also [experts, columns]."""
-
-    @property
-    def name(self) -> str:
-        return self.of.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.of.shape
 
     @property
     def kind(self) -> str:
@@ -121,10 +113,8 @@ class QuantizedView:
         own = self.importance
         if own is not None and own.ndim == 2:
             own = own[index]
-        return replace(self, of=self.of.matrix(index), importance=own)
-
-    def give_back(self) -> None:
-        self.of.give_back()
+        of = self.of.matrix(index)
+        return replace(self, of=of, shape=of.shape, importance=own)
 
 
 @dataclass(frozen=True)
@@ -148,7 +138,7 @@ class QuantizedModel:
                 same = target.keeps and one.kind == target.kind
                 if not same and changes(quantization, name):
                     check_rows(one, target, quantization)
-                    tensors[name] = QuantizedView(one, target, importance.get(name))
+                    tensors[name] = QuantizedView(one, one.shape, target, importance.get(name))
         return cls(files, quantization, tensors)
 
     @property

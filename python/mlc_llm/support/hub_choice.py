@@ -21,12 +21,7 @@ _TEXTS = _SETTINGS | {
     *(CONFIG, "quantize_config.json", "quant_config.json"),
     *("tensor-cache.json", "ndarray-cache.json", "model.safetensors.index.json"),
     *("added_tokens.json", "chat_template.json"),
-    *(
-        "tekken.json",
-        "tokenizer.model",
-        "spiece.model",
-        "tiktoken.model",
-    ),
+    *("tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model"),
     *("sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt"),
 }
 """What is read in a folder of other weights."""
