@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from mlc_llm import without_torch
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself would take longer than all the rest
+    from typing import Any
+
     from mlc_llm.serve import AsyncMLCEngine, MLCEngine
 
 __all__ = ["AsyncMLCEngine", "MLCEngine", "__version__"]
