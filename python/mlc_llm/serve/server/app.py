@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlc_llm.serve.server.calls.context import ServerContext
+from mlc_llm.serve.server.calls.context import ServerContext, context_of
 from mlc_llm.serve.server.errors import HTTPError, error_response, http_error
 from mlc_llm.serve.server.limits.guard import Guard
 from mlc_llm.serve.server.limits.holding import Holding
+from mlc_llm.serve.server.limits.refusing import EarlyRefusal
 from mlc_llm.serve.server.notes.access_log import AccessLog
 from mlc_llm.serve.server.notes.note import current_note
 from mlc_llm.serve.server.routes import admin, balancers, debug, info, ollama
@@ -29,6 +30,11 @@ from mlc_llm.serve.server.routes.responses import responses
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
+ANSWERS: tuple[Endpoint, ...] = (
+    *(chat_completions, completions, responses, messages, embeddings),
+    *(ollama.chat, ollama.generate, ollama.embed),
+)
+"""Their requests take a place, so they are refused early where there is none."""
 V1_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/chat/completions", chat_completions),
     ("POST", "/completions", completions),
@@ -87,29 +93,34 @@ def create_app(context: ServerContext) -> Starlette:
         Route(path, _answering(path, endpoint), methods=[method])
         for method, path, endpoint in table
     ]
-    origins = context.settings.allowed_origins
-    middleware = [
-        Middleware(AccessLog, ended=context.ended),
-        Middleware(Guard, settings=context.settings, open_paths=OPEN_PATHS),
-        Middleware(Holding),
-    ]
-    if origins:
-        middleware.insert(
-            1,
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(origins),
-                allow_methods=["*"],
-                allow_headers=["*"],
-            ),
-        )
     app = Starlette(
         routes=routes,
-        middleware=middleware,
+        middleware=_middleware(context, [p for _, p, endpoint in table if endpoint in ANSWERS]),
         exception_handlers={HTTPException: _no_route},
     )
     app.state.context = context
     return app
+
+
+def _middleware(context: ServerContext, answers: Sequence[str]) -> list[Middleware]:
+    """From the outside in. answers: paths of requests for answers."""
+    settings, origins = context.settings, context.settings.allowed_origins
+    for_pages = Middleware(
+        CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+    )
+    return [
+        Middleware(AccessLog, ended=context.ended),
+        *([for_pages] if origins else []),
+        Middleware(Guard, settings=settings, open_paths=OPEN_PATHS),
+        Middleware(
+            EarlyRefusal,
+            admission=context.admission,
+            pace=context.pace,
+            limits=settings.limits,
+            paths=answers,
+        ),
+        Middleware(Holding),
+    ]
 
 
 def _answering(path: str, endpoint: Endpoint) -> Endpoint:
@@ -120,7 +131,9 @@ def _answering(path: str, endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except Exception as error:
-            return error_response(http_error(error), request.url.path)
+            found = http_error(error)
+            await context_of(request).pace.hold(found)
+            return error_response(found, request.url.path)
 
     return answer
 

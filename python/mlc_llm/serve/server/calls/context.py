@@ -20,6 +20,7 @@ from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.admission import Admission
 from mlc_llm.serve.server.limits.holding import holds_of
+from mlc_llm.serve.server.limits.refusing import Pace
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.notes.note import RequestNote, current_note
 from mlc_llm.serve.server.notes.server_metrics import ServerMetrics
@@ -55,6 +56,7 @@ class ServerContext:
             models.seconds_for,
             self._per_tenant,
         )
+        self.pace = Pace(limits.connections // 2)
 
     def _per_tenant(self) -> int | None:
         """Answers of one key that may wait or run; without a limit, several keys have half each."""

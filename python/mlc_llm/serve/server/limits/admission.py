@@ -46,11 +46,7 @@ class Admission:
     ) -> Iterator[None]:
         """A request is inside for as long as this. field: what asks for so many answers. Raises
         `HTTPError` (503, 429; 400 if there can never be room)."""
-        try:
-            self._check(answers, prompt_bytes, tenant, field)
-        except HTTPError:
-            self.refused += 1
-            raise
+        self.check(answers, prompt_bytes, tenant, field)
         self.answers += answers
         self.of_tenant[tenant] += answers
         self.bytes += prompt_bytes
@@ -62,6 +58,16 @@ class Admission:
             if not self.of_tenant[tenant]:
                 del self.of_tenant[tenant]
             self.bytes -= prompt_bytes
+
+    def check(
+        self, answers: int, prompt_bytes: int, tenant: Tenant = ANYBODY, field: str = "n"
+    ) -> None:
+        """Raises what `entered` raises."""
+        try:
+            self._check(answers, prompt_bytes, tenant, field)
+        except HTTPError:
+            self.refused += 1
+            raise
 
     def _check(self, answers: int, prompt_bytes: int, tenant: Tenant, field: str) -> None:
         if self.is_draining:
