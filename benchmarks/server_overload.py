@@ -67,11 +67,12 @@ class Load:
 
 
 async def _load(target: Target, pid: int, clients: int, seconds: float) -> Load:
-    await _ask(target, clients, WARM_S, Point("concurrency", clients), clients)
     found = Load(clients)
+    asking = asyncio.ensure_future(_ask(target, clients, seconds, found.point))
+    await asyncio.sleep(WARM_S)
     before, server, own = resident_mb(pid), processor_s(pid), time.process_time()
     with _health(target.port) as probe:
-        await _ask(target, clients, seconds, found.point, clients + 1)
+        await asking
         found.health_s = float(probe.communicate()[0])
     found.server_s = processor_s(pid) - server
     found.own_s = time.process_time() - own
@@ -79,22 +80,24 @@ async def _load(target: Target, pid: int, clients: int, seconds: float) -> Load:
     return found
 
 
-async def _ask(target: Target, clients: int, seconds: float, point: Point, number: int) -> None:
-    """Clients that ask again at once, also when they were sent away."""
+async def _ask(target: Target, clients: int, seconds: float, point: Point) -> None:
+    """Clients that ask again at once, also when they were sent away. Those of the first `WARM_S`
+    seconds, in which all of them come as one crowd, do not count."""
     words = (96, 96)
-    wanted = requests_of(Workload(1 << 30, words, (ANSWER, ANSWER)), number)
-    started = time.perf_counter()
+    wanted = requests_of(Workload(1 << 30, words, (ANSWER, ANSWER)), clients)
+    begin = time.perf_counter() + WARM_S
 
     async def client() -> None:
-        while time.perf_counter() - started < seconds:
+        while (now := time.perf_counter()) < begin + seconds:
             one = next(wanted)
             result = await send(target, one.prompt, one.answer_tokens)
-            point.add(result)
+            if now >= begin:
+                point.add(result)
             if result.error is not None:
                 await asyncio.sleep(PAUSE_S)
 
     await asyncio.gather(*(client() for _ in range(clients)))
-    point.seconds = time.perf_counter() - started
+    point.seconds = time.perf_counter() - begin
 
 
 @contextmanager

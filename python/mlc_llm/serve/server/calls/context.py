@@ -56,7 +56,7 @@ class ServerContext:
             models.seconds_for,
             self._per_tenant,
         )
-        self.pace = Pace(limits.connections // 2)
+        self.pace = Pace(self._most_held)
 
     def _per_tenant(self) -> int | None:
         """Answers of one key that may wait or run; without a limit, several keys have half each."""
@@ -64,6 +64,12 @@ class ServerContext:
         if given is None and len(self.settings.keys) > 1:
             return max(1, self.admission.limit // 2)
         return given
+
+    def _most_held(self) -> int:
+        """Refusals that may be held back: their connections must leave room for answers and for
+        `/health`."""
+        connections = self.settings.limits.connections
+        return connections - self.admission.limit - connections // 16
 
     def ended(self, note: RequestNote) -> None:
         """A request has ended."""

@@ -2,8 +2,8 @@
 
 A refusal costs processor time, which the answers that run would have used. So a full server does
 not look into the body of a request. And clients that come again at once do not get their refusals
-at once: they are held back so that not more than `PER_SECOND` go out, as long as that can be had.
-Nobody waits longer than `Retry-After` would ask for, and what it asks for is less by that time.
+at once: they are held back so that not more than `PER_SECOND` go out, as long as nobody waits
+longer than `MOST_HELD_S` for that. What `Retry-After` asks for is less by this time.
 """
 
 from __future__ import annotations
@@ -36,26 +36,32 @@ class Pace:
 
     def __init__(
         self,
-        most: int,
+        most: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """most: refusals that are held back at a time. Any more go out at once."""
+        """most: refusals that may be held back at a time. Any more go out at once."""
         self._most, self._clock, self._sleep = most, clock, sleep
         self._next = 0.0
         self.held = 0
 
-    def delay(self, retry_s: int) -> float:
-        """Seconds for which the next refusal is held back. retry_s: what it asks for."""
+    def delay(self) -> float:
+        """Seconds for which the next refusal is held back.
+
+        If there are too many for the pace, they are spread over the second half of the longest
+        time. If all of them waited for all of it, they would come back as one crowd.
+        """
         now = self._clock()
-        at = min(max(self._next, now), now + MOST_HELD_S)
+        at = max(self._next, now)
+        if at > now + MOST_HELD_S:
+            at = now + MOST_HELD_S / 2
         self._next = at + 1 / PER_SECOND
-        return min(at - now, retry_s) if self.held < self._most else 0.0
+        return at - now if self.held < self._most() else 0.0
 
     async def hold(self, error: HTTPError) -> None:
         """Wait until a refusal may go out. Other errors are not held back."""
         retry_s = int(error.headers.get(RETRY_AFTER, 0))
-        delay = self.delay(retry_s) if retry_s else 0.0
+        delay = self.delay() if retry_s else 0.0
         if delay:
             self.held += 1
             try:
