@@ -39,6 +39,10 @@ class AsyncReader:
             self._watch(news[1])
         self._open_parts -= news[1].usage_json is not None
         self.is_over = self.is_over or self._open_parts == 0
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wake the task that waits. On the event loop only."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_result(None)
 
@@ -50,8 +54,9 @@ class AsyncReader:
                 self._abort(part.request_id)
 
     async def next_all(self) -> list[News] | None:
-        """Wait for a chunk, and return all that have come; None after the last one."""
-        while not self._news:
+        """Wait for a chunk, and return all that have come: nothing after a `nudge`, None after the
+        last one."""
+        if not self._news:
             if self._open_parts == 0:
                 return None
             await self._news_come()

@@ -61,8 +61,7 @@ class ServedReader(AsyncReader):
             return
         self.error = error
         self.close()
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
+        self.nudge()
 
     def check(self) -> None:
         """Raise the error that has ended it, if nothing is left to read before."""

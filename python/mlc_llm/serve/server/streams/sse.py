@@ -14,6 +14,7 @@ from mlc_llm.serve.client import News
 from mlc_llm.serve.server.errors import HTTPError, http_error
 from mlc_llm.serve.server.limits.settings import Limits
 from mlc_llm.serve.server.streams.gone import until_gone
+from mlc_llm.serve.server.streams.lazy_timer import LazyTimer
 from mlc_llm.serve.server.streams.stream_json import StreamWriter
 
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -37,24 +38,29 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(until_gone(receive))
-        sending = asyncio.ensure_future(self._send_all(send))
+        quiet = LazyTimer(self._limits.ping_s, self._reader.nudge)
+        sending = asyncio.ensure_future(self._send_all(send, quiet))
+        blocked = self._blocked = LazyTimer(self._limits.write_s, sending.cancel)
         try:
             await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._reader.close()
-            for task in (gone, sending):
-                task.cancel()
+            for one in (quiet, blocked, gone, sending):
+                one.cancel()
             await asyncio.gather(gone, sending, return_exceptions=True)
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, send: Send, quiet: LazyTimer) -> None:
+        """quiet: wakes the reader when it is time for a sign of life."""
         start = {"type": "http.response.start", "status": 200, "headers": self._own_headers}
         await self._send(send, start)
-        writer = self._writer
+        writer, reader = self._writer, self._reader
         first = writer.begin()
         if first:
             await self._send(send, _body(first))
         try:
-            while (news := await self._next()) is not None:
+            quiet.begin()
+            while (news := await reader.next_all()) is not None:
+                quiet.begin()
                 data = b"".join(self._events(news)) if news else writer.ping
                 if data:
                     await self._send(send, _body(data))
@@ -63,20 +69,15 @@ class EventStream(Response):
             last = writer.failed(http_error(error))
         await self._send(send, _body(last, more=False))
 
-    async def _next(self) -> list[News] | None:
-        """All that has come; nothing if it is time for a sign of life, None at the end."""
-        try:
-            return await asyncio.wait_for(self._reader.next_all(), self._limits.ping_s)
-        except asyncio.TimeoutError:
-            return []
-
     def _events(self, all_news: list[News]) -> Iterator[bytes]:
         for part, chunk in all_news:
             yield from self._writer.events(part, chunk)
 
     async def _send(self, send: Send, message: dict[str, object]) -> None:
-        """Raises TimeoutError if the client takes nothing."""
-        await asyncio.wait_for(send(message), self._limits.write_s)
+        """The stream is cancelled if the client takes nothing for too long."""
+        self._blocked.begin()
+        await send(message)
+        self._blocked.rest()
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
