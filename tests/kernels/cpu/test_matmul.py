@@ -6,7 +6,7 @@ that they were given, and half a step of those activations against the exact pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -272,6 +272,17 @@ def test_fast_rows(isa: Isa, kind: str) -> None:
         y = product(isa, w, x, fast=count)
         assert y[:count].tobytes() == fast[:count].tobytes(), f"{count} fast rows"
         assert y[count:].tobytes() == exact[count:].tobytes(), f"{count} fast rows"
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K"])
+@each_isa(where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
+def test_one_plane_is_what_fast_rows_are(isa: Isa, kind: str) -> None:
+    """All rows, whatever their number."""
+    w, one_plane = weights(kind, isa), replace(isa, one_plane=True)
+    x = activations(9, w.columns)
+    fast = product(isa, w, x, fast=9)
+    for count in (1, 4, 9):
+        assert product(one_plane, w, x[:count]).tobytes() == fast[:count].tobytes(), f"{count} rows"
 
 
 def _high_values(isa: Isa, w: Weights, x: Array) -> Array:
