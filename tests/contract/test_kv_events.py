@@ -10,21 +10,25 @@ import gc
 import random
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
+from threaded_harness import eventually
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.ray.prefix_choice import PrefixIndex
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.kv_events.blocks import BLOCK_TOKENS, block_keys, root_key, salt_digest
 from mlc_llm.serve.kv_events.ledger import BlockLedger
 from mlc_llm.serve.kv_events.publisher import EventPublisher
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
+from mlc_llm.serve.kv_events.subscriber import EventSubscriber
 from mlc_llm.serve.opening.open_engine import open_engine
 from mlc_llm.serve.request import Request
 
@@ -184,8 +188,8 @@ class Publishing:
         )
         self.core = open_engine(config, "cpu").core
         ledger = self.core.prefix_cache.observer
-        assert isinstance(ledger, BlockLedger)
-        self.publisher: EventPublisher = ledger._publish.__self__  # type: ignore[attr-defined]
+        assert isinstance(ledger, BlockLedger) and isinstance(ledger.publisher, EventPublisher)
+        self.publisher = ledger.publisher
         self.asked = 0
 
     def serve(self, prompt: list[int], salt: str = "", most: int = 1) -> None:
@@ -372,3 +376,55 @@ def test_an_engine_that_is_gone_frees_its_address() -> None:
     thread.join(20)
     assert not thread.is_alive()
     assert Publishing(endpoint=endpoint).publisher.endpoint == endpoint
+
+
+class Index(PrefixIndex[str]):
+    """What a subscriber has told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = EventSubscriber(self)
+
+    def holds(self, engine: Publishing, name: str) -> bool:
+        return set(self.keys_of(name)) == engine.held()
+
+
+def test_our_own_subscriber_knows_several_caches() -> None:
+    index, engines = Index(), {"a": Publishing(topic=""), "b": Publishing(topic="")}
+    for number, engine in enumerate(engines.values()):
+        for prompt, salt, most in prompts(number + 10, 10):  # before anybody listens
+            engine.serve(prompt, salt, most)
+    for name, engine in engines.items():
+        publisher = engine.publisher
+        assert publisher.replay_endpoint is not None
+        index.reader.follow(name, publisher.endpoint, publisher.replay_endpoint)
+    for prompt, salt, most in prompts(30, 40):
+        engines["a"].serve(prompt, salt, most)
+        engines["b"].serve([3] * 64 + prompt, salt, most)
+    for name, engine in engines.items():
+        eventually(lambda name=name, engine=engine: index.holds(engine, name), name, 20)
+    assert set(index.keys_of("a")) != set(index.keys_of("b"))
+    index.reader.leave("a")
+    eventually(lambda: not index.keys_of("a"), "it is still known", 20)
+    assert index.holds(engines["b"], "b")
+    index.reader.close()
+
+
+def test_our_own_subscriber_forgets_what_it_cannot_know() -> None:
+    index, engine = Index(), Publishing(topic="", buffer_steps=2)
+    for token in range(8):
+        engine.serve([token] * 64)
+    publisher = engine.publisher
+    assert engine.sent > 4 and publisher.replay_endpoint is not None
+    index.reader.follow("a", publisher.endpoint, publisher.replay_endpoint)
+    end = time.monotonic() + 20
+    known = set[int]()
+    while not known:  # messages pass by until it is connected
+        assert time.monotonic() < end
+        engine.serve([9] * 64)
+        engine.core.reset()
+        engine.serve([7] * 128)
+        known = set(index.keys_of("a"))
+        assert known <= set(block_keys([7] * 128)) | set(block_keys([9] * 64))
+    eventually(lambda: index.holds(engine, "a"), "it does not know the cache again", 20)
+    index.reader.close()

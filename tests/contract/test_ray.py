@@ -125,6 +125,26 @@ def test_the_protocol_is_that_of_the_server(app: Application) -> None:
         app.client.completions.create(model="other", prompt="a")
 
 
+def test_prompts_go_where_their_beginning_is(app: Application) -> None:
+    """Replicas say what they hold. New prompts in each round: chance alone finds all of ten at
+    their replica once in a thousand rounds."""
+    for attempt in range(12):
+        prompts = [f"{attempt} {number} " + "abcdefghij"[number] * 400 for number in range(10)]
+        for one in prompts:
+            _cached(app, one)
+        time.sleep(0.5)  # events come soon, and once they are followed at all
+        again = [_cached(app, one) for one in prompts]
+        if min(again) >= 384:
+            return
+    raise AssertionError(again)
+
+
+def _cached(app: Application, text: str) -> int:
+    found = app.client.completions.create(model="echo", prompt=text, max_tokens=1)
+    assert found.usage is not None and found.usage.prompt_tokens_details is not None
+    return found.usage.prompt_tokens_details.cached_tokens or 0
+
+
 def test_a_client_that_goes_frees_its_replica(app: Application) -> None:
     for _ in range(40):  # more than both replicas compute at a time, if they went on
         stream = app.stream("a" * 3000)

@@ -19,7 +19,8 @@ from mlc_llm.ray.client import ReplicaOpener, Replicas
 from mlc_llm.ray.remote_engine import Outputs, ReplicaLost, Sender
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.settings import AppSettings, ModelSettings
-from mlc_llm.ray.wire import ReplicaFacts, WireRequest
+from mlc_llm.ray.wire import STATS, ReplicaFacts, ReplicaStats, WireRequest
+from mlc_llm.serve.kv_events.settings import KVEventsConfig
 from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
@@ -31,6 +32,7 @@ FACTS_S = 600.0
 MOST_ONGOING = 4096
 """Requests that one replica or one ingress may have. The server's own limits are smaller."""
 INGRESS_CPUS = 0.1
+PREFIX = "mlc_llm.ray.prefix_router:PrefixRouter"
 POWER_OF_TWO = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
 
 _log = logging.getLogger(__name__)
@@ -40,8 +42,17 @@ class Replica(ModelReplica):
     """A `ModelReplica` in Ray's hands."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]  # Ray waits
-        await asyncio.to_thread(ModelReplica.__init__, self, settings, settings.engine)
+        config = settings.engine
+        if settings.routing == "prefix":
+            here = f"tcp://{ray.util.get_node_ip_address()}:0"
+            events = KVEventsConfig(endpoint=here, replay_endpoint=here)
+            config = replace(config, kv_events=events)
+        await asyncio.to_thread(ModelReplica.__init__, self, settings, config)
         await self.probe()
+
+    def record_routing_stats(self) -> dict[str, ReplicaStats]:
+        """Ray gives them to routers."""
+        return {STATS: self.stats()}
 
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
@@ -139,7 +150,8 @@ def _deployment(model: ModelSettings) -> serve.Application:
         health_check_period_s=5,
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
         request_router_config=RequestRouterConfig(
-            request_router_class=POWER_OF_TWO, request_routing_stats_period_s=0.5
+            request_router_class=PREFIX if model.routing == "prefix" else POWER_OF_TWO,
+            request_routing_stats_period_s=0.5,
         ),
     )
     return deployment.bind(model)

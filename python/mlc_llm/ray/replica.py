@@ -9,16 +9,21 @@ from collections.abc import AsyncIterator
 
 from mlc_llm import __version__
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.ray.prefix_choice import USUAL_SPEED
 from mlc_llm.ray.raw_engine import Outputs, RawEngine
 from mlc_llm.ray.settings import ModelSettings
-from mlc_llm.ray.wire import ReplicaFacts, WireRequest, WrongReplica
+from mlc_llm.ray.wire import ReplicaFacts, ReplicaStats, WireRequest, WrongReplica
 from mlc_llm.serve.chat_model import chat_model_of
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.kv_events.ledger import BlockLedger
+from mlc_llm.serve.kv_events.publisher import EventPublisher
 from mlc_llm.serve.request import Request
 
 THREADS = "TVM_NUM_THREADS"
 PROBE_S = 600.0
+LEAST_MEASURED = 2000
+"""Prompt tokens from which on a speed is one."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +76,21 @@ class ModelReplica:
     def waiting_tokens(self) -> int:
         """Prompt tokens that wait here."""
         return sum(self._waiting.values())
+
+    def stats(self) -> ReplicaStats:
+        """What routers want to know of it."""
+        ledger = self._load.core.prefix_cache.observer
+        if not isinstance(ledger, BlockLedger) or not isinstance(ledger.publisher, EventPublisher):
+            return ReplicaStats(self._speed())
+        publisher = ledger.publisher
+        return ReplicaStats(self._speed(), publisher.endpoint, publisher.replay_endpoint)
+
+    def _speed(self) -> float:
+        """Prompt tokens a second so far, rounded so that it seldom changes."""
+        tokens, seconds = self._load.core.prefill_speed
+        if tokens < LEAST_MEASURED or seconds <= 0:
+            return USUAL_SPEED
+        return float(f"{tokens / seconds:.1g}")
 
     def check_health(self) -> None:
         """Raises if the engine has died: then Ray starts another replica."""

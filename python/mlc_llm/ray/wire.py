@@ -9,6 +9,9 @@ from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
 
+STATS = "mlc_llm"
+"""The key of the stats of a replica, in Ray's routing stats."""
+
 
 class WrongReplica(Exception):
     """The replica has another version or another model than the ingress expects."""
@@ -25,6 +28,17 @@ class ReplicaFacts:
     limits: RunnerLimits
     longest_sequence: int
     hidden_size: int
+
+
+@dataclass(frozen=True)
+class ReplicaStats:
+    """What a replica tells routers every half second."""
+
+    speed: float
+    """Prompt tokens a second, as measured."""
+    events: str | None = None
+    """Where it publishes KV events; None: nowhere."""
+    replay: str | None = None
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,12 @@ class EngineCore:
         return self._runner.limits
 
     @property
+    def prefill_speed(self) -> tuple[int, float]:
+        """Prompt tokens that were computed, and the seconds for them. Any thread may read it."""
+        recorder = self._telemetry.recorder
+        return recorder.prefill_tokens_sum, recorder.engine_prefill_time_sum
+
+    @property
     def hidden_size(self) -> int:
         """Numbers of a hidden vector."""
         return self._runner.limits.hidden_size

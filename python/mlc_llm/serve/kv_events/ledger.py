@@ -28,12 +28,15 @@ class BlockLedger:
     take it over from both.
     """
 
-    def __init__(self, publish: Callable[[list[CacheEvent]], object]) -> None:
+    def __init__(
+        self, publish: Callable[[list[CacheEvent]], object], publisher: object = None
+    ) -> None:
         """publish: gets the events of each operation that has changed something. It must not wait.
+        publisher: whose method that is, for those who ask where it publishes.
 
         The first event says that nothing is there.
         """
-        self._publish = publish
+        self._publish, self.publisher = publish, publisher
         self._events: list[CacheEvent] = []
         self._sequences: dict[int, _Sequence] = {}
         self._holders: Counter[int] = Counter()

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.kv_events.events import CacheEvent
@@ -48,7 +48,7 @@ class EventPublisher:
     def __init__(self, config: KVEventsConfig) -> None:
         """Raises `UserError` without the packages, `InvalidField` for an address that cannot be
         used."""
-        self._zmq, self._encode = _packages()
+        self._zmq, self._encode, _ = packages()
         self._config = config
         self._waiting: deque[_Batch] = deque()
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
@@ -171,15 +171,15 @@ class EventPublisher:
         self._wake.close()
 
 
-def _packages() -> tuple[ModuleType, Callable[[object], bytes]]:
-    """ZeroMQ, and what writes msgpack. Raises `UserError`."""
+def packages() -> tuple[ModuleType, Callable[[object], bytes], Callable[[bytes], Any]]:
+    """ZeroMQ, and what writes and reads msgpack. Raises `UserError`."""
     try:
         import zmq
-        from msgspec.msgpack import encode
+        from msgspec.msgpack import decode, encode
     except ImportError as error:
         words = f"needs packages that are not here ({error}): pip install 'mlc-llm[kv-events]'"
         raise UserError(f"kv_events: {words}") from error
-    return zmq, encode
+    return zmq, encode, decode
 
 
 def _bound_at(one: zmq.Socket[bytes]) -> str:

@@ -26,4 +26,4 @@ def publish_events(core: EngineCore, limits: RunnerLimits | None, config: Engine
 
     publisher = EventPublisher(config.kv_events)
     weakref.finalize(core, publisher.close)
-    core.prefix_cache.observer = BlockLedger(publisher.publish)
+    core.prefix_cache.observer = BlockLedger(publisher.publish, publisher)

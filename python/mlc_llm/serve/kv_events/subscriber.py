@@ -1,0 +1,154 @@
+"""Reads the KV events of several publishers, on a thread of its own.
+
+What is told is what a publisher holds, or nothing: who has missed messages asks for them again. If
+they are gone, all that was known of the publisher is forgotten, until it clears its blocks itself.
+
+Needs `pip install mlc-llm[kv-events]`.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from mlc_llm.serve.kv_events.publisher import END, packages
+
+POLL_MS = 20
+REPLAY_MS = 2000
+
+_log = logging.getLogger(__name__)
+
+
+class Told(Protocol):
+    """Is told what publishers hold, on the thread of the subscriber."""
+
+    def stored(self, name: str, keys: Sequence[int]) -> object: ...
+
+    def removed(self, name: str, keys: Sequence[int]) -> object: ...
+
+    def cleared(self, name: str) -> object: ...
+
+
+@dataclass
+class _Source:
+    """One publisher."""
+
+    name: str
+    live: Any
+    replay: Any
+    next: int = 0
+    """The number of the message that comes next."""
+    is_known: bool = True
+    """Nothing is missing since its last `AllBlocksCleared`."""
+
+
+class EventSubscriber:
+    """`follow` and `leave` may be called from any thread; they return at once."""
+
+    def __init__(self, told: Told) -> None:
+        """Raises `UserError` without the packages."""
+        self._zmq, self._decode = packages()[0], packages()[2]
+        self._told = told
+        self._sources: dict[Any, _Source] = {}
+        self._todo: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._context = self._zmq.Context()
+        self._poller = self._zmq.Poller()
+        self._is_ending = False
+        self._thread = threading.Thread(target=self._run, name="mlc-kv-reader", daemon=True)
+        self._thread.start()
+
+    def follow(self, name: str, endpoint: str, replay_endpoint: str) -> None:
+        """Read the events of a publisher from now on, and first those that it has kept."""
+        self._todo.put(lambda: self._follow(name, endpoint, replay_endpoint))
+
+    def leave(self, name: str) -> None:
+        """It is not there any more, and holds nothing."""
+        self._todo.put(lambda: self._leave(name))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_ending = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending:
+                while not self._todo.empty():
+                    self._todo.get()()
+                for live, _ in self._poller.poll(POLL_MS):
+                    self._read(self._sources[live])
+        finally:
+            self._context.destroy(linger=0)
+
+    def _follow(self, name: str, endpoint: str, replay_endpoint: str) -> None:
+        live = self._context.socket(self._zmq.SUB)
+        live.setsockopt(self._zmq.SUBSCRIBE, b"")
+        live.connect(endpoint)
+        replay = self._context.socket(self._zmq.DEALER)
+        replay.connect(replay_endpoint)
+        source = self._sources[live] = _Source(name, live, replay)
+        self._poller.register(live, self._zmq.POLLIN)
+        self._ask(source)
+
+    def _leave(self, name: str) -> None:
+        for live, source in list(self._sources.items()):
+            if source.name == name:
+                self._poller.unregister(live)
+                live.close(linger=0)
+                source.replay.close(linger=0)
+                del self._sources[live]
+        self._told.cleared(name)
+
+    def _read(self, source: _Source) -> None:
+        _, number, payload = source.live.recv_multipart()
+        found = int.from_bytes(number, "big")
+        if found > source.next:
+            self._ask(source)
+        if found > source.next:
+            self._forget(source, found)
+        self._take(source, found, payload)
+
+    def _ask(self, source: _Source) -> None:
+        """Take what the publisher has kept from the next message on."""
+        source.replay.send_multipart([b"", source.next.to_bytes(8, "big")])
+        while source.replay.poll(REPLAY_MS):
+            _, _, number, payload = source.replay.recv_multipart()
+            if number == END:
+                return
+            found = int.from_bytes(number, "big")
+            if found > source.next:
+                self._forget(source, found)
+            self._take(source, found, payload)
+        _log.warning("KV events of %s: no answer to a question for lost ones", source.name)
+
+    def _forget(self, source: _Source, number: int) -> None:
+        """Messages are lost for good."""
+        _log.warning("KV events of %s: %d are lost", source.name, number - source.next)
+        source.is_known, source.next = False, number
+        self._told.cleared(source.name)
+
+    def _take(self, source: _Source, number: int, payload: bytes) -> None:
+        if number != source.next:
+            return  # it has come before
+        source.next += 1
+        try:
+            events = self._decode(payload)[1]
+            for event in events:
+                self._take_event(source, event)
+        except Exception as error:
+            _log.warning("KV events of %s cannot be read: %s", source.name, error)
+            self._forget(source, source.next)
+
+    def _take_event(self, source: _Source, event: dict[str, Any]) -> None:
+        kind = event["type"]
+        if kind == "AllBlocksCleared":
+            source.is_known = True
+            self._told.cleared(source.name)
+        elif source.is_known and kind == "BlockStored":
+            self._told.stored(source.name, event["block_hashes"])
+        elif source.is_known and kind == "BlockRemoved":
+            self._told.removed(source.name, event["block_hashes"])
