@@ -1,4 +1,4 @@
-"""The simulation of `benchmarks/scale.py` runs, and prefix-aware routing is worth its name in it."""
+"""The simulation of `benchmarks/scale.py` runs, and prefix-aware routing is of use in it."""
 
 from __future__ import annotations
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from mlc_llm.ray.client import ReplicaOpener, Replicas
 from mlc_llm.ray.remote_engine import Outputs, ReplicaLost, Sender
 from mlc_llm.ray.replica import ModelReplica
+from mlc_llm.ray.scaling import QUEUED_TOKENS
 from mlc_llm.ray.settings import AppSettings, ModelSettings
 from mlc_llm.ray.wire import STATS, ReplicaFacts, ReplicaStats, WireRequest
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
@@ -32,6 +33,8 @@ FACTS_S = 600.0
 MOST_ONGOING = 4096
 """Requests that one replica or one ingress may have. The server's own limits are smaller."""
 INGRESS_CPUS = 0.1
+USUAL_ANSWERS = 128
+"""Answers at a time of an engine in the mode of servers."""
 PREFIX = "mlc_llm.ray.prefix_router:PrefixRouter"
 POWER_OF_TWO = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
 
@@ -49,6 +52,10 @@ class Replica(ModelReplica):
             config = replace(config, kv_events=events)
         await asyncio.to_thread(ModelReplica.__init__, self, settings, config)
         await self.probe()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray gives them to the autoscaler."""
+        return {QUEUED_TOKENS: float(self.waiting_tokens)}
 
     def record_routing_stats(self) -> dict[str, ReplicaStats]:
         """Ray gives them to routers."""
@@ -140,10 +147,35 @@ def build_app(args: Mapping[str, object]) -> serve.Application:
     return ingress.bind(settings, handles)
 
 
+def _number(model: ModelSettings) -> dict[str, Any]:
+    """How many replicas there are."""
+    scaling = model.autoscaling
+    if scaling is None:
+        return {"num_replicas": model.replicas}
+    policy = AutoscalingPolicy(
+        policy_function="mlc_llm.ray.scaling:QueuedTokens",
+        policy_kwargs={
+            "queued_tokens": scaling.queued_tokens,
+            "answers": model.engine.max_num_sequence or USUAL_ANSWERS,
+        },
+    )
+    config = AutoscalingConfig(
+        min_replicas=scaling.min_replicas,
+        max_replicas=scaling.max_replicas,
+        initial_replicas=scaling.min_replicas,
+        metrics_interval_s=1.0,
+        look_back_period_s=2.0,
+        upscale_delay_s=3.0,
+        downscale_delay_s=60.0,
+        policy=policy,
+    )
+    return {"autoscaling_config": config}
+
+
 def _deployment(model: ModelSettings) -> serve.Application:
     deployment = serve.deployment(Replica).options(
         name=model.name,
-        num_replicas=model.replicas,
+        **_number(model),
         max_ongoing_requests=MOST_ONGOING,
         graceful_shutdown_timeout_s=model.drain_s,
         graceful_shutdown_wait_loop_s=0.5,

@@ -53,6 +53,7 @@ class ReplicaClient(EngineClient[AsyncReader]):
             words = f"replicas of {settings.name!r} have version {facts.version}"
             raise EngineDead(f"{words}, and the ingress has {__version__}")
         self._config = EngineConfig.from_json(facts.config)
+        self._most_replicas = settings.most_replicas
         self._bundle = _bundle(settings, self._config)
         self._model = ChatModel(
             self._bundle.tokenizer,
@@ -89,8 +90,9 @@ class ReplicaClient(EngineClient[AsyncReader]):
 
     @property
     def engine_config(self) -> EngineConfig:
-        """Of one replica."""
-        return self._config
+        """Of one replica, with the answers that all of them compute at a time."""
+        answers = (self._config.max_num_sequence or 1) * self._most_replicas
+        return replace(self._config, max_num_sequence=answers)
 
     @property
     def progress(self) -> Progress:

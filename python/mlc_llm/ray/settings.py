@@ -79,6 +79,11 @@ class ModelSettings:
             raise InvalidField(f"{place}.engine_config.kv_events", "given", words)
 
     @property
+    def most_replicas(self) -> int:
+        """As many as there may ever be."""
+        return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+    @property
     def engine(self) -> EngineConfig:
         """Its config, checked."""
         return EngineConfig.from_mapping(self.engine_config)
