@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.guard import INTERNAL_ERROR, USER_ERROR
 from mlc_llm.errors import UserError
 from mlc_llm.serve.server.pool import openers
+from mlc_llm.support.logging import ACCESS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
 
@@ -145,9 +147,11 @@ def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Compl
 @pytest.fixture
 def refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """The same in this process, which takes less time."""
     monkeypatch.setattr("mlc_llm.support.logging.set_up", lambda **_: None)
+    access = logging.getLogger(ACCESS)
+    before = access.handlers[:], access.propagate, access.level
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         try:
@@ -156,7 +160,9 @@ def refused(
             code = int(end.code or 0)
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
-    return run_here
+    yield run_here
+    access.handlers, access.propagate = before[:2]
+    access.setLevel(before[2])
 
 
 def is_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:
