@@ -150,3 +150,9 @@ def test_many_at_once_and_one_that_is_given_up(address: str) -> None:
             return [one.content[0].text for one in answers]
 
     assert all(asyncio.run(ask()))
+
+
+def test_the_models(client: Any) -> None:
+    (found,) = client.models.list()
+    assert found.type == "model" and found.created_at.year > 2025
+    assert found.max_input_tokens == client.models.retrieve(found.id).max_input_tokens

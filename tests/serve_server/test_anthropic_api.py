@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from server_harness import JSON, Running, running
 
+from mlc_llm.errors import InvalidField
+from mlc_llm.protocol.openai_api_protocol import ModelResponse
+from mlc_llm.serve.anthropic.models import page_body
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 from mlc_llm.serve.server.limits.tenants import read_keys
 
@@ -125,3 +129,32 @@ def test_signs_of_life() -> None:
     assert next(one for one in kinds if one != "ping") == "message_start" and "ping" in kinds
     texts = [one["delta"]["text"] for one in found if one["type"] == "content_block_delta"]
     assert "".join(texts) == LONG[:1600]
+
+
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+def test_the_models_as_the_client_wants_them(server: Running) -> None:
+    (entry,) = server.call("GET", "/v1/models", headers=VERSION).json["data"]
+    assert entry["type"] == "model" and entry["id"] == entry["display_name"] == "mock://echo"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", entry["created_at"])
+    assert entry["max_input_tokens"] == entry["max_tokens"] > 1000
+    assert server.call("GET", "/v1/models/mock://echo", headers=VERSION).json == entry
+    assert server.call("GET", "/v1/models").json["object"] == "list"
+
+
+def test_pages_of_models() -> None:
+    models = [ModelResponse(id=name) for name in "abcde"]
+
+    def page(**query: str) -> tuple[str, Any]:
+        found: Any = page_body(models, query)
+        ids = "".join(one["id"] for one in found["data"])
+        assert (found["first_id"], found["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+        return ids, found["has_more"]
+
+    assert page() == ("abcde", False) and page(limit="2") == ("ab", True)
+    assert page(after_id="b", limit="2") == ("cd", True) and page(after_id="e") == ("", False)
+    assert page(before_id="d", limit="2") == ("bc", True) and page(before_id="b") == ("a", False)
+    for query in ({"limit": "0"}, {"limit": "x"}, {"limit": "1001"}, {"after_id": "z"}):
+        with pytest.raises(InvalidField, match=next(iter(query))):
+            page_body(models, query)

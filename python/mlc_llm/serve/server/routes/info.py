@@ -15,6 +15,7 @@ from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.protocol.openai_api_protocol import ListResponse
+from mlc_llm.serve.anthropic.models import VERSION_HEADER, model_body, page_body
 from mlc_llm.serve.async_reader import AsyncClient, AsyncReader, begin
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.chunks import Chunk
@@ -47,6 +48,8 @@ MOST_CONTEXTS = 4
 async def models(request: Request) -> Response:
     """All names of all models, and which of them are open."""
     entries = context_of(request).entries
+    if VERSION_HEADER in request.headers:
+        return JSONResponse(page_body(entries, request.query_params))
     return JSONResponse(ListResponse(data=entries).model_dump())
 
 
@@ -55,7 +58,10 @@ async def one_model(request: Request) -> Response:
     context = context_of(request)
     name = request.path_params["model"]
     slot = context.models.find(name)
-    return JSONResponse(context.model_entry(slot, name).model_dump())
+    entry = context.model_entry(slot, name)
+    if VERSION_HEADER in request.headers:
+        return JSONResponse(model_body(entry))
+    return JSONResponse(entry.model_dump())
 
 
 async def tokenize(request: Request) -> Response:
