@@ -18,39 +18,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import http.client
-import json
-import os
 import random
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from common import model_path, print_configuration
 from ours import versions
 from soak_client import Lost, outcome
 from soak_requests import next_request
+from soak_server import (
+    CONTEXT,
+    ECHO,
+    OVERRIDES,
+    QUEUE,
+    TOKENS,
+    Facts,
+    Refused,
+    call,
+    facts,
+    server,
+    serving_numbers,
+)
 
 GROWTH = 1.05
-START_S, LAST_S, IDLE_S = 120.0, 20.0, 60.0
-"""The server starts within the first; the last answers come within the second, or their clients
-leave; the server is idle within the third."""
-QUEUE, PLACES, CONTEXT, TOKENS = 16, 32, 4096, 16384
-"""Answers that may wait and that run: so few that clients are refused too. The KV pages: so few
-that the warm-up uses all of them, and that sequences have to give up theirs."""
-OVERRIDES = (
-    f"max_num_sequence={PLACES};max_single_sequence_length={CONTEXT};"
-    f"max_total_sequence_length={TOKENS}"
-)
+LAST_S, IDLE_S = 20.0, 60.0
+"""The last answers come within the first, or their clients leave; the server is idle within the
+second."""
 CLIENTS = 64
 WARM_UP_MIN, WARM_UP = 2.0, 0.05
 """The warm-up takes so many minutes, or this part of the requests."""
@@ -58,28 +56,10 @@ FIXED = {
     "messages": [{"role": "user", "content": "Name three colours."}],
     "max_tokens": 24, "temperature": 0,
 }  # fmt: skip
-START = """
-import sys
-from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
-EventTraceRecorder.add_event = lambda self, *_: None  # it keeps up to a million events
-from mlc_llm.cli.__main__ import main
-sys.exit(main(sys.argv[1:]))
-"""
 OUTCOMES = ("sent", "ended", "cancelled", "refused", "malformed", "given up")
 COLUMNS = (
     "minute", *OUTCOMES, "lost", "RSS MB", "anon MB", "threads", "files", "KV pages", "/health ms",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the server takes."""
-
-    rss_mb: int
-    anonymous_mb: int
-    """Without files that are mapped."""
-    threads: int
-    files: int
 
 
 @dataclass
@@ -128,14 +108,14 @@ class Load:
         """Call `/health`, and ask the fixed question."""
         while goes_on():
             started = time.perf_counter()
-            await asyncio.to_thread(_call, self.port, "GET", "/health")
+            await asyncio.to_thread(call, self.port, "GET", "/health")
             self.slowest_health_s = max(self.slowest_health_s, time.perf_counter() - started)
             await asyncio.to_thread(self._ask_fixed)
             await asyncio.sleep(1.0)
 
     def _ask_fixed(self) -> None:
         try:
-            found = _call(self.port, "POST", "/v1/chat/completions", FIXED)
+            found = call(self.port, "POST", "/v1/chat/completions", FIXED)
         except Refused:
             return
         text = found["choices"][0]["message"]["content"]
@@ -147,90 +127,6 @@ class Load:
     def _lose(self, reason: str) -> None:
         self.lost.append(reason)
         print(f"LOST: {reason}", flush=True)
-
-
-class Refused(Exception):
-    """The server has no place now."""
-
-
-def _call(port: int, method: str, path: str, body: object = None) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, data, {"content-type": "application/json"})
-        reply = connection.getresponse()
-        text = reply.read()
-        if reply.status in (429, 503):
-            raise Refused(text)
-        if reply.status != 200:
-            raise SystemExit(f"{path}: {reply.status} {text[:300]!r}")
-        found: dict[str, Any] = json.loads(text)
-        return found
-    finally:
-        connection.close()
-
-
-@contextmanager
-def server(model: str) -> Iterator[tuple[int, int]]:
-    """A server that is ready: its port and its process. It must end in order."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    command = [sys.executable, "-c", START, "serve", "--model", model, "--port", str(port)]
-    command += ["--enable-debug", "--log-format", "json", "--max-queue", str(QUEUE)]
-    command += ["--overrides", OVERRIDES]
-    environment = {name: value for name, value in os.environ.items() if name != "MLC_LLM_API_KEY"}
-    # The log is written, and thrown away.
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
-        try:
-            end = time.monotonic() + START_S
-            while not _is_ready(port):
-                if process.poll() is not None or time.monotonic() > end:
-                    raise SystemExit("the server did not start")
-                time.sleep(0.2)
-            yield port, process.pid
-        finally:
-            process.send_signal(signal.SIGTERM)
-            status = process.wait(60)
-            print(f"the server ended with status {status}")
-            if status != 0:
-                raise SystemExit("promise broken: it did not end in order")
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        _call(port, "GET", "/ready")
-    except (OSError, Refused):
-        return False
-    return True
-
-
-def facts(pid: int) -> Facts:
-    """Of the process; memory also of its children."""
-    rss = anonymous = 0
-    for one in _family(pid):
-        try:
-            lines = Path(f"/proc/{one}/status").read_text(encoding="ascii").splitlines()
-        except OSError:
-            continue
-        rss += sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-        anonymous += sum(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-    own = Path(f"/proc/{pid}")
-    threads, files = (len(list((own / name).iterdir())) for name in ("task", "fd"))
-    return Facts(rss >> 10, anonymous >> 10, threads, files)
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text(encoding="ascii").split():
-            yield from _family(int(child))
-
-
-def serving_numbers(port: int) -> dict[str, Any]:
-    """The engine's own."""
-    found: dict[str, Any] = _call(port, "POST", "/debug/dump_engine_metrics")["serving"]
-    return found
 
 
 def idle(load: Load) -> Facts:
@@ -276,6 +172,17 @@ async def _under_load(load: Load, clients: int, goes_on: Callable[[], bool]) -> 
     return found
 
 
+def fill_pages(load: Load) -> None:
+    """Use every KV page once: memory that was never written is in no process."""
+    size = CONTEXT - 100
+    prompts = [
+        [random.Random(i).randrange(32, 120) for _ in range(size)] for i in range(TOKENS // size)
+    ]
+    body = {"prompt": [*prompts, prompts[0][::-1]], "max_tokens": 1}
+    call(load.port, "POST", "/v1/completions", body)
+    print(f"KV pages filled: {serving_numbers(load.port)['kv_pages_used']}", flush=True)
+
+
 def limit_of(minutes: float, requests: int | None, load: Load) -> Callable[[], bool]:
     """Says whether the load goes on: for so long, or for so many more requests."""
     end, most = time.monotonic() + minutes * 60, load.started + (requests or 0)
@@ -305,7 +212,7 @@ def broken(load: Load, before: Facts, after: Facts, minutes: Sequence[Facts]) ->
     numbers = serving_numbers(load.port)
     if numbers["kv_cache_usage"] != 0 or numbers["ended"]["error"]:
         yield f"KV cache usage {numbers['kv_cache_usage']}, ended: {numbers['ended']}"
-    _call(load.port, "POST", "/debug/reset_engine")
+    call(load.port, "POST", "/debug/reset_engine")
     pages = serving_numbers(load.port)["kv_pages_used"]
     print(f"KV pages after the prefix cache was emptied: {pages}; ended: {numbers['ended']}")
     if pages:
@@ -316,6 +223,8 @@ def soak(arguments: argparse.Namespace, port: int, pid: int) -> list[str]:
     """Warm up, load, look. Returns the broken promises."""
     load = Load(port, pid, arguments.seed)
     print(_joined(COLUMNS), flush=True)
+    if arguments.requests is None:
+        fill_pages(load)
     warm = None if arguments.requests is None else int(arguments.requests * WARM_UP)
     asyncio.run(_under_load(load, arguments.clients, limit_of(WARM_UP_MIN, warm, load)))
     before = idle(load)
@@ -337,7 +246,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     is_echo = arguments.requests is not None and arguments.model is None
-    model = "mock://echo" if is_echo else str(model_path(arguments.model))
+    model = ECHO if is_echo else str(model_path(arguments.model))
     print_configuration(
         "soak", model=Path(model).name, clients=arguments.clients, seed=arguments.seed,
         minutes=arguments.minutes, requests=arguments.requests, queue=QUEUE, overrides=OVERRIDES,

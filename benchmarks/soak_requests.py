@@ -197,11 +197,7 @@ WRONG: dict[str, Callable[[random.Random], bytes]] = {
     "n": _field("n", -1, 0, 129, 1 << 40, "two"),
     "messages": _field("messages", [], "text", [1], [{"role": "king", "content": "a"}]),
     "tools": _field("tools", "a", [{}], [{"type": "function", "function": {}}]),
-    "response_format": _field(
-        "response_format",
-        {"type": "json_schema"},
-        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}},
-    ),
+    "response_format": _field("response_format", {"type": "json_schema"}, {"type": "king"}),
     "logit_bias": _field("logit_bias", {"-1": 1}, {"99999999": 1}, {"a": 1}),
     "model": _field("model", "there-is-none", 7),
     "too long": _field("messages", [{"role": "user", "content": "word " * 30_000}]),
