@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import random
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,7 +179,24 @@ def test_many_lives(block: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(40))
-def test_a_thousand_lives(block: int) -> None:
-    for seed in range(1000 + block * 25, 1025 + block * 25):
-        asyncio.run(life(seed))
+def test_a_thousand_lives_in_one_process() -> None:
+    """No thread and no file is left, and memory does not grow with their number."""
+    faulthandler.dump_traceback_later(1800, exit=True)
+    try:
+        for seed in range(1000, 1100):
+            asyncio.run(life(seed))
+        before = _taken()
+        for seed in range(1100, 2000):
+            asyncio.run(life(seed))
+        eventually(lambda: _taken()[:2] <= before[:2], "a thread or a file is left", 30)
+        assert _taken()[2] <= before[2] * 1.05
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _taken() -> tuple[int, int, int]:
+    """Threads, open files, kilobytes in memory."""
+    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    memory = next(line.split()[1] for line in status if line.startswith("VmRSS"))
+    own = Path("/proc/self")
+    return len(list((own / "task").iterdir())), len(list((own / "fd").iterdir())), int(memory)
