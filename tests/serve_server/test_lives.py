@@ -6,7 +6,6 @@ import asyncio
 import faulthandler
 import random
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
