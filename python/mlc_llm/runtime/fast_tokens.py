@@ -38,6 +38,8 @@ class FastTokens:
         if self._precision != "fast-prompts":
             return rows, tokens, logit_rows
         self.count = sum(row.prompt_tokens for row in rows)
+        if self.count in (0, len(tokens)):
+            return rows, tokens, logit_rows  # they are in that order
         rows, logit_rows = prompts_first(rows, logit_rows)
         return rows, array("i", [token for row in rows for token in row.token_ids]), logit_rows
 

@@ -74,9 +74,11 @@ def fast_integer_matmul(
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
+            # Read once: inside the loops it would be read again for each group of columns.
+            first: T.let[T.int32] = fast_rows[0]
             for block in T.parallel(product.apart):
-                product.multiply_rows(X, W, Y, block, 0, fast_rows[0], 1)
-                product.multiply_rows(X, W, Y, block, fast_rows[0], m - fast_rows[0], isa.sums)
+                product.multiply_rows(X, W, Y, block, 0, first, 1)
+                product.multiply_rows(X, W, Y, block, first, m - first, isa.sums)
 
     return fast_integer_product
 
