@@ -12,6 +12,7 @@ from mlc_llm.errors import ContextLengthExceeded, EngineDead
 from mlc_llm.ray.client import ReplicaClient
 from mlc_llm.ray.replay import NotTheSame, Replay
 from mlc_llm.ray.replica import ModelReplica
+from mlc_llm.ray.settings import Autoscaling
 from mlc_llm.ray.wire import WireRequest, WrongReplica
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.kv_events.blocks import block_keys, root_key
@@ -36,6 +37,19 @@ def test_an_answer_is_that_of_an_engine(replicas: list[ModelReplica]) -> None:
         assert texts == [TEXT[:5]] * 3
         assert ends == ["length", "length", "length", 15]
         assert not ingress.client._engine._sent  # type: ignore[attr-defined]
+
+    run(work)
+
+
+def test_the_ingress_lets_in_what_all_replicas_take_on(replicas: list[ModelReplica]) -> None:
+    async def work() -> None:
+        one = Ingress(Local(replicas)).client.engine_config
+        three = Ingress(Local(replicas), replicas=3).client.engine_config
+        scaling = Autoscaling(max_replicas=5, queued_tokens=3000)
+        many = Ingress(Local(replicas), autoscaling=scaling).client.engine_config
+        assert (one.max_num_sequence, one.prefill_chunk_size) == (32, 1024)
+        assert (three.max_num_sequence, three.prefill_chunk_size) == (96, 3 * 1024)
+        assert (many.max_num_sequence, many.prefill_chunk_size) == (160, 15_000)
 
     run(work)
 

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from mlc_llm import __version__
 from mlc_llm.errors import EngineDead
+from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.ray.remote_engine import RemoteEngine, Rules, Sender
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts
@@ -54,6 +55,8 @@ class ReplicaClient(EngineClient[AsyncReader]):
             raise EngineDead(f"{words}, and the ingress has {__version__}")
         self._config = EngineConfig.from_json(facts.config)
         self._most_replicas = settings.most_replicas
+        scaling = settings.autoscaling
+        self._queued_tokens = 0 if scaling is None else scaling.queued_tokens
         self._bundle = _bundle(settings, self._config)
         self._model = ChatModel(
             self._bundle.tokenizer,
@@ -90,9 +93,15 @@ class ReplicaClient(EngineClient[AsyncReader]):
 
     @property
     def engine_config(self) -> EngineConfig:
-        """Of one replica, with the answers that all of them compute at a time."""
+        """Of one replica, with the answers and the prompt tokens that all of them take on at a
+        time. What waits beyond them waits in the ingress."""
         answers = (self._config.max_num_sequence or 1) * self._most_replicas
-        return replace(self._config, max_num_sequence=answers)
+        step = max(self._config.prefill_chunk_size or 1, self._queued_tokens)
+        return replace(
+            self._config,
+            max_num_sequence=answers,
+            prefill_chunk_size=min(step * self._most_replicas, MAX_INT32),
+        )
 
     @property
     def progress(self) -> Progress:
