@@ -279,6 +279,22 @@ def test_many_clients_at_once(server: Running) -> None:
     assert found == {i: f"text {i}" for i in range(16)}
 
 
+def test_tokens_are_sent_at_once(server: Running) -> None:
+    """Without this option the system collects small pieces while others are on their way."""
+    connection = server.connect()
+    try:
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        (own,) = [
+            one.transport.get_extra_info("socket")
+            for one in server.server.server_state.connections
+            if one.client == connection.sock.getsockname()  # type: ignore[union-attr]
+        ]
+        assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    finally:
+        connection.close()
+
+
 def test_connections_are_kept(server: Running) -> None:
     connection = server.connect()
     for _ in range(3):

@@ -52,7 +52,9 @@ def check_certificate(settings: ServerSettings) -> None:
 
 def _on_port(settings: ServerSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family)
+    # asyncio sends small pieces at once (TCP_NODELAY) only where the protocol is given. Else pieces
+    # would wait for clients that acknowledge late, as most do: for 40 ms.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((settings.host, settings.port))
