@@ -81,17 +81,17 @@ async def _load(target: Target, pid: int, clients: int, seconds: float) -> Load:
 
 
 async def _ask(target: Target, clients: int, seconds: float, point: Point) -> None:
-    """Clients that ask again at once, also when they were sent away. Those of the first `WARM_S`
-    seconds, in which all of them come as one crowd, do not count."""
+    """Clients that ask again at once, also when they were sent away. What ends in the first
+    `WARM_S` seconds, in which all of them come as one crowd, does not count."""
     words = (96, 96)
     wanted = requests_of(Workload(1 << 30, words, (ANSWER, ANSWER)), clients)
     begin = time.perf_counter() + WARM_S
 
     async def client() -> None:
-        while (now := time.perf_counter()) < begin + seconds:
+        while time.perf_counter() < begin + seconds:
             one = next(wanted)
             result = await send(target, one.prompt, one.answer_tokens)
-            if now >= begin:
+            if time.perf_counter() >= begin:
                 point.add(result)
             if result.error is not None:
                 await asyncio.sleep(PAUSE_S)
@@ -119,6 +119,8 @@ def overload(side: Side, seconds: float, rounds: int) -> str:
                 asyncio.run(_load(target, pid, clients, seconds))
                 for clients in (FULL, TIMES * FULL)
             ]
+        if not all(one.point.done for one in loads):
+            raise SystemExit("--seconds: no answer ended in this time")
         full, over = (float(str(one.point.row()["total_p99_ms"])) for one in loads)
         text = _table(loads, over / full)
         print(text, flush=True)
