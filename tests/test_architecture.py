@@ -57,6 +57,9 @@ LAZY = {
     ("mlc_llm.cli.opening", "numpy"),  # before what imports it from deep inside
     ("mlc_llm.cli.opening", "mlc_llm.cli.session"),
     ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),
+    ("mlc_llm.cli.session", "mlc_llm.cli.answers"),  # the answer has been shown before
+    ("mlc_llm.serve.metrics", "mlc_llm.serve.prometheus"),  # for pages of metrics only
+    ("mlc_llm.serve.metrics", "mlc_llm.serve.serving_page"),
     # What `generate --raw` does not need is half of the time that its imports would take.
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from mlc_llm.cli.answers import Answer, Timings, rate
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -18,6 +17,7 @@ from mlc_llm.serve.stream import SequenceText
 from mlc_llm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
+    from mlc_llm.cli.answers import Answer, Timings
     from mlc_llm.protocol.messages import GivenMessage
     from mlc_llm.serve.opening.bundle import ModelBundle
 
@@ -141,6 +141,8 @@ class Session:
         if run.text.error is not None:
             raise RequestError(run.text.error)
         assert run.finish_reason is not None  # it comes before the usage
+        from mlc_llm.cli.answers import Answer
+
         return Answer(
             model=self.model.name,
             text="".join(run.text.pieces),
@@ -180,6 +182,8 @@ class _Run:
 
     def timings(self, load_s: float) -> Timings:
         """The times, after the request has ended."""
+        from mlc_llm.cli.answers import Timings, rate
+
         ttft = None if self._first is None else self._first - self._started
         later = self._last - (self._first or self._started)
         return Timings(

@@ -216,7 +216,9 @@ def library_names(plan: WeightPlan, backend: Backend) -> LibraryNames:
 
 def _compiled_spec(plan: WeightPlan) -> dict[str, object]:
     """The model's shape without what is only known at run time."""
-    spec = asdict(plan.spec)
+    spec = asdict(replace(plan.spec, layers=()))
+    layers = {one: asdict(one) for one in {*plan.spec.layers}}  # most are equal, and it takes long
+    spec["layers"] = [layers[one] for one in plan.spec.layers]
     del spec["context_window"]
     spec["ropes"] = [rope.dim for rope in plan.spec.ropes]
     return spec

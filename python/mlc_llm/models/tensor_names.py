@@ -9,32 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 
-@dataclass(frozen=True)
-class PlusOne:
+class PlusOne(NamedTuple):
     """Weights of a norm that the model adds 1 to (Gemma); GGUF holds the sum."""
 
     of: Origin
 
 
-@dataclass(frozen=True)
-class Transposed:
+class Transposed(NamedTuple):
     """A matrix [columns, rows], or a stack of them."""
 
     of: Origin
 
 
-@dataclass(frozen=True)
-class Squeezed:
+class Squeezed(NamedTuple):
     """A tensor with more axes, each of the size 1."""
 
     of: Origin
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """Some rows of a fused matrix, of each one in a stack, or of a vector."""
 
     of: Origin
@@ -42,8 +38,7 @@ class Rows:
     """GGUF's names of all its parts, from the first row on."""
 
 
-@dataclass(frozen=True)
-class Alternate:
+class Alternate(NamedTuple):
     """Every other row of a matrix or of each one in a stack, or every other number of a row."""
 
     of: Origin
@@ -52,8 +47,7 @@ class Alternate:
     first: Literal[0, 1]
 
 
-@dataclass(frozen=True)
-class HeadRows:
+class HeadRows(NamedTuple):
     """Some rows of each head of a fused matrix or vector, in which head stands behind head."""
 
     of: Origin
@@ -61,8 +55,7 @@ class HeadRows:
     parts: int
 
 
-@dataclass(frozen=True)
-class Microscaled:
+class Microscaled(NamedTuple):
     """A stack of matrices in MXFP4 (Open Compute Project 2023), as two tensors of bytes.
 
     A block is 32 numbers of 4 bits, two neighbours in a byte, the first one in its low half. It has
@@ -75,8 +68,7 @@ class Microscaled:
     """Exponents [matrices, rows, blocks]."""
 
 
-@dataclass(frozen=True)
-class Either:
+class Either(NamedTuple):
     """The first origin that the folder has."""
 
     origins: tuple[Origin, ...]

@@ -51,7 +51,7 @@ def _inside(origin: Origin) -> Origin:
         return Either(tuple(_inside(one) for one in origin.origins))
     assert not isinstance(origin, Microscaled), "no such model has blocks of 4 bits"
     if not isinstance(origin, str):
-        return replace(origin, of=_inside(origin.of))
+        return origin._replace(of=_inside(origin.of))
     inner = origin.removeprefix("model.")
     new = origin if inner == origin else f"model.language_model.{inner}"
     return Either((f"language_model.{origin}", new))

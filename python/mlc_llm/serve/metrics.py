@@ -12,8 +12,6 @@ from typing import Any
 
 from mlc_llm.precision import Precision
 from mlc_llm.serve.counters import PrefixLookups, SpecDecode, TimeByBatchSize
-from mlc_llm.serve.prometheus import Page
-from mlc_llm.serve.serving_page import add_engine
 
 
 @dataclass(slots=True)
@@ -154,6 +152,9 @@ class EngineMetrics:
     def prometheus_text(self) -> str:
         """All numbers in the text format 0.0.4 of Prometheus. Those in `serving` have the names
         that vLLM gives them, all others their own."""
+        from mlc_llm.serve.prometheus import Page
+        from mlc_llm.serve.serving_page import add_engine
+
         page = Page()
         add_engine(page, self.metrics)
         return page.text()
