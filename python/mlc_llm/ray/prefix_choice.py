@@ -7,6 +7,7 @@ the replicas' own events, by the keys of cache blocks, and never guessed.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
@@ -115,18 +116,20 @@ class PrefixChoice(Generic[ReplicaT]):
         levels = self.index.levels(keys)
         if not levels:
             return self._of_two(tokens)
-        best, left = self._least(loads, tokens)
-        least = self._seconds(best, left)
-        for blocks, holders in levels:
-            there = [one for one in holders if one in loads]
-            if not there:
-                continue
+        fastest = min(load.pace for load in loads.values()) if loads else 0.0
+        best: tuple[ReplicaT, int] | None = None
+        least = math.inf
+        for blocks, holders in [*reversed(levels), (0, loads.keys())]:
             uncached = max(tokens - blocks * BLOCK_TOKENS, 1)
-            other, _ = self._least(there, uncached)
-            seconds = self._seconds(other, uncached)
-            if seconds <= least:
-                best, left, least = other, uncached, seconds
-        return best, left
+            if uncached * fastest >= least:
+                break  # even one that has nothing else to do would not be ready before
+            there = [one for one in holders if one in loads]
+            if there:
+                found = self._least(there, uncached)
+                seconds = self._seconds(*found)
+                if seconds < least:
+                    best, least = found, seconds
+        return best
 
     def cached_tokens(self, replica: ReplicaT, keys: Sequence[int]) -> int:
         """How many tokens of the prompt it holds, in whole blocks."""
