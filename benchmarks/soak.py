@@ -145,7 +145,10 @@ def print_line(load: Load, minute: float) -> Facts:
     """A line of the table."""
     now = facts(load.pid)
     counts = [load.counts[name] for name in OUTCOMES]
-    pages = serving_numbers(load.port)["kv_pages_used"]
+    try:
+        pages = serving_numbers(load.port)["kv_pages_used"]
+    except Refused:  # the engine did not answer in time, because a step took longer
+        pages = "-"
     row: Sequence[object] = (
         f"{minute:.1f}", *counts, len(load.lost), now.rss_mb, now.anonymous_mb, now.threads,
         now.files, pages, f"{load.slowest_health_s * 1000:.0f}",

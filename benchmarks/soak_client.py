@@ -87,9 +87,7 @@ async def _connected(
     try:
         yield reader, writer
     finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        writer.transport.abort()  # a reader that is paused would never see the end
 
 
 async def _leave(

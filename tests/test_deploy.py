@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import certificate
 
 from mlc_llm.cli.parser import build_parser
-from mlc_llm.serve.server.notify import READY, WATCHDOG, Supervisor
+from mlc_llm.serve.server.notify import READY, STOPPING, WATCHDOG, Supervisor
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 UNIT, CONTAINER = DEPLOY / "mlc-llm.service", DEPLOY / "Containerfile"
@@ -82,3 +83,31 @@ def test_a_supervisor_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     supervisor.say(READY)  # nobody listens
     monkeypatch.delenv("NOTIFY_SOCKET")
     Supervisor().say(READY)
+
+
+@pytest.mark.slow
+def test_the_command_of_the_unit_talks_to_its_supervisor(tmp_path: Path) -> None:
+    """READY once it listens, signs of life, STOPPING at SIGTERM; it ends with 0."""
+    _, *arguments = shlex.split(values("ExecStart")[0].replace("$MODELS", "mock://echo"))
+    own, key = certificate(tmp_path, "unit")
+    keys = tmp_path / "keys"
+    keys.write_text("secret admin\n")
+    keys.chmod(0o600)
+    given = {"8443": "0", "0.0.0.0": "127.0.0.1", "/etc/mlc-llm/keys": str(keys)}
+    given |= {"/etc/mlc-llm/cert.pem": str(own), "/etc/mlc-llm/key.pem": str(key)}
+    command = [sys.executable, "-m", "mlc_llm", *(given.get(one, one) for one in arguments)]
+    path = tmp_path / "notify"
+    environment = {"MLC_LLM_HOME": str(tmp_path), "NOTIFY_SOCKET": str(path)}
+    environment |= {"WATCHDOG_USEC": "1000000", "PATH": "/usr/bin:/bin"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(path))
+        heard.settimeout(60)
+        with subprocess.Popen(command, env=environment) as process:
+            try:
+                assert [heard.recv(100).decode() for _ in range(3)] == [READY, WATCHDOG, WATCHDOG]
+                process.terminate()
+                while (word := heard.recv(100).decode()) == WATCHDOG:
+                    pass
+                assert word == STOPPING and process.wait(60) == 0
+            finally:
+                process.kill()

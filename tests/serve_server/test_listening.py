@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import certificate
 from server_process import serving, until
 
 from mlc_llm.cli.__main__ import main
@@ -26,36 +27,6 @@ from mlc_llm.serve.server.pool import openers
 from mlc_llm.support.logging import ACCESS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    """A certificate of its own, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates")
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            f"/CN={name}",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            str(key),
-            "-out",
-            str(cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
 
 
 def status(port: int, trusted: Path) -> int:
