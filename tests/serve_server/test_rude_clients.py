@@ -216,7 +216,9 @@ FIELDS = (
     body=st.dictionaries(st.sampled_from(FIELDS), JUNK, max_size=8),
 )
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=2 * settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_no_fields_make_the_server_fail(server: Running, path: str, body: dict[str, Any]) -> None:
     data = json.dumps(body).encode()  # with NaN and infinity, as Python writes them
