@@ -14,9 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
-import zmq
 from threaded_harness import eventually
 
 from mlc_llm.errors import InvalidField
@@ -31,6 +29,9 @@ from mlc_llm.serve.kv_events.settings import KVEventsConfig
 from mlc_llm.serve.kv_events.subscriber import EventSubscriber
 from mlc_llm.serve.opening.open_engine import open_engine
 from mlc_llm.serve.request import Request
+
+msgspec: Any = pytest.importorskip("msgspec", reason="needs `pip install msgspec`")
+zmq: Any = pytest.importorskip("zmq", reason="needs `pip install pyzmq`")
 
 HERE = "tcp://127.0.0.1:0"
 LONGEST_MS = 20_000

@@ -15,8 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
+
+openai: Any = pytest.importorskip("openai", reason="needs `pip install openai`")
 
 NAME = "echo"
 LONGEST_S = 60
