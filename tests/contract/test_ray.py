@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
-import yaml
+
+openai: Any = pytest.importorskip("openai", reason="needs `pip install openai`")
+yaml: Any = pytest.importorskip("yaml", reason="needs `pip install pyyaml`")
 
 LONGEST_S = 240
 TEXT = "the words of this text come back one by one, and not one of them is lost or seen twice"
@@ -31,7 +32,7 @@ TEXT = "the words of this text come back one by one, and not one of them is lost
 class Application:
     port: int
     process: subprocess.Popen[bytes]
-    client: openai.OpenAI
+    client: Any
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as found:
