@@ -23,6 +23,7 @@ from mlc_llm.model_files.quantized import target_of
 from mlc_llm.models.registry import ROWS, Architecture, read_config
 from mlc_llm.models.weight_plan import FLOAT_KINDS
 from mlc_llm.protocol.json_value import JsonValue
+from mlc_llm.quantization.float8_blocks import KIND as FLOAT8
 from mlc_llm.quantization.group_schemes import SCHEMES
 from mlc_llm.quantization.zero_point_blocks import KIND as ZERO_POINT
 
@@ -36,12 +37,13 @@ SHAPE = (32, 4096)
 """Of the matrix whose packed bits are counted."""
 FOLDERS: dict[tuple[str, str], str] = {
     **{("plain", kind): kind for kind in FLOAT_KINDS},
-    ("fp8", "F8_E4M3, a scale for each block or row, or one for all"): "F32",
+    ("fp8", "F8_E4M3, a scale for each block or row, or one for all"): FLOAT8,
+    ("fp8", "F8_E4M3, blocks whose columns are no multiple of 32"): "F32",
     ("gptq", "4 bits"): ZERO_POINT,
     ("gptq", "4 bits, groups in the order of importance (`desc_act`)"): "F32",
     ("awq", "4 bits"): ZERO_POINT,
     ("compressed-tensors", "4 bits (`pack-quantized`)"): ZERO_POINT,
-    ("compressed-tensors", "F8_E4M3 (`float-quantized`)"): "F32",
+    ("compressed-tensors", "F8_E4M3 (`float-quantized`)"): FLOAT8,
     ("mxfp4", "experts in MXFP4 blocks (gpt-oss)"): "MXFP4",
 }
 """`quant_method` and type of a matrix in a Hugging Face folder -> the tensor type it becomes."""

@@ -153,6 +153,7 @@ CASES: dict[str, Callable[[], tuple[dict[str, Any], Parts, Floats]]] = {
     "compressed": lambda: compressed(False),
     "compressed, symmetric": lambda: compressed(True),
     "fp8": float8,
+    "fp8, blocks of whole groups": lambda: float8((24, 64)),
     "fp8, rows": float8_rows,
     "fp8, one scale": lambda: float8(None),
 }
@@ -187,7 +188,22 @@ def test_values_are_those_of_the_formula(tmp_path: Path, folder: Folder, case: s
     tensor.give_back()
 
 
-@pytest.mark.parametrize("case", ["gptq", "gptq, in order", "fp8"])
+BY_BLOCKS = ["fp8, blocks of whole groups", "fp8, rows", "fp8, one scale"]
+"""Cases that keep 8 bits."""
+
+
+@pytest.mark.parametrize("case", BY_BLOCKS)
+def test_floats_of_8_bits_keep_their_size(case: str, tmp_path: Path, folder: Folder) -> None:
+    made(folder, case)
+    plan = HuggingFaceModel.open(folder.write(tmp_path / "folder")).plan()
+    kind = plan.spec.kinds["layers.1.down"]
+    assert kind == "float8_e4m3"
+    (blocks, groups, words), dtype = backend_of("portable").layout(kind).shape(ROWS, COLUMNS)
+    assert dtype == "int32"
+    assert 32 * blocks * groups * words == 9 * ROWS * COLUMNS, "bits"
+
+
+@pytest.mark.parametrize("case", ["gptq", "gptq, in order", "fp8", *BY_BLOCKS])
 @pytest.mark.parametrize("kernels", ["reference", "portable", "vnni"])
 def test_packed_values_are_the_same(
     tmp_path: Path, folder: Folder, case: str, kernels: str

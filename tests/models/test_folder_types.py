@@ -16,6 +16,7 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.mlc import MLCModel
+from mlc_llm.quantization.float8 import E4M3
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 SHAPE = TinyShape(layers=2, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512)
@@ -38,6 +39,23 @@ def gptq(gguf: Path, folder: Path) -> ModelFiles:
     made.config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
     for name in [name for name in made.tensors if "_proj." in name]:
         quantize(made, name.removesuffix(".weight"))
+    return HuggingFaceModel.open(made.write(folder))
+
+
+def float8(gguf: Path, folder: Path) -> ModelFiles:
+    """Every matrix of a layer in 8-bit floats, a scale for each 64 x 64 of them."""
+    made = folder_of(gguf)
+    made.config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    for name in [name for name in made.tensors if "_proj." in name]:
+        one = made.tensors[name]
+        rows, columns = one.shape
+        values = one.data.view(np.float32).reshape(rows // 64, 64, columns // 64, 64)
+        scale = (np.abs(values).max(axis=(1, 3)) / 448).astype(np.float32)
+        numbers = (values / scale[:, None, :, None]).reshape(rows, columns)
+        byte = np.searchsorted(E4M3[:127], np.abs(numbers)).clip(0, 126)  # these grow
+        byte = (byte | np.where(numbers < 0, 128, 0)).astype(np.uint8)
+        made.tensors[name] = stored("F8_E4M3", byte)
+        made.tensors[f"{name}_scale_inv"] = stored("F32", scale)
     return HuggingFaceModel.open(made.write(folder))
 
 
@@ -72,6 +90,7 @@ CASES = {
     "q4f32_1": (mlc("q4f32_1"), "q4f32"),
     "q0f16": (mlc("q0f16"), "F16"),
     "gptq": (gptq, "zero_point4"),
+    "fp8": (float8, "float8_e4m3"),
 }
 QUICK = ("q4f16_1", "gptq")
 

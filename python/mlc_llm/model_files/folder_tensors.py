@@ -30,7 +30,8 @@ from mlc_llm.models.tensor_names import (
     Transposed,
 )
 from mlc_llm.models.weight_plan import FLOAT_KINDS
-from mlc_llm.quantization.zero_point_blocks import KIND
+from mlc_llm.quantization.float8_blocks import FLOAT8_FORMATS
+from mlc_llm.quantization.zero_point_blocks import ZERO_POINT_FORMATS
 
 Shape = tuple[int, ...]
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -167,7 +168,7 @@ class _Found:
         if name not in self._tensors:
             raise ModelFileError(f"there is no tensor {name}")
         tensor = self._tensors[name]
-        if tensor.kind not in (*kinds, KIND):
+        if tensor.kind not in (*kinds, *ZERO_POINT_FORMATS, *FLOAT8_FORMATS):
             known = ", ".join(kinds)
             raise UnsupportedModel(f"tensor {name} of type {tensor.kind}; supported: {known}")
         self.used.add(name)

@@ -18,7 +18,8 @@ Blocks = npt.NDArray[np.void]
 
 @dataclass(frozen=True)
 class Grouped:
-    """A weight [N, K], split into whole numbers and the scales of their groups.
+    """A weight [N, K], split into whole numbers and the scales of their groups. (Of 8-bit floats
+    the whole numbers are their bytes.)
 
     q: uint8 [N, K]; each number fits in `bits` bits.
     scale, minimum: float32 [N, K // group]; minimum is None for symmetric formats.
@@ -63,6 +64,8 @@ class BlockFormat:
     bits: Literal[4, 5, 6, 8]
     group: Literal[16, 32] = 32
     offset: int = 0
+    levels: Floats | None = None
+    """The number of each q, which the scale multiplies; None: q - offset."""
 
     @property
     def has_minimum(self) -> bool:

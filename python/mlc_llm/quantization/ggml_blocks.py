@@ -26,6 +26,7 @@ from mlc_llm.quantization.block_format import (
     Grouped,
     Parts,
 )
+from mlc_llm.quantization.float8_blocks import FLOAT8_FORMATS
 from mlc_llm.quantization.group_blocks import GROUP_FORMATS
 from mlc_llm.quantization.i_blocks import CODEBOOKS
 from mlc_llm.quantization.k_blocks import PLAIN_AND_K
@@ -33,7 +34,13 @@ from mlc_llm.quantization.zero_point_blocks import ZERO_POINT_FORMATS
 
 _CHUNK_VALUES = 1 << 18  # values computed at once: 1 MiB of float32 stays in the processor's cache
 
-FORMATS = {**PLAIN_AND_K, **CODEBOOKS, **GROUP_FORMATS, **ZERO_POINT_FORMATS}
+FORMATS = {
+    **PLAIN_AND_K,
+    **CODEBOOKS,
+    **GROUP_FORMATS,
+    **ZERO_POINT_FORMATS,
+    **FLOAT8_FORMATS,
+}
 """Those of GGUF files, and those that other files become."""
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 """Bytes of a value in the kinds that have no blocks."""
@@ -116,8 +123,11 @@ def _chunks(form: BlockFormat, data: Bytes, shape: tuple[int, ...]) -> Iterator[
 
 def _values(form: BlockFormat, parts: Parts, out: Floats) -> None:
     """Compute the formula at the top of this file into `out` [groups, group]."""
-    np.copyto(out, parts.q.reshape(out.shape))
-    if form.offset:
+    if form.levels is not None:
+        np.take(form.levels, parts.q.reshape(out.shape), out=out)
+    else:
+        np.copyto(out, parts.q.reshape(out.shape))
+    if form.offset and form.levels is None:
         out -= np.float32(form.offset)  # exact: both are small whole numbers
     out *= parts.scale.reshape(-1, 1)
     if parts.minimum is not None:

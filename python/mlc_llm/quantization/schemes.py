@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlc_llm.quantization.float8_blocks import FLOAT8_FORMATS
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, FORMATS
 from mlc_llm.quantization.group_blocks import GROUP_FORMATS
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
@@ -35,7 +36,7 @@ QUANTIZATION: dict[str, Quantization | Scheme] = {
     **{
         name: Quantization(name, form.block, form.layout.itemsize, form.group, form.has_minimum)
         for name, form in FORMATS.items()
-        if name not in GROUP_FORMATS | ZERO_POINT_FORMATS
+        if name not in GROUP_FORMATS | ZERO_POINT_FORMATS | FLOAT8_FORMATS
     },
     **SCHEMES,
 }

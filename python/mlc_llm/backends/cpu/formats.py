@@ -41,6 +41,13 @@ class WeightFormat:
     scale_dtype: str = "float16"
     span: int = 1
     """Groups whose scales share a unit."""
+    float8: bool = False
+    """The values are bytes of E4M3: value = scale * number of the byte."""
+
+    @property
+    def reads_floats(self) -> bool:
+        """Kernels multiply float32 rows with the weights, and no integers."""
+        return self.is_float or self.float8
 
     @property
     def is_float(self) -> bool:
@@ -95,7 +102,7 @@ class WeightFormat:
         """A short name, as part of the names of kernels."""
         if self.is_float:
             return f"f{self.bits}"
-        kind = "m" if self.has_minimum else f"o{self.offset}"
+        kind = "e4m3" if self.float8 else "m" if self.has_minimum else f"o{self.offset}"
         scale = self.scale_dtype.replace("float", "").replace("int", "i")
         span = f"x{self.span}" if self.span > 1 else ""
         return f"q{self.bits}g{self.group}{kind}s{scale}{span}"
@@ -140,6 +147,7 @@ _SPANS = {
     "Q6_K": WeightFormat(6, 16, offset=32, scale_dtype="int8", span=16),
 }
 _SINGLE = {
+    "float8_e4m3": WeightFormat(8, 32, offset=128, scale_dtype="float32", float8=True),
     "zero_point4": WeightFormat(4, 32, has_minimum=True, scale_dtype="float32"),
     **dict.fromkeys(("q4bf16", "q4f32"), WeightFormat(4, 32, offset=7, scale_dtype="float32")),
     "MXFP4": WeightFormat(5, 32, offset=12, scale_dtype="float32"),

@@ -48,7 +48,7 @@ class Input:
     ) -> Tensor:
         """The input as the matrix reads it, made once; fast: the number of fast tokens."""
         fmt = matrix.fmt
-        key = (fmt.is_float, fmt.is_fixed_point, fmt.group, fast is not None)
+        key = (fmt.reads_floats, fmt.is_fixed_point, fmt.group, fast is not None)
         if key not in self._prepared:
             self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
         return self._prepared[key]
@@ -57,7 +57,7 @@ class Input:
         """Calls the kernel that makes what the matrix reads."""
         kind, args, eps = self.kind, self.arguments, self.eps
         m, k, group = self.x.shape[0], matrix.columns, matrix.fmt.group
-        if not isa.integer or matrix.fmt.is_float:
+        if not isa.integer or matrix.fmt.reads_floats:
             out = float_tensor(m, k)
             return scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)
         if matrix.fmt.is_fixed_point:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from mlc_llm.backends.cpu.formats import BLOCK, UNIT_WORDS, WeightFormat, padded_rows
 from mlc_llm.quantization.block_format import Grouped
+from mlc_llm.quantization.float8 import E4M3
 
 Array = npt.NDArray[Any]
 
@@ -137,7 +138,11 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
     if fmt.is_fixed_point:
         units = np.ascontiguousarray(packed.tensor[:, spans, :BLOCK]).view(np.float32)
         scale, *minimum = (part * units.reshape(-1, 1, 1) for part in (scale, *minimum))
-    value = scale * q + minimum[0] if minimum else scale * (q - np.float32(fmt.offset))
+    if fmt.float8:
+        q = E4M3[q.astype(np.uint8)]
+    elif not minimum:
+        q = q - np.float32(fmt.offset)
+    value = scale * q + minimum[0] if minimum else scale * q
     result: npt.NDArray[np.float32] = value.reshape(-1, k)[: packed.rows]
     return result
 

@@ -18,6 +18,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
+from mlc_llm.kernels.cpu.float8 import e4m3
 from mlc_llm.kernels.cpu.scales import minimum_of, scale_of
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Expr
@@ -42,6 +43,8 @@ def _value(
     scale = scale_of(fmt, table, block, g, place)
     q = _whole(fmt, table, row, g, j, part, byte)
     minimum = minimum_of(fmt, table, block, g, place)
+    if fmt.float8:
+        return e4m3(q, 1) * scale
     if minimum is not None:
         return T.cast(q, "float32") * scale + minimum
     return T.cast(q - T.int32(fmt.offset), "float32") * scale

@@ -226,12 +226,13 @@ def _on_vectors(
         return FloatProduct(n, k, isa, False)
     if fmt.is_fixed_point:
         return FixedPointGemv(n, k, fmt, isa, False)
-    return (IntegerProduct if isa.integer else DequantisedProduct)(n, k, fmt, isa, False)
+    is_integer = isa.integer and not fmt.reads_floats
+    return (IntegerProduct if is_integer else DequantisedProduct)(n, k, fmt, isa, False)
 
 
 def _row_of_x(k: int, fmt: WeightFormat, isa: Isa) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a row of X."""
-    if fmt.is_float or not isa.integer:
+    if fmt.reads_floats or not isa.integer:
         return (k,), "float32"
     if fmt.is_fixed_point:
         return (row_width(k),), "int32"

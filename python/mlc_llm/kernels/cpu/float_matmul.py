@@ -22,6 +22,7 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import BYTE, Words, weight_values
+from mlc_llm.kernels.cpu.float8 import e4m3
 from mlc_llm.kernels.cpu.row_block import ask_for_group, clear, store, words_ahead
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
@@ -114,6 +115,8 @@ class DequantisedProduct:
         """Float32 weights out of a word, with the format's offset or minimum."""
         f32 = f"float32x{self.lanes}"
         quantised = weight_values(self.fmt, w, j, part, self.lanes, BYTE, byte)
+        if self.fmt.float8:
+            return e4m3(quantised, self.lanes) * scale
         if minimum is not None:
             return T.cast(quantised, f32) * scale + minimum
         return T.cast(quantised - splat(T.int32(self.fmt.offset), self.lanes), f32) * scale

@@ -30,7 +30,7 @@ from mlc_llm.kernels.cpu.integer_matmul import fast_integer_matmul, integer_matm
 
 def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether there is a faster product: in bfloat16 on AMX tiles, or of the high plane alone."""
-    return isa.fast if fmt.is_fixed_point else isa.planes == 2 and not fmt.is_float
+    return isa.fast if fmt.is_fixed_point else isa.planes == 2 and not fmt.reads_floats
 
 
 @cache
@@ -50,6 +50,6 @@ def matmul(
     if fmt.is_fixed_point:
         make = fast_fixed_point_matmul if fast else fixed_point_matmul
         return make(n, k, fmt, isa, accumulate=accumulate)
-    if not isa.integer:
+    if fmt.reads_floats or not isa.integer:
         return dequantised_matmul(n, k, fmt, isa, accumulate)
     return (fast_integer_matmul if fast else integer_matmul)(n, k, fmt, isa, accumulate)
