@@ -37,7 +37,12 @@ def test_a_full_server_does_not_read_json(full: Running) -> None:
     assert int(reply.headers["retry-after"]) >= 1
 
 
-@pytest.mark.parametrize(("method", "path", "endpoint"), [*V1_ROUTES, *OTHER_ROUTES], ids=str)
+ROUTES = [*V1_ROUTES, *OTHER_ROUTES]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "endpoint"), ROUTES, ids=[f"{method} {path}" for method, path, _ in ROUTES]
+)
 def test_only_requests_for_answers_are_refused_early(
     full: Running, method: str, path: str, endpoint: object
 ) -> None:
