@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kept_libraries import libraries_are_kept
 from tiny_models import TinyModels
+
+from mlc_llm.support.logging import ACCESS, LOGGER_NAME
 
 # A machine with neighbours is slow at times. That says nothing of what is tested.
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -67,6 +70,17 @@ def kept_libraries() -> Iterator[None]:
     """What engines compile is kept from one run to the next, wherever MLC_LLM_HOME is."""
     with libraries_are_kept():
         yield
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_before() -> Iterator[None]:
+    """A test that runs a command in this process sets up the package's log, as the command does."""
+    loggers = [logging.getLogger(name) for name in (LOGGER_NAME, ACCESS)]
+    before = [(one.handlers[:], one.propagate, one.level) for one in loggers]
+    yield
+    for one, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import os
 import shutil
 import signal
@@ -12,7 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.guard import INTERNAL_ERROR, USER_ERROR
 from mlc_llm.errors import UserError
 from mlc_llm.serve.server.pool import openers
-from mlc_llm.support.logging import ACCESS
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
 
@@ -118,11 +116,9 @@ def run(*arguments: str, code: str = "", **environment: str) -> subprocess.Compl
 @pytest.fixture
 def refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The same in this process, which takes less time."""
     monkeypatch.setattr("mlc_llm.support.logging.set_up", lambda **_: None)
-    access = logging.getLogger(ACCESS)
-    before = access.handlers[:], access.propagate, access.level
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         try:
@@ -131,9 +127,7 @@ def refused(
             code = int(end.code or 0)
         return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
 
-    yield run_here
-    access.handlers, access.propagate = before[:2]
-    access.setLevel(before[2])
+    return run_here
 
 
 def is_one_line(done: subprocess.CompletedProcess[str], words: str) -> None:

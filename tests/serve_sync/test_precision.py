@@ -19,6 +19,7 @@ from mlc_llm.serve.opening import precision
 from mlc_llm.serve.opening.bundle import ModelBundle, open_model
 from mlc_llm.serve.precision_costs import PrecisionCost, fastest, read_costs
 from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.support import content
 
 PROMPTS = ["The cat", "a much longer prompt " * 6, "x", "Hello, world. How are you?"]
 GREEDY = GenerationConfig(temperature=0, max_tokens=40)
@@ -38,6 +39,7 @@ def bundle(tiny: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model
     """The model; what is measured of it is kept in a file of this test."""
     monkeypatch.setattr(precision, "COSTS_FILE", tmp_path / "precision.json")
     monkeypatch.setattr(precision, "MOST_PIECES", 1)
+    monkeypatch.setattr(content, "SETTLED_S", -60.0)  # else a new file's hash is not kept
     read = read_costs
     monkeypatch.setattr(precision, "read_costs", lambda _, key=None: read(tmp_path, key))
     return open_model(str(tiny))

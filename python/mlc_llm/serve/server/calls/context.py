@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from starlette.requests import Request
 
+from mlc_llm.errors import MLCError
 from mlc_llm.protocol.base import AnswerModel, OpenModel
 from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionRequest,
@@ -87,7 +88,7 @@ class ServerContext:
 
     def model_entry(self, slot: ModelSlot, name: str) -> ModelResponse:
         """What `/v1/models` says of a name. The lengths are known while the model is open."""
-        model = None if slot.client is None else ServedModel(self, slot, name).model
+        model = _model_of(slot)
         length = None if model is None else model.context
         most = None if length is None else length - 1
         return ModelResponse(
@@ -108,6 +109,14 @@ class ServerContext:
     def entries(self) -> list[ModelResponse]:
         """`model_entry` of every name."""
         return [self.model_entry(slot, name) for slot in self.models.slots for name in slot.names]
+
+
+def _model_of(slot: ModelSlot) -> ChatModel | None:
+    """The model, while it is open. An engine that has died may not have been seen yet."""
+    try:
+        return None if slot.client is None else slot.client.model
+    except MLCError:
+        return None
 
 
 class ServedModel:
