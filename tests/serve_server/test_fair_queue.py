@@ -140,17 +140,17 @@ def test_the_engine_gets_no_more_answers_than_it_computes() -> None:
     async def work() -> None:
         turns = Turns(4, 512, 10_000)
         inside = [ask(turns, 10) for _ in range(6)]
-        assert [one.is_inside for one in inside] == [True] * 4 + [False] * 2
+        assert [one.came.done() for one in inside] == [True] * 4 + [False] * 2
         assert turns.num_waiting == 2 and turns.waiting_tokens == 20
         turns.end(inside[0], answer_tokens=5)
         turns.end(inside[0], answer_tokens=5)
-        assert inside[4].is_inside and inside[4].came.done() and not inside[5].is_inside
+        assert inside[4].came.done() and not inside[5].came.done()
         many = ask(turns, 10, answers=9)  # more than there are: it is alone then
         turns.end(inside[5])
         for one in (*inside[1:4], inside[4]):
-            assert not many.is_inside
+            assert not many.came.done()
             turns.end(one)
-        assert many.is_inside
+        assert many.came.done()
         turns.end(many)
         assert turns.num_waiting == turns.waiting_tokens == 0
 
@@ -161,14 +161,41 @@ def test_the_engine_gets_prompts_for_some_steps_only() -> None:
     async def work() -> None:
         turns = Turns(100, 500, 1 << 20)
         large = [ask(turns, 900) for _ in range(3)]
-        assert [one.is_inside for one in large] == [True, False, False]
+        assert [one.came.done() for one in large] == [True, False, False]
         turns.started(large[0])
         turns.started(large[0])
-        assert large[1].is_inside and not large[2].is_inside
+        assert large[1].came.done() and not large[2].came.done()
         turns.end(large[1])  # before it has started
-        assert large[2].is_inside
+        assert large[2].came.done()
         small = [ask(turns, 10) for _ in range(20)]
-        assert sum(one.is_inside for one in small) == 10
+        assert sum(one.came.done() for one in small) == 10
+
+    run(work)
+
+
+def test_news_of_a_turn_that_is_over_change_nothing() -> None:
+    """A client leaves before its first token. The end of its aborted request comes later."""
+
+    async def work() -> None:
+        turns = Turns(100, 500, 1 << 20)
+        gone = ask(turns, 900)
+        turns.end(gone)
+        turns.started(gone)
+        turns.end(gone)
+        assert ask(turns, 5000).came.done(), "nobody is inside, and still it waits"
+
+    run(work)
+
+
+def test_a_turn_that_stops_waiting_makes_room_for_those_behind_it() -> None:
+    async def work() -> None:
+        turns = Turns(4, 512, 1 << 20)
+        running = ask(turns, 10, answers=2)
+        many, small = ask(turns, 10, answers=4), ask(turns, 10)
+        assert not many.came.done() and not small.came.done()
+        turns.end(many)
+        assert running.came.done() and small.came.done()
+        assert turns.num_waiting == turns.waiting_tokens == 0
 
     run(work)
 
@@ -189,6 +216,6 @@ def test_too_many_prompt_tokens_are_refused_by_the_measured_speed() -> None:
         turns.end(waiting)
         large = ask(turns, 5100)  # nobody else waits
         turns.end(running)
-        assert large.is_inside
+        assert large.came.done()
 
     run(work)

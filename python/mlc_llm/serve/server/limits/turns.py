@@ -24,16 +24,12 @@ FIRST_GUESS = 128.0
 
 @dataclass(eq=False)
 class Turn:
-    """The turn of one request: it waits, then is inside, then is over."""
+    """The turn of one request: it waits, then is inside, then is over. `Turns` knows which."""
 
     tenant: Tenant
     answers: int
     prompt_tokens: int
     came: asyncio.Future[None]
-    is_inside: bool = False
-    is_started: bool = False
-    """It has its first token."""
-    is_over: bool = False
     charged: float = field(default=0.0)
     """Expected tokens of its answers that were charged."""
 
@@ -55,8 +51,9 @@ class Turns:
         self._ahead = STEPS_AHEAD * step_tokens
         self._most_tokens, self._clock = most_tokens, clock
         self._queue: FairQueue[Turn] = FairQueue()
-        self._answers = 0
-        self._unstarted = 0
+        self._inside: set[Turn] = set()
+        self._unstarted: set[Turn] = set()
+        """Those inside that have no token yet."""
         self._usual_answer = FIRST_GUESS
         self.speed = Speed()
         self.waiting_tokens = 0
@@ -86,35 +83,33 @@ class Turns:
         return turn
 
     def started(self, turn: Turn) -> None:
-        """It has its first token, so the engine wants another prompt."""
-        if turn.is_inside and not turn.is_started:
-            turn.is_started = True
-            self._unstarted -= turn.prompt_tokens
+        """It has its first token, so the engine wants another prompt. Nothing happens if it is
+        over: the end of a request that was aborted comes after the end of its turn."""
+        if turn in self._unstarted:
+            self._unstarted.remove(turn)
             self._let_in()
 
     def end(self, turn: Turn, answer_tokens: int | None = None) -> None:
         """It is over, or is not wanted any more. It may be called more than once. answer_tokens:
         of all its answers, if that is known."""
-        if turn.is_over:
-            return
-        turn.is_over = True
-        if not turn.is_inside:
-            self._queue.remove(turn.tenant, turn)
+        if turn in self._inside:
+            self._leave(turn, answer_tokens)
+        elif self._queue.remove(turn.tenant, turn):
             self.waiting_tokens -= turn.prompt_tokens
-            return
-        self._answers -= turn.answers
-        if not turn.is_started:
-            self._unstarted -= turn.prompt_tokens
+        self._let_in()
+
+    def _leave(self, turn: Turn, answer_tokens: int | None) -> None:
+        has_started = turn not in self._unstarted
+        self._inside.remove(turn)
+        self._unstarted.discard(turn)
         if answer_tokens is not None:
             self._learn(turn, answer_tokens)
-        is_whole = answer_tokens is not None
         self.speed.ended(
             self._clock(),
-            turn.answers if is_whole else 0,
-            turn.prompt_tokens if turn.is_started else 0,
+            0 if answer_tokens is None else turn.answers,
+            turn.prompt_tokens if has_started else 0,
         )
         self._queue.ended(turn.tenant)
-        self._let_in()
 
     def _learn(self, turn: Turn, answer_tokens: int) -> None:
         """Charge what the answer has really cost."""
@@ -125,15 +120,16 @@ class Turns:
         while (turn := self._queue.first()) is not None and self._has_place(turn):
             turn.charged = turn.answers * self._usual_answer
             self._queue.take(turn.prompt_tokens + ANSWER_WEIGHT * turn.charged)
-            turn.is_inside = True
-            self._answers += turn.answers
-            self._unstarted += turn.prompt_tokens
+            self._inside.add(turn)
+            self._unstarted.add(turn)
             self.waiting_tokens -= turn.prompt_tokens
             self.speed.began(self._clock())
             if not turn.came.done():
                 turn.came.set_result(None)
 
     def _has_place(self, turn: Turn) -> bool:
-        if self._answers + turn.answers > self.places:
+        """Counted anew each time: a sum that is kept can go wrong, and then it stays wrong."""
+        if sum(one.answers for one in self._inside) + turn.answers > self.places:
             return False
-        return not self._unstarted or self._unstarted + turn.prompt_tokens <= self._ahead
+        ahead = sum(one.prompt_tokens for one in self._unstarted)
+        return not self._unstarted or ahead + turn.prompt_tokens <= self._ahead
