@@ -167,7 +167,7 @@ def _config(context: ServerContext) -> uvicorn.Config:
     settings, limits = context.settings, context.settings.limits
     return uvicorn.Config(
         create_app(context),
-        http=timed(limits.header_s, limits.connections),
+        http=timed(limits),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -27,7 +27,7 @@ class Limits:
     body_s: float = 60.0
     """A request has so long to send its body."""
     write_s: float = 60.0
-    """A reader that takes nothing for so long is given up."""
+    """The connection of a reader that takes nothing for so long is cut."""
     queue: int = 256
     """Answers that may wait, beyond those that the engine computes at a time. A request with n
     answers counts as n."""

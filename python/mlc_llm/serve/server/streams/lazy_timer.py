@@ -24,10 +24,6 @@ class LazyTimer:
         """It lasts from now on."""
         self._since = self._loop.time()
 
-    def rest(self) -> None:
-        """It is over."""
-        self._since = None
-
     def cancel(self) -> None:
         """Nothing is called any more."""
         self._handle.cancel()

@@ -21,7 +21,8 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class EventStream(Response):
-    """The request ends when its client has gone, or takes nothing for too long.
+    """The request ends when its client has gone. The connection of a client that takes nothing for
+    too long is cut, so then it has gone.
 
     A request that fails ends with an error in the form of its API: clients take a stream that
     merely stops for a whole answer.
@@ -40,44 +41,37 @@ class EventStream(Response):
         gone = asyncio.ensure_future(until_gone(receive))
         quiet = LazyTimer(self._limits.ping_s, self._reader.nudge)
         sending = asyncio.ensure_future(self._send_all(send, quiet))
-        blocked = self._blocked = LazyTimer(self._limits.write_s, sending.cancel)
         try:
             await asyncio.wait({gone, sending}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._reader.close()
-            for one in (quiet, blocked, gone, sending):
+            for one in (quiet, gone, sending):
                 one.cancel()
             await asyncio.gather(gone, sending, return_exceptions=True)
 
     async def _send_all(self, send: Send, quiet: LazyTimer) -> None:
         """quiet: wakes the reader when it is time for a sign of life."""
         start = {"type": "http.response.start", "status": 200, "headers": self._own_headers}
-        await self._send(send, start)
+        await send(start)
         writer, reader = self._writer, self._reader
         first = writer.begin()
         if first:
-            await self._send(send, _body(first))
+            await send(_body(first))
         try:
             quiet.begin()
             while (news := await reader.next_all()) is not None:
                 quiet.begin()
                 data = b"".join(self._events(news)) if news else writer.ping
                 if data:
-                    await self._send(send, _body(data))
+                    await send(_body(data))
             last = writer.end()
         except (MLCError, HTTPError) as error:
             last = writer.failed(http_error(error))
-        await self._send(send, _body(last, more=False))
+        await send(_body(last, more=False))
 
     def _events(self, all_news: list[News]) -> Iterator[bytes]:
         for part, chunk in all_news:
             yield from self._writer.events(part, chunk)
-
-    async def _send(self, send: Send, message: dict[str, object]) -> None:
-        """The stream is cancelled if the client takes nothing for too long."""
-        self._blocked.begin()
-        await send(message)
-        self._blocked.rest()
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
