@@ -26,7 +26,7 @@ ARCHITECTURES = {"gemma3", "gpt_oss", "phi3", "qwen3", "text_part"}
 GENERATE = """
 import sys
 from mlc_llm.cli.__main__ import main
-code = main(["generate", "Hi", "--temperature", "0", "--max-tokens", "1", "--quiet"])
+code = main(["generate", "Hi", "--temperature", "0", "--max-tokens", "4", "--quiet"])
 print(*sys.modules, file=sys.stderr)
 sys.exit(code)
 """

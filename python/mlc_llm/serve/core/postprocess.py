@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from typing import TYPE_CHECKING
 
 from mlc_llm.runtime.batch import BatchRow, Sampled
 from mlc_llm.serve.core.logprobs import logprob_json
@@ -11,6 +12,9 @@ from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
 
 MAX_JUMP = 32
 """Most tokens that a grammar adds at once: more work would delay the other streams."""
@@ -81,10 +85,11 @@ class Postprocessor:
         followed any further.
         """
         end = self._take(sequence, sampled)
-        if end is None and sequence.request.may_jump:
-            end = self._jump(sequence)
-        if end is None and sequence.grammar is not None:
-            sequence.grammar.mask()  # raises here, where it is known whose grammar fails
+        grammar = sequence.grammar
+        if end is None and grammar is not None and sequence.request.may_jump:
+            end = self._jump(sequence, grammar)
+        if end is None and grammar is not None:
+            grammar.mask()  # raises here, where it is known whose grammar fails
         return end
 
     def release_all(self, sequence: Sequence) -> None:
@@ -93,13 +98,13 @@ class Postprocessor:
         if stops is not None:
             _show(sequence, stops.finish())
 
-    def _jump(self, sequence: Sequence) -> Status | None:
+    def _jump(self, sequence: Sequence, grammar: GrammarMatcher) -> Status | None:
         """Take in at most `MAX_JUMP` tokens that come next whatever the model says.
 
         They are known and not computed, as the tokens of a prompt are.
         """
         for _ in range(MAX_JUMP):
-            token_id = None if sequence.grammar is None else sequence.grammar.forced_token()
+            token_id = grammar.forced_token()
             if token_id is None:
                 return None
             sequence.request.metrics.jump_forward_tokens += 1
