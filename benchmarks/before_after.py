@@ -4,9 +4,10 @@
 
 OTHER_TREE is a checkout in which `scripts/setup` ran (`git worktree add` makes one of any commit).
 Each tree runs its own `ours_worker.py` with its own interpreter: one process for each model and
-tree, all open at once. A cold start is a whole `mlc_llm generate` to its first byte. The figures
-are tokens a second (of cold starts: starts a second). A ratio above 1 says that this tree is
-faster. Greedy texts of both trees are compared byte for byte.
+tree, all open at once. A cold start is a whole `mlc_llm generate` to its first byte, with the chat
+template and without it (`--raw`). The figures are tokens a second (of cold starts: starts a
+second). A ratio above 1 says that this tree is faster. Greedy texts of both trees are compared byte
+for byte.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +35,8 @@ TRIALS = (
     Trial("prefill 2048", 2048),
     Trial("32 streams", 64, 64, 32),
 )
-COLD_START = "cold start"
+COLD_STARTS = {"cold start": (), "cold start, raw": ("--raw",)}
+"""Name -> options of `mlc_llm generate`."""
 REST = 1.0
 """Seconds before each measurement: the other tree's threads must have gone to sleep."""
 PROMPTS, TOKENS = 6, 48
@@ -59,10 +62,12 @@ class Tree:
         worker.wait()
         return worker
 
-    def generate(self, model: Path, prompt: str, tokens: int) -> tuple[float, bytes]:
+    def generate(
+        self, model: Path, prompt: str, tokens: int, options: Sequence[str] = ("--raw",)
+    ) -> tuple[float, bytes]:
         """Starts a second (of a fresh process, to its first byte), and the greedy text."""
         command = [self._python, "-m", "mlc_llm", "generate", prompt, "--model", model]
-        command += ["--temperature", "0", "--max-tokens", tokens, "--raw", "--quiet"]
+        command += ["--temperature", "0", "--max-tokens", tokens, "--quiet", *options]
         environment = os.environ | self.environment
         # An installed package has its bytecode; here the first start writes it.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -93,7 +98,7 @@ Samples = dict[str, tuple[list[float], list[float]]]
 
 def measure(trees: tuple[Tree, Tree], model: Path, rounds: int) -> Samples:
     """`rounds` values of each; which tree goes first changes from one value to the next."""
-    names = [trial.name for trial in TRIALS] + [COLD_START]
+    names = [*(trial.name for trial in TRIALS), *COLD_STARTS]
     samples: Samples = {name: ([], []) for name in names}
     with ExitStack() as stack:
         workers = [stack.enter_context(closing(tree.open(model))) for tree in trees]
@@ -102,11 +107,12 @@ def measure(trees: tuple[Tree, Tree], model: Path, rounds: int) -> Samples:
                 for side in _order(turn + number):
                     time.sleep(REST)
                     samples[trial.name][side].append(workers[side].measure(trial))
-    for turn in range(rounds + 1):
-        for side in _order(turn):
-            speed, _ = trees[side].generate(model, "The sun rises in the east and", 1)
-            if turn:
-                samples[COLD_START][side].append(speed)
+    for name, options in COLD_STARTS.items():
+        for turn in range(rounds + 1):
+            for side in _order(turn):
+                speed, _ = trees[side].generate(model, "The sun rises in the east and", 1, options)
+                if turn:
+                    samples[name][side].append(speed)
     return samples
 
 
