@@ -50,8 +50,9 @@ LAST_S, IDLE_S = 20.0, 60.0
 """The last answers come within the first, or their clients leave; the server is idle within the
 second."""
 CLIENTS = 64
-WARM_UP_MIN, WARM_UP = 2.0, 0.05
-"""The warm-up takes so many minutes, or this part of the requests."""
+WARM_UP_MIN, WARM_UP, WARM_UP_LEAST = 2.0, 0.05, 5000
+"""The warm-up takes so many minutes; or this part of the requests, and at least so many: before
+that, the memory of the echo server (about 100 MB) has not got its size."""
 FIXED = {
     "messages": [{"role": "user", "content": "Name three colours."}],
     "max_tokens": 24, "temperature": 0,
@@ -228,7 +229,8 @@ def soak(arguments: argparse.Namespace, port: int, pid: int) -> list[str]:
     print(_joined(COLUMNS), flush=True)
     if arguments.requests is None:
         fill_pages(load)
-    warm = None if arguments.requests is None else int(arguments.requests * WARM_UP)
+    most = arguments.requests
+    warm = None if most is None else max(WARM_UP_LEAST, int(most * WARM_UP))
     asyncio.run(_under_load(load, arguments.clients, limit_of(WARM_UP_MIN, warm, load)))
     before = idle(load)
     print(f"idle after the warm-up: {before}", flush=True)
