@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from json_ffi_harness import ask, engine_of, read
-from threaded_harness import ECHO, LONG, eventually, frozen, no_thread_is_left
+from threaded_harness import ECHO, LONG, PATIENCE_SECONDS, eventually, frozen, no_thread_is_left
 
 from mlc_llm.errors import EngineDead, InvalidField, MLCError, ModelNotFound, UserError
 from mlc_llm.json_ffi import JSONFFIEngine
@@ -194,16 +194,26 @@ def test_a_prompt_without_room_for_an_answer_is_an_error_with_both_sizes(
     assert short.reason == "length" and short.chunks[0].error is None
 
 
-def test_a_running_id_is_refused_and_the_other_stream_goes_on(engine: JSONFFIEngine) -> None:
+def test_a_running_id_is_refused_and_the_other_stream_goes_on(
+    engine: JSONFFIEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, begin = threading.Event(), engine._ffi["chat_completion"]
+
+    def begin_and_say(*arguments: Any) -> Any:
+        accepted = begin(*arguments)
+        begun.set()
+        return accepted
+
+    monkeypatch.setitem(engine._ffi, "chat_completion", begin_and_say)
     text = json.dumps({"messages": [{"role": "user", "content": "x" * 100}]})
     first = engine._raw_chat_completion(text, True, "same")
     with frozen():
         piece = threading.Thread(target=next, args=(first,))
         piece.start()
-        eventually(lambda: engine._state._streams, "it is not begun")
+        assert begun.wait(PATIENCE_SECONDS)
         second = read(engine._raw_chat_completion(text, True, "same"))
         assert second.reason == "error" and "in use" in second.text and len(second.usages) == 1
-        assert engine._ffi["chat_completion"](text, "same") is False
+        assert begin(text, "same") is False
         assert "names a request that runs" in engine._ffi["get_last_error"]()
     piece.join()
     rest = read(first)
