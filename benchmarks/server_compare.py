@@ -74,7 +74,8 @@ def table(sides: Sequence[str], rows: Rows, rounds: int) -> str:
     """Medians over the rounds as Markdown: each side, and the ratio of the first to the second."""
     names = list(dict.fromkeys(name for _, name in rows if name != MEMORY))
     lines = [
-        f"Medians of {rounds} rounds. Each cell: {', '.join(sides)}, ratio.",
+        f"{'One round' if rounds == 1 else f'Medians of {rounds} rounds'}. "
+        f"Each cell: {', '.join(sides)}, ratio.",
         "",
         "| clients | tokens a second | TTFT p50, ms | TTFT p99, ms |",
         "|---|---|---|---|",
