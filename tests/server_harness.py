@@ -145,3 +145,13 @@ def running(
             thread.join(PATIENCE_SECONDS)
             registry.terminate()
             assert not thread.is_alive()
+
+
+def named_events(data: bytes) -> list[dict[str, Any]]:
+    """The data of events, each of which has its name twice."""
+    found = []
+    for one in data.decode().strip().split("\n\n"):
+        name, line = one.split("\n")
+        found.append(json.loads(line.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found

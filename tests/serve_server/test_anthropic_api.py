@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from server_harness import JSON, Running, running
+from server_harness import JSON, Running, named_events, running
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.openai_api_protocol import ModelResponse
@@ -21,16 +21,6 @@ PATH = "/v1/messages"
 
 def asking(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 4000, **more}
-
-
-def events(data: bytes) -> list[dict[str, Any]]:
-    """The data of events, each of which has its name twice."""
-    found = []
-    for one in data.decode().strip().split("\n\n"):
-        name, line = one.split("\n")
-        found.append(json.loads(line.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 @pytest.mark.parametrize("path", [PATH, "/messages"])
@@ -48,7 +38,7 @@ def test_a_whole_message(server: Running, path: str) -> None:
 def test_a_streamed_message(server: Running) -> None:
     reply = server.call("POST", PATH, asking("hello", stream=True))
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    start, opened, *deltas, closed, delta, stop = events(reply.data)
+    start, opened, *deltas, closed, delta, stop = named_events(reply.data)
     assert start["message"]["usage"]["input_tokens"] == 5
     assert opened["type"] == "content_block_start" and closed["type"] == "content_block_stop"
     assert "".join(one["delta"]["text"] for one in deltas) == "hello"
@@ -114,7 +104,7 @@ def test_a_message_that_is_ended_says_so(server: Running) -> None:
     reply = connection.getresponse()
     reply.read(900)
     server.client.abort_all()
-    last = events(b"event" + reply.read().rpartition(b"\n\nevent")[2])[-1]
+    last = named_events(b"event" + reply.read().rpartition(b"\n\nevent")[2])[-1]
     connection.close()
     assert last["type"] == "error" and "ended by the server" in last["error"]["message"]
     server.wait_idle()
@@ -124,7 +114,7 @@ def test_signs_of_life() -> None:
     limits = Limits(ping_s=0.0001)
     with running(ServerSettings(port=0, limits=limits)) as server:
         reply = server.call("POST", PATH, asking(LONG[:1600], stream=True))
-        found = events(reply.data)
+        found = named_events(reply.data)
     kinds = [one["type"] for one in found]  # a request that waits may get a ping first
     assert next(one for one in kinds if one != "ping") == "message_start" and "ping" in kinds
     texts = [one["delta"]["text"] for one in found if one["type"] == "content_block_delta"]

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from server_harness import JSON, Running
+from server_harness import JSON, Running, named_events
 
 PATH = "/v1/responses"
-
-
-def events(data: bytes) -> list[dict[str, Any]]:
-    """The data of events, each of which has its name twice."""
-    found = []
-    for one in data.decode().strip().split("\n\n"):
-        name, line = one.split("\n")
-        found.append(json.loads(line.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 @pytest.mark.parametrize("path", [PATH, "/responses"])
@@ -35,7 +24,7 @@ def test_a_whole_response(server: Running, path: str) -> None:
 def test_a_streamed_response(server: Running) -> None:
     reply = server.call("POST", PATH, {"input": "hello", "stream": True})
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    found = events(reply.data)
+    found = named_events(reply.data)
     assert [one["sequence_number"] for one in found] == list(range(len(found)))
     deltas = [one["delta"] for one in found if one["type"] == "response.output_text.delta"]
     assert "".join(deltas) == "hello"
