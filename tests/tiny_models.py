@@ -17,7 +17,7 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import DEFAULT_KINDS, TinyShape, write_tiny_model
 
@@ -120,3 +120,10 @@ class TinyModels:
             window=window,
             precision=precision,
         )
+
+
+def run_rows(runner: ModelRunner, *rows: BatchRow) -> list[Sampled]:
+    """All samples of one step, in the order of its rows."""
+    output = runner.run(Batch(rows))
+    runner.check_integrity()
+    return [sample for samples in output.samples for sample in samples]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_models import TinyModels
+from tiny_models import TinyModels, run_rows
 
 from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.errors import InvalidField
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.batch import BatchRow, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 
 TOKENS = np.random.default_rng(1).integers(0, 300, 64).tolist()
@@ -31,12 +31,6 @@ def names(request: pytest.FixtureRequest) -> tuple[str, str]:
 @pytest.fixture
 def runner(tiny_models: TinyModels, names: tuple[str, str]) -> ModelRunner:
     return tiny_models.runner(*names, precision="fast")
-
-
-def run(runner: ModelRunner, *rows: BatchRow) -> list[Sampled]:
-    output = runner.run(Batch(rows))
-    runner.check_integrity()
-    return [sample for samples in output.samples for sample in samples]
 
 
 def test_near_the_exact_logits_and_not_equal(
@@ -63,12 +57,12 @@ def test_company_does_not_matter(runner: ModelRunner) -> None:
     for prompt in prompts:
         runner.reset()
         runner.add_sequence(0)
-        alone += run(runner, BatchRow(0, prompt, [WATCH], len(prompt)))
+        alone += run_rows(runner, BatchRow(0, prompt, [WATCH], len(prompt)))
     runner.reset()
     for seq_id in range(3):
         runner.add_sequence(seq_id)
     rows = [BatchRow(i, one, [WATCH], len(one)) for i, one in enumerate(prompts)]
-    assert run(runner, *rows) == alone
+    assert run_rows(runner, *rows) == alone
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_models import TinyModels
+from tiny_models import TinyModels, run_rows
 
 from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.errors import InvalidField, RequestError
@@ -35,12 +35,6 @@ def runner(tiny_models: TinyModels, names: tuple[str, str]) -> ModelRunner:
     return tiny_models.runner(*names, precision="fast-prompts")
 
 
-def run(runner: ModelRunner, *rows: BatchRow) -> list[Sampled]:
-    output = runner.run(Batch(rows))
-    runner.check_integrity()
-    return [sample for samples in output.samples for sample in samples]
-
-
 def row(seq_id: int, tokens: list[int], prompt_tokens: int = 0) -> BatchRow:
     return BatchRow(seq_id, tokens, [WATCH], prompt_tokens)
 
@@ -49,9 +43,9 @@ def sequence(runner: ModelRunner, prompt: list[int], *answer: int) -> Sampled:
     """What follows a prompt and an answer that came token by token."""
     runner.reset()
     runner.add_sequence(0)
-    (sample,) = run(runner, row(0, prompt, len(prompt)))
+    (sample,) = run_rows(runner, row(0, prompt, len(prompt)))
     for token in answer:
-        (sample,) = run(runner, row(0, [token]))
+        (sample,) = run_rows(runner, row(0, [token]))
     return sample
 
 
@@ -80,12 +74,12 @@ def test_company_does_not_matter(runner: ModelRunner) -> None:
     runner.reset()
     for seq_id in range(3):
         runner.add_sequence(seq_id)
-    run(runner, row(0, TOKENS[:20], 20))
+    run_rows(runner, row(0, TOKENS[:20], 20))
     # One decodes, one is a prompt, one comes back with a part of its answer, as if preempted.
     rows = [row(0, [5]), row(1, TOKENS[30:33], 3), row(2, [*TOKENS[40:63], 9, 8], 23)]
-    assert run(runner, *rows) == [first, second, third]
+    assert run_rows(runner, *rows) == [first, second, third]
     runner.rollback_sequence(2, 25)
-    assert run(runner, rows[2]) == [third]
+    assert run_rows(runner, rows[2]) == [third]
 
 
 def test_too_few_pages_for_both_parts_of_a_row(runner: ModelRunner) -> None:
