@@ -4,55 +4,56 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import BatchRow, Sampled, Sampling, Scoring
 
+Numbers: TypeAlias = "array[int]"
 
-@dataclass
-class Gathered:
+
+class Gathered(NamedTuple):
     """What all rows of a step ask for, one behind the other."""
 
-    tokens: array[int] = field(default_factory=lambda: array("i"))
-    samplings: list[Sampling] = field(default_factory=list)
-    scorings: list[Scoring] = field(default_factory=list)
-    sampled: array[int] = field(default_factory=lambda: array("i"))
-    """Index of each sampling's token among `tokens`."""
-    scored: array[int] = field(default_factory=lambda: array("i"))
-    """The same of every token that a scoring is about."""
-
-    @property
-    def logit_rows(self) -> array[int]:
-        """Which tokens get logits, in the order that the sampler expects."""
-        return self.sampled + self.scored
+    tokens: Numbers
+    samplings: list[Sampling]
+    scorings: list[Scoring]
+    logit_rows: Numbers
+    """Which tokens get logits, by index among `tokens`: each sampling's, then every token that a
+    scoring is about. The sampler expects this order."""
 
 
 def gathered(rows: Sequence[BatchRow], vocab_size: int) -> Gathered:
     """Raises `RequestError` for a token id outside the vocabulary."""
-    found = Gathered()
+    tokens, sampled, scored = array("i"), array("i"), array("i")
+    samplings: list[Sampling] = []
+    scorings: list[Scoring] = []
     for row in rows:
         _check(row, vocab_size)
         if row.scoring is not None:
-            first = len(found.tokens) + row.scoring.first
-            found.scored.extend(range(first, first + len(row.scoring.next_ids)))
-            found.scorings.append(row.scoring)
-        found.tokens.extend(row.token_ids)
-        end = len(found.tokens)
-        found.sampled.extend(range(end - len(row.samplings), end))
-        found.samplings += row.samplings
-    return found
+            first = len(tokens) + row.scoring.first
+            scored.extend(range(first, first + len(row.scoring.next_ids)))
+            scorings.append(row.scoring)
+        tokens.extend(row.token_ids)
+        end = len(tokens)
+        sampled.extend(range(end - len(row.samplings), end))
+        samplings += row.samplings
+    return Gathered(tokens, samplings, scorings, sampled + scored)
 
 
 def by_row(
     rows: Sequence[BatchRow], samples: Sequence[Sampled], scores: Sequence[Sampled]
 ) -> list[list[Sampled]]:
     """The results of each row: its scores, then its samples."""
-    found, sample, score = [], iter(samples), iter(scores)
+    found, sample, score = [], 0, 0
     for row in rows:
-        scored = 0 if row.scoring is None else len(row.scoring.next_ids)
-        one = [next(score) for _ in range(scored)]
-        found.append(one + [next(sample) for _ in row.samplings])
+        one = list(samples[sample : sample + len(row.samplings)])
+        sample += len(row.samplings)
+        if row.scoring is not None:
+            scored = len(row.scoring.next_ids)
+            one = [*scores[score : score + scored], *one]
+            score += scored
+        found.append(one)
     return found
 
 

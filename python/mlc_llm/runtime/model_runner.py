@@ -35,7 +35,7 @@ from mlc_llm.runtime.kv_cache import (
     narrower_windows,
 )
 from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
-from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.library import Library, item
 from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
@@ -43,11 +43,15 @@ from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
 from mlc_llm.runtime.step_inputs import StepInputs, step_tables
 
 if TYPE_CHECKING:
+    import tvm_ffi
+
     from mlc_llm.backends.base import Device, DeviceTensor, Numbers, Table
 
 Array = npt.NDArray[np.generic]
 FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
 """The sampler calls the others."""
+LOGITS, HIDDEN = 0, 1
+"""Places in what `forward` returns."""
 
 
 class Pending(NamedTuple):
@@ -192,11 +196,11 @@ class ModelRunner:
         self, tokens: Numbers, placed: Placements, logit_rows: Numbers
     ) -> tuple[Drawn, DeviceTensor | None]:
         choice, wanted = self._choice, None
-        logits, hidden, rest = self._logits(tokens, placed, logit_rows, choice.tables)
+        outputs, rest = self._outputs(tokens, placed, logit_rows, choice.tables)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
-            wanted = self._last_hidden(hidden, rows, self._params)
-        return self._sampler.draw(logits, choice, rest), wanted
+            wanted = self._last_hidden(item(outputs, HIDDEN), rows, self._params)
+        return self._sampler.draw(item(outputs, LOGITS), choice, rest), wanted
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
@@ -239,9 +243,10 @@ class ModelRunner:
                     whole, array("i", part), array("i", range(len(part)))
                 )
                 placed = self._place(rows)
-                logits, _, _ = self._compute.call(self._logits, tokens, placed, logit_rows)
+                outputs, _ = self._compute.call(self._outputs, tokens, placed, logit_rows)
                 self._cache.trim(seq_id)
-                yield self._read(logits)[:, : self._limits.vocab_size].copy()
+                logits = self._read(item(outputs, LOGITS))
+                yield logits[:, : self._limits.vocab_size].copy()
         finally:
             self._cache.remove(seq_id)
 
@@ -250,11 +255,11 @@ class ModelRunner:
             [(row.seq_id, len(row.token_ids)) for row in rows], self._fast.count
         )
 
-    def _logits(
+    def _outputs(
         self, tokens: Numbers, placed: Placements, logit_rows: Numbers, more: Sequence[Table] = ()
-    ) -> tuple[DeviceTensor, DeviceTensor, list[DeviceTensor]]:
-        """Logits behind the tokens at `logit_rows`, what they are made of, and the tables `more` as
-        tensors: all go in at once, while the code that does it is in the processor's caches."""
+    ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
+        """Logits behind the tokens at `logit_rows` and what they are made of, and the tables `more`
+        as tensors: all go in at once, while the code that does it is in the processor's caches."""
         ropes, position, sink_position = self._ropes.rows(placed.position)
         fast = array("i", (self._fast.count,))
         tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed)
@@ -263,10 +268,10 @@ class ModelRunner:
             self._inputs = StepInputs.of(tensors, len(placed.groups), self._states)
         _, single, by_group, states, rest = self._inputs
         self.before_compute()
-        logits, hidden = self._forward(
+        outputs = self._forward(
             *single, ropes, *by_group, self._windows, self._pages, *states, self._params
         )
-        return logits, hidden, rest
+        return outputs, rest
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
         groups, none = len(self.metadata.kv.groups), array("i")
