@@ -80,7 +80,8 @@ class CpuBackend:
         return CpuOps(self.isa)
 
     def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
-        from mlc_llm.backends.cpu.codegen import compile_module
+        from mlc_llm.backends.cpu.codegen import NEEDLESS, compile_module
 
         requires = ("amx",) if self.isa.amx_tiles else ()
-        return compile_module(module, target_for(self.isa, triple), folder, requires)
+        target = target_for(self.isa, triple)
+        return compile_module(module, target, folder, requires, NEEDLESS)

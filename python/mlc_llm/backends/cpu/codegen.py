@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
@@ -11,6 +12,9 @@ from mlc_llm.backends.base import Compiled
 
 BYTECODE_FILE = "vm.bin"
 KERNELS_FILE = "kernels.o"
+NEEDLESS = ("s_tir.CompactBufferAllocation",)
+"""Passes that take a third of the build and change no kernel of ours, which allocate what they
+use."""
 
 
 def pipeline() -> tvm.transform.Pass:
@@ -42,10 +46,15 @@ def pipeline() -> tvm.transform.Pass:
 
 
 def compile_module(
-    module: tvm.IRModule, target: tvm.target.Target, folder: Path, requires: tuple[str, ...]
+    module: tvm.IRModule,
+    target: tvm.target.Target,
+    folder: Path,
+    requires: tuple[str, ...],
+    without: Sequence[str] = (),
 ) -> Compiled:
-    """Writes both files into `folder`, which exists."""
-    executable = relax.build(module, target=target, relax_pipeline=pipeline())
+    """Writes both files into `folder`, which exists. without: passes of TVM that are left out."""
+    with tvm.transform.PassContext(disabled_pass=list(without)):
+        executable = relax.build(module, target=target, relax_pipeline=pipeline())
     executable.mod.write_to_file(str(folder / BYTECODE_FILE))
     (kernels,) = (m for m in executable.mod.imports if m.kind == "llvm")
     kernels.write_to_file(str(folder / KERNELS_FILE))
