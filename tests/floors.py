@@ -176,6 +176,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "serve.server": {
         *HTTP,
+        "support",
         *("serve.server.limits", "serve.server.pool", "serve.server.calls", "serve.server.routes"),
     },
     "json_ffi": {*SERVE, "json_ffi"},

@@ -20,6 +20,7 @@ from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
 from mlc_llm.serve.server.pool.watch import Watch
+from mlc_llm.support.garbage import IdleCollection, rare_collections
 
 ENDED = 0
 STALLED = 70
@@ -46,7 +47,7 @@ class Server(uvicorn.Server):
         self._watch = Watch(
             context.models, limits.stall_s, context.settings.on_stall, self._leave_stalled
         )
-        self._supervisor = Supervisor()
+        self._supervisor, self._garbage = Supervisor(), IdleCollection()
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(_config(context))
 
@@ -64,6 +65,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. Returns whether the server ends."""
         self._watch.look()
+        self._garbage.look(is_busy=self._context.models.is_busy)
         if not self._context.models.stalled:
             self._supervisor.is_well()
         is_drained = self._context.admission.is_draining and not self._context.models.is_busy
@@ -159,7 +161,8 @@ def serve(context: ServerContext, own: socket.socket, when_ready: Callable[[], o
     """Serve until a signal comes. own: from `bound`. when_ready: see `Server`. Returns the exit
     code."""
     server = Server(context, when_ready)
-    server.run([own])
+    with rare_collections():
+        server.run([own])
     return server.exit_code
 
 
