@@ -110,3 +110,23 @@ def test_a_version_that_has_nothing_to_patch(
         tvm_patches.apply.__wrapped__()
     assert not hasattr(ScriptMacro, "_find_parser_def")
     assert "has no ScriptMacro._find_parser_def: kernels are read more slowly" in caplog.text
+
+
+def _with_a_function_inside() -> str:
+    @T.prim_func(private=True, s_tir=True)
+    def kernel(Y: T.Buffer((2,), "float32")):
+        T.func_attr(SCHEDULED)
+        with T.sblock("root"):
+
+            @T.inline
+            def add(i, value):
+                Y[i] = Y[i] + value
+
+            add(0, T.float32(1))
+            add(1, T.float32(2))
+
+    return str(kernel.script())
+
+
+def test_a_kernel_with_a_function_inside_can_be_read_again() -> None:
+    assert _with_a_function_inside() == _with_a_function_inside()

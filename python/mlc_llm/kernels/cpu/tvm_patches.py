@@ -8,7 +8,7 @@ apache-tvm 0.27.0.post1, gives the same kernels in a third of the time:
     for the source text of every caller first (`inspect.getouterframes`); `find_parser` does not.
 `Source.as_ast`
     The syntax tree of a text. TVM makes it again for each call of an inline function; `tree` makes
-    it once.
+    it once for most.
 `evaluator._eval_expr`
     The value of an expression whose parts have their values already: mostly a name, a constant, an
     attribute, a call or an element. TVM compiles and runs a Python program for each; `value` looks
@@ -60,9 +60,10 @@ def find_parser(_macro: ScriptMacro) -> Parser:
 
 
 def tree(source: Source) -> doc.AST:
-    """The syntax tree of a source. The parser changes it in one way, which may be done again: a
-    slice without a step gets the step 1."""
-    return _tree(source.source)
+    """The syntax tree of a source, kept if it has one function: the parser changes those that are
+    defined within another. Elsewhere it only gives slices a step of 1, which may be done again."""
+    text = source.source
+    return _tree(text) if text.count("def ") == 1 else doc.parse(text)
 
 
 @lru_cache(TEXTS)
