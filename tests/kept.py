@@ -22,10 +22,12 @@ MOST_BYTES = 512 << 20
 LONGEST_UNUSED_S = 14 * 24 * 3600
 FOLDERS = ("kernels", "libraries")
 _state: dict[str, Path] = {}
+_options: dict[str, bool] = {}
 
 
 def configure(config: pytest.Config) -> None:
     """Choose the folder: a temporary one in a run without pytest's cache."""
+    _options["slow"] = config.getoption("--slow")
     cache = getattr(config, "cache", None)
     if cache is None:
         temporary = tempfile.TemporaryDirectory(prefix="mlc-llm-tests-")
@@ -33,6 +35,11 @@ def configure(config: pytest.Config) -> None:
         _state["root"] = Path(temporary.name)
     else:
         _state["root"] = cache.mkdir("compiled")
+
+
+def is_thorough() -> bool:
+    """Whether this run has `--slow`."""
+    return _options["slow"]
 
 
 def folder(name: str) -> Path:

@@ -23,17 +23,26 @@ from mlc_llm.compiler.build import build_library
 from mlc_llm.models.spec import ModelSpec
 
 QUICKEST = 0
-"""LLVM's optimisation of reference kernels: compiling takes a quarter of the time, and the tests
-run each of them for milliseconds. What they compute is the same."""
+"""LLVM's optimisation of reference kernels, and of whole models that are tested for what they
+compute: compiling takes a third of the time, and the tests run each of them for milliseconds.
+`--slow` tests the latter as users have them, and so do all tests of kernels and of engines."""
 SHAPING_FOLDERS = ("backends", "compiler", "kernels", "library", "models")
 
 
 def build_kept(
-    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None
+    spec: ModelSpec,
+    backend: Backend,
+    folder: Path,
+    *,
+    triple: str | None = None,
+    quickest: bool = False,
 ) -> None:
-    """`build_library`, from what an earlier run has kept where it can be."""
+    """`build_library`, from what an earlier run has kept where it can be.
 
-    level = QUICKEST if backend.name == REFERENCE else None
+    quickest: with `QUICKEST` for all kernels.
+    """
+
+    level = QUICKEST if quickest or backend.name == REFERENCE else None
 
     def make(new: Path) -> None:
         new.mkdir()

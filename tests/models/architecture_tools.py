@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import kept
 import numpy as np
 import numpy.typing as npt
 from decoder_reference import Facts, ReferenceDecoder
@@ -58,7 +59,7 @@ def runner_of_plan(
     if not library.exists():
         library.mkdir()
         weights.mkdir()
-        build_kept(plan.spec, backend, library)
+        build_kept(plan.spec, backend, library, quickest=not kept.is_thorough())
         pack_weights(plan, backend, tensors, weights, lambda _: None)
     return ModelRunner(
         library, weights,

@@ -365,7 +365,16 @@ def test_feature_against_numpy(tmp_path: Path, name: str) -> None:
         assert relative_error(found, exact) <= 1e-5, f"in chunks of {chunk}"
 
 
-ON_CPU = [name for name in CASES if "expert" not in name]
+IN_OTHERS = {
+    "a network without a gate", "keys and values of another layer", "keys as values",
+    "norms of values", "parallel layers with one norm", "rotation of parts of heads",
+}  # fmt: skip
+"""Features that other cases have too, together with more: on CPU kernels they are slow."""
+ON_CPU = [
+    pytest.param(name, id=name, marks=pytest.mark.slow) if name in IN_OTHERS else name
+    for name in CASES
+    if "expert" not in name
+]
 """Those with experts have tests of their own."""
 
 
