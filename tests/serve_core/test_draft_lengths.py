@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from core_harness import Harness, alone, prompt_of
+from pairs import in_turn
 from spec_tools import Seer, drafted, speculative
 
 from mlc_llm.runtime.batch import Batch
@@ -130,6 +131,13 @@ def test_a_draft_token_of_a_kind_that_is_known_starts_with_what_is_known_of_it()
     assert one.rate > 0.8 and kind.rate < 0.05
 
 
+USELESS = [
+    pytest.param(Seer(right=0.0), id="always wrong"),
+    pytest.param(Seer(right=0.3), id="mostly wrong"),
+    pytest.param(PromptLookup(), id="prompt lookup"),
+]
+
+
 def on_a_clock(drafter: Drafter | None, cost: Cost, tokens: int = 400) -> tuple[float, Harness]:
     """Seconds that 4 requests take where a step costs what `cost` says of its tokens."""
     clock = [0.0]
@@ -154,8 +162,7 @@ def on_a_clock(drafter: Drafter | None, cost: Cost, tokens: int = 400) -> tuple[
     return clock[0], harness
 
 
-@pytest.mark.parametrize("drafter", [Seer(right=0.0), Seer(right=0.3), PromptLookup()])
-@pytest.mark.parametrize("cost", [flat, steep, uneven])
+@pytest.mark.parametrize(("drafter", "cost"), in_turn(USELESS, [flat, steep, uneven]))
 def test_hardly_slower_than_plain_with_a_useless_drafter(drafter: Drafter, cost: Cost) -> None:
     """What the attempts cost is bounded, and soon they are rare."""
     plain, _ = on_a_clock(None, cost)
