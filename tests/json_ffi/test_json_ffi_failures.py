@@ -352,7 +352,7 @@ def test_terminate_with_readers_releases_them_all() -> None:
     engine.terminate()
     for thread in threads:
         thread.join()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     assert all(len(answer.usages) == 1 for answer in answers)
     assert {answer.reason for answer in answers} <= {"abort", "error"}
     engine.terminate()

@@ -299,12 +299,13 @@ def test_callers_who_wait_hear_that_the_engine_died() -> None:
 @pytest.mark.timing
 def test_exit_with_queued_work_and_a_slow_callback_is_bounded() -> None:
     with Running() as running:
-        running.reader.on_call = lambda outputs: time.sleep(0.3)
+        calls: list[object] = []
+        running.reader.on_call = lambda outputs: (calls.append(outputs), time.sleep(0.3))
         for i in range(100):
             running.add(f"r{i}", LONG)
-        start = time.monotonic()
+        before = len(calls)
         running.loops.terminate()
-        assert time.monotonic() - start < 5
+        assert len(calls) - before < 10, "one call ends many streams"
         assert len(running.reader.order) == 100
         assert all(stream.reasons == ["abort"] for stream in running.reader.streams.values())
         running.loops.terminate()
