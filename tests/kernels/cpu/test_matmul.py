@@ -181,6 +181,33 @@ def test_rows_do_not_know_each_other(isa: Isa, kind: str, add: bool) -> None:
         )
 
 
+def many(isa: Isa, kind: str, m: int) -> tuple[Weights, Array]:
+    """A matrix with several k blocks, and m rows of activations, of which only a few differ."""
+    fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)
+    rng, k = np.random.default_rng(4), 2560
+    q = rng.integers(0, 2**fmt.bits, (ROWS, k), dtype=np.uint8)
+    scale = rng.random((ROWS, k // fmt.group), np.float32)
+    exact = np.zeros((padded_rows(ROWS), k))
+    few = activations(7, k)
+    packed = pack(grouped(fmt, q, scale, -scale), fmt)
+    return Weights(packed, exact, exact), few[np.arange(m) * 3 % 7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "add"),
+    [("Q4_0", 64, False), ("Q4_1", 67, True), ("Q6_K", 70, False), ("Q8_0", 530, True)],
+)
+@each_isa(where=lambda isa: isa.lanes == 16 and not isa.amx_tiles)
+def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: bool) -> None:
+    """Their weights are unpacked once for all; a few exact rows may follow."""
+    w, x = many(isa, kind, m)
+    into = np.ones((m, padded_rows(ROWS)), np.float32) if add else None
+    few = product(isa, w, x[:7], into=None if into is None else into[:7], fast=7)
+    for fast in (m, m - 3):
+        y = product(isa, w, x, into=into, fast=fast)
+        assert y[:fast].tobytes() == few[np.arange(fast) % 7].tobytes(), f"{fast} fast rows"
+
+
 @pytest.mark.timing
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])

@@ -90,11 +90,16 @@ def _dot_vnni(
 ) -> Expr:
     """AVX-512 VNNI: four products of bytes a lane."""
     values, quad = weight_values(fmt, w, j, part, 16, BYTES), j + part * fmt.low_words
+    return multiply_bytes(sums, values, x(plane * (fmt.group // 4) + quad))
+
+
+def multiply_bytes(sums: Expr, values: Expr, x: Expr) -> Expr:
+    """AVX-512 VNNI: `sums` plus the unsigned bytes of 16 words times the signed ones of word x."""
     return T.call_llvm_pure_intrin(
         codegen.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
         sums,
         T.reinterpret(values, dtype="int8x64"),
-        T.reinterpret(splat(x(plane * (fmt.group // 4) + quad), 16), dtype="int8x64"),
+        T.reinterpret(splat(x, 16), dtype="int8x64"),
         dtype="int32x16",
     )
 

@@ -17,7 +17,8 @@ W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/format
 fast_rows  int32 [1]                        number of the first rows that are fast
 Y          float32 [m, n]                   the result
 
-AVX2 has one sum of whole products; it is called `high` here.
+AVX2 has one sum of whole products; it is called `high` here. Many rows by one plane take another
+way to the same bits (`unpacked_matmul.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,16 @@ from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
-from mlc_llm.kernels.cpu.row_block import RowBlock, ask_for_group, clear, store, words_ahead
+from mlc_llm.kernels.cpu.row_block import (
+    RowBlock,
+    add_group,
+    ask_for_group,
+    clear,
+    store,
+    words_ahead,
+)
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
+from mlc_llm.kernels.cpu.unpacked_matmul import LANES, LEAST_ROWS, UnpackedProduct
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -49,8 +58,7 @@ def integer_matmul(
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            for block in T.parallel(product.apart):
-                product.multiply(X, W, Y, block, m)
+            product.run(X, W, Y, 0, m, isa.planes)
 
     return integer_product
 
@@ -76,9 +84,8 @@ def fast_integer_matmul(
         with T.sblock("root"):
             # Read once: inside the loops it would be read again for each group of columns.
             first: T.let[T.int32] = fast_rows[0]
-            for block in T.parallel(product.apart):
-                product.multiply_rows(X, W, Y, block, 0, first, 1)
-                product.multiply_rows(X, W, Y, block, first, m - first, isa.sums)
+            product.run(X, W, Y, 0, first, 1)
+            product.run(X, W, Y, first, m - first, isa.sums)
 
     return fast_integer_product
 
@@ -87,12 +94,38 @@ class IntegerProduct:
     """What a task does: the rows of X times column block `block` of each stream."""
 
     def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
-        self.fmt, self.isa, self.accumulate = fmt, isa, accumulate
+        self.n, self.k, self.fmt, self.isa, self.accumulate = n, k, fmt, isa, accumulate
         self.lanes, self.vectors, self.groups = isa.lanes, BLOCK // isa.lanes, k // fmt.group
         self.lane = lanes_at(0, isa.lanes)
         self.streams = _streams(n, isa)
         self.apart = n // BLOCK // self.streams
         self.ahead = words_ahead(fmt, self.streams)
+
+    @T.inline
+    def run(self, X, W, Y, start, count, planes):
+        """Rows `start` to `start + count` of the whole matrix, if there are any, on all threads."""
+        if self.unpacks(planes):
+            many = T.meta_var(self.of_many())
+            if count >= LEAST_ROWS:
+                many.multiply(X, W, Y, start, count)
+            elif count > 0:
+                self.run_few(X, W, Y, start, count, planes)
+        elif count > 0:
+            self.run_few(X, W, Y, start, count, planes)
+
+    @T.inline
+    def run_few(self, X, W, Y, start, count, planes):
+        """The same, with weights unpacked for each row block."""
+        for block in T.parallel(self.apart):
+            self.multiply_rows(X, W, Y, block, start, count, planes)
+
+    def unpacks(self, planes: int) -> bool:
+        """Whether weights are unpacked once for many rows."""
+        return self.isa.lanes == LANES and planes == 1
+
+    def of_many(self) -> UnpackedProduct:
+        """The product of LEAST_ROWS rows or more."""
+        return UnpackedProduct(self.n, self.k, self.fmt, self.isa, self.accumulate)
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
@@ -105,14 +138,10 @@ class IntegerProduct:
         no row block go one by one through all streams."""
         size = T.meta_var(self.isa.row_block)
         for s in T.serial(self.streams):
-            for _ in T.serial(T.min(count // size, 1)):
+            for t in T.serial(count // size):
                 self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start, size), True, planes
-                )
-            for t in T.serial(T.max(count // size, 1) - 1):
-                self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start + (t + 1) * size, size),
-                    False, planes,
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * size, size),
+                    t == 0, planes,
                 )  # fmt: skip
         for t in T.serial(count % size):
             self.multiply_block(
@@ -210,11 +239,7 @@ class IntegerProduct:
             whole = T.shift_left(whole, splat(T.int32(8), L)) + low
         if offset:
             whole = whole - splat(x(SUM) * T.int32(offset), L)
-        x_scale = T.reinterpret(x(SCALE), dtype="float32")
-        sums = sums + T.cast(whole, f"float32x{L}") * (scale * splat(x_scale, L))
-        if minimum is not None:
-            sums = sums + minimum * splat(T.reinterpret(x(SCALED_SUM), dtype="float32"), L)
-        return sums
+        return add_group(sums, whole, scale, minimum, x(SCALE), x(SCALED_SUM), L)
 
 
 def _streams(n: int, isa: Isa) -> int:

@@ -12,8 +12,8 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
-from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at
-from mlc_llm.kernels.types import Index
+from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
+from mlc_llm.kernels.types import Expr, Index
 
 PREFETCH_BYTES = 10240
 """How far ahead weights are asked for, all streams together: the hardware's own prefetching stops
@@ -57,6 +57,18 @@ def clear(sums, count, lanes):
     for i in T.unroll(count):
         for v in T.unroll(BLOCK // lanes):
             sums[i, v, lanes_at(0, lanes)] = fsplat(0.0, lanes)
+
+
+def add_group(
+    sums: Expr, whole: Expr, scale: Expr, minimum: Expr | None, x_scale: Expr, x_sum: Expr, L: int
+) -> Expr:
+    """`sums` plus a group's integer sums, scaled; x_scale, x_sum: bits of the scale of a row's
+    activations, and of their scaled sum."""
+    wide = splat(T.reinterpret(x_scale, dtype="float32"), L)
+    sums = sums + T.cast(whole, f"float32x{L}") * (scale * wide)
+    if minimum is None:
+        return sums
+    return sums + minimum * splat(T.reinterpret(x_sum, dtype="float32"), L)
 
 
 @T.inline

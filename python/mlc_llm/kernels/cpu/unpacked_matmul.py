@@ -1,0 +1,244 @@
+"""Products of many rows by one plane on AVX-512 VNNI: weights are unpacked once for all rows.
+
+    for turn in turns of TURN rows:
+      P = X of the turn, in the order in which it is read                 parallel
+      for task in tasks of some column blocks:                            parallel
+        for panel in row panels of the turn:
+          S = 0
+          for part in parts of the columns:
+            for block in column blocks of the task:
+              for k_block in k blocks of the part:
+                U, F = bytes of W[block, k_block]; its scales and minima
+                for row_block in row blocks of the panel:
+                  sums = S[block, row_block]                              in registers
+                  for g in groups of the k block:
+                    sums += a group, as in `integer_matmul.py`            the same bits
+                  S[block, row_block] = sums
+          Y[panel, blocks] (+)= S
+
+X, W, Y  see `integer_matmul.py`
+P  int32 [panels, k blocks, row blocks, groups, ROWS, words]   of each row and group: the words of
+                                           the high plane, SCALE, and SCALED_SUM or, for weights
+                                           with an offset, what it takes off
+U  int32 [groups, quads, 32]               weights, a byte each. U and F stay in the first cache,
+F  float32 [2, groups, 32]                 a part of a row panel of P in the second one
+S  float32 [blocks, rows of a panel, 32]   sums so far
+
+The last row block ends with the last row. It may have rows of the one before, which it does not
+write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tvm.script import tirx as T
+
+from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description
+from mlc_llm.kernels.cpu.dot import BYTES, multiply_bytes, weight_values
+from mlc_llm.kernels.cpu.prefetch import prefetch
+from mlc_llm.kernels.cpu.row_block import LINE_WORDS, add_group, clear, put
+from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
+from mlc_llm.kernels.cpu.vectors import lanes_at, splat
+from mlc_llm.kernels.types import Buffer, Expr, Index
+
+LEAST_ROWS = 64
+"""Fewer rows do not pay for unpacking, and two planes do not need it: their products leave the
+processor time to unpack for each row block."""
+ROWS = 4
+"""Rows of a row block. Eight would not leave registers for their float32 sums."""
+TURN = 512
+"""Rows that P holds at once."""
+PANEL_BYTES = 400 * 2**10
+"""How much of P should stay in the second cache."""
+K_BLOCK, PART = 576, 2048
+"""Columns of a k block, at least, and of a part."""
+Words: TypeAlias = Callable[[Index, Index, Index], Expr]
+"""Words of a k block of a row block: by group, row and number."""
+LANES, VECTORS = 16, BLOCK // 16
+
+
+class UnpackedProduct:
+    """A product of the high plane of activations."""
+
+    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
+        self.fmt, self.accumulate = fmt, accumulate
+        self.groups, self.quads = k // fmt.group, fmt.group // 4
+        self.k_blocks = -(-k // max(K_BLOCK, fmt.span * fmt.group))
+        self.k_groups = -(-self.groups // fmt.span // self.k_blocks) * fmt.span
+        self.part = max(1, PART // fmt.group // self.k_groups)
+        self.words = self.quads + 2
+        row_bytes = min(k, PART) // fmt.group * 4 * self.words
+        self.panel = min(PANEL_BYTES // row_bytes, TURN) // ROWS
+        blocks = n // BLOCK
+        self.task_blocks = next(
+            c for c in (4, 2, 1) if c == 1 or (blocks % c == 0 and blocks >= 16 * c)
+        )
+        self.tasks = blocks // self.task_blocks
+
+    @T.inline
+    def multiply(self, X, W, Y, start, count):
+        """Rows `start` to `start + count`, which are LEAST_ROWS or more."""
+        for turn in T.serial(T.ceildiv(count, TURN)):
+            P = T.alloc_buffer(
+                (
+                    T.ceildiv(T.min(X.shape[0], TURN), ROWS * self.panel),
+                    *(self.k_blocks, self.panel, self.k_groups, ROWS, self.words),
+                ),
+                "int32",
+            )
+            first = T.meta_var(start + turn * TURN)
+            row_blocks = T.meta_var(T.ceildiv(T.min(TURN, count - turn * TURN), ROWS))
+            for b in T.parallel(row_blocks):
+                self.pack(X, P, b, T.min(first + b * ROWS, start + count - ROWS))
+            for task in T.parallel(self.tasks):
+                U = T.alloc_buffer((self.k_groups, self.quads, BLOCK), "int32")
+                F = T.alloc_buffer((2, self.k_groups, BLOCK), "float32")
+                S = T.alloc_buffer((self.task_blocks, self.panel * ROWS, BLOCK), "float32")
+                for panel in T.serial(T.ceildiv(row_blocks, self.panel)):
+                    size: T.let[T.int32] = T.min(self.panel, row_blocks - panel * self.panel)
+                    self.add_panel(
+                        *(P, W, Y, U, F, S, task * self.task_blocks, panel, size),
+                        *(first + panel * self.panel * ROWS, start + count - ROWS),
+                    )
+
+    @T.inline
+    def pack(self, X, P, b, row):
+        """Row block b of P, which begins with that row of X."""
+        panel, block = T.meta_var((b // self.panel, b % self.panel))
+        for g in T.serial(self.groups):
+            k_block, i = T.meta_var((g // self.k_groups, g % self.k_groups))
+            for r in T.unroll(ROWS):
+                x = T.meta_var(description(X, row + r, g, self.fmt.group, True))
+                plane = T.meta_var(lanes_at(0, self.quads))
+                P[panel, k_block, block, i, r, plane] = X[row + r, g, plane]
+                P[panel, k_block, block, i, r, self.quads] = x(SCALE)
+                P[panel, k_block, block, i, r, self.quads + 1] = self.second(x)
+
+    def second(self, x: Callable[[int], Expr]) -> Expr:
+        """What stands behind SCALE in P."""
+        return x(SCALED_SUM) if self.fmt.has_minimum else x(SUM) * T.int32(-self.fmt.offset)
+
+    @T.inline
+    def add_panel(self, P, W, Y, U, F, S, block, panel, size, row, last):
+        """All columns of a panel of `size` row blocks, for the column blocks from `block` on."""
+        for part in T.serial(-(-self.k_blocks // self.part)):
+            for c in T.serial(self.task_blocks):
+                for i in T.serial(T.min(self.part, self.k_blocks - part * self.part)):
+                    k_block = T.meta_var(part * self.part + i)
+                    for g in T.serial(self.count(k_block)):
+                        self.unpack(W, U, F, block + c, k_block * self.k_groups + g, g)
+                    for b in T.serial(size):
+                        self.ask(W, block + c, k_block + 1, b, size)
+                        self.add_row_block(
+                            *(P, U, F, S, Y, block, c, panel, b, k_block),
+                            *(row + b * ROWS, last),
+                        )
+
+    def count(self, k_block: Index) -> Expr:
+        """Groups of a k block."""
+        return T.min(self.k_groups, self.groups - k_block * self.k_groups)
+
+    @T.inline
+    def unpack(self, W, U, F, block, g, at):
+        """Group g of a column block becomes bytes, scales and minima number `at`."""
+        for v in T.unroll(VECTORS):
+            lanes = T.meta_var(lanes_at(v * LANES, LANES))
+            for j in T.unroll(self.fmt.low_words):
+                for part in T.unroll(self.fmt.parts):
+                    U[at, j + part * self.fmt.low_words, lanes] = self.values(
+                        W, block, g, v, j, part
+                    )
+            F[0, at, lanes] = scale_at(self.fmt, W, block, g, v, LANES)
+            if self.fmt.has_minimum:
+                F[1, at, lanes] = minimum_at(self.fmt, W, block, g, v, LANES)
+
+    def values(
+        self, W: Buffer, block: Index, group: Index, vector: Index, j: Index, part: Index
+    ) -> Expr:
+        """A vector of weights, a byte each."""
+        words = weight_words(self.fmt, W, block, group, vector * LANES, LANES)
+        return weight_values(self.fmt, words, j, part, LANES, BYTES)
+
+    @T.inline
+    def ask(self, W, block, k_block, b, size):
+        """Asks the memory for a share of the weights that are unpacked next."""
+        lines = T.meta_var(-(-self.k_groups // self.fmt.span * self.fmt.stride // LINE_WORDS))
+        share: T.let[T.int32] = T.ceildiv(lines, size)
+        for i in T.serial(share):
+            T.evaluate(
+                prefetch(
+                    W,
+                    block,
+                    k_block * (self.k_groups // self.fmt.span),
+                    (b * share + i) * LINE_WORDS,
+                )
+            )
+
+    @T.inline
+    def add_row_block(self, P, U, F, S, Y, block, c, panel, b, k_block, row, last):
+        """One k block of a row block, which begins with that row of Y, or with row `last` if that
+        is an earlier one. The sums of the last k block go to Y."""
+        sums = T.alloc_buffer((ROWS, VECTORS, LANES), "float32")
+        high = T.alloc_buffer((ROWS, VECTORS, LANES), "int32")
+        lane = T.meta_var(lanes_at(0, LANES))
+        x = T.meta_var(lambda g, r, word: P[panel, k_block, b, g, r, word])
+        if k_block == 0:
+            clear(sums, ROWS, LANES)
+        else:
+            for r in T.unroll(ROWS):
+                for v in T.unroll(VECTORS):
+                    sums[r, v, lane] = S[c, b * ROWS + r, lanes_at(v * LANES, LANES)]
+        for g in T.serial(self.count(k_block)):
+            self.multiply_group(U, high, g, x)
+            for r in T.unroll(ROWS):
+                for v in T.unroll(VECTORS):
+                    sums[r, v, lane] = self.added(sums[r, v, lane], high[r, v, lane], F, g, v, r, x)
+        if k_block == self.k_blocks - 1:
+            self.store(Y, sums, block + c, row, last)
+        else:
+            for r in T.unroll(ROWS):
+                for v in T.unroll(VECTORS):
+                    S[c, b * ROWS + r, lanes_at(v * LANES, LANES)] = sums[r, v, lane]
+
+    @T.inline
+    def multiply_group(self, U, high, g, x):
+        """The integer sums of a group."""
+        lane = T.meta_var(lanes_at(0, LANES))
+        for r in T.unroll(ROWS):
+            for v in T.unroll(VECTORS):
+                high[r, v, lane] = splat(self.begin(x, g, r), LANES)
+        for q in T.unroll(self.quads):
+            for r in T.unroll(ROWS):
+                for v in T.unroll(VECTORS):
+                    w = T.meta_var(U[g, q, lanes_at(v * LANES, LANES)])
+                    high[r, v, lane] = multiply_bytes(high[r, v, lane], w, x(g, r, q))
+
+    def begin(self, x: Words, g: Index, r: Index) -> Expr:
+        """What an integer sum begins with: what an offset takes off."""
+        return T.int32(0) if self.fmt.has_minimum else x(g, r, self.quads + 1)
+
+    def added(
+        self, sums: Expr, whole: Expr, F: Buffer, g: Index, v: Index, r: Index, x: Words
+    ) -> Expr:
+        """`sums` plus a group, scaled."""
+        lanes = lanes_at(v * LANES, LANES)
+        minimum = F[1, g, lanes] if self.fmt.has_minimum else None
+        return add_group(
+            *(sums, whole, F[0, g, lanes], minimum),
+            *(x(g, r, self.quads), x(g, r, self.quads + 1), LANES),
+        )
+
+    @T.inline
+    def store(self, Y, sums, block, row, last):
+        """Writes the rows of a row block that the one before has not written."""
+        for r in T.unroll(ROWS):
+            if T.min(row, last) + r >= row:
+                for v in T.unroll(VECTORS):
+                    put(
+                        *(Y, T.min(row, last) + r, block * BLOCK + v * LANES),
+                        *(sums[r, v, lanes_at(0, LANES)], LANES, self.accumulate),
+                    )
