@@ -156,6 +156,26 @@ def test_a_fork_goes_its_own_way(runner: ModelRunner) -> None:
     runner.check_integrity()
 
 
+def test_states_are_kept_in_the_middle_of_a_step(runner: ModelRunner) -> None:
+    start, left, right = TOKENS[:18], TOKENS[20:26], TOKENS[40:43]
+    for i in (0, 1):
+        runner.add_sequence(i)
+    asked = Sampling(temperature=0, logit_bias={7: 1e4}, top_logprobs=0)
+    rows = [BatchRow(0, start, [asked], keep_states=(11, 17)), BatchRow(1, TOKENS[5:9], [asked])]
+    found = [one.logprob for (one,) in runner.run(Batch(rows)).samples]
+    assert found == [alone(runner, start), alone(runner, TOKENS[5:9])]
+    assert [*runner.kept_states(0)] == [11, 17] and not runner.kept_states(1)
+    runner.remove_sequence(1)
+    for child, length in ((2, 17), (3, 11)):
+        runner.fork_sequence(0, child, length)
+    found = ask(runner, (2, left), (3, right), (0, right))
+    assert found[:2] == [alone(runner, start[:17] + left), alone(runner, start[:11] + right)]
+    assert found[2] == alone(runner, start + right)
+    runner.rollback_sequence(0, len(start + right) - 11)
+    assert ask(runner, (0, left)) == [alone(runner, start[:11] + left)]
+    runner.check_integrity()
+
+
 def test_a_step_that_fails_changes_no_state(
     runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,25 +22,42 @@ class Slots:
         self.before: dict[int, tuple[int, ...]] = {}
         """Tokens before the last step, where it can be undone."""
 
-    def step(self, rows: list[tuple[int, tuple[int, ...]]]) -> None:
-        numbers = self.table.place([(seq_id, len(new)) for seq_id, new in rows])
-        assert len(numbers) == 4 * len(rows)
-        found, first = list(self.slots), 0
-        for i, (seq_id, new) in enumerate(rows):
-            start, count, source, target = numbers[4 * i : 4 * i + 4]
-            assert (start, count) == (first, len(new))
-            assert target not in (EMPTY, source)
-            assert self.slots[source] == self.tokens[seq_id], "another sequence's state"
-            found[target] = self.slots[source] + new
+    def step(
+        self, rows: list[tuple[int, tuple[int, ...]]], keep: dict[int, list[int]] | None = None
+    ) -> None:
+        """Computes the rows in order, as a kernel does."""
+        for seq_id in {seq_id for seq_id, _ in rows}:
             self.before[seq_id] = self.tokens[seq_id]
-            self.tokens[seq_id] += new
+        numbers = self.table.place([(seq_id, len(new)) for seq_id, new in rows], keep or {})
+        new = [token for _, tokens in rows for token in tokens]
+        whose = [seq_id for seq_id, tokens in rows for _ in tokens]
+        first = 0
+        for i in range(0, len(numbers), 4):
+            start, count, source, target = numbers[i : i + 4]
+            assert start == first and count > 0 and target not in (EMPTY, source)
+            (seq_id,) = {*whose[start : start + count]}
+            assert self.slots[source] == self.tokens[seq_id], "another sequence's state"
+            self.tokens[seq_id] += tuple(new[start : start + count])
+            self.slots[target] = self.tokens[seq_id]
             first += count
-        self.slots = found
+        assert first == len(new)
 
     def check(self) -> None:
         self.table.check_integrity()
         assert self.table.lengths() == {i: len(tokens) for i, tokens in self.tokens.items()}
         assert self.slots[EMPTY] == ()
+        for seq_id, one in self.table._sequences.items():
+            held = {**one.kept, one.length: one.slot}
+            if one.slot_before is not None:
+                held[one.length_before] = one.slot_before
+            for length, slot in held.items():
+                assert self.slots[slot] == self.tokens[seq_id][:length]
+
+
+def some_places(rng: random.Random, length: int, more: int) -> list[int]:
+    """Where a step of `more` tokens may keep states: two at most, none before the first token."""
+    places = range(max(length, 1), length + more)
+    return sorted(rng.sample(places, min(rng.randint(0, 2), len(places))))
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -48,18 +65,32 @@ def test_every_sequence_has_its_own_state(seed: int) -> None:
     rng, slots = random.Random(seed), Slots()
     for number in range(300):
         alive = list(slots.tokens)
-        act = rng.choice(("add", "step", "step", "step", "fork", "undo", "remove"))
+        act = rng.choice(("add", "step", "step", "step", "fork", "undo", "cut", "remove"))
         if act == "add" and len(alive) < SEQUENCES:
             slots.table.add(number)
             slots.tokens[number] = ()
         elif act == "step" and alive:
             chosen = rng.sample(alive, rng.randint(1, len(alive)))
-            slots.step([(one, (number,) * rng.randint(1, 4)) for one in chosen])
+            rows = [(one, (number,) * rng.randint(1, 9)) for one in chosen]
+            keep = {one: some_places(rng, len(slots.tokens[one]), len(new)) for one, new in rows}
+            cut = rng.randint(0, len(rows))
+            parts = [(one, new[:2]) for one, new in rows[:cut]]
+            parts += [(one, new[2:] if i < cut else new) for i, (one, new) in enumerate(rows)]
+            slots.step([part for part in parts if part[1]], keep)
         elif act == "fork" and alive and len(alive) < SEQUENCES:
             parent = rng.choice(alive)
             if slots.tokens[parent]:
-                slots.table.fork(parent, number, len(slots.tokens[parent]))
-                slots.tokens[number] = slots.tokens[parent]
+                length = rng.choice([len(slots.tokens[parent]), *slots.table.kept(parent)])
+                slots.table.fork(parent, number, length)
+                slots.tokens[number] = slots.tokens[parent][:length]
+        elif act == "cut" and alive:
+            one = rng.choice(alive)
+            if places := slots.table.kept(one):
+                length = rng.choice(places)
+                slots.table.rollback(one, len(slots.tokens[one]) - length)
+                if length < len(slots.tokens[one]):
+                    slots.before.pop(one, None)
+                slots.tokens[one] = slots.tokens[one][:length]
         elif act == "undo" and slots.before:
             one = rng.choice(list(slots.before))
             before = slots.before.pop(one)
@@ -91,6 +122,21 @@ def test_a_state_is_not_cut() -> None:
     assert table.lengths() == {0: 5}
     with pytest.raises(AssertionError, match="cannot be cut"):
         table.rollback(0, 5)  # only one step is remembered
-    with pytest.raises(AssertionError, match="twice"):
-        table.place([(0, 1), (0, 1)])
+    table.check_integrity()
+
+
+def test_the_first_and_the_last_places_are_kept() -> None:
+    table = StateTable(SEQUENCES)
+    table.add(0)
+    assert len(table.place([(0, 10)], {0: [4, 9]})) == 3 * 4
+    assert table.kept(0) == (4, 9)
+    table.place([(0, 10)], {0: [10, 15]})
+    assert table.kept(0) == (4, 15)
+    table.fork(0, 1, 15)
+    assert table.kept(1) == (4, 15)
+    table.rollback(0, 20 - 15)
+    table.rollback(0, 15 - 4)
+    assert table.lengths() == {0: 4, 1: 15} and table.kept(0) == (4,)
+    with pytest.raises(AssertionError, match="cannot be cut"):
+        table.fork(1, 2, 9)
     table.check_integrity()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 from core_harness import Harness, prompt_of
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.testing.fake_runner import FakeRunner
 
 
@@ -19,15 +22,35 @@ class StateRunner(FakeRunner):
         super().__init__(**limits)
         self.limits = replace(self.limits, has_states=True)
         self.forks = 0
+        self.kept: dict[int, set[int]] = {}
+
+    def add_sequence(self, seq_id: int) -> None:
+        super().add_sequence(seq_id)
+        self.kept[seq_id] = set()
+
+    def kept_states(self, seq_id: int) -> Sequence[int]:
+        return sorted(self.kept[seq_id])
 
     def fork_sequence(self, parent: int, child: int, length: int) -> None:
-        assert length == self.sequences[parent].length, "forked before its end"
+        assert length in {*self.kept[parent], self.sequences[parent].length}, "state is cut"
         self.forks += 1
         super().fork_sequence(parent, child, length)
+        self.kept[child] = {at for at in self.kept[parent] if at <= length}
 
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
-        assert num_tokens == 0, "rolled back"
+        length = self.sequences[seq_id].length - num_tokens
+        assert num_tokens == 0 or length in self.kept[seq_id], "state is cut"
         super().rollback_sequence(seq_id, num_tokens)
+        self.kept[seq_id] = {at for at in self.kept[seq_id] if at <= length}
+
+    def run(self, batch: Batch) -> BatchOutput:
+        for row in batch.rows:
+            length = self.sequences[row.seq_id].length
+            inside = range(max(length, 1), length + len(row.token_ids))
+            assert all(at in inside for at in row.keep_states), "kept outside of the row"
+            kept = sorted({*self.kept[row.seq_id], *row.keep_states})
+            self.kept[row.seq_id] = {*kept[:1], *kept[-1:]}
+        return super().run(batch)
 
 
 def tokens_with(runner: FakeRunner, *asked: tuple[list[int], dict[str, Any]]) -> list[Any]:
@@ -39,11 +62,57 @@ def tokens_with(runner: FakeRunner, *asked: tuple[list[int], dict[str, Any]]) ->
     return found
 
 
+def computed(runner: FakeRunner) -> int:
+    return sum(len(row.token_ids) for batch in runner.batches for row in batch.rows)
+
+
 @pytest.mark.parametrize("max_num_sequence", [1, 2, 4])
 def test_continuations_of_one_prompt(max_num_sequence: int) -> None:
     asked = prompt_of(101), {"n": 4, "temperature": 1.0, "seed": 3, "max_tokens": 40}
     limits = {"max_num_sequence": max_num_sequence}
-    assert tokens_with(StateRunner(**limits), asked) == tokens_with(FakeRunner(**limits), asked)
+    runner = StateRunner(**limits)
+    assert tokens_with(runner, asked) == tokens_with(FakeRunner(**limits), asked)
+    if max_num_sequence == 4:  # the prompt is computed once
+        assert runner.forks == 3 and computed(runner) == 101 + 3 + 4 * 39
+
+
+def test_the_same_prompt_again() -> None:
+    """It goes on before its last token, from a sequence that has ended."""
+    config = {"max_tokens": 5}
+    asked = [(prompt_of(200), config)] * 3
+    runner = StateRunner()
+    assert tokens_with(runner, *asked) == tokens_with(FakeRunner(), *asked)
+    assert computed(runner) == 200 + 2 * 1 + 3 * 4
+
+
+def test_prompts_that_begin_alike() -> None:
+    """The second one keeps a state where it parts from the first; the third goes on from there."""
+    system, config = prompt_of(150), {"max_tokens": 3}
+    asked = [([*system, *prompt_of(40, 10 + i)], config) for i in range(4)]
+    runner = StateRunner()
+    assert tokens_with(runner, *asked) == tokens_with(FakeRunner(), *asked)
+    assert computed(runner) == 2 * 190 + 2 * 40 + 4 * 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_prompts_with_common_beginnings(seed: int) -> None:
+    rng, found = random.Random(seed), []
+    roots = [prompt_of(rng.randint(1, 120), i) for i in range(2)]
+    asked = [
+        (
+            [*rng.choice(roots)[: rng.randint(1, 120)], *prompt_of(rng.randint(1, 30), i % 5)],
+            {"n": rng.randint(1, 3), "max_tokens": rng.randint(1, 20), "seed": i},
+        )
+        for i in range(24)
+    ]
+    for kind in (StateRunner, FakeRunner):
+        harness = Harness(kind(num_pages=40, max_num_sequence=4, max_batch_tokens=48))
+        for i, (prompt, config) in enumerate(asked):
+            harness.add(str(i), prompt, temperature=1.0, **config)
+            if i % 3 == 2:
+                harness.run()
+        found.append({name: seen.tokens for name, seen in harness.run().items()})
+    assert found[0] == found[1]
 
 
 def test_a_prompt_that_goes_on_where_another_ended() -> None:

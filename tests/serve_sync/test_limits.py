@@ -223,7 +223,7 @@ def test_states_are_counted_and_cannot_be_rolled_back() -> None:
         complete_config(EngineConfig(max_num_sequence=8), size, 8 * GB)[1]
         for size in (SMALL, with_states)
     )
-    assert more.total(0) - plain.total(0) == (2 * 8 + 1) * 1000
+    assert more.total(0) - plain.total(0) == (4 * 8 + 2) * 1000
     with pytest.raises(InvalidField, match=r"speculative_mode.*this model keeps states"):
         infer_limits(EngineConfig(speculative_mode="prompt_lookup"), with_states)
     with pytest.raises(InvalidField, match=r"sliding_window_size = 128.*keeps states"):

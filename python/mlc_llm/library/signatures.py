@@ -23,7 +23,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   windows       a token sees the last windows[0] tokens, itself included, and the first windows[1]
                 of its sequence
   state_rows    of each sequence that takes part: its first token, how many, the slot with its
-                state, and another one that gets the state behind these tokens
+                state, and another one that gets the state behind these tokens. A sequence may have
+                several rows, one behind the other: a row reads what an earlier one has written
   fast_tokens   how many of the first tokens may be computed less exactly
 top_tokens   logits [s, padded_vocab], rows [r]
              -> token [r, 20], most likely first, -1 where there are no more; logprob [r, 20];

@@ -22,6 +22,8 @@ SCORE_BYTES = 32 * 2**20
 """Memory for the logits of scored tokens in a step, where that is enough for `LEAST_SCORES`."""
 LEAST_SCORES = 16
 MOST_SCORES = 128
+KEPT_STATES = 2
+"""Earlier states that a sequence keeps: as many beginnings that others can take over."""
 LOGIT_BYTES = 12
 """Bytes of a logit in a step: itself, a copy of the raw value, and the sampler's scratch."""
 
@@ -104,6 +106,10 @@ class BatchRow:
     runner was made so."""
     scoring: Scoring | None = None
     """All rows together score at most `RunnerLimits.max_scores` tokens."""
+    keep_states: Sequence[int] = ()
+    """Of a model with states: behind how many tokens of the sequence the state is kept, each at
+    least as many as it had, and fewer than it has behind this row. A sequence keeps the first and
+    the last such place."""
 
 
 @dataclass(slots=True)
@@ -175,8 +181,9 @@ class Window:
 
 
 def state_slots(sequences: int) -> int:
-    """Slots for the states of so many sequences: two each, and an empty one."""
-    return 2 * sequences + 1
+    """Slots for the states of so many sequences: of each the last two and those it keeps; an empty
+    slot, and one for a state in the middle of a step."""
+    return (2 + KEPT_STATES) * sequences + 2
 
 
 def score_rows(vocab_size: int) -> int:
@@ -204,7 +211,7 @@ class RunnerLimits:
     """Windows of layers that see less than those; there are always enough pages for them."""
     has_states: bool = False
     """Some layers keep a state for each sequence, which cannot be cut at a token: a sequence is
-    forked at its end only, and rolled back by no token."""
+    forked at its end and where its state is kept, and rolled back to there only."""
     hidden_size: int = 0
     """Numbers of a hidden vector."""
     precision: Precision = "exact"
@@ -219,6 +226,11 @@ class RunnerLimits:
     def only_whole(self) -> bool:
         """What a sequence has computed is taken over by another one as a whole or not at all."""
         return self.has_states or bool(self.windows)
+
+    @property
+    def keeps_states(self) -> bool:
+        """A sequence can be taken over where its state is kept."""
+        return self.has_states and not self.windows
 
     @property
     def max_scores(self) -> int:
@@ -251,6 +263,9 @@ class Runner(Protocol):
 
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         """Forget the last `num_tokens` tokens; pages that empty become free."""
+
+    def kept_states(self, seq_id: int) -> Sequence[int]:
+        """Numbers of tokens behind which an earlier state of the sequence is kept."""
 
     def remove_sequence(self, seq_id: int) -> None:
         """Give the sequence's pages back."""

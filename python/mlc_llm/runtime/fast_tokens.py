@@ -61,8 +61,9 @@ def _check(metadata: Metadata, precision: Precision) -> None:
 
 def prompts_first(rows: Sequence[BatchRow], logit_rows: Numbers) -> tuple[list[BatchRow], Numbers]:
     """Rows with tokens of prompts, then rows with all others; and `logit_rows` in that order."""
-    prompts = [BatchRow(row.seq_id, row.token_ids[: row.prompt_tokens], ()) for row in rows]
-    others = [BatchRow(row.seq_id, row.token_ids[row.prompt_tokens :], ()) for row in rows]
+    ends = [row.prompt_tokens for row in rows]
+    prompts = [_part(row, row.token_ids[:end]) for row, end in zip(rows, ends, strict=True)]
+    others = [_part(row, row.token_ids[end:]) for row, end in zip(rows, ends, strict=True)]
     prompt_at, other_at = 0, sum(row.prompt_tokens for row in rows)
     now_at: list[int] = []
     for prompt, other in zip(prompts, others, strict=True):
@@ -72,3 +73,7 @@ def prompts_first(rows: Sequence[BatchRow], logit_rows: Numbers) -> tuple[list[B
         other_at += len(other.token_ids)
     moved = array("i", [now_at[int(row)] for row in logit_rows])
     return [row for row in prompts + others if row.token_ids], moved
+
+
+def _part(row: BatchRow, token_ids: Sequence[int]) -> BatchRow:
+    return BatchRow(row.seq_id, token_ids, (), keep_states=row.keep_states)

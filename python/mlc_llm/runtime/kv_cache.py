@@ -13,7 +13,8 @@ kept                fork               rollback                    prefix of ano
 pages of all        at any token       by any number of tokens     any
 pages of a window   while the window   while the window            all of it, or nothing
                     has all its pages  has all its pages
-a state             at its end         its last step, or nothing   all of it, or nothing
+a state             at its end, or     its last step, or to where  all of it, or up to where
+                    where it is kept   it is kept                  it is kept
 ==================  =================  ==========================  ==========================
 
 A model with several kinds is bound by each (`RunnerLimits.only_whole`, `has_states`).
@@ -22,13 +23,13 @@ A model with several kinds is bound by each (`RunnerLimits.only_whole`, `has_sta
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mlc_llm.library.metadata import KVInfo
 from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.page_table import Numbers, PageTable, Placement
-from mlc_llm.runtime.state_table import StateTable
+from mlc_llm.runtime.state_table import NOTHING, StateTable
 
 CopyGroupPages = Callable[[int, list[int], list[int]], None]
 """(group, source pages, target pages)"""
@@ -133,6 +134,10 @@ class KVCache:
         for table in self._others:
             table.rollback(seq_id, num_tokens)
 
+    def kept_states(self, seq_id: int) -> Sequence[int]:
+        """Numbers of tokens behind which an earlier state of the sequence is kept."""
+        return () if self._states is None else self._states.kept(seq_id)
+
     def trim(self, seq_id: int, undone: int = 0) -> None:
         """Gives back what is not seen any more, even if the last `undone` tokens are dropped."""
         for table in self._windowed:
@@ -148,13 +153,19 @@ class KVCache:
         for table in self._kept:
             table.reset()
 
-    def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placements:
-        """See `PageTable.place`. Raises RequestError before any change if pages lack."""
+    def place(
+        self,
+        rows: Sequence[tuple[int, int]],
+        fast: int = 0,
+        keep: Mapping[int, Sequence[int]] = NOTHING,
+    ) -> Placements:
+        """See `PageTable.place`, and `StateTable.place` for `keep`. Raises RequestError before any
+        change if pages lack."""
         position = self._positions(rows) if self._main in self._windowed else None
         groups = [first := self._main.place(rows, fast)]
         if self._others:
             groups = [t.place(rows, fast) if t is not self._main else first for t in self._tables]
-        state_rows = None if self._states is None else self._states.place(rows)
+        state_rows = None if self._states is None else self._states.place(rows, keep)
         return Placements(first.places if position is None else position, groups, state_rows)
 
     @property

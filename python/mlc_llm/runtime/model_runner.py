@@ -159,6 +159,9 @@ class ModelRunner:
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         self._cache.rollback(seq_id, num_tokens)
 
+    def kept_states(self, seq_id: int) -> Sequence[int]:
+        return self._cache.kept_states(seq_id)
+
     def remove_sequence(self, seq_id: int) -> None:
         self._cache.remove(seq_id)
 
@@ -188,7 +191,7 @@ class ModelRunner:
             return Pending(batch, self._choice, drawn, hidden)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
-            for row in rows:
+            for row in batch.rows:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
 
@@ -251,8 +254,9 @@ class ModelRunner:
             self._cache.remove(seq_id)
 
     def _place(self, rows: Sequence[BatchRow]) -> Placements:
+        keep = {row.seq_id: row.keep_states for row in rows if row.keep_states}
         return self._cache.place(
-            [(row.seq_id, len(row.token_ids)) for row in rows], self._fast.count
+            [(row.seq_id, len(row.token_ids)) for row in rows], self._fast.count, keep
         )
 
     def _outputs(

@@ -4,20 +4,26 @@ A recurrent layer keeps numbers of fixed size for a sequence. They lie in a slot
 sequence has the same slot in all layers. A step reads one slot and writes another one, so:
 
 * no slot is written twice: a fork shares its parent's slot, and nothing is copied;
-* the last step of a sequence can be undone, and nothing more: a state cannot be cut at an earlier
-  token. A sequence is forked at its end, or not at all.
+* the last step of a sequence can be undone;
+* states in the middle of a step can be kept: its row is cut there into several, which are computed
+  one behind the other, and a slot gets what lies between them.
+
+A state cannot be cut at any other token: a sequence is forked, or rolled back to, where its state
+is kept.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
-from mlc_llm.runtime.batch import state_slots
+from mlc_llm.runtime.batch import KEPT_STATES, state_slots
 
 Numbers: TypeAlias = "array[int]"
+NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})
 EMPTY = 0
 """The slot of a sequence without tokens: all zeros, and never written."""
 
@@ -31,6 +37,16 @@ class SequenceState:
     slot_before: int | None = None
     """Before its last step; None: there was none, or it was undone."""
     length_before: int = 0
+    kept: dict[int, int] = field(default_factory=dict)
+    """Slots of its states behind fewer tokens, by their number."""
+    wanted: frozenset[int] = frozenset()
+    """Where the step that runs keeps a state."""
+
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """All its slots."""
+        last = (self.slot,) if self.slot_before is None else (self.slot, self.slot_before)
+        return (*last, *self.kept.values())
 
 
 class StateTable:
@@ -45,33 +61,48 @@ class StateTable:
         """Tokens of every sequence."""
         return {seq_id: one.length for seq_id, one in self._sequences.items()}
 
+    def kept(self, seq_id: int) -> Sequence[int]:
+        """Numbers of tokens behind which an earlier state of the sequence is kept."""
+        return tuple(self._sequences[seq_id].kept)
+
     def add(self, seq_id: int) -> None:
         """An empty sequence."""
         assert seq_id not in self._sequences, f"sequence {seq_id} exists"
         self._sequences[seq_id] = SequenceState()
 
     def fork(self, parent: int, child: int, length: int) -> None:
-        """AssertionError unless `length` is all of the parent."""
+        """AssertionError unless `length` is all of the parent, or its state there is kept. The
+        child keeps the states before it too."""
         source = self._sequences[parent]
-        assert length == source.length, "a state cannot be cut"
-        self._share(source.slot)
+        slot = source.slot if length == source.length else source.kept.get(length)
+        assert slot is not None, "a state cannot be cut"
         self.add(child)
-        self._sequences[child] = SequenceState(source.slot, length)
+        kept = {n: one for n, one in source.kept.items() if n <= length}
+        self._sequences[child] = found = SequenceState(slot, length, kept=kept)
+        for one in found.owned:
+            self._share(one)
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
-        """AssertionError unless `num_tokens` are none, or all of the last step."""
+        """AssertionError unless `num_tokens` are none, or all of the last step, or the state before
+        them is kept."""
         one = self._sequences[seq_id]
         if num_tokens == 0:
             return
         length = one.length - num_tokens
-        assert one.slot_before is not None and length == one.length_before, "a state cannot be cut"
-        self._drop(one.slot)
-        self._sequences[seq_id] = SequenceState(one.slot_before, length)
+        was_before = one.slot_before is not None and length == one.length_before
+        slot = one.slot_before if was_before else one.kept.get(length)
+        assert slot is not None, "a state cannot be cut"
+        kept = {n: kept for n, kept in one.kept.items() if n <= length}
+        self._sequences[seq_id] = found = SequenceState(slot, length, kept=kept)
+        for each in found.owned:
+            self._share(each)
+        for each in one.owned:
+            self._drop(each)
 
     def remove(self, seq_id: int) -> None:
         """Gives the sequence's slots back."""
         one = self._sequences.pop(seq_id)
-        for slot in _owned(one):
+        for slot in one.owned:
             self._drop(slot)
 
     def reset(self) -> None:
@@ -80,28 +111,61 @@ class StateTable:
         self._free = list(range(self._num_slots - 1, EMPTY, -1))
         self._sequences: dict[int, SequenceState] = {}
 
-    def place(self, rows: Sequence[tuple[int, int]]) -> Numbers:
+    def place(
+        self, rows: Sequence[tuple[int, int]], keep: Mapping[int, Sequence[int]] = NOTHING
+    ) -> Numbers:
         """`state_rows` (see `library/signatures.py`), four numbers a row, for `n` new tokens of
-        each (seq_id, n). A sequence comes once."""
-        assert len({seq_id for seq_id, _ in rows}) == len(rows), "a sequence twice in a step"
-        found, first = array("i"), 0
+        each (seq_id, n). A sequence may come again, with the tokens behind.
+
+        keep: by sequence, behind how many of its tokens the state is kept, if it lies before the
+        last new one. Of all that a sequence keeps, the first and the last places stay.
+        """
+        found, first, started = array("i"), 0, set[int]()
         for seq_id, n in rows:
+            if seq_id not in started:
+                self._start(seq_id, keep.get(seq_id, ()))
+                started.add(seq_id)
             one = self._sequences[seq_id]
-            if one.slot_before is not None:
-                self._drop(one.slot_before)
-            new = self._free.pop()
-            self._references[new] = 1
-            found.extend((first, n, one.slot, new))
-            self._sequences[seq_id] = SequenceState(new, one.length + n, one.slot, one.length)
-            first += n
+            for end in (*_inside(one, n, keep.get(seq_id, ())), one.length + n):
+                count = end - one.length
+                found.extend((first, count, one.slot, self._advance(one, count)))
+                first += count
         return found
+
+    def _start(self, seq_id: int, keep: Sequence[int]) -> None:
+        """A step begins, which keeps some states of the sequence. What it does not keep any more is
+        given back first."""
+        one = self._sequences[seq_id]
+        wanted = sorted({*one.kept, *keep})
+        stays = {*wanted[:1], *wanted[1 - KEPT_STATES :]}
+        kept = {n: slot for n, slot in one.kept.items() if n in stays}
+        if one.length in stays:
+            kept[one.length] = one.slot
+        new = SequenceState(one.slot, one.length, one.slot, one.length, kept, frozenset(stays))
+        for slot in new.owned:
+            self._share(slot)
+        for slot in one.owned:
+            self._drop(slot)
+        self._sequences[seq_id] = new
+
+    def _advance(self, one: SequenceState, count: int) -> int:
+        """A slot for the state behind `count` more tokens; the one before is given back, if nobody
+        keeps it."""
+        new = self._free.pop()
+        self._references[new] = 1
+        self._drop(one.slot)
+        one.slot, one.length = new, one.length + count
+        if one.length in one.wanted:
+            one.kept[one.length] = new
+            self._share(new)
+        return new
 
     def check_integrity(self) -> None:
         """AssertionError unless every slot is owned as often as its count says, or free once."""
         counts = [0] * self._num_slots
         for one in self._sequences.values():
             assert (one.slot == EMPTY) == (one.length == 0), "a state without tokens"
-            for slot in _owned(one):
+            for slot in one.owned:
                 counts[slot] += 1
         counts[EMPTY] = 0
         assert counts == self._references, "reference counts"
@@ -120,5 +184,6 @@ class StateTable:
             self._free.append(slot)
 
 
-def _owned(one: SequenceState) -> tuple[int, ...]:
-    return (one.slot,) if one.slot_before is None else (one.slot, one.slot_before)
+def _inside(one: SequenceState, n: int, places: Sequence[int]) -> list[int]:
+    """The places within `n` more tokens where the state is kept, in order."""
+    return [at for at in sorted(places) if one.length < at < one.length + n and at in one.wanted]

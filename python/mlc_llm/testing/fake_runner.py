@@ -136,6 +136,9 @@ class FakeRunner:
         del sequence.pages[kept:]
         self._own_last_page(sequence)
 
+    def kept_states(self, seq_id: int) -> Sequence[int]:
+        return ()
+
     def remove_sequence(self, seq_id: int) -> None:
         for page in self.sequences.pop(seq_id).owned:
             self._pages.drop(page)

@@ -1,14 +1,15 @@
 """A gated short convolution over ragged rows, with a state for each sequence (LFM2).
 
-    in parallel, for each sequence, for each stretch of channels d:
+    in parallel for each stretch of channels d, for each row:
         taps = weights, a vector for each of the kernel's tokens
-        for each token t of the sequence:
+        for each token t of the row:
             out[t, d] = c[t, d] * sum over j of taps[j, d] * value(t - (kernel - 1) + j, d)
         for each of the last kernel - 1 tokens p:  new state[p, d] = value(p, d)
 
 value(t): b[t] * u[t] of a token of the row, what the state keeps of a token before it.
 
-A token's sum is taken in the order of j, whatever the row that it is in.
+A token's sum is taken in the order of j, whatever the row that it is in. Rows come in order: one
+may read the slot that an earlier one has written.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def short_conv(width: int, kernel: int) -> PrimFunc:
 
     thirds  float32 [m, 3 * width]: b, c and u of each token
     weight  float32 [width, kernel]: the newest token's last
-    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write;
+            a later row may read what an earlier one has written
     state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first; the slot
             to write gets what comes before the next row
     out     float32 [m, width]
@@ -119,8 +121,9 @@ def short_conv(width: int, kernel: int) -> PrimFunc:
         with T.sblock("root"):
             given = T.meta_var(Given(X, W, R, S, O, width))
             if m >= MANY:
-                for u in T.parallel(r * stretches):
-                    _one_task(given, u // stretches, u % stretches)
+                for u in T.parallel(stretches):
+                    for row in T.serial(r):
+                        _one_task(given, row, u)
             else:
                 for u in T.serial(r * stretches):
                     _one_task(given, u // stretches, u % stretches)

@@ -99,6 +99,9 @@ class EchoRunner:
         self.add_sequence(child)
         self._sequences[child].tokens = self._sequences[parent].tokens[:length]
 
+    def kept_states(self, seq_id: int) -> abc.Sequence[int]:
+        return ()
+
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         sequence = self._sequences[seq_id]
         del sequence.tokens[len(sequence.tokens) - num_tokens :]

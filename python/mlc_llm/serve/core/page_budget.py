@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from mlc_llm.runtime.batch import Runner
 
 
@@ -46,10 +48,10 @@ class PageBudget:
             needed = min(needed, self._window.most_pages(self.page_size))
         return needed
 
-    def can_fork(self, length: int, shared: int) -> bool:
+    def can_fork(self, length: int, shared: int, kept: Collection[int] = ()) -> bool:
         """A fork with the first `shared` tokens would see no page that is given back already, and
-        would not cut a state."""
-        if self._has_states and shared != length:
+        would not cut a state. kept: where the sequence keeps one beside its end."""
+        if self._has_states and shared != length and shared not in kept:
             return False
         size = self.page_size
         return all(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlc_llm.serve.core.cache_observer import CacheObserver
+from mlc_llm.serve.core.prefix_cuts import Cuts, longest_cut
 from mlc_llm.serve.core.radix_tree import PagedRadixTree
 
 _log = logging.getLogger(__name__)
@@ -64,18 +65,20 @@ class PrefixCache:
         max_recycling: int | None = None,
         exact_only: bool = False,
         enabled: bool = True,
+        cuts: Cuts | None = None,
     ) -> None:
         """on_remove: gives the sequence's slot and its pages back.
         max_num_sequence: most sequences, active and kept ones together.
         max_recycling: 0 keeps none; None and -1 set no other limit.
-        exact_only: a sequence is taken over whole or not at all (models with windows or states).
+        exact_only: a sequence is taken over whole or not at all (models with windows or states),
+        cuts: or up to one of these numbers of tokens.
         enabled: False keeps nothing and finds nothing.
         """
         self._on_remove = on_remove
         self._max_num_sequence = max_num_sequence
         limit = -1 if max_recycling is None else max_recycling
         self._max_recycling = 0 if not enabled else max_num_sequence if limit < 0 else limit
-        self._exact_only = exact_only
+        self._exact_only, self._cuts = exact_only, cuts
         self.is_enabled = enabled
         self.observer: CacheObserver | None = None
         """Is told of all changes from now on."""
@@ -129,15 +132,18 @@ class PrefixCache:
         tree = self._trees.get(salt)
         if not self.is_enabled or tree is None:
             return PrefixMatch()
+        is_exact = self._exact_only and self._cuts is None
         length, ids = tree.match(tokens[:-1])
         divergence = _divergence(tree, tokens, length, ids)
+        if self._cuts is not None:
+            length, ids = longest_cut(tree, tokens, length, self._places(tree, self._cuts))
         shortest = self._shortest_recycling(ids)
         if shortest is not None:
             whole = tree.get_length(shortest)
-            is_close = whole == length if self._exact_only else 10 * length > 9 * whole
-            if is_close or not (may_fork or self._exact_only):
+            is_close = whole == length if is_exact else 10 * length > 9 * whole
+            if is_close or not (may_fork or is_exact):
                 return PrefixMatch("reuse", length, shortest, whole - length, divergence)
-        if not ids or not may_fork or self._exact_only:
+        if not ids or not may_fork or is_exact:
             return PrefixMatch(divergence=divergence)
         return PrefixMatch("fork", length, self._fork_source(ids), divergence=divergence)
 
@@ -246,6 +252,19 @@ class PrefixCache:
 
     def _tree_of(self, seq_id: int) -> PagedRadixTree:
         return self._trees[self._salts[seq_id]]
+
+    def _places(self, tree: PagedRadixTree, cuts: Cuts) -> dict[int, list[int]]:
+        """The numbers of tokens up to which sequences of a tree can be taken over, and by which."""
+        found: dict[int, list[int]] = {}
+        for seq_id in self._salts:
+            if self._tree_of(seq_id) is not tree:
+                continue
+            end = tree.get_length(seq_id)
+            whole = () if seq_id in self._active else (end,)  # it may have gone on since
+            for place in {*cuts(seq_id), *whole}:
+                if place <= end:
+                    found.setdefault(place, []).append(seq_id)
+        return found
 
     def _roll_back(self, seq_id: int, num_tokens: int) -> None:
         self._tree_of(seq_id).rollback(seq_id, num_tokens)

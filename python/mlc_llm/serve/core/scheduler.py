@@ -185,7 +185,9 @@ class Scheduler:
         plan.sequences.append(sequence)
         scoring = None if scores is None else scores.scoring(progress.computed, count)
         plan.scores -= 0 if scoring is None else len(scoring.next_ids)
-        plan.rows.append(_row(sequence, count, scoring, is_whole=count == remaining))
+        row = _row(sequence, count, scoring, is_whole=count == remaining)
+        row.keep_states = self.slots.states_to_keep(sequence, count)
+        plan.rows.append(row)
 
     def _allowance(self, plan: StepPlan) -> int:
         """Prompt tokens that the clock still allows beside the rows that decode."""

@@ -55,8 +55,13 @@ class Progress:
     """The greatest value of `computed` so far. After a preemption, the tokens up to here are
     computed again."""
 
-    def begin(self, seq_id: int, length: int, known: int) -> None:
+    parted: int = 0
+    """Where it parts from a sequence of the prefix cache of which nothing could be taken over from
+    there, for want of a state; 0: nowhere."""
+
+    def begin(self, seq_id: int, length: int, known: int, parted: int = 0) -> None:
         """It runs from now on. Its slot holds the first `length` of its `known` tokens already."""
+        self.parted = parted
         self.status, self.seq_id, self.computed = Status.RUNNING, seq_id, length
         self.prefill_length = known
         self.reached = max(self.reached, length)

@@ -23,6 +23,7 @@ class Slots:
         self.num_slots = min(wanted, limits.max_num_sequence)
         self._runner = runner
         self._pages = pages
+        self._keeps_states = limits.has_states
         self._free_ids = list(range(self.num_slots))  # a heap: the lowest free id is used first
         self.cache = PrefixCache(
             self._free,
@@ -30,6 +31,7 @@ class Slots:
             max_recycling=config.prefix_cache_max_num_recycling_seqs,
             exact_only=limits.only_whole,
             enabled=config.prefix_cache_mode == "radix",
+            cuts=runner.kept_states if limits.keeps_states else None,
         )
 
     def find_prefix(
@@ -46,7 +48,7 @@ class Slots:
             is_free = self._make_room(sequence, prefix, num_running, even_pinned=not num_running)
             return prefix if is_free else None
         donor = _donor(sequence)
-        if donor is not None and self._pages.can_fork(donor.progress.computed, _shared(sequence)):
+        if donor is not None and self._can_give(donor, _shared(sequence)):
             if donor.progress.computed < _shared(sequence):
                 return None  # the donor's prompt is not computed yet
             prefix = PrefixMatch("fork", _shared(sequence), donor.progress.seq_id)
@@ -71,7 +73,18 @@ class Slots:
             else:
                 self._runner.fork_sequence(prefix.source, seq_id, prefix.length)
         self.cache.begin(seq_id, prefix, salt=sequence.request.cache_salt)
-        sequence.progress.begin(seq_id, prefix.length, sequence.known)
+        parted = 0 if prefix.divergence is None else prefix.divergence.position
+        sequence.progress.begin(seq_id, prefix.length, sequence.known, parted)
+
+    def states_to_keep(self, sequence: Sequence, count: int) -> tuple[int, ...]:
+        """Behind how many tokens the next `count` tokens leave a state that others may go on from:
+        where the prompt parts from a cached one, as the next prompt may, and before the last token
+        of the prompt, for its other continuations and for the same prompt again."""
+        if not self._keeps_states:
+            return ()
+        start, last = sequence.progress.computed, len(sequence.request.prompt) - 1
+        places = {min(sequence.progress.parted, last), last}
+        return tuple(sorted(at for at in places if max(start, 1) <= at < start + count))
 
     def cache_computed(self, sequence: Sequence) -> None:
         """Others may take over what the sequence has computed: its logits were finite."""
@@ -136,6 +149,17 @@ class Slots:
 
     def _has_slot(self, prefix: PrefixMatch) -> bool:
         return bool(self._free_ids) or prefix.kind == "reuse"
+
+    def _can_give(self, donor: Sequence, shared: int) -> bool:
+        """A running sequence has, or will have, what a fork with its first tokens needs."""
+        computed, seq_id = donor.progress.computed, donor.progress.seq_id
+        assert seq_id is not None
+        if not self._keeps_states:
+            return self._pages.can_fork(computed, shared)
+        kept = {*self._runner.kept_states(seq_id)}
+        if computed <= shared == len(donor.request.prompt) - 1:
+            kept.add(shared)  # its next tokens leave it
+        return self._pages.can_fork(computed, shared, kept)
 
     def _free(self, seq_id: int) -> None:
         """The prefix cache has removed a sequence."""
