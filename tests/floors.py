@@ -26,7 +26,14 @@ BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
-DEVICE = {*GROUND, "backends.base", "backends.features", "library", "models.spec"}
+DEVICE = {
+    *GROUND,
+    "backends.base",
+    "backends.features",
+    "library",
+    "models.recurrent",
+    "models.spec",
+}
 DEVICE |= {"quantization", "support"}
 """What a backend stands on."""
 COMPILER = {
@@ -39,6 +46,7 @@ COMPILER = {
     "conversation_template",
     "quantization",
     "models",
+    "models.recurrent",
     "models.spec",
     "loader",
     "model_files",
@@ -54,6 +62,7 @@ OPENS_A_BUNDLE = {
     "tokenizers",
     "conversation_template",
     "models",
+    "models.recurrent",
     "models.spec",
     "model_files",
 }
@@ -82,20 +91,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conversation_template": {*GROUND, "protocol"},
     "quantization": GROUND,
     "model": {"models"},
-    "models": {*GROUND, "backends.base", "models.spec"},
+    "models": {*GROUND, "backends.base", "models.recurrent", "models.spec"},
     "backends": set(),
-    "backends.base": {*GROUND, "models.spec", "quantization"},
-    "backends.features": {*GROUND, "backends.base", "models.spec"},
+    "backends.base": {*GROUND, "models.recurrent", "models.spec", "quantization"},
+    "backends.features": {*GROUND, "backends.base", "models.recurrent", "models.spec"},
     "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
     "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
     "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
     **dict.fromkeys(SHAPES, GROUND),
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
-    "models.spec": GROUND,
+    "models.recurrent": GROUND,
+    "models.spec": {*GROUND, "models.recurrent"},
     "model_files": {
         *GROUND,
         "loader",
         "models",
+        "models.recurrent",
         "models.spec",
         "quantization",
         "tokenizers",
@@ -111,6 +122,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quantization",
         "loader",
         "models",
+        "models.recurrent",
         "models.spec",
         "model_files",
         "backends.cpu.k_searches",

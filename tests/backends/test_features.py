@@ -14,6 +14,7 @@ from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -22,7 +23,6 @@ from mlc_llm.models.spec import (
     ModelSpec,
     QueryScaling,
     RopeSpec,
-    ShortConvSpec,
 )
 
 PLAIN = LayerSpec(AttentionSpec(heads=4, kv_heads=2, head_dim=16, scale=0.25), DenseSpec(96))
@@ -74,6 +74,10 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
     "convolutions": (
         "short convolutions",
         lambda: model(replace(PLAIN, mixer=ShortConvSpec(64, 3))),
+    ),
+    "state spaces": (
+        "state spaces",
+        lambda: model(replace(PLAIN, mixer=Mamba2Spec(2, 32, 16, 1, 4))),
     ),
     "residual": ("residual multipliers", lambda: model(replace(PLAIN, residual_scale=0.5))),
     "norms of all heads": ("norms over all heads", lambda: attention(qk_norm="all")),
@@ -165,6 +169,8 @@ def test_every_feature_is_tried() -> None:
         {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, head_dim=24)),)},
         {"layers": (replace(PLAIN, mixer=replace(PLAIN.mixer, heads=3, kv_heads=1)),)},
         {"layers": (replace(PLAIN, mixer=ShortConvSpec(64, 3)),), "hidden": 80},
+        {"layers": (replace(PLAIN, mixer=Mamba2Spec(2, 32, 24, 1, 4)),)},
+        {"layers": (replace(PLAIN, mixer=Mamba2Spec(4, 8, 16, 2, 4)),)},
         {"layers": (replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 48)),)},
         {"layers": (replace(PLAIN, feed_forward=ExpertsSpec(4, 2, 32, shared_intermediate=80)),)},
     ],

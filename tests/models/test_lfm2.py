@@ -14,8 +14,8 @@ from pairs import every_other
 
 from mlc_llm.errors import MLCError, ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.recurrent import ShortConvSpec
 from mlc_llm.models.registry import read_config, read_gguf
-from mlc_llm.models.spec import ShortConvSpec
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE, byte_tokenizer_metadata

@@ -11,6 +11,7 @@ import test_architectures
 import test_expert_models
 import test_gemma4
 import test_llama_family
+import test_state_spaces
 import torch
 
 SEED = 0
@@ -34,6 +35,13 @@ def _lfm2() -> Any:
     return test_architectures.made("lfm2", SEED)[0].eval()
 
 
+def _granite_hybrid() -> Any:
+    """It saves itself with the names of layers that llama.cpp's converter knows."""
+    model = test_state_spaces.made("experts", SEED)
+    model.save_pretrained = test_state_spaces.Published(model).save_pretrained
+    return model
+
+
 _DENSE = {
     "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gptneox", "Glm4ForCausalLM": "glm4",
     "Phi3ForCausalLM": "phi3", "StableLmForCausalLM": "stablelm",
@@ -44,6 +52,7 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "Gemma3ForConditionalGeneration": partial(test_llama_family.gemma_3_with_images, SEED),
     "Gemma4ForCausalLM": partial(test_gemma4.made, "all", SEED),
     "Gemma4ForConditionalGeneration": partial(test_gemma4.made_with_images, "all", SEED),
+    "GraniteMoeHybridForCausalLM": _granite_hybrid,
     "Lfm2ForCausalLM": _lfm2,
     "Mistral3ForConditionalGeneration": partial(
         test_llama_family.mistral_3_with_images, "ministral 3", SEED

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
 
+    from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
     from mlc_llm.models.spec import (
         Activation,
         AttentionSpec,
         ExpertsSpec,
         ModelSpec,
-        ShortConvSpec,
     )
     from mlc_llm.quantization.block_format import Grouped
 
@@ -135,8 +135,23 @@ class StateInputs:
     """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
 
     rows: Tensor
-    state: Tensor
-    """[slots, ...], changed in place."""
+    states: tuple[Tensor, ...]
+    """[slots, ...], changed in place: one for each of the spec's `state_shapes`."""
+
+
+@dataclass(frozen=True)
+class Mamba2Vectors:
+    """What a `Mamba2Spec` has beside its matrices, float32: weights [channels, kernel] and biases
+    [channels] of the convolution, biases of dt [heads], `a` and `d` [heads, 1], weights of the norm
+    [groups, inner / groups]."""
+
+    conv: Tensor
+    conv_bias: Tensor
+    dt_bias: Tensor
+    a: Tensor
+    d: Tensor
+    norm: Tensor
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -175,7 +190,8 @@ class Ops(Protocol):
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
         """kind: the file's tensor type. role: "embedding",
-        "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out" or "head"; some are
+        "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out", "ssm_in", "ssm_out"
+        or "head"; some are
         more sensitive to rounding than others."""
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
@@ -253,6 +269,12 @@ class Ops(Protocol):
         """An Input: c * conv(b * u) for b, c and u, the thirds of a row. weight: float32
         [width, kernel], the newest token's last. A token takes the tokens before it from its row of
         the batch, and those before the row from the sequence's state."""
+
+    def mamba2(
+        self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
+    ) -> Input:
+        """An Input: norm(v * silu(z)), [tokens, inner] (`models/recurrent.py`). projected: z, x, B,
+        C and dt side by side. Every token is computed alike, whatever the row that it is in."""
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks: ...
 

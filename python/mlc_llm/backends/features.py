@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
     ModelSpec,
-    ShortConvSpec,
 )
 
 Feature: TypeAlias = Literal[
@@ -39,6 +39,7 @@ Feature: TypeAlias = Literal[
     "activations other than SiLU and tanh GELU",
     "parallel layers",
     "short convolutions",
+    "state spaces",
     "residual multipliers",
     "layer norms",
     "learned positions",
@@ -103,6 +104,7 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     ),
     "parallel layers": lambda layer: layer.parallel,
     "short convolutions": lambda layer: isinstance(layer.mixer, ShortConvSpec),
+    "state spaces": lambda layer: isinstance(layer.mixer, Mamba2Spec),
     "experts": lambda layer: isinstance(layer.feed_forward, ExpertsSpec),
     "residual multipliers": lambda layer: layer.residual_scale != 1.0,
 }

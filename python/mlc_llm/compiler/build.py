@@ -93,7 +93,8 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
 
 def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
     """What the recurrent layers of a model keep."""
-    return tuple(StateInfo(i, one.state_shape) for i, one in spec.recurrent_layers.items())
+    layers = spec.recurrent_layers.items()
+    return tuple(StateInfo(i, shape) for i, one in layers for shape in one.state_shapes)
 
 
 def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:

@@ -11,7 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mlc_llm.conversion.gguf_entries import Value
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec, ShortConvSpec
+from mlc_llm.models.recurrent import ShortConvSpec
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    DenseSpec,
+    ExpertsSpec,
+    ModelSpec,
+)
 
 Fields = dict[str, Value]
 Config = Mapping[str, object]

@@ -91,7 +91,8 @@ class KVInfo:
 
 @dataclass(frozen=True)
 class StateInfo:
-    """What a recurrent layer keeps for each sequence, as a tensor float32 [slots, *shape]."""
+    """What a recurrent layer keeps for each sequence, as a tensor float32 [slots, *shape]; a layer
+    may have several."""
 
     layer: int
     shape: tuple[int, ...]

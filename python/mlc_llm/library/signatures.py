@@ -8,8 +8,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              of each group of layers: slots [m], places [m], query_blocks [t, 3], page_ids [n],
              windows [2];
              pages (one tensor a layer of attention, changed in place);
-             if there are recurrent layers: state_rows [r, 4], states (one tensor a recurrent layer,
-             changed in place);
+             if there are recurrent layers: state_rows [r, 4], states (tensors of each, changed
+             in place);
              params
              -> logits [s, padded_vocab], hidden [s, hidden]
   hidden        what the logits are made of, before the last norm

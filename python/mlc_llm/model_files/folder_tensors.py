@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,7 @@ from mlc_llm.model_files.tensor_views import (
     AlternateView,
     HeadRowsView,
     MicroscaledView,
+    MinusExpView,
     PlusOneView,
     RowsView,
     StackView,
@@ -23,6 +25,7 @@ from mlc_llm.models.tensor_names import (
     FolderNames,
     HeadRows,
     Microscaled,
+    MinusExp,
     Origin,
     PlusOne,
     Rows,
@@ -97,7 +100,7 @@ class _Found:
 
     def _changed(
         self,
-        origin: PlusOne | Transposed | Rows | HeadRows | Alternate,
+        origin: PlusOne | MinusExp | Transposed | Rows | HeadRows | Alternate,
         name: str,
         shape: Shape,
         numbers: dict[str, str],
@@ -106,6 +109,8 @@ class _Found:
             return self._rows(origin, name, shape, numbers)
         if isinstance(origin, PlusOne):
             return PlusOneView(self._made(origin.of, name, shape, numbers), shape)
+        if isinstance(origin, MinusExp):
+            return MinusExpView(self._made(origin.of, name, shape, numbers), shape)
         if isinstance(origin, Transposed):
             turned = (*shape[:-2], shape[-1], shape[-2])
             return TransposedView(self._made(origin.of, name, turned, numbers), shape)
@@ -140,7 +145,9 @@ class _Found:
     def _squeezed(self, origin: Squeezed, shape: Shape, numbers: dict[str, str]) -> Tensor:
         assert isinstance(origin.of, str), "a tensor of the folder"
         tensor = self._leaf(origin.of.format(**numbers))
-        if [one for one in tensor.shape if one != 1] != [one for one in shape if one != 1]:
+        is_vector = tensor.shape == (math.prod(shape),)
+        same = [one for one in tensor.shape if one != 1] == [one for one in shape if one != 1]
+        if not (same or is_vector):
             raise _wrong_shape(tensor, shape)
         return tensor
 

@@ -57,6 +57,21 @@ class PlusOneView(View):
 
 
 @dataclass(frozen=True)
+class MinusExpView(View):
+    """-e^value, in float32."""
+
+    @property
+    def kind(self) -> str:
+        return "F32"
+
+    @property
+    def data(self) -> Bytes:
+        values = dequantize(self.of.kind, self.of.data, self.of.shape).astype(np.float32)
+        powers: Floats = -np.exp(values)
+        return powers.reshape(-1).view(np.uint8)
+
+
+@dataclass(frozen=True)
 class TransposedView(View):
     """The transposed matrix, of floats; or a stack of them."""
 

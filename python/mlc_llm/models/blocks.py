@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -17,6 +17,9 @@ from mlc_llm.backends.base import (
     StateInputs,
 )
 from mlc_llm.backends.base import Part as Columns
+from mlc_llm.models.product import Product
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent_blocks import Mamba2Block, ShortConvBlock
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -24,23 +27,11 @@ from mlc_llm.models.spec import (
     FeedForward,
     Mixer,
     ModelSpec,
-    ShortConvSpec,
 )
 
 
 class Part(nn.Module):  # type: ignore[misc]
     """A name between a layer and its matrices, as in `layers.0.qkv.q_k_v`."""
-
-
-class Product(NamedTuple):
-    """matrix x + bias, not computed yet: a backend can add it to the residual stream in one go."""
-
-    matrix: nn.Module
-    x: Input
-    bias: Tensor | None = None
-
-    def value(self, ops: Ops) -> Tensor:
-        return ops.linear(self.matrix, self.x, bias=self.bias)
 
 
 Result: TypeAlias = Product | Tensor
@@ -120,24 +111,6 @@ class AttentionBlock:
             return None
         layer, is_shared = self._layer, self._spec.shares is not None
         return HeadNorms(layer.q_norm, layer.q_norm if is_shared else layer.k_norm, self._eps)
-
-
-class ShortConvBlock:
-    """A gated short convolution. `layer` has `conv`, and gets `conv_in` and `conv_out`."""
-
-    def __init__(
-        self, layer: nn.Module, model: ModelSpec, index: int, spec: ShortConvSpec, ops: Ops
-    ) -> None:
-        self._layer, self._ops, self._spec = layer, ops, spec
-        prefix, hidden, wide = f"layers.{index}.", model.hidden, spec.width
-        layer.conv_in = ops.matrix(3 * wide, hidden, model.kinds[f"{prefix}conv_in"], "conv_in")
-        layer.conv_out = ops.matrix(hidden, wide, model.kinds[f"{prefix}conv_out"], "conv_out")
-
-    def __call__(self, x: Input, inputs: LayerInputs | StateInputs) -> Product:
-        assert isinstance(inputs, StateInputs), "a recurrent layer keeps a state"
-        layer, ops = self._layer, self._ops
-        thirds = ops.linear(layer.conv_in, x)
-        return Product(layer.conv_out, ops.short_conv(self._spec, thirds, layer.conv, inputs))
 
 
 class DenseBlock:
@@ -250,11 +223,13 @@ def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec) -> Ten
 
 def mixer_block(
     layer: nn.Module, model: ModelSpec, index: int, ops: Ops
-) -> AttentionBlock | ShortConvBlock:
+) -> AttentionBlock | ShortConvBlock | Mamba2Block:
     """The block that computes `mixer` of a layer."""
     spec: Mixer = model.layers[index].mixer
     if isinstance(spec, ShortConvSpec):
         return ShortConvBlock(layer, model, index, spec, ops)
+    if isinstance(spec, Mamba2Spec):
+        return Mamba2Block(layer, model, index, spec, ops)
     return AttentionBlock(layer, model, index, spec, ops)
 
 

@@ -10,7 +10,6 @@ from tvm.relax.frontend.nn import Tensor
 from mlc_llm.backends.base import Input, LayerInputs, Ops, StateInputs
 from mlc_llm.models.blocks import (
     Part,
-    Product,
     Result,
     TokenBlock,
     feed_forward_block,
@@ -18,6 +17,7 @@ from mlc_llm.models.blocks import (
     normed,
     normed_rows,
 )
+from mlc_llm.models.product import Product
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.vectors import layer_vectors, model_vectors
 
@@ -223,8 +223,10 @@ class RecurrentDecoder(BaseDecoder):
     ) -> tuple[Tensor, Tensor]:
         tables = (slots, places, query_blocks, page_ids, windows)
         inputs = self._paged(position, sink_position, ropes, tables, pages)
-        for i, state in zip(self.spec.recurrent_layers, states, strict=True):
-            inputs[i] = StateInputs(state_rows, state)
+        left = list(states)
+        for i, one in self.spec.recurrent_layers.items():
+            count = len(one.state_shapes)
+            inputs[i], left = StateInputs(state_rows, tuple(left[:count])), left[count:]
         return self._computed(tokens, fast_tokens, position, logit_rows, inputs)
 
 

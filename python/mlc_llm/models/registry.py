@@ -69,6 +69,9 @@ ROWS = (
     Architecture("granite", "GraniteForCausalLM", "granite", "granite"),
     Architecture("granitemoe", "GraniteMoeForCausalLM", "granitemoe", "granitemoe"),
     Architecture("granitemoe", "GraniteMoeSharedForCausalLM", "granitemoeshared", "granitemoe"),
+    Architecture(
+        "granitehybrid", "GraniteMoeHybridForCausalLM", "granitemoehybrid", "granitehybrid"
+    ),
     Architecture("lfm2", "Lfm2ForCausalLM", "lfm2", "lfm2"),
     Architecture("llama", "LlamaForCausalLM", "llama", "llama"),
     Architecture("llama", "MistralForCausalLM", "mistral", "mistral"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.recurrent import Mamba2Spec, Recurrent, ShortConvSpec
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
 """gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
@@ -151,23 +152,7 @@ class ExpertsSpec:
         return DenseSpec(wide, self.activation) if wide else None
 
 
-@dataclass(frozen=True)
-class ShortConvSpec:
-    """A gated short convolution (LFM2, Liquid AI 2025). With b, c and u, the thirds of in(y), it
-    gives out(c * conv(b * u)). conv adds the last `kernel` tokens, each channel of each of them
-    times a weight of its own. A sequence keeps the last kernel - 1 values of b * u as its state."""
-
-    width: int
-    """Channels: the model's hidden size."""
-    kernel: int
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """Of one sequence, the oldest token first."""
-        return self.kernel - 1, self.width
-
-
-Mixer: TypeAlias = AttentionSpec | ShortConvSpec
+Mixer: TypeAlias = AttentionSpec | Recurrent
 """How a layer lets tokens see each other: attention keeps pages, any other one keeps a state."""
 FeedForward: TypeAlias = DenseSpec | ExpertsSpec
 
@@ -254,10 +239,11 @@ class ModelSpec:
         return {i: one for i, one in self.attention_layers.items() if one.shares is None}
 
     @property
-    def recurrent_layers(self) -> dict[int, ShortConvSpec]:
+    def recurrent_layers(self) -> dict[int, Recurrent]:
         """The layers that keep a state, by number, in order."""
         layers = enumerate(self.layers)
-        return {i: one.mixer for i, one in layers if isinstance(one.mixer, ShortConvSpec)}
+        mixers = {i: one.mixer for i, one in layers}
+        return {i: m for i, m in mixers.items() if isinstance(m, (ShortConvSpec, Mamba2Spec))}
 
     @property
     def token_inputs(self) -> int:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec, ShortConvSpec
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    LayerSpec,
+    ModelSpec,
+)
 
 
 def check_sizes(spec: ModelSpec) -> None:
@@ -15,9 +21,10 @@ def check_sizes(spec: ModelSpec) -> None:
             f"{spec.learned_positions} learned positions for {spec.context_window} tokens"
         )
     for layer in dict.fromkeys(spec.layers):
-        if isinstance(layer.mixer, ShortConvSpec) and layer.mixer.kernel < 2:
+        if isinstance(layer.mixer, (ShortConvSpec, Mamba2Spec)) and layer.mixer.kernel < 2:
             raise UnsupportedModel(f"layer {spec.layers.index(layer)}: a convolution over 1 token")
         words = _wrong_heads(layer) or _wrong_rope(spec, layer) or _wrong_experts(layer)
+        words = words or _wrong_groups(layer)
         if words:
             raise ModelFileError(f"layer {spec.layers.index(layer)}: {words}")
 
@@ -26,6 +33,13 @@ def _wrong_heads(layer: LayerSpec) -> str | None:
     one = layer.mixer
     if isinstance(one, AttentionSpec) and one.heads % one.kv_heads:
         return f"{one.heads} heads cannot share {one.kv_heads} heads of keys and values evenly"
+    return None
+
+
+def _wrong_groups(layer: LayerSpec) -> str | None:
+    one = layer.mixer
+    if isinstance(one, Mamba2Spec) and one.heads % one.groups:
+        return f"{one.heads} heads of a state space cannot share {one.groups} groups evenly"
     return None
 
 

@@ -24,8 +24,14 @@ class Transposed(NamedTuple):
     of: Origin
 
 
+class MinusExp(NamedTuple):
+    """-e^value of each number, in float32; GGUF holds that (Mamba 2)."""
+
+    of: Origin
+
+
 class Squeezed(NamedTuple):
-    """A tensor with more axes, each of the size 1."""
+    """A tensor with other axes of the size 1, or a vector of all its numbers."""
 
     of: Origin
 
@@ -75,7 +81,16 @@ class Either(NamedTuple):
 
 
 Origin: TypeAlias = (
-    str | PlusOne | Transposed | Squeezed | Rows | HeadRows | Alternate | Microscaled | Either
+    str
+    | PlusOne
+    | MinusExp
+    | Transposed
+    | Squeezed
+    | Rows
+    | HeadRows
+    | Alternate
+    | Microscaled
+    | Either
 )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
     ModelSpec,
-    ShortConvSpec,
 )
 
 LAST_NORM = "output_norm.weight"
@@ -48,6 +48,8 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
             found |= _norm_vectors(spec, "mlp_norm", "ffn_norm.weight")
     if isinstance(layer.mixer, ShortConvSpec):
         found["conv"] = Vector("shortconv.conv.weight", (layer.mixer.width, layer.mixer.kernel))
+    elif isinstance(layer.mixer, Mamba2Spec):
+        found |= _mamba2_vectors(layer.mixer)
     else:
         found |= _attention_vectors(hidden, layer.mixer)
     if layer.post_norms:
@@ -68,6 +70,17 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
     if layer.output_scale:
         found["output_scale"] = Vector("layer_output_scale.weight", (1,))
     return found
+
+
+def _mamba2_vectors(spec: Mamba2Spec) -> dict[str, Vector]:
+    return {
+        "ssm_conv": Vector("ssm_conv1d.weight", (spec.channels, spec.kernel)),
+        "ssm_conv_bias": Vector("ssm_conv1d.bias", (spec.channels,)),
+        "ssm_dt_bias": Vector("ssm_dt.bias", (spec.heads,)),
+        "ssm_a": Vector("ssm_a", (spec.heads, 1)),
+        "ssm_d": Vector("ssm_d", (spec.heads, 1)),
+        "ssm_norm": Vector("ssm_norm.weight", (spec.groups, spec.inner // spec.groups)),
+    }
 
 
 def _expert_biases(hidden: int, spec: ExpertsSpec) -> dict[str, Vector]:

@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
     Mixer,
     ModelSpec,
-    ShortConvSpec,
 )
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.vectors import LAST_NORM, layer_vectors, model_vectors
@@ -151,6 +151,9 @@ def _layer_matrices(
     mixer, mlp, hidden = spec.layers[i].mixer, spec.layers[i].feed_forward, spec.hidden
     if isinstance(mixer, ShortConvSpec):
         yield from _conv_matrices(hidden, mixer, i)
+    elif isinstance(mixer, Mamba2Spec):
+        yield f"layers.{i}.ssm_in", (Source(f"blk.{i}.ssm_in.weight", (mixer.rows, hidden)),)
+        yield f"layers.{i}.ssm_out", (Source(f"blk.{i}.ssm_out.weight", (hidden, mixer.inner)),)
     else:
         yield from _attention_matrices(spec, mixer, i, tensors, interleaved)
     if isinstance(mlp, ExpertsSpec):

@@ -27,7 +27,7 @@ def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_f
 
 
 def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> tvm_ffi.Array:
-    """One zeroed tensor a recurrent layer."""
+    """The zeroed tensors of the recurrent layers."""
     slots = state_slots(sequences)
     return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
 

@@ -7,6 +7,7 @@ import math
 from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 MISSING: frozenset[Feature] = frozenset()
@@ -48,6 +49,10 @@ def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     if isinstance(one, AttentionSpec):
         fits = fits and not (one.head_dim % 16 or one.query_width % 32)
         sizes = f"head size {one.head_dim} (a multiple of 16), all heads {one.query_width}, "
+    if isinstance(one, Mamba2Spec):
+        fits = fits and not (one.state % 16 or one.inner % (32 * one.groups))
+        group = one.inner // one.groups
+        sizes = f"state {one.state} (a multiple of 16), heads of a group {group}, "
     if not fits:
         raise UnsupportedModel(
             f"sizes of this model are not supported by the CPU kernels: {sizes}"

@@ -11,7 +11,7 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import ExpertMatrices, Part, StateInputs
+from mlc_llm.backends.base import ExpertMatrices, Mamba2Vectors, Part, StateInputs
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
@@ -24,6 +24,7 @@ from mlc_llm.backends.cpu.in_place import (
 )
 from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
@@ -31,9 +32,11 @@ from mlc_llm.kernels.cpu.embedding import embedding
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
-from mlc_llm.kernels.cpu.short_conv import short_conv
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
-from mlc_llm.models.spec import ExpertsSpec, ShortConvSpec
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.spec import (
+    ExpertsSpec,
+)
 
 FAST_ROLES = ("o", "mlp", "down")
 """Roles of the matrices that are multiplied faster, and less exactly, for `fast_tokens`."""
@@ -182,13 +185,12 @@ class CpuOps(AttentionOps):
     def short_conv(
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
     ) -> Tensor:
-        out = float_tensor(thirds.shape[0], spec.width)
-        args = [thirds, weight, inputs.rows, inputs.state, self._scratch.tensor(out.shape)]
-        _, y = op.tensor_ir_inplace_op(
-            short_conv(spec.width, spec.kernel), "short_conv", args, [3, 4],
-            [float_tensor(*inputs.state.shape), out],
-        )  # fmt: skip
-        return y
+        return convolved_thirds(spec, thirds, weight, inputs, self._scratch)
+
+    def mamba2(
+        self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
+    ) -> Tensor:
+        return mamba2(spec, projected, vectors, inputs, self._scratch)
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)

@@ -16,11 +16,13 @@ from mlc_llm.backends.base import (
     ExpertMatrices,
     HeadNorms,
     LayerInputs,
+    Mamba2Vectors,
     Part,
     StateInputs,
 )
 from mlc_llm.backends.reference.activations import activated, gated
 from mlc_llm.backends.reference.experts import ExpertStack, chosen_experts, weighted_results
+from mlc_llm.backends.reference.recurrent import convolved, mamba2
 from mlc_llm.backends.reference.tensors import (
     GREEDY,
     chosen,
@@ -33,12 +35,11 @@ from mlc_llm.backends.reference.tensors import (
     times,
 )
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
-from mlc_llm.kernels.reference_conv import causal_conv
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     Activation,
     AttentionSpec,
     ExpertsSpec,
-    ShortConvSpec,
 )
 
 MOST = 20
@@ -193,11 +194,12 @@ class ReferenceOps:
         self, spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs
     ) -> Tensor:
         b, c, u = op.split(thirds, 3, axis=1)
-        args = [b * u, weight, inputs.rows, inputs.state]
-        kernel = causal_conv(spec.width, spec.kernel)
-        shapes = [floats(*inputs.state.shape), floats(*b.shape)]
-        _, y = op.tensor_ir_inplace_op(kernel, "causal_conv", args, [3, -1], shapes)
-        return c * y
+        return c * convolved(b * u, weight, inputs.rows, inputs.states[0])
+
+    def mamba2(
+        self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
+    ) -> Tensor:
+        return mamba2(spec, projected, vectors, inputs)
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)

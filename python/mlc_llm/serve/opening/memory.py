@@ -115,7 +115,11 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         context_window=bundle.context_window,
         weight_bytes=packed_bytes(plan, backend),
         ropes=len(spec.ropes),
-        state_bytes=sum(4 * math.prod(one.state_shape) for one in spec.recurrent_layers.values()),
+        state_bytes=sum(
+            4 * math.prod(shape)
+            for one in spec.recurrent_layers.values()
+            for shape in one.state_shapes
+        ),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
     )

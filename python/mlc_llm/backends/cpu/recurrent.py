@@ -1,0 +1,49 @@
+"""Mixers that keep a state, as calls of CPU kernels."""
+
+from __future__ import annotations
+
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.base import Mamba2Vectors, StateInputs
+from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.kernels.cpu.short_conv import short_conv
+from mlc_llm.kernels.cpu.state_space import conv_silu, gated_norm, scan
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+
+
+def convolved_thirds(
+    spec: ShortConvSpec, thirds: Tensor, weight: Tensor, inputs: StateInputs, scratch: Scratch
+) -> Tensor:
+    """As `Ops.short_conv`."""
+    out, state = float_tensor(thirds.shape[0], spec.width), inputs.states[0]
+    args = [thirds, weight, inputs.rows, state, scratch.tensor(out.shape)]
+    kernel, shapes = short_conv(spec.width, spec.kernel), [float_tensor(*state.shape), out]
+    _, y = op.tensor_ir_inplace_op(kernel, "short_conv", args, [3, 4], shapes)
+    return y
+
+
+def mamba2(
+    spec: Mamba2Spec,
+    projected: Tensor,
+    vectors: Mamba2Vectors,
+    inputs: StateInputs,
+    scratch: Scratch,
+) -> Tensor:
+    """As `Ops.mamba2`."""
+    tokens, columns = projected.shape[0], int(projected.shape[1])
+    convs, states = inputs.states
+    mixed = float_tensor(tokens, spec.channels)
+    kernel = conv_silu(spec.channels, spec.kernel, columns, spec.inner)
+    args = [projected, vectors.conv, vectors.conv_bias, inputs.rows, convs]
+    args.append(scratch.tensor(mixed.shape))
+    shapes = [float_tensor(*convs.shape), mixed]
+    _, mixed = op.tensor_ir_inplace_op(kernel, "conv_silu", args, [4, 5], shapes)
+    out = float_tensor(tokens, spec.inner)
+    start = spec.inner + spec.channels
+    kernel = scan(spec.heads, spec.head_dim, spec.state, spec.groups, columns, start)
+    args = [mixed, projected, vectors.dt_bias, vectors.a, vectors.d, inputs.rows, states]
+    args.append(scratch.tensor(out.shape))
+    shapes = [float_tensor(*states.shape), out]
+    _, v = op.tensor_ir_inplace_op(kernel, "selective_scan", args, [6, 7], shapes)
+    kernel = gated_norm(spec.groups, spec.inner // spec.groups, columns, vectors.eps)
+    return op.tensor_ir_inplace_op(kernel, "gated_norm", [projected, vectors.norm, v], 2, out)

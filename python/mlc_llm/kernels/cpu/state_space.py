@@ -1,0 +1,307 @@
+"""A selective state space over ragged rows, with a state for each sequence (Mamba 2).
+
+`conv_silu`, in parallel for each stretch of channels, for each row:
+    mixed[t, d] = silu(bias[d] + sum over j of weight[d, j] * value(t - (kernel - 1) + j, d))
+    new state[p, d] = value(p, d) for each of the last kernel - 1 tokens p
+
+`scan`, in parallel for each head, for each row:
+    s = old state
+    for each token t:                   prompts and decoding alike, so a token's bits are the same
+        dt = softplus(raw dt + bias);  s = exp(dt * a) * s + dt * x B^T
+        v[t] = s C + d * x
+    new state = s
+
+`gated_norm`, in parallel for each row: v = v * silu(z), each group normalised alone
+
+value(t): an input of the convolution, or what the state keeps of a token before the row. Rows come
+in order: one may read the slot that an earlier one has written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.vectors import (
+    LOG2E,
+    SCHEDULED,
+    exp2,
+    fsplat,
+    lanes_at,
+    reduce_sum,
+    splat,
+)
+from mlc_llm.kernels.types import Buffer, Expr
+
+L = 8
+STRETCH = 16
+"""Channels of a task."""
+MANY = 8
+"""Tokens from which on a second thread is worth its wake-up for the convolution."""
+LARGE = 2**15
+"""The same for the scan, in numbers of all states that are changed, each time counted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The arguments of `conv_silu`, and the column of the first channel."""
+
+    x: Buffer
+    weight: Buffer
+    bias: Buffer
+    rows: Buffer
+    state: Buffer
+    out: Buffer
+    start: int
+
+    @property
+    def kept(self) -> int:
+        """Tokens that a state keeps."""
+        return int(self.weight.shape[1]) - 1
+
+
+def silu(x: Expr, lanes: int) -> Expr:
+    """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
+    bounded = T.min(fsplat(0.0, lanes) - x, fsplat(87.0, lanes))
+    return x / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
+
+
+@T.inline
+def _load(given, row, t, d, value):
+    """value: a vector of channels from d on, of token t of a row; before 0 lies the state."""
+    lane = T.meta_var(lanes_at(0, L))
+    if t < 0:
+        value[lane] = given.state[given.rows[row, 2], t + given.kept, lanes_at(d, L)]
+    else:
+        value[lane] = given.x[given.rows[row, 0] + t, lanes_at(given.start + d, L)]
+
+
+@T.inline
+def _convolve(given, row, d, taps, total, value):
+    """The results of a row, for a vector of channels from d on, and what its new state keeps."""
+    lane = T.meta_var(lanes_at(0, L))
+    for j in T.unroll(given.kept + 1):
+        for i in T.unroll(L):
+            taps[j, i] = given.weight[d + i, j]
+    for t in T.serial(given.rows[row, 1]):
+        total[lane] = fsplat(0.0, L)
+        for j in T.unroll(given.kept + 1):
+            _load(given, row, t + j - given.kept, d, value)
+            total[lane] = total[lane] + taps[j, lane] * value[lane]
+        total[lane] = total[lane] + given.bias[lanes_at(d, L)]
+        given.out[given.rows[row, 0] + t, lanes_at(d, L)] = silu(total[lane], L)
+    for p in T.serial(given.kept):
+        _load(given, row, given.rows[row, 1] + p - given.kept, d, value)
+        given.state[given.rows[row, 3], p, lanes_at(d, L)] = value[lane]
+
+
+@T.inline
+def _channels(given, stretch, r):
+    """A stretch of channels of all rows."""
+    taps = T.alloc_buffer((given.kept + 1, L), "float32")
+    total = T.alloc_buffer((L,), "float32")
+    value = T.alloc_buffer((L,), "float32")
+    for row in T.serial(r):
+        for v in T.serial(STRETCH // L):
+            _convolve(given, row, stretch * STRETCH + v * L, taps, total, value)
+
+
+@cache
+def conv_silu(width: int, kernel: int, columns: int, start: int) -> PrimFunc:
+    """Kernel arguments; width is a multiple of 16, start of 8:
+
+    x       float32 [m, columns]: the channels are the `width` columns from `start` on
+    weight  float32 [width, kernel]: the newest token's last
+    bias    float32 [width]
+    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first
+    out     float32 [m, width]
+    """
+
+    @T.prim_func(private=True, s_tir=True)
+    def convolution(
+        x: T.handle, weight: T.handle, bias: T.handle, rows: T.handle, state: T.handle,
+        out: T.handle,
+    ):  # fmt: skip
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        r = T.int32()
+        n = T.int32()
+        X = T.match_buffer(x, (m, columns), "float32")
+        W = T.match_buffer(weight, (width, kernel), "float32")
+        B = T.match_buffer(bias, (width,), "float32")
+        R = T.match_buffer(rows, (r, 4), "int32")
+        S = T.match_buffer(state, (n, kernel - 1, width), "float32")
+        O = T.match_buffer(out, (m, width), "float32")
+        with T.sblock("root"):
+            given = T.meta_var(Given(X, W, B, R, S, O, start))
+            if m >= MANY:
+                for u in T.parallel(width // STRETCH):
+                    _channels(given, u, r)
+            else:
+                for u in T.serial(width // STRETCH):
+                    _channels(given, u, r)
+
+    return convolution
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """The arguments of `scan`, and the sizes of a model's heads."""
+
+    mixed: Buffer
+    projected: Buffer
+    bias: Buffer
+    a: Buffer
+    d: Buffer
+    rows: Buffer
+    state: Buffer
+    out: Buffer
+    heads: int
+    head_dim: int
+    size: int
+    groups: int
+    start: int
+    """Column of the first head's dt."""
+
+
+@T.inline
+def _step_sizes(s, t, h, number):
+    """number: dt of a token, then exp(dt * a). log(1 + e^x) is max(x, 0) + log1p(e^-|x|), and
+    log1p(y) is log(u) * y / (u - 1) for u = 1 + y (Kahan)."""
+    number[0] = s.projected[t, s.start + h] + s.bias[h]
+    number[1] = T.exp(T.float32(0) - T.abs(number[0]))
+    number[2] = number[1] + T.float32(1)
+    number[1] = T.if_then_else(
+        number[2] == T.float32(1),
+        number[1],
+        T.log(number[2]) * number[1] / (number[2] - T.float32(1)),
+    )
+    number[0] = T.max(number[0], T.float32(0)) + number[1]
+    number[1] = T.exp(number[0] * s.a[h, 0])
+
+
+@T.inline
+def _advance(s, slot, t, h, number, total):
+    """The state of a head behind one token more, and what the head gives."""
+    lane = T.meta_var(lanes_at(0, L))
+    inner = T.meta_var(s.heads * s.head_dim)
+    b = T.meta_var(inner + h // (s.heads // s.groups) * s.size)
+    for p in T.serial(s.head_dim):
+        number[2] = s.mixed[t, h * s.head_dim + p] * number[0]
+        total[lane] = fsplat(0.0, L)
+        for v in T.unroll(s.size // L):
+            at = T.meta_var(lanes_at(v * L, L))
+            s.state[slot, h, p, at] = s.state[slot, h, p, at] * splat(number[1], L) + s.mixed[
+                t, lanes_at(b + v * L, L)
+            ] * splat(number[2], L)
+            total[lane] = (
+                total[lane]
+                + s.state[slot, h, p, at] * s.mixed[t, lanes_at(b + s.groups * s.size + v * L, L)]
+            )
+        s.out[t, h * s.head_dim + p] = (
+            reduce_sum(total, L) + s.mixed[t, h * s.head_dim + p] * s.d[h, 0]
+        )
+
+
+@T.inline
+def _head(s, h, r):
+    """A head of all rows."""
+    number = T.alloc_buffer((3,), "float32")
+    total = T.alloc_buffer((L,), "float32")
+    for row in T.serial(r):
+        for p in T.serial(s.head_dim):
+            for v in T.serial(s.size // L):
+                at = T.meta_var(lanes_at(v * L, L))
+                s.state[s.rows[row, 3], h, p, at] = s.state[s.rows[row, 2], h, p, at]
+        for j in T.serial(s.rows[row, 1]):
+            _step_sizes(s, s.rows[row, 0] + j, h, number)
+            _advance(s, s.rows[row, 3], s.rows[row, 0] + j, h, number, total)
+
+
+@cache
+def scan(heads: int, head_dim: int, size: int, groups: int, columns: int, start: int) -> PrimFunc:
+    """Kernel arguments; size is a multiple of 8, and heads of one group are neighbours:
+
+    mixed      float32 [m, heads * head_dim + 2 * groups * size]: x, then B and C of each group
+    projected  float32 [m, columns]: dt of each head, from column `start` on
+    bias       float32 [heads], of dt
+    a, d       float32 [heads, 1]
+    rows       int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    state      float32 [slots, heads, head_dim, size]
+    out        float32 [m, heads * head_dim]
+    """
+    width, work = heads * head_dim + 2 * groups * size, heads * head_dim * size
+
+    @T.prim_func(private=True, s_tir=True)
+    def selective_scan(
+        mixed: T.handle, projected: T.handle, bias: T.handle, a: T.handle, d: T.handle,
+        rows: T.handle, state: T.handle, out: T.handle,
+    ):  # fmt: skip
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        r = T.int32()
+        n = T.int32()
+        X = T.match_buffer(mixed, (m, width), "float32")
+        P = T.match_buffer(projected, (m, columns), "float32")
+        B = T.match_buffer(bias, (heads,), "float32")
+        A = T.match_buffer(a, (heads, 1), "float32")
+        D = T.match_buffer(d, (heads, 1), "float32")
+        R = T.match_buffer(rows, (r, 4), "int32")
+        S = T.match_buffer(state, (n, heads, head_dim, size), "float32")
+        O = T.match_buffer(out, (m, heads * head_dim), "float32")
+        with T.sblock("root"):
+            s = T.meta_var(Scan(X, P, B, A, D, R, S, O, heads, head_dim, size, groups, start))
+            if m * work >= LARGE:
+                for h in T.parallel(heads):
+                    _head(s, h, r)
+            else:
+                for h in T.serial(heads):
+                    _head(s, h, r)
+
+    return selective_scan
+
+
+@cache
+def gated_norm(groups: int, width: int, columns: int, eps: float) -> PrimFunc:
+    """Kernel arguments; width, of a group, is a multiple of 8:
+
+    projected  float32 [m, columns]: z in the first columns
+    weight     float32 [groups, width]
+    v          float32 [m, groups * width], changed in place
+    """
+
+    @T.inline
+    def one_row(Z, W, V, row):
+        """Gates and normalises a row."""
+        lane = T.meta_var(lanes_at(0, L))
+        total = T.alloc_buffer((L,), "float32")
+        factor = T.alloc_buffer((1,), "float32")
+        for g in T.serial(groups):
+            total[lane] = fsplat(0.0, L)
+            for i in T.serial(width // L):
+                at = T.meta_var(lanes_at(g * width + i * L, L))
+                V[row, at] = V[row, at] * silu(Z[row, at], L)
+                total[lane] = total[lane] + V[row, at] * V[row, at]
+            factor[0] = T.float32(1) / T.sqrt(
+                reduce_sum(total, L) * T.float32(1.0 / width) + T.float32(eps)
+            )
+            for i in T.serial(width // L):
+                at = T.meta_var(lanes_at(g * width + i * L, L))
+                V[row, at] = V[row, at] * splat(factor[0], L) * W[g, lanes_at(i * L, L)]
+
+    @T.prim_func(private=True, s_tir=True)
+    def norm_rows(projected: T.handle, weight: T.handle, v: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        Z = T.match_buffer(projected, (m, columns), "float32")
+        W = T.match_buffer(weight, (groups, width), "float32")
+        V = T.match_buffer(v, (m, groups * width), "float32")
+        with T.sblock("root"):
+            each_row(one_row, m, Z, W, V)
+
+    return norm_rows

@@ -1,0 +1,114 @@
+"""Models with state spaces against Transformers: as its folder, and as llama.cpp's converter writes
+it. The layers of a folder have the names of published ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from converted import converted, needs_converter
+
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
+
+torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
+transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+PROMPT, ANSWER = 16, 64
+WORST = {"reference": 1e-4, None: 3e-3}
+"""Of the largest logit, by kernels; None being this machine's, which keep keys in float16."""
+SAME = 1e-6
+"""The same between the two file formats."""
+LAYERS = (
+    ("linear_attention", "full_attention", "linear_attention"),
+    ("linear_attention", "linear_attention", "full_attention", "full_attention"),
+    ("full_attention", "linear_attention"),
+)
+"""By seed."""
+GROUPS, STATES = (1, 2, 1), (16, 32, 128)
+PUBLISHED = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def made(kind: str, seed: int) -> Any:
+    """A Granite 4, dense or with experts."""
+    hidden = 64 * (1 + seed)
+    config = transformers.GraniteMoeHybridConfig(
+        vocab_size=VOCABULARY_SIZE, hidden_size=hidden, intermediate_size=64,
+        shared_intermediate_size=96, num_hidden_layers=len(LAYERS[seed]), num_attention_heads=4,
+        num_key_value_heads=2, layer_types=list(LAYERS[seed]), max_position_embeddings=256,
+        num_local_experts=4 if kind == "experts" else 0, num_experts_per_tok=2,
+        tie_word_embeddings=bool(seed % 2), mamba_n_heads=4 * (1 + seed), mamba_d_head=32,
+        mamba_d_state=STATES[seed], mamba_n_groups=GROUPS[seed], mamba_d_conv=4 - seed % 2,
+        attention_multiplier=0.25, embedding_multiplier=6.0, logits_scaling=4.0,
+        residual_multiplier=0.5, rms_norm_eps=1e-5, position_embedding_type="nope",
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = transformers.GraniteMoeHybridForCausalLM(config)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            scale = 0.1 if "norm" in name else 0.5 if weights.ndim == 1 else 0.3
+            weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
+            if name.endswith("dt_bias"):
+                weights.copy_(torch.empty_like(weights).uniform_(-5, 0.5))
+    return model.eval()
+
+
+class Published:
+    """The folder of a model as it is published."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def save_pretrained(self, folder: Path) -> None:
+        transformers.PreTrainedModel.save_pretrained(self._model, folder)
+        path = folder / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+        config["layer_types"] = [PUBLISHED.get(one, one) for one in config["layer_types"]]
+        path.write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+@pytest.mark.parametrize("kernels", WORST)
+def test_folder_equals_transformers(
+    tmp_path: Path, kind: str, seed: int, kernels: str | None
+) -> None:
+    from architecture_tools import relative_error, runner_of_folder
+
+    model = made(kind, seed)
+    model.save_pretrained(tmp_path)
+    tokens = np.random.default_rng(seed).integers(0, 256, PROMPT).tolist()
+    with torch.no_grad():
+        for _ in range(ANSWER):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        exact = model(torch.tensor([tokens])).logits[0].double().numpy()
+    (tmp_path / "out").mkdir()
+    runner = runner_of_folder(tmp_path, tmp_path / "out", kernels)
+    whole = runner.logits(tokens)
+    error = relative_error(whole, exact)
+    print(f"{kind} {seed} {kernels}: relative error {error:.1e}")
+    assert error <= WORST[kernels]
+    for chunk in (1, 7, 64):
+        assert (runner.logits(tokens, chunk=chunk) == whole).all(), chunk
+    if kernels == "reference":
+        answer = whole[PROMPT - 1 : -1].argmax(axis=1).tolist()
+        assert answer == tokens[PROMPT:], "another greedy text"
+
+
+@needs_converter
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_gguf_equals_the_folder(tmp_path: Path, kind: str, seed: int) -> None:
+    from architecture_tools import relative_error, runner_of, runner_of_folder
+
+    path = converted(Published(made(kind, seed)), tmp_path)
+    tokens = np.random.default_rng(seed).integers(0, 256, PROMPT + ANSWER).tolist()
+    for part in ("of-file", "of-folder"):
+        (tmp_path / part).mkdir()
+    of_file = runner_of(path, tmp_path / "of-file", "reference").logits(tokens)
+    of_folder = runner_of_folder(tmp_path, tmp_path / "of-folder", "reference").logits(tokens)
+    assert relative_error(of_file, of_folder) <= SAME
