@@ -33,7 +33,10 @@ def in_turn(first: Iterable[object], second: Iterable[object]) -> list[Any]:
 
 
 def _parameter(value: object) -> Any:
-    return value if isinstance(value, Parameter) else pytest.param(value, id=str(value))
+    if isinstance(value, Parameter):
+        return value
+    # A function's own text has its address, which is another one in each worker of pytest-xdist.
+    return pytest.param(value, id=getattr(value, "__name__", str(value)))
 
 
 def _pair(a: Any, b: Any, *, slow: bool) -> Any:
