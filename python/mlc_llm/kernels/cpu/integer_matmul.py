@@ -58,7 +58,10 @@ def integer_matmul(
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            product.run(X, W, Y, 0, m, isa.planes)
+            if product.unpacks(isa.planes):
+                product.run(X, W, Y, 0, m, isa.planes)
+            else:  # without a condition, which would take a register from the sums
+                product.run_few(X, W, Y, 0, m, isa.planes)
 
     return integer_product
 
@@ -138,10 +141,14 @@ class IntegerProduct:
         no row block go one by one through all streams."""
         size = T.meta_var(self.isa.row_block)
         for s in T.serial(self.streams):
-            for t in T.serial(count // size):
+            for _ in T.serial(T.min(count // size, 1)):
                 self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * size, size),
-                    t == 0, planes,
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start, size), True, planes
+                )
+            for t in T.serial(T.max(count // size, 1) - 1):
+                self.multiply_block(
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start + (t + 1) * size, size),
+                    False, planes,
                 )  # fmt: skip
         for t in T.serial(count % size):
             self.multiply_block(
