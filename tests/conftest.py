@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         kept.prune_all()
 
 
+def _thin(items: list[pytest.Item]) -> None:
+    """Marks tests with `one_of(n)` as slow, but for one of n. Which one it is moves on by one after
+    n of them: else it could be the same value of the last parameter each time."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_of")
+        if mark is None or "slow" in item.keywords:
+            continue
+        (n,), test = mark.args, item.nodeid.partition("[")[0]
+        number = seen[test]
+        seen[test] += 1
+        if (number + number // n) % n:
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier = config.getoption("--tier")
     if tier is not None:
@@ -52,6 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if ("timing" in item.keywords) == (tier == "alone")]
     if config.getoption("--slow"):
         return
+    _thin(items)
     skip = pytest.mark.skip(reason="slow; run with --slow")
     for item in items:
         if "slow" in item.keywords:

@@ -65,6 +65,7 @@ def test_company_does_not_matter(runner: ModelRunner) -> None:
     assert run_rows(runner, *rows) == alone
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("name", "isa"), [("plain", "portable"), ("floats", "vnni"), ("plain", "avx2")]
 )

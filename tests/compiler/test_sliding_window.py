@@ -29,6 +29,7 @@ def expected(models: TinyModels, text: str, window: Window) -> npt.NDArray[np.fl
     return reference.logits(TEXTS[text])
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("isa", EACH_ISA)
 def test_logits_and_chunks(tiny_models: TinyModels, isa: str, window: Window) -> None:
@@ -57,6 +58,7 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("isa", "window"), every_other(EACH_ISA, ENDLESS))
 def test_a_text_far_beyond_the_context(tiny_models: TinyModels, isa: str, window: Window) -> None:
     """As the reference has it, in few pages, and the same bits in steps of any size."""
@@ -131,6 +133,7 @@ def test_a_window_changes_what_is_said(tiny_models: TinyModels) -> None:
         assert np.abs(windowed - plain)[same:].max() > 0.5
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("window", WINDOWS[:-1], ids=str)
 def test_pages_are_bounded(tiny_models: TinyModels, window: Window) -> None:
     """A sequence far longer than the pages, a token a step; the bits are those of many pages."""

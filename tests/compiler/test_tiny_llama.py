@@ -81,6 +81,7 @@ def expected(models: TinyModels, name: str) -> npt.NDArray[np.float64]:
     return ReferenceDecoder(models.path(name)).logits(TOKENS)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(("isa", "name"), ALL)
 def test_logits_against_numpy(tiny_models: TinyModels, isa: str, name: str) -> None:
     exact = expected(tiny_models, name)

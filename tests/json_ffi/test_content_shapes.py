@@ -140,6 +140,7 @@ def test_both_faces_make_the_same_prompt(
     assert sync.chat(messages).text == prompt
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("choice", [None, "auto", "none", "rain"])
 def test_both_faces_tell_of_the_same_tools(
     choice: Any, engine: JSONFFIEngine, sync: SyncMLCEngine

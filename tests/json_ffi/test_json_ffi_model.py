@@ -35,6 +35,7 @@ def started(engine: JSONFFIEngine) -> None:
     ask(engine, "hi", **GREEDY)
 
 
+@pytest.mark.one_of(2)
 def test_answers_are_those_of_the_sync_engine(engine: JSONFFIEngine, default_model: Path) -> None:
     sync = SyncMLCEngine(str(default_model))
     prompts = [

@@ -22,6 +22,7 @@ WORST = {"portable": 1e-4}
 WATCH = Sampling(temperature=0, top_logprobs=20)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(("name", "kernels"), in_turn(EXPERTS, HERE))
 def test_logits_against_numpy(tmp_path: Path, name: str, kernels: str) -> None:
     case = CASES[name]

@@ -73,6 +73,7 @@ def check_calls(calls: Any, names: set[str]) -> None:
         assert values.get("exact", True) in (True, False)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("thinking", THINKING)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])

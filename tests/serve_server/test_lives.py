@@ -169,6 +169,7 @@ async def life(seed: int) -> None:
     assert all(one is None or isinstance(one, MLCError) for one in found), found
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("block", range(4))
 def test_many_lives(block: int) -> None:
     before = threading.active_count()

@@ -43,6 +43,7 @@ def lines_of(code: str, model: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("engine", ["None", "engine"])
 def test_after_the_parent_has_generated(tiny: Path, engine: str) -> None:
     code = f"""

@@ -59,6 +59,7 @@ BATCHES: dict[str, Rows] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("batch", BATCHES)
 @each_isa_and("shape", SHAPES)
 def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> None:
@@ -70,6 +71,7 @@ def test_decoding_gives_what_prefill_gives(isa: Isa, shape: tuple[int, int, int]
     check_alone(isa, shape)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     "window", [(1, 0), (5, 3), (40, 1), (16, 16), (20, 150), (130, 0)], ids=str
 )
@@ -81,6 +83,7 @@ def test_windows(isa: Isa, window: Window) -> None:
     check_alone(isa, (9, 3, 64), window)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("window", [(5, 3), (30, 130), (16, 0)], ids=str)
 @each_isa()
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
@@ -108,12 +111,14 @@ def test_more_shapes(isa: Isa, shape: tuple[int, int, int]) -> None:
     check_alone(isa, shape)
 
 
+@pytest.mark.one_of(2)
 @each_isa_and("head_dim", SIZES)
 def test_head_sizes(isa: Isa, head_dim: int) -> None:
     check(isa, (2, 1, head_dim), BATCHES["mixed"])
     check(isa, (2, 1, head_dim), BATCHES["longer"])
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 @pytest.mark.parametrize("cap", [None, 0.9])
 @each_isa()
@@ -137,6 +142,7 @@ def test_caps_and_learned_sinks(isa: Isa, cap: float | None, window: Window) -> 
         assert alone.tobytes() == out[i : i + 1].tobytes()
 
 
+@pytest.mark.one_of(3)
 @each_isa()
 def test_a_cap_alone(isa: Isa) -> None:
     cache = Cache(3, 64, isa.kv_dtype, LENGTHS)

@@ -61,6 +61,7 @@ def check(isa: Isa, shape: ExpertShape, load: tuple[int, ...], width: int, first
     assert np.isnan(np.delete(y, np.s_[first : first + shape.n], axis=1)).all()
 
 
+@pytest.mark.one_of(3)
 @each_isa_and("kind", KINDS)
 def test_rows_meet_the_matrix_of_their_expert(isa: Isa, kind: str) -> None:
     fmt = format_of_kind(kind, half=isa.half, fixed_point=isa.amx_tiles)

@@ -52,6 +52,7 @@ def experts_of(expert_rows: Array, starts: Array) -> Array:
     return np.searchsorted(starts, expert_rows, side="right") - 1
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("of_chosen", [False, True])
 @pytest.mark.parametrize(("experts", "chosen"), CASES)
 @each_isa()

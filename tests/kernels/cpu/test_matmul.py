@@ -136,6 +136,7 @@ def operations(isa: Isa, fmt: WeightFormat) -> int:
     return columns(fmt) + 5
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_product(isa: Isa, kind: str) -> None:
@@ -152,6 +153,7 @@ def test_product(isa: Isa, kind: str) -> None:
         assert (y[:, ROWS:] == 0).all(), "padding"
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
@@ -208,6 +210,7 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
         assert y[:fast].tobytes() == few[np.arange(fast) % 7].tobytes(), f"{fast} fast rows"
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])
 @each_isa()
@@ -281,6 +284,7 @@ def refuses_fast_rows(isa: Isa, kind: str) -> None:
         matmul(padded_rows(ROWS), columns(fmt), fmt, isa, accumulate=False, fast=True)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATS])
 @each_isa(where=lambda isa: isa.sums == 2)
 def test_fast_rows(isa: Isa, kind: str) -> None:
