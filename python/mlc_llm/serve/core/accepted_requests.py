@@ -80,4 +80,5 @@ class AcceptedRequests:
             self._telemetry.note(state, "finish request")
             usage = self._telemetry.close(state, state.worst_end)
             outputs.append(RequestStreamOutput.usage(state.request_id, usage))
+            state.sequences.clear()  # they know it too, and a cycle is not freed at once
         return outputs

@@ -131,11 +131,17 @@ def _answering(path: str, endpoint: Endpoint) -> Endpoint:
         try:
             return await endpoint(request)
         except Exception as error:
-            found = http_error(error)
-            await context_of(request).pace.hold(found)
-            return error_response(found, request.url.path)
+            return await _refused(request, error)
 
     return answer
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """The answer for an error. It is kept here and not in a frame that its traceback leads to: such
+    a cycle keeps the whole request until Python looks for garbage."""
+    found = http_error(error)
+    await context_of(request).pace.hold(found)
+    return error_response(found, request.url.path)
 
 
 def _no_route(request: Request, error: Exception) -> Response:

@@ -98,7 +98,7 @@ class EarlyRefusal:
         try:
             self._admission.check(1, 0, scope.get(TENANT, ANYBODY))
         except HTTPError as error:
-            return error
+            return error.with_traceback(None)  # it leads to the caller, who keeps the error
         return None
 
     async def _discarded(self, scope: Scope, receive: Receive) -> bool:
