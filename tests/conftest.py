@@ -40,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
     kept.configure(config)
 
 
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return None if config.getoption("--slow") else "slow tests are left out; --slow runs them too"
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # of pytest-xdist, whose workers come and go before this
         kept.prune_all()
@@ -60,19 +64,27 @@ def _thin(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The tests that run alone are in few files: the others need not be imported."""
+    if config.getoption("--tier") != "alone" or not collection_path.name.startswith("test_"):
+        return None
+    is_file = collection_path.suffix == ".py"
+    return True if is_file and "mark.timing" not in collection_path.read_text() else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tier = config.getoption("--tier")
-    if tier is not None:
-        out = [item for item in items if ("timing" in item.keywords) != (tier == "alone")]
-        config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if ("timing" in item.keywords) == (tier == "alone")]
-    if config.getoption("--slow"):
-        return
-    _thin(items)
-    skip = pytest.mark.skip(reason="slow; run with --slow")
-    for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+    wanted = [one for one in items if tier is None or _tier(one) == tier]
+    if not config.getoption("--slow"):
+        _thin(wanted)
+        wanted = [one for one in wanted if "slow" not in one.keywords]
+    kept = set(wanted)
+    config.hook.pytest_deselected(items=[one for one in items if one not in kept])
+    items[:] = wanted
+
+
+def _tier(item: pytest.Item) -> str:
+    return "alone" if "timing" in item.keywords else "together"
 
 
 def pytest_collection_finish() -> None:

@@ -37,6 +37,7 @@ def taken(family: Family) -> list[tuple[str, str]]:
     return CALLS if several else CALLS[:1]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", FAMILIES)
 @given(cuts=CUTS, text=st.sampled_from(["", "Let me see: <tool, [TOOL, {x\n\n"]))
 def test_any_cutting_gives_the_same_calls(name: str, cuts: list[int], text: str) -> None:

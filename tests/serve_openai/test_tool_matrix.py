@@ -97,6 +97,7 @@ def test_a_forced_call_always_parses(family: str, thinking: str, choice: Any) ->
             assert message.tool_calls is not None and len(message.tool_calls) <= most
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("thinking", THINKING)
 @pytest.mark.parametrize("wanted", [None, JSON_OBJECT], ids=["text", "json"])
@@ -338,6 +339,7 @@ def test_schemas_beyond_the_bounds_are_refused_by_name(
     assert str(caught.value).startswith(named) or named in str(caught.value)[:200]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hundred_tools(family: str) -> None:
     given = [

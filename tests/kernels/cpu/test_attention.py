@@ -118,7 +118,7 @@ def test_head_sizes(isa: Isa, head_dim: int) -> None:
     check(isa, (2, 1, head_dim), BATCHES["longer"])
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("window", [ALL, (40, 1)], ids=str)
 @pytest.mark.parametrize("cap", [None, 0.9])
 @each_isa()

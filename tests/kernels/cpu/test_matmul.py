@@ -136,7 +136,7 @@ def operations(isa: Isa, fmt: WeightFormat) -> int:
     return columns(fmt) + 5
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_product(isa: Isa, kind: str) -> None:
@@ -153,7 +153,7 @@ def test_product(isa: Isa, kind: str) -> None:
         assert (y[:, ROWS:] == 0).all(), "padding"
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
@@ -169,6 +169,7 @@ def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
         )
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
@@ -304,6 +305,7 @@ def test_fast_rows(isa: Isa, kind: str) -> None:
         assert y[count:].tobytes() == exact[count:].tobytes(), f"{count} fast rows"
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", ["Q4_1", "Q8_0", "Q6_K"])
 @each_isa(where=lambda isa: isa.sums == 2 and not isa.amx_tiles)
 def test_one_plane_is_what_fast_rows_are(isa: Isa, kind: str) -> None:

@@ -23,6 +23,7 @@ def test_take_rows(isa: Isa) -> None:
         assert (y == x[wanted]).all()
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
 def test_embedding_is_the_dequantised_row(isa: Isa, kind: str) -> None:

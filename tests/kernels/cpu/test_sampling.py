@@ -131,6 +131,7 @@ def test_a_row_is_its_own(isa: Isa) -> None:
         assert alone[0] == together[i]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("vocab", [1, 5, 16, 31, 32, 33, 300, 1003])
 @each_isa()
 def test_any_vocabulary_size(isa: Isa, vocab: int) -> None:
