@@ -108,4 +108,4 @@ def test_what_is_said_of_a_model() -> None:
     shown = facts.shown("m")
     assert shown["model_info"]["llama.context_length"] == 2048  # type: ignore[index]
     assert facts.listed("m")["details"]["parameter_size"] == "134.5M"  # type: ignore[index]
-    assert facts.loaded("m")["context_length"] == 2048
+    assert facts.loaded("m", None)["context_length"] == 2048

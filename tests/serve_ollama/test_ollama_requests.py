@@ -90,8 +90,8 @@ def test_the_form_of_the_answer() -> None:
 
 
 def test_what_has_no_effect_is_listed() -> None:
-    found = chat(options={"num_gpu": 1, "mirostat": 2}, keep_alive=-1, think="low", foo=1)
-    always = ["foo", "options.num_gpu", "options.mirostat", "keep_alive"]
+    found = chat(options={"num_gpu": 1, "mirostat": 2}, think="low", foo=1)
+    always = ["foo", "options.num_gpu", "options.mirostat"]
     assert found.ignored_by(None) == [*always, "think"]
     assert found.ignored_by(ChatTemplate("{{ enable_thinking }}")) == always
     assert generate(options={"num_ctx": 10}).ignored_by(None) == []

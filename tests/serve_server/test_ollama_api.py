@@ -50,8 +50,6 @@ def test_requests_for_nothing(server: Running) -> None:
     for path, body in (("chat", {}), ("generate", {"prompt": ""})):
         (found,) = lines(server.call("POST", f"/api/{path}", body).data)
         assert found["done"] and found["done_reason"] == "load"
-        reply = server.call("POST", f"/api/{path}", {**body, "keep_alive": 0})
-        assert reply.status == 400 and "keep_alive" in reply.json["error"]
 
 
 def test_embeddings(server: Running) -> None:
@@ -76,9 +74,9 @@ def test_models(server: Running) -> None:
 
 
 def test_fields_without_effect_are_named(server: Running) -> None:
-    body = {"messages": said("a"), "options": {"num_gpu": 1}, "keep_alive": "5m"}
+    body = {"messages": said("a"), "options": {"num_gpu": 1}}
     reply = server.call("POST", "/api/chat", body)
-    assert reply.headers["x-ignored-params"] == "options.num_gpu,keep_alive"
+    assert reply.headers["x-ignored-params"] == "options.num_gpu"
 
 
 def test_errors_have_their_shape(server: Running) -> None:

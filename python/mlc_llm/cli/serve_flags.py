@@ -92,6 +92,13 @@ def add_limits(group: argparse._ArgumentGroup) -> None:
             help=one.help + shown,
         )
     group.add_argument(
+        "--keep-model",
+        type=float,
+        metavar="SECONDS",
+        help="close a model after so long without a request; the next one opens it again (default: "
+        "it stays open)",
+    )
+    group.add_argument(
         "--on-stall",
         choices=ON_STALL,
         default="wait",
@@ -144,7 +151,10 @@ def settings(args: argparse.Namespace) -> ServerSettings:
     def read() -> Keyring:
         return read_keys(args.api_key, args.api_key_file)
 
+    if args.keep_model is not None and not args.keep_model >= 0:
+        raise UserError(f"--keep-model {args.keep_model}: should be at least 0")
     return ServerSettings(
+        keep_model_s=args.keep_model,
         host=args.host,
         port=args.port,
         unix_socket=args.unix_socket,

@@ -33,7 +33,7 @@ def embed_request(body: EmbedRequest, model: str) -> tuple[EmbeddingRequest, lis
     ignored = body.unknown_fields()
     ignored += [f"options.{name}" for name in body.options or ()]
     # A text that is too long is refused, and never cut.
-    ignored += [name for name in ("truncate", "keep_alive") if getattr(body, name)]
+    ignored += ["truncate"] if body.truncate else []
     return EmbeddingRequest.parse(fields), ignored
 
 

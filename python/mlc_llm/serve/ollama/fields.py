@@ -12,6 +12,7 @@ from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.generation_rules import RULES
 from mlc_llm.protocol.messages import MAX_TEXT_CHARS
 from mlc_llm.protocol.openai_api_protocol import MAX_MESSAGES, MAX_TOOLS, Flag, Stop
+from mlc_llm.serve.ollama.durations import seconds_of
 
 
 def _ruled(rule: str) -> BeforeValidator:
@@ -33,6 +34,9 @@ def _text(value: object, info: ValidationInfo) -> str:
 
 
 Text = Annotated[str, BeforeValidator(_text)]
+KeepAlive = Annotated[float | None, BeforeValidator(seconds_of)]
+"""Seconds for which the model stays open after this request; infinite: for good. None: as the
+server has it."""
 
 
 class Options(OpenModel):
@@ -60,8 +64,7 @@ class _Generation(OpenModel):
     format: str | dict[str, object] | None = None
     """"json", or a JSON schema."""
     options: Options = Field(default_factory=Options)
-    keep_alive: float | str | None = None
-    """Without effect: the server decides how long a model stays."""
+    keep_alive: KeepAlive = None
     think: bool | str | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[int, _ruled("top_logprobs")] | None = None
@@ -137,4 +140,4 @@ class EmbedRequest(OpenModel):
     truncate: Flag | None = None
     """Without effect: a text that is too long is refused."""
     options: dict[str, object] | None = None
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive = None

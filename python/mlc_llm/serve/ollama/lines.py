@@ -58,9 +58,10 @@ class Lines:
         if chunk.usage_json is not None:
             yield json.dumps(self._whole([], self._last(chunk.usage_json)))
 
-    def nothing(self) -> dict[str, object]:
-        """The answer to a request that asks for nothing: the model is there."""
-        return self._whole([], {"done": True, "done_reason": "load"})
+    def nothing(self, reason: Literal["load", "unload"]) -> dict[str, object]:
+        """The answer to a request that asks for nothing. reason: the model is there, or it is
+        closed now."""
+        return self._whole([], {"done": True, "done_reason": reason})
 
     def put(self, _part: int, chunk: Chunk) -> None:
         """Add a chunk to the whole answer. Raises `RequestError` if the request failed."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 
+MOST_S = 100 * 365 * 24 * 3600
 FOREVER = "9999-12-31T23:59:59Z"
 """When a model that stays is forgotten."""
 
@@ -57,10 +59,11 @@ class ModelFacts:
             "details": self.details,
         }
 
-    def loaded(self, name: str) -> dict[str, object]:
-        """The entry of a list of models that are in memory."""
+    def loaded(self, name: str, left_s: float | None) -> dict[str, object]:
+        """The entry of a list of models that are in memory. left_s: seconds for which it stays
+        there if nobody asks for it; None: for good."""
         entry = {key: value for key, value in self.listed(name).items() if key != "modified_at"}
-        end = {"expires_at": FOREVER, "size_vram": 0, "context_length": self.context}
+        end = {"expires_at": _after(left_s), "size_vram": 0, "context_length": self.context}
         return {**entry, **end}
 
     def shown(self, name: str) -> dict[str, object]:
@@ -80,6 +83,14 @@ class ModelFacts:
             "capabilities": list(self.capabilities),
             "modified_at": self.modified_at,
         }
+
+
+def _after(seconds: float | None) -> str:
+    """The time of day in so many seconds."""
+    if seconds is None or seconds > MOST_S:
+        return FOREVER
+    end = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    return end.isoformat().replace("+00:00", "Z")
 
 
 def shortened(number: int) -> str:

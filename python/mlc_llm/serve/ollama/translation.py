@@ -135,7 +135,4 @@ def _calls(field: str, calls: object) -> list[dict[str, object]]:
 
 
 def _ignored(body: ChatRequest | GenerateRequest) -> list[str]:
-    found = body.unknown_fields()
-    if body.keep_alive is not None:
-        found.append("keep_alive")
-    return found
+    return body.unknown_fields()

@@ -19,6 +19,7 @@ from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
+from mlc_llm.serve.server.pool.idle import IdleModels
 from mlc_llm.serve.server.pool.watch import Watch
 from mlc_llm.support.garbage import IdleCollection, rare_collections
 
@@ -48,6 +49,7 @@ class Server(uvicorn.Server):
             context.models, limits.stall_s, context.settings.on_stall, self._leave_stalled
         )
         self._supervisor, self._garbage = Supervisor(), IdleCollection()
+        self._idle = IdleModels(context.models)
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(_config(context))
 
@@ -65,6 +67,7 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. Returns whether the server ends."""
         self._watch.look()
+        self._idle.look()
         self._garbage.look(is_busy=self._context.models.is_busy)
         if not self._context.models.stalled:
             self._supervisor.is_well()

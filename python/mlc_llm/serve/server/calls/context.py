@@ -46,6 +46,8 @@ class ServerContext:
         """models: the default one is open."""
         self.models, self.settings = models, settings
         self.created = int(time.time())
+        for slot in models.slots:
+            slot.keep_s = settings.keep_model_s
         self.metrics = ServerMetrics()
         self.watchers: list[Callable[[RequestNote], None]] = []
         """Are told of each request at its end, on the event loop."""
@@ -135,6 +137,11 @@ class ServedModel:
         """What requests need of it."""
         return self.client.model
 
+    def keep(self, seconds: float | None) -> None:
+        """It stays open for so long after its last request; None: for good. This counts until the
+        next request for it."""
+        self._slot.keep_s = seconds
+
     @contextmanager
     def reading(self, reader: ServedReader) -> Iterator[None]:
         """Within it, the server knows of the answer. At its end, the answer has ended."""
@@ -174,6 +181,7 @@ async def served_model(request: Request, name: str | None) -> ServedModel:
         raise stalled(slot)
     if not context.models.take_ready(slot):
         await unless_gone(request, context.models.take(slot))
+    slot.keep_s = context.settings.keep_model_s  # a request before this one may have changed it
     holds_of(request).enter_context(context.models.given_back(slot))
     return ServedModel(context, slot, known)
 

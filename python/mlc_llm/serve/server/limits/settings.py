@@ -70,6 +70,8 @@ class ServerSettings:
     """Names by which clients may call this server, beside its address and local names. "*": all."""
     allowed_origins: tuple[str, ...] = ()
     """Web pages that may call this server from a browser, such as https://example.org. "*": all."""
+    keep_model_s: float | None = None
+    """A model is closed after so many seconds without a request; None: it stays open."""
     any_name: bool = False
     """A request may give the model any name."""
     on_stall: OnStall = "wait"

@@ -162,10 +162,11 @@ class ModelRegistry:
         finally:
             self.give_back(slot)
 
-    async def close(self, slot: ModelSlot) -> bool:
-        """Close a model when its requests have ended. False: it was not open."""
+    async def close(self, slot: ModelSlot, still: Callable[[], bool] = lambda: True) -> bool:
+        """Close a model when its requests have ended. still: whether that is wanted when its turn
+        has come. False: it was not open, or that was not wanted any more."""
         async with self._turn:
-            if slot.client is None:
+            if slot.client is None or not still():
                 return False
             await self._drain(slot, lambda: True)
             await self._end(slot)

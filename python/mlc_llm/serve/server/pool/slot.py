@@ -38,6 +38,8 @@ class ModelSlot:
         self.error = ""
         """Why it could not be opened."""
         self.failed_at = self.used_at = 0.0
+        self.keep_s: float | None = None
+        """It stays open for so many seconds without a request; None: for good."""
         self.running = 0
         """Requests that hold the engine."""
         self.waiters: list[asyncio.Future[AsyncClient]] = []
@@ -53,6 +55,19 @@ class ModelSlot:
     @property
     def is_ready(self) -> bool:
         return self.state is State.READY
+
+    def idle_left_s(self, now: float) -> float | None:
+        """Seconds after which it is closed if nobody asks for it; None: it stays. now: of the
+        monotonic clock."""
+        if self.keep_s is None:
+            return None
+        idle_s = 0.0 if self.running or self.waiters else now - self.used_at
+        return max(0.0, self.keep_s - idle_s)
+
+    def is_over(self, now: float) -> bool:
+        """It has been idle for as long as it may."""
+        is_idle = self.is_ready and not self.running and not self.waiters
+        return is_idle and self.idle_left_s(now) == 0
 
     def opened(self, client: AsyncClient, plan: Plan, most_tokens: int) -> None:
         """most_tokens: prompt tokens that may wait for it."""

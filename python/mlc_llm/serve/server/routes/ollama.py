@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -32,6 +34,7 @@ from mlc_llm.serve.server.calls.context import (
     served_model,
 )
 from mlc_llm.serve.server.errors import HTTPError
+from mlc_llm.serve.server.limits.tenants import tenant_of
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.routes.model_facts import facts_of, facts_of_closed
 from mlc_llm.serve.server.streams.stream_json import check_end
@@ -72,7 +75,7 @@ async def chat(request: Request) -> Response:
     asked, clock = await _asked(request, ChatRequest)
     lines, served = _lines("chat", asked, clock), asked.served
     if not asked.body.messages:
-        return _nothing(asked.body, lines)
+        return _nothing(asked, lines)
     return await _answer(
         asked, translated_chat(asked.body, served.name, served.model.context), lines
     )
@@ -83,7 +86,7 @@ async def generate(request: Request) -> Response:
     asked, clock = await _asked(request, GenerateRequest)
     lines, served = _lines("generate", asked, clock), asked.served
     if not asked.body.prompt:
-        return _nothing(asked.body, lines)
+        return _nothing(asked, lines)
     return await _answer(
         asked, translated_prompt(asked.body, served.name, served.model.context), lines
     )
@@ -93,6 +96,7 @@ async def embed(request: Request) -> Response:
     """The embeddings of a text, or of several."""
     asked, clock = await _asked(request, EmbedRequest)
     found, ignored = embed_request(asked.body, asked.served.name)
+    ignored += _keep(asked)
     name = asked.body.model or asked.served.name
     call = embed_call(found, new_id("ollama"), name, clock, asked.served.model)
     return await answer_call(asked, call, None, ignored_header(ignored))
@@ -108,7 +112,12 @@ async def tags(request: Request) -> Response:
 async def loaded(request: Request) -> Response:
     """The models that are in memory."""
     slots = context_of(request).models.open_slots
-    models = [(await _facts(slot)).loaded(name) for slot in slots for name in slot.names]
+    now = time.monotonic()
+    models = [
+        (await _facts(slot)).loaded(name, slot.idle_left_s(now))
+        for slot in slots
+        for name in slot.names
+    ]
     return JSONResponse({"models": models})
 
 
@@ -150,13 +159,30 @@ async def _facts(slot: ModelSlot) -> ModelFacts:
     return await asyncio.to_thread(facts_of, client.bundle, client.model)
 
 
-def _nothing(body: ChatRequest | GenerateRequest, lines: Lines) -> Response:
+def _nothing(asked: Asked[ChatRequest] | Asked[GenerateRequest], lines: Lines) -> Response:
     """Clients ask for nothing to have a model loaded, or unloaded. Raises `HTTPError`."""
-    if body.keep_alive in (0, "0", "0s"):
-        words = "keep_alive = 0: this server keeps its models; a request cannot unload one"
-        raise HTTPError(400, words, param="keep_alive")
-    media_type = LineStream.media_type if body.stream else "application/json"
-    return Response(json.dumps(lines.nothing()) + "\n", media_type=media_type)
+    body, ignored = asked.body, _keep(asked)
+    closes = body.keep_alive == 0
+    if closes and ignored:
+        words = "keep_alive = 0: only a key with the word admin may close a model"
+        raise HTTPError(403, words, kind="permission_error", param="keep_alive", code="not_admin")
+    return Response(
+        json.dumps(lines.nothing("unload" if closes else "load")) + "\n",
+        media_type=LineStream.media_type if body.stream else "application/json",
+        headers=ignored_header(ignored),
+    )
+
+
+def _keep(asked: Asked[BodyT]) -> list[str]:
+    """Do what `keep_alive` says, if the client may close models: without keys everybody may, with
+    keys an admin. Returns the fields without effect."""
+    seconds = asked.body.keep_alive
+    if seconds is None:
+        return []
+    if asked.served.settings.keys and not tenant_of(asked.request).is_admin:
+        return ["keep_alive"]
+    asked.served.keep(None if math.isinf(seconds) else seconds)
+    return []
 
 
 async def _answer(
@@ -166,5 +192,5 @@ async def _answer(
 ) -> Response:
     model, chat = asked.served.model, found.request
     writer = LineStream(lines.request_id, lines) if chat.stream else None
-    headers = ignored_header(found.ignored_by(model.template))
+    headers = ignored_header([*found.ignored_by(model.template), *_keep(asked)])
     return await answer_call(asked, ollama_call(chat, lines, model), writer, headers)
