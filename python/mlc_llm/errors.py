@@ -8,6 +8,7 @@
     │   ├── ModelNotFound               no file at this path, or a download failed
     │   ├── ModelFileError              a broken, truncated or hostile model file
     │   ├── UnsupportedModel            a valid file that this version cannot run
+    │   ├── UnusableDevice              a GPU, its driver, its memory or a package for it is missing
     │   └── CacheError                  the cache folder cannot be written or is full
     ├── CompileError                    TVM could not build the model library
     ├── RequestError                    one request failed; the engine goes on
@@ -78,6 +79,10 @@ class ModelFileError(UserError):
 
 class UnsupportedModel(UserError):
     """The file is valid, but its architecture or a tensor type is not supported."""
+
+
+class UnusableDevice(UserError):
+    """A device cannot compute. The message says what is missing and what to do."""
 
 
 class CacheError(UserError):

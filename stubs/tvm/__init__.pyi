@@ -7,6 +7,8 @@ from typing import Any
 
 from tvm import tirx as tirx
 
-class IRModule: ...
+class IRModule:
+    functions: Any
+    def __init__(self, functions: Any = ..., attrs: Any = ...) -> None: ...
 
 def __getattr__(name: str) -> Any: ...
