@@ -100,7 +100,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
     "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
     **dict.fromkeys(SHAPES, GROUND),
-    "backends.cuda": {*DEVICE, "kernels.cuda", "kernels.types"},
+    "backends.cuda": {*DEVICE, "backends.cpu", "kernels.cuda", "kernels.types"},
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.recurrent": GROUND,
     "models.spec": {*GROUND, "models.recurrent"},

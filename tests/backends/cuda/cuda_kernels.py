@@ -1,11 +1,11 @@
-"""A kernel so small that tests of the way to a GPU may compile it many times."""
+"""A kernel and a model so small that tests of the way to a GPU may compile them many times."""
 
 from __future__ import annotations
 
 import tvm
+from fake_programs import COLUMNS
+from tvm.relax.frontend import nn
 from tvm.script import tirx as T
-
-COLUMNS = 256
 
 
 @T.prim_func(private=True)
@@ -24,3 +24,20 @@ def _doubled(a: T.handle, b: T.handle):  # type: ignore[no-untyped-def]
 def doubled_module() -> tvm.IRModule:
     """`doubled`: float32 [rows, COLUMNS], times two. Its kernel is `doubled_kernel`."""
     return tvm.IRModule({"doubled": _doubled})
+
+
+class Doubler(nn.Module):
+    """A model whose `forward` doubles float32 [rows, COLUMNS / 2, 2]."""
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        out = nn.Tensor.placeholder([x.shape[0], COLUMNS], "float32")
+        flat = nn.op.reshape(x, (x.shape[0], COLUMNS))
+        return nn.op.tensor_ir_op(_doubled, "doubled", [flat], out)
+
+
+def doubler_module() -> tvm.IRModule:
+    """Its Relax module."""
+    mode = {"param_mode": "none", "effect_mode": "none"}
+    inputs = {"x": nn.spec.Tensor(["rows", COLUMNS // 2, 2], "float32"), "$": mode}
+    module, _ = Doubler().export_tvm({"forward": inputs})
+    return module

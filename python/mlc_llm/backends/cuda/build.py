@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import tvm
@@ -20,6 +23,8 @@ from mlc_llm.errors import CompileError
 
 HOST = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64-v3"}
 """What the code that launches kernels is compiled for."""
+_COMPILE = "tvm_callback_cuda_compile"
+_building = threading.Lock()
 
 
 def cubin_module(module: tvm.IRModule, arch: str) -> bytes:
@@ -51,9 +56,30 @@ def source_of(host: tvm.runtime.Module) -> DeviceModule:
     return device_module(kernels[0])
 
 
+@contextmanager
+def only_source() -> Iterator[None]:
+    """TVM makes CUDA source and does not compile it.
+
+    It would do so where its runtime for CUDA is loaded, that is where there is a driver: with
+    other packages, and with fast math.
+    """
+    with _building:
+        compile_of_tvm = tvm_ffi.get_global_func(_COMPILE)
+        tvm_ffi.register_global_func(_COMPILE, _as_it_is, override=True)
+        try:
+            yield
+        finally:
+            tvm_ffi.register_global_func(_COMPILE, compile_of_tvm, override=True)
+
+
+def _as_it_is(code: str) -> bytes:
+    return code.encode()
+
+
 def _source_module(module: tvm.IRModule, arch: str) -> DeviceModule:
-    built = tvm.compile(_named(module), target=target_of(arch), tir_pipeline="tirx")
-    return source_of(built.mod)
+    with only_source():
+        built = tvm.compile(_named(module), target=target_of(arch), tir_pipeline="tirx")
+        return source_of(built.mod)
 
 
 def _named(module: tvm.IRModule) -> tvm.IRModule:

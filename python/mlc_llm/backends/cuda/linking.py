@@ -1,0 +1,71 @@
+"""Links a model library for a GPU into this process."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import tvm_ffi
+import tvm_ffi_orcjit
+
+from mlc_llm.backends.cuda.architectures import ARCHITECTURES
+from mlc_llm.backends.cuda.driver import Gpu, shown
+from mlc_llm.backends.cuda.runtime import load_cuda
+from mlc_llm.library.metadata import BrokenLibrary
+
+CUDA_DEVICE = 2
+"""The type of device, as in DLPack."""
+_CPU = (1, 0)
+_NAIVE_ALLOCATOR, _POOLED_ALLOCATOR = 1, 2
+_NO_MEMORY = re.compile("out of memory|Cannot allocate|bad_alloc|failed to map")
+
+
+def check_fits(folder: Path, requires: Sequence[str], gpu: Gpu) -> None:
+    """Raises BrokenLibrary if the library's machine code is for another GPU. requires: the name of
+    its architecture."""
+    (name,) = requires or ("no known GPU",)
+    made_for = ARCHITECTURES.get(name)
+    if made_for is None or not made_for.runs_on(gpu.capability):
+        best = gpu.architecture
+        words = f"; compile it with --arch {best.name}" if best else ""
+        mine = f"{gpu.name} is {shown(gpu.capability)}"
+        raise BrokenLibrary(f"{folder}: it is compiled for {name}, and {mine}{words}")
+
+
+class CudaLibrary:
+    """Functions by name: bytecode, the code of the host that launches kernels, and the kernels."""
+
+    def __init__(self, bytecode: Path, launchers: Path, kernels: Path, index: int = 0) -> None:
+        """index: of the GPU. Raises BrokenLibrary, MemoryError."""
+        load_cuda()
+        try:
+            load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
+            executable = load(str(bytecode))
+            # Plain functions, linked without the runtime of C++, for which it would ask a compiler.
+            self._session = tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
+            host = self._session.load_module(str(launchers), cxx=os.devnull)
+            host.import_module(load_kernels(kernels.read_bytes()))
+            executable.import_module(host)
+            self._vm = executable["vm_load_executable"]()
+            gpu = (CUDA_DEVICE, index, _POOLED_ALLOCATOR)
+            self._vm["vm_initialization"](*gpu, *_CPU, _NAIVE_ALLOCATOR)
+        except Exception as error:  # what TVM raises has no base class of its own
+            if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+                raise MemoryError(str(error)) from error
+            raise BrokenLibrary(f"{bytecode.parent}: {error}") from error
+
+    def __getitem__(self, name: str) -> tvm_ffi.Function:
+        return self._vm[name]
+
+    def __del__(self) -> None:
+        """Gives back the memory of steps that TVM keeps for the next one."""
+        self.__dict__.clear()
+        if release := tvm_ffi.get_global_func("vm.builtin.memory_manager.clear", True):
+            release()
+
+
+def load_kernels(data: bytes) -> tvm_ffi.Module:
+    """The module of a `device.bin`. Its code goes to the GPU when a kernel is first launched."""
+    return tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda")(data)

@@ -1,0 +1,119 @@
+"""The CUDA runtime (libcudart) through ctypes, and TVM's part for GPUs on top of it.
+
+Source: "CUDA Runtime API", 13.0. Kernels are launched by TVM; what TVM has no function for, or
+copies more than once, is called here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import tvm_ffi
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from mlc_llm.backends.cpu.device import load_runtime
+from mlc_llm.backends.cuda.driver import Driver
+from mlc_llm.backends.cuda.packages import load_library
+from mlc_llm.errors import MLCError, UnusableDevice
+
+TO_DEVICE, TO_HOST = 1, 2
+"""cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost."""
+_NO_MEMORY = 2
+_ref = ctypes.byref
+
+
+class CudaError(MLCError):
+    """A call of CUDA failed. The GPU may have lost everything that lies on it."""
+
+
+class Runtime:
+    """The runtime's functions that are used here. Each raises CudaError if it fails, MemoryError if
+    memory is lacking."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.cudaGetErrorName.restype = ctypes.c_char_p
+        library.cudaGetErrorString.restype = ctypes.c_char_p
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function by its name."""
+        if result := getattr(self._library, name)(*arguments):
+            self._library.cudaGetLastError()  # else the next call would report it again
+            words = f"{name} failed: {self._words(result)}"
+            raise MemoryError(words) if result == _NO_MEMORY else CudaError(words)
+
+    def copy(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
+        """Copies bytes in the order of the stream. kind: TO_DEVICE or TO_HOST."""
+        arguments = ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(size), kind
+        self.call("cudaMemcpyAsync", *arguments, ctypes.c_void_p(stream))
+
+    def fill(self, start: int, size: int, stream: int) -> None:
+        """Makes bytes zero in the order of the stream."""
+        arguments = ctypes.c_void_p(start), 0, ctypes.c_size_t(size)
+        self.call("cudaMemsetAsync", *arguments, ctypes.c_void_p(stream))
+
+    def wait(self, stream: int) -> None:
+        """Until all that was given to the stream is done. Raises CudaError for what failed in it,
+        an illegal access of a kernel say."""
+        self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
+
+    def pinned(self, size: int) -> PinnedMemory:
+        """Memory of the host that the GPU reads and writes itself."""
+        start = ctypes.c_void_p()
+        self.call("cudaMallocHost", _ref(start), ctypes.c_size_t(size))
+        assert start.value
+        return PinnedMemory(self, start.value, size)
+
+    def free_memory(self) -> tuple[int, int]:
+        """Free bytes of the GPU, and all."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", _ref(free), _ref(total))
+        return free.value, total.value
+
+    def _words(self, result: int) -> str:
+        name, text = map(bytes.decode, self._names(result))
+        return f"{name} ({text})"
+
+    def _names(self, result: int) -> tuple[bytes, bytes]:
+        return self._library.cudaGetErrorName(result), self._library.cudaGetErrorString(result)
+
+
+class PinnedMemory:
+    """Memory of the host, given back when nothing refers to it any more."""
+
+    def __init__(self, runtime: Runtime, start: int, size: int) -> None:
+        self._runtime, self.start, self.size = runtime, start, size
+
+    def view(self) -> memoryview:
+        """Its bytes. Whoever uses them keeps this object."""
+        return memoryview((ctypes.c_ubyte * self.size).from_address(self.start)).cast("B")
+
+    def __del__(self) -> None:
+        # After a failed kernel every call fails; the driver takes the memory back at the end.
+        with suppress(MLCError, MemoryError):
+            self._runtime.call("cudaFreeHost", ctypes.c_void_p(self.start))
+
+
+@cache
+def load_cuda() -> Runtime:
+    """The CUDA runtime, with TVM's part for GPUs loaded.
+
+    Raises UnusableDevice if a package, a driver or a GPU is missing.
+    """
+    Driver()
+    library = load_library("nvidia-cuda-runtime", "libcudart.so.13", for_all=True)
+    load_runtime()
+    spec = find_spec("tvm")
+    assert spec is not None and spec.submodule_search_locations, "load_runtime has found it"
+    folders = [Path(folder) / "lib" for folder in spec.submodule_search_locations]
+    try:
+        load_lib_ctypes("tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=folders)
+        tvm_ffi.get_global_func("device_api.cuda")
+    except (OSError, RuntimeError, ValueError) as error:
+        words = f"TVM's runtime for CUDA does not load ({error}); install apache-tvm again"
+        raise UnusableDevice(words) from error
+    return Runtime(library)

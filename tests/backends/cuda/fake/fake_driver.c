@@ -1,0 +1,147 @@
+/* A stand-in for NVIDIA's driver (libcuda.so.1): it computes nothing, takes memory from the host,
+ * and knows what is alive. Every call is counted and logged, and any of them can be made to fail.
+ *
+ * Settings come from the environment, when a call needs them:
+ *   FAKE_CUDA_VERSION (13000), FAKE_CUDA_GPUS (1), FAKE_CUDA_CAPABILITY (90),
+ *   FAKE_CUDA_MEMORY (bytes of a GPU), FAKE_CUDA_FAILS (NAME=CODE: this function always fails).
+ * Own functions for tests begin with fake_. */
+#include "fake_cuda.h"
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209, INVALID_VALUE = 1, INVALID_IMAGE = 200 };
+enum { MOST = 4096, LOG = 1 << 20 };
+
+static struct { enum Kind kind; char *start; size_t size; } objects[MOST];
+static size_t used;
+static long calls, fails_at, alive[KINDS];
+static int fails_with;
+static char log_text[LOG], failed_name[64];
+
+long fake_setting(const char *name, long otherwise) {
+  const char *text = getenv(name);
+  return text ? strtol(text, NULL, 10) : otherwise;
+}
+
+/* The n-th call from now on fails with a code; 0: none does. */
+void fake_fail_at(long n, int code) { fails_at = n ? calls + n : 0, fails_with = code; failed_name[0] = 0; }
+const char *fake_failed(void) { return failed_name; }
+long fake_calls(void) { return calls; }
+long fake_alive(int kind) { return alive[kind]; }
+const char *fake_log(void) { return log_text; }
+void fake_clear_log(void) { log_text[0] = 0; }
+
+int fake_enter(const char *name, const char *format, ...) {
+  size_t at = strlen(log_text);
+  va_list more;
+  if (at < LOG - 1024) {
+    at += snprintf(log_text + at, 512, "%s", name);
+    va_start(more, format);
+    at += vsnprintf(log_text + at, 500, format, more);
+    va_end(more);
+    strcpy(log_text + at, "\n");
+  }
+  const char *always = getenv("FAKE_CUDA_FAILS");
+  size_t length = strlen(name);
+  if (always && !strncmp(always, name, length) && always[length] == '=') return atoi(always + length + 1);
+  if (++calls != fails_at) return 0;
+  strncpy(failed_name, name, sizeof failed_name - 1);
+  return fails_with;
+}
+
+size_t fake_total_memory(void) { return fake_setting("FAKE_CUDA_MEMORY", 1L << 30); }
+size_t fake_free_memory(void) { return fake_total_memory() - used; }
+
+Handle fake_new(enum Kind kind, size_t size) {
+  if (kind == DEVICE && size > fake_free_memory()) return NULL;
+  for (int i = 0; i < MOST; i++) {
+    if (objects[i].start) continue;
+    objects[i].kind = kind, objects[i].size = size;
+    objects[i].start = aligned_alloc(256, (size + 511) / 256 * 256);
+    memset(objects[i].start, 0xA5, size); /* as if others had used it */
+    if (kind == DEVICE) used += size;
+    alive[kind]++;
+    return objects[i].start;
+  }
+  return NULL;
+}
+
+int fake_delete(enum Kind kind, Handle object) {
+  for (int i = 0; i < MOST; i++) {
+    if (!object || objects[i].start != object || objects[i].kind != kind) continue;
+    if (kind == DEVICE) used -= objects[i].size;
+    free(objects[i].start);
+    objects[i].start = NULL;
+    alive[kind]--;
+    return 1;
+  }
+  return 0;
+}
+
+int fake_holds(enum Kind kind, const void *start, size_t size) {
+  const char *from = start;
+  for (int i = 0; i < MOST; i++)
+    if (objects[i].start && objects[i].kind == kind && from >= objects[i].start &&
+        from + size <= objects[i].start + objects[i].size)
+      return 1;
+  return 0;
+}
+
+#define CALL(...) do { int code = fake_enter(__func__, __VA_ARGS__); if (code) return code; } while (0)
+
+int cuInit(unsigned flags) { CALL(" %u", flags); return fake_setting("FAKE_CUDA_GPUS", 1) ? 0 : 100; }
+int cuDriverGetVersion(int *version) { CALL(""); *version = fake_setting("FAKE_CUDA_VERSION", 13000); return 0; }
+int cuDeviceGetCount(int *count) { CALL(""); *count = fake_setting("FAKE_CUDA_GPUS", 1); return 0; }
+int cuDeviceGet(int *device, int index) { CALL(" %d", index); *device = index; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { CALL(" %d", device); snprintf(name, length, "Fake GPU"); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { CALL(" %d", device); *bytes = fake_total_memory(); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  CALL(" %d %d", attribute, device);
+  long capability = fake_setting("FAKE_CUDA_CAPABILITY", 90);
+  *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 0;
+  return 0;
+}
+static long contexts;
+long fake_contexts(void) { return contexts; }
+int cuDevicePrimaryCtxRetain(Handle *context, int device) { CALL(" %d", device); contexts++; *context = &contexts; return 0; }
+int cuDevicePrimaryCtxRelease_v2(int device) { contexts--; CALL(" %d", device); return 0; }
+int cuCtxPushCurrent_v2(Handle context) { CALL(""); return 0; }
+int cuCtxPopCurrent_v2(Handle *context) { CALL(""); return 0; }
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { CALL(""); *free_bytes = fake_free_memory(); *total = fake_total_memory(); return 0; }
+
+int cuGetErrorName(int code, const char **name) { *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE"; return 0; }
+int cuGetErrorString(int code, const char **text) { *text = code == OUT_OF_MEMORY ? "out of memory" : "as the test asked"; return 0; }
+
+/* A module is a copy of its image's first bytes; it must be an ELF file for this GPU. */
+int cuModuleLoadData(Handle *module, const void *image) {
+  const unsigned char *bytes = image;
+  CALL(" %02x%c%c%c", bytes[0], bytes[1], bytes[2], bytes[3]);
+  if (memcmp(bytes, "\177ELF", 4)) return INVALID_IMAGE;
+  *module = fake_new(MODULE, 64);
+  return 0;
+}
+int cuModuleUnload(Handle module) { int known = fake_delete(MODULE, module); CALL(""); return known ? 0 : INVALID_VALUE; }
+struct function { char name[128]; };
+int cuModuleGetFunction(Handle *function, Handle module, const char *name) {
+  static struct function table[256];
+  CALL(" %s", name);
+  if (!fake_holds(MODULE, module, 1)) return INVALID_VALUE;
+  for (int i = 0; i < 256; i++) {
+    if (!table[i].name[0]) strncpy(table[i].name, name, sizeof table[i].name - 1);
+    if (!strcmp(table[i].name, name)) { *function = &table[i]; return 0; }
+  }
+  return NOT_FOUND;
+}
+int cuFuncSetAttribute(Handle function, int attribute, int value) { CALL(" %s %d=%d", ((struct function *)function)->name, attribute, value); return 0; }
+int cuTensorMapEncodeTiled(void) { CALL(""); return 0; }
+
+struct config { unsigned grid[3], block[3], shared; Handle stream; void *attributes; unsigned count; };
+int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, void **extra) {
+  CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d attributes %u", ((struct function *)function)->name,
+       c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream != NULL, c->count);
+  return 0;
+}

@@ -1,0 +1,86 @@
+"""`device.bin`, from a kernel to its launch: on the stand-in for CUDA, which computes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cuda_kernels import doubler_module
+from cuda_packages import needs_packages
+from fake_cuda import DEVICE, MODULE, fake_machine_code, run_in_fake
+from fake_programs import build, launch
+
+from mlc_llm.backends.cuda.codegen import DEVICE_FILE, compile_module
+from mlc_llm.backends.cuda.device_bin import device_module
+from mlc_llm.errors import CompileError
+
+
+def built(folder: Path, real: bool = False) -> Path:
+    """The library of `Doubler`. real: with machine code."""
+    folder.mkdir()
+    code = None if real else lambda text: fake_machine_code()
+    made = compile_module(doubler_module(), "sm_90a", folder, code)
+    assert made.files == ("vm.bin", "kernels.o", "device.bin")
+    assert made.requires == ("sm_90a",)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("library") / "it")
+
+
+def test_machine_code_takes_the_place_of_the_source(library: Path) -> None:
+    data = (library / DEVICE_FILE).read_bytes()
+    found = device_module(data)
+    assert found.format == b"cubin"
+    assert found.names == ("doubled_kernel",)
+    assert found.code == fake_machine_code()
+    assert found.to_bytes() == data
+
+
+def test_bytes_that_are_no_module(library: Path) -> None:
+    data = (library / DEVICE_FILE).read_bytes()
+    for length in range(len(data)):
+        with pytest.raises(CompileError, match="ends too early"):
+            device_module(data[:length])
+    with pytest.raises(CompileError, match="more in it"):
+        device_module(data + b"x")
+
+
+def test_an_error_of_the_compiler_leaves_no_file(tmp_path: Path) -> None:
+    def fail(text: str) -> bytes:
+        raise CompileError("no")
+
+    with pytest.raises(CompileError, match="no"):
+        compile_module(doubler_module(), "sm_80", tmp_path, fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def check_launches(said: str) -> None:
+    calls, alive, after = json.loads(said)
+    (loaded,) = [one for one in calls if one.startswith("cuModuleLoadData")]
+    assert loaded == "cuModuleLoadData 7fELF"
+    (first, second) = [one for one in calls if one.startswith("cuLaunchKernelEx")]
+    assert first == second
+    assert first.startswith("cuLaunchKernelEx doubled_kernel grid 3,1,1 block 128,1,1 shared 0 ")
+    assert alive[DEVICE] >= 2 and alive[MODULE] == 1
+    assert after == [0] * len(after)
+
+
+def test_a_kernel_is_launched_from_it(fake: dict[str, str], library: Path) -> None:
+    check_launches(run_in_fake(fake, launch, str(library)))
+
+
+@needs_packages
+def test_machine_code_of_a_whole_library(fake: dict[str, str], tmp_path: Path) -> None:
+    check_launches(run_in_fake(fake, launch, str(built(tmp_path / "real", real=True))))
+
+
+@pytest.mark.slow
+def test_the_same_is_built_where_there_is_a_gpu(
+    fake: dict[str, str], library: Path, tmp_path: Path
+) -> None:
+    run_in_fake(fake, build, str(tmp_path))
+    assert (tmp_path / DEVICE_FILE).read_bytes() == (library / DEVICE_FILE).read_bytes()
