@@ -96,7 +96,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": set(),
     "backends.base": {*GROUND, "models.recurrent", "models.spec", "quantization"},
     "backends.features": {*GROUND, "backends.base", "models.recurrent", "models.spec"},
-    "backends.registry": {*GROUND, *SHAPES, "backends.base", "backends.cpu", "backends.reference"},
+    "backends.registry": {
+        *GROUND,
+        *SHAPES,
+        *("backends.base", "backends.cpu", "backends.cuda", "backends.reference"),
+    },
     "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
     "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
     **dict.fromkeys(SHAPES, GROUND),
@@ -200,7 +204,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *SERVE,
         *("serve.server", "serve.server.limits", "serve.server.notes"),
         *("serve.server.pool", "serve.server.calls"),
-        *("json_ffi", "cli", "backends.cpu", "bench", "ray"),
+        *("json_ffi", "cli", "backends.cpu", "backends.cuda", "bench", "ray"),
         *("conversion", "conversion.calibration", "conversion.importance"),
     },
     "ray": {

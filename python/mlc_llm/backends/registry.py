@@ -48,6 +48,13 @@ def backend_of(name: str) -> Backend:
     return _reference() if name == REFERENCE else CpuBackend(ISAS[name])
 
 
+def why_no_gpu(index: int = 0) -> str:
+    """Why no model runs on the NVIDIA GPU of that index: in this version, and on this machine."""
+    from mlc_llm.backends.cuda.state import why_not
+
+    return why_not(index)
+
+
 def _reference() -> Backend:
     from mlc_llm.backends.reference.backend import ReferenceBackend
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlc_llm import __version__
+from mlc_llm.backends.cuda import state as gpu_state
+from mlc_llm.backends.cuda.driver import Gpu, shown
 from mlc_llm.cli.amounts import size_words
 from mlc_llm.cli.guard import one_line
 from mlc_llm.errors import CacheError, MLCError
@@ -48,7 +50,13 @@ class Report:
 def examine() -> Report:
     """Run all checks. They change nothing, but may create the cache folder."""
     report = Report()
-    for look in (_look_at_machine, _look_at_versions, _look_at_choice, _look_at_cache):
+    for look in (
+        _look_at_machine,
+        _look_at_gpus,
+        _look_at_versions,
+        _look_at_choice,
+        _look_at_cache,
+    ):
         look(report)
     return report
 
@@ -68,6 +76,22 @@ def _look_at_machine(report: Report) -> None:
             f"only {_size(found.memory_free)} of memory is free and the default model needs "
             f"{_size(LEAST_FREE_MEMORY)}; close other programs"
         )
+
+
+def _look_at_gpus(report: Report) -> None:
+    """NVIDIA's GPUs, and what is missing to compile for them and to use them."""
+    found = gpu_state.look()
+    report.sections["gpu"] = {
+        "nvidia driver": found.driver,
+        **{f"gpu {gpu.index}": _gpu_words(gpu) for gpu in found.gpus},
+        "packages": found.packages,
+        "models": gpu_state.NOT_WHOLE,
+    }
+
+
+def _gpu_words(gpu: Gpu) -> str:
+    memory = f"{_size(gpu.free_memory)} free of {_size(gpu.total_memory)}"
+    return gpu.problem or f"{gpu.name}, {shown(gpu.capability)}, {memory}"
 
 
 def _look_at_versions(report: Report) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from fake_cuda import Fake
 from mlc_llm.backends.cuda.linking import CudaLibrary
 
 COLUMNS = 256
+GIVING_BACK = ("cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2")
+"""Functions of which nobody is told that they failed."""
 FILES = ("vm.bin", "kernels.o", "device.bin")
 
 
@@ -46,3 +50,39 @@ def build(folder: str) -> None:
 
     assert tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True)
     compile_module(doubler_module(), "sm_90a", Path(folder), lambda text: fake_machine_code())
+
+
+def look_at_gpus(cases: str) -> None:
+    """Prints, for each case of settings of the stand-in, why no model runs on GPU 0."""
+    from mlc_llm.backends.cuda.state import why_not
+
+    for case in json.loads(cases):
+        os.environ.update(case)
+        print(why_not())
+        for name in case:
+            del os.environ[name]
+
+
+def fail_each_call_of_a_look() -> None:
+    """Any call of the driver may fail: then the line names it, and no context is held."""
+    from mlc_llm.backends.cuda.state import why_not
+
+    fake = Fake()
+    for number in itertools.count(1):
+        with fake.failing(number):
+            words, failed = why_not(), fake.failed()
+        if not failed:
+            break
+        said = f"the NVIDIA driver failed in {failed}: CUDA_ERROR_FAKE (" in words
+        assert said != (failed in GIVING_BACK), words
+        assert fake.alive() == [0] * len(fake.alive())
+    assert number > 8
+
+
+def doctor() -> None:
+    """Prints the section of the doctor's report."""
+    from mlc_llm.cli.checkup import Report, _look_at_gpus
+
+    report = Report()
+    _look_at_gpus(report)
+    print(json.dumps(report.sections["gpu"]))

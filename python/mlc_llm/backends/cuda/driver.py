@@ -69,20 +69,20 @@ class Driver:
         try:
             self._library = ctypes.CDLL(LIBRARY)
         except OSError as error:
-            words = f"there is no NVIDIA driver ({LIBRARY} does not load: {error}); {_INSTALL}"
-            raise UnusableDevice(words) from error
+            raise UnusableDevice(f"no NVIDIA driver can be loaded ({error}); {_INSTALL}") from error
         self.version = self._version()
         if self.version < LEAST_VERSION:
             words = f"the NVIDIA driver knows CUDA {_dotted(self.version)} and "
             raise UnusableDevice(f"{words}{_dotted(LEAST_VERSION)} is needed; {_INSTALL}")
-        if self._library.cuInit(0) == _NO_DEVICE:
-            words = "the NVIDIA driver shows no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-            raise UnusableDevice(words)
         self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function. Raises UnusableDevice with its name if it fails."""
-        if result := getattr(self._library, name)(*arguments):
+        result = getattr(self._library, name)(*arguments)
+        if result == _NO_DEVICE:
+            words = "the NVIDIA driver shows no GPU; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            raise UnusableDevice(words)
+        if result:
             raise UnusableDevice(f"the NVIDIA driver failed in {name}: {self._words(result)}")
 
     def gpus(self) -> list[Gpu]:

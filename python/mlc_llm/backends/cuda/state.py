@@ -1,0 +1,43 @@
+"""What a machine has of all that computing on an NVIDIA GPU needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlc_llm.backends.cuda import packages
+from mlc_llm.backends.cuda.driver import Driver, Gpu, usable_gpu
+from mlc_llm.errors import UnusableDevice
+
+NOT_WHOLE = "the CUDA backend of this version cannot compute whole models yet"
+
+
+@dataclass(frozen=True)
+class State:
+    """In words, for a report."""
+
+    driver: str
+    packages: str
+    gpus: tuple[Gpu, ...] = ()
+
+
+def look() -> State:
+    """What there is. Raises nothing."""
+    lacking = packages.missing()
+    words = f"missing: {', '.join(lacking)} (pip install 'mlc-llm[cuda]')" if lacking else "all"
+    try:
+        driver = Driver()
+        version = "for CUDA {}.{}".format(*driver.version)
+        return State(version, words, tuple(driver.gpus()))
+    except UnusableDevice as error:
+        return State(str(error), words)
+
+
+def why_not(index: int = 0) -> str:
+    """Why models do not run on the GPU of that index, in one line."""
+    problems = [NOT_WHOLE]
+    for check in (packages.require, lambda: usable_gpu(index)):
+        try:
+            check()
+        except UnusableDevice as error:
+            problems.append(str(error))
+    return "; besides, ".join(problems)
