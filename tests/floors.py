@@ -20,7 +20,7 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file", "precision"}
+GROUND = {"errors", "json_file", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "tokenizers", "protocol"}
 BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
@@ -78,6 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve", "without_torch"},
     "errors": set(),
     "json_file": {"errors"},
+    "pooling": set(),
     "precision": set(),
     "without_torch": set(),
     "library": GROUND,

@@ -13,8 +13,8 @@ from decoder_reference import ReferenceDecoder
 
 from mlc_llm import AsyncMLCEngine, MLCEngine
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
-from mlc_llm.protocol.embedding_protocol import EmbeddingResponse
-from mlc_llm.serve.openai.embeddings import unit_vector
+from mlc_llm.protocol.embedding_protocol import EmbeddingRequest, EmbeddingResponse
+from mlc_llm.serve.openai.embeddings import embedding_call, unit_vector
 
 TEXTS = ["The cat sat on the mat.", "A dog", "The cat sat on the mat and slept.", "x"]
 
@@ -101,6 +101,14 @@ def test_an_input_that_is_too_long_is_refused(engine: MLCEngine) -> None:
     with pytest.raises(ContextLengthExceeded):
         embed(engine, ["a", "b" * 5000])
     assert vectors(embed(engine, "b")).shape == (1, 8)
+
+
+def test_a_decoder_is_not_pooled_in_another_way_than_its_files_say(engine: MLCEngine) -> None:
+    request = EmbeddingRequest(input="a")
+    known = engine._client.model._replace(pooling="last_token")
+    assert len(embedding_call(request, "id", known).parts) == 1
+    with pytest.raises(UserError, match="the files of this decoder ask for mean pooling"):
+        embedding_call(request, "id", known._replace(pooling="mean"))
 
 
 def test_an_unknown_parameter_is_a_mistake_of_the_program(engine: MLCEngine) -> None:

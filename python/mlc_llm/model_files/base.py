@@ -46,6 +46,12 @@ class ModelFiles(Protocol):
         """The end-of-text tokens that the header names, beside those that the tokenizer knows."""
         ...
 
+    @property
+    def pooling(self) -> str | None:
+        """How the vectors of a text's tokens become one (see `model_files/pooling.py`); None: the
+        files do not say it. Raises ModelFileError."""
+        ...
+
     def check_sums(self) -> None:
         """Compare the files with the check sums that the model states, if it states any. Reads all
         bytes. Raises ModelFileError."""

@@ -13,6 +13,7 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.gguf_experts import with_stacks
+from mlc_llm.model_files.pooling import gguf_pooling
 from mlc_llm.models.registry import check_architecture, read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.tokenizers import Tokenizer
@@ -52,6 +53,10 @@ class GGUFModel:
     def context_window(self) -> int:
         architecture = check_architecture(self.file.metadata)
         return self.file.get_int(f"{architecture}.context_length", low=1, high=2**31 - 1)
+
+    @property
+    def pooling(self) -> str | None:
+        return gguf_pooling(self.file.metadata)
 
     def check_sums(self) -> None:
         """The format has none."""

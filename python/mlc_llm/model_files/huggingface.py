@@ -12,6 +12,7 @@ from mlc_llm.loader.huggingface import HuggingFaceFolder
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
+from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.models.registry import architecture_of, read_config
 from mlc_llm.models.tensor_names import has_origin
@@ -54,6 +55,10 @@ class HuggingFaceModel:
     @property
     def stop_token_ids(self) -> frozenset[int]:
         return token_ids(self.folder.config.get("eos_token_id"))
+
+    @property
+    def pooling(self) -> str | None:
+        return folder_pooling(self.path)
 
     def check_sums(self) -> None:
         """The format has none."""

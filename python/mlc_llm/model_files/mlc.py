@@ -17,6 +17,7 @@ from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.mlc_names import mlc_names
 from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView, WordsView
 from mlc_llm.model_files.packed_views import AwqView
+from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.tensor_views import RowsView
 from mlc_llm.models.registry import read_config
 from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
@@ -74,6 +75,10 @@ class MLCModel:
     @property
     def stop_token_ids(self) -> frozenset[int]:
         return token_ids(self.chat_config.get("eos_token_id"))
+
+    @property
+    def pooling(self) -> str | None:
+        return folder_pooling(self.path)
 
     def check_sums(self) -> None:
         self.shards.check_sums()

@@ -157,6 +157,10 @@ class QuantizedModel:
     def stop_token_ids(self) -> frozenset[int]:
         return self.of.stop_token_ids
 
+    @property
+    def pooling(self) -> str | None:
+        return self.of.pooling
+
     def check_sums(self) -> None:
         self.of.check_sums()
 

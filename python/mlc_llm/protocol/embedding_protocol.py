@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, field_validator
 
+from mlc_llm.pooling import LAST_TOKEN, Pooling
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import AnswerModel, OpenModel
 from mlc_llm.protocol.checks import MAX_INT32
@@ -14,8 +15,6 @@ from mlc_llm.protocol.prompt_field import Prompt, Prompts, checked_prompts, prom
 MAX_INPUTS = 2048
 FORMATS = ("float", "base64")
 Format = Literal["float", "base64"]
-POOLING = "last_token"
-"""Which hidden vector stands for a text."""
 
 
 def _format(value: object) -> object:
@@ -74,5 +73,5 @@ class EmbeddingResponse(AnswerModel):
     data: list[Embedding]
     model: str = ""
     usage: EmbeddingUsage
-    pooling: str = POOLING
-    """The hidden vector behind the last token of each input is its embedding."""
+    pooling: Pooling = LAST_TOKEN
+    """Which hidden vectors of its tokens became the embedding of a text."""

@@ -66,6 +66,7 @@ class ReplicaClient(EngineClient[AsyncReader]):
             next(_load_ids),
             facts.hidden_size,
             facts.fingerprint,
+            self._bundle.pooling,
         )
         remote = RemoteEngine(
             replicas.send,

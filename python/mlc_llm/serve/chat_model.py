@@ -17,4 +17,5 @@ def chat_model_of(loaded: OpenEngine) -> ChatModel:
         loaded.load_id,
         hidden_size=core.hidden_size,
         fingerprint=loaded.fingerprint,
+        pooling=bundle.pooling,
     )

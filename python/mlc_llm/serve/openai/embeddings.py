@@ -15,7 +15,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError, UserError
+from mlc_llm.pooling import LAST_TOKEN
 from mlc_llm.protocol.embedding_protocol import (
     Embedding,
     EmbeddingRequest,
@@ -41,7 +42,13 @@ _log = logging.getLogger(__name__)
 
 
 def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel) -> EmbeddingCall:
-    """The call of a request. Raises `InvalidField` for more dimensions than the model has."""
+    """The call of a request. Raises `InvalidField` for more dimensions than the model has,
+    `UserError` for a decoder whose files want another pooling."""
+    if model.pooling not in (None, LAST_TOKEN):
+        raise UserError(
+            f"the files of this decoder ask for {model.pooling} pooling, and its embeddings can "
+            "only be made of the last token: use another model for embeddings"
+        )
     size = model.hidden_size
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidField("dimensions", request.dimensions, f"this model's vectors have {size}")

@@ -25,3 +25,5 @@ class ChatModel(NamedTuple):
     """Numbers of a hidden vector."""
     fingerprint: str = ""
     """See `opening/fingerprint.py`."""
+    pooling: str | None = None
+    """How the model's files want a text's vectors to become one; None: they do not say it."""

@@ -63,6 +63,8 @@ class ModelBundle:
     sliding_window: int = -1
     """The tokens that a token sees, as mlc-chat-config.json says; -1: all."""
     attention_sinks: int = 0
+    pooling: str | None = None
+    """See `ModelFiles`."""
 
 
 def parse_models(
@@ -125,6 +127,7 @@ def open_model(
         defaults=settings.defaults(with_template=template is None),
         sliding_window=settings.sliding_window,
         attention_sinks=settings.attention_sinks,
+        pooling=files.pooling,
     )
 
 

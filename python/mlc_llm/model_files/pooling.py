@@ -1,0 +1,69 @@
+"""What a model's files say of pooling, in one word: those of `mlc_llm.pooling`, `rank` for a model
+that compares two texts, or the file's own word for anything else.
+
+Formats: `ARCHITECTURE.pooling_type` of GGUF (llama.cpp, llama_pooling_type), and `modules.json`
+of sentence-transformers, which names a folder with a `config.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlc_llm.errors import ModelFileError
+from mlc_llm.json_file import read_json, read_json_object
+
+NUMBERS = ("none", "mean", "cls", "last_token", "rank")
+"""Values of GGUF's key."""
+MODULES = "modules.json"
+MAX_BYTES = 1 << 20
+_NOTHING_MORE = ("Transformer", "Normalize")
+"""Modules that pool nothing. Vectors are normalised here for all models."""
+_PREFIX = "pooling_mode_"
+_WORDS = {
+    "mean_tokens": "mean",
+    "mean": "mean",
+    "cls_token": "cls",
+    "cls": "cls",
+    "lasttoken": "last_token",
+}
+"""Of sentence-transformers."""
+
+
+def gguf_pooling(metadata: Mapping[str, object]) -> str | None:
+    """None: the file says nothing. Raises ModelFileError."""
+    key = f"{metadata.get('general.architecture')}.pooling_type"
+    value = metadata.get(key)
+    if value is None or value == 0:
+        return None
+    if type(value) is not int or not 0 < value < len(NUMBERS):
+        raise ModelFileError(f"{key} is {str(value)[:40]!r}; 0 to {len(NUMBERS) - 1} was expected")
+    return NUMBERS[value]
+
+
+def folder_pooling(folder: Path) -> str | None:
+    """None: the folder says nothing. Raises ModelFileError."""
+    if not (folder / MODULES).is_file():
+        return None
+    found = []
+    modules = read_json(folder / MODULES, MAX_BYTES)
+    for one in modules if isinstance(modules, list) else ():
+        fields = one if isinstance(one, dict) else {}
+        kind = str(fields.get("type")).rpartition(".")[2]
+        if kind == "Pooling":
+            found += _stated(folder, str(fields.get("path")))
+        elif kind not in _NOTHING_MORE:
+            found.append(kind)
+    return "+".join(found) or None
+
+
+def _stated(folder: Path, name: str) -> list[str]:
+    """The words of the flags that are set, or the one of `pooling_mode`."""
+    if Path(name).name != name:
+        raise ModelFileError(f"{folder / MODULES}: path {name[:40]!r} should be a folder in it")
+    config = read_json_object(folder / name / "config.json", MAX_BYTES)
+    found = [key.removeprefix(_PREFIX) for key, value in config.items() if value is True]
+    found = [one for one in found if f"{_PREFIX}{one}" in config]
+    mode = config.get("pooling_mode")
+    words = [mode] if isinstance(mode, str) else found
+    return [_WORDS.get(one, one) for one in words]
