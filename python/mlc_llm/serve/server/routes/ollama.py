@@ -173,7 +173,9 @@ def _nothing(asked: Asked[ChatRequest] | Asked[GenerateRequest], lines: Lines) -
     )
 
 
-def _keep(asked: Asked[BodyT]) -> list[str]:
+def _keep(
+    asked: Asked[ChatRequest] | Asked[GenerateRequest] | Asked[EmbedRequest],
+) -> list[str]:
     """Do what `keep_alive` says, if the client may close models: without keys everybody may, with
     keys an admin. Returns the fields without effect."""
     seconds = asked.body.keep_alive
