@@ -79,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kernels", help="vnni, avx2 or portable; the machine's best if not given")
     parser.add_argument("--kinds", nargs="+", default=["Q4_0", "Q4_1", "Q8_0"])
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--megabytes", type=int, default=256, help="read in one pass")
     arguments = parser.parse_args()
@@ -87,10 +88,14 @@ def main() -> None:
     title = f"kernels {isa.name}, {threads} threads"
     print_configuration("matrix-vector products, GB/s of weights", kernels=title)
     read = reader(isa, arguments.megabytes)
-    for model, shapes in SHAPES.items():
+    for model in arguments.models:
+        shapes = SHAPES[model]
         for kind in arguments.kinds:
             fmt = format_of_kind(kind, half=isa.half)
             for n, k in shapes:
+                if k % (fmt.group * fmt.span):
+                    print(f"{model} {kind} {n}x{k}: {k} columns are no whole number of blocks")
+                    continue
                 run = product(isa, fmt, n, k, arguments.megabytes)
                 print(f"{model} {kind} {n}x{k}: {beside(run, read, arguments.rounds)}")
 
