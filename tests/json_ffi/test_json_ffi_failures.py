@@ -140,7 +140,7 @@ def test_half_characters_do_no_harm(engine: JSONFFIEngine) -> None:
     """JSON can escape half a surrogate pair; what is said about it is text all the same."""
     half = "\ud800"
     answer = ask(engine, "hi", model=half, stream_options={"include_usage": True})
-    assert (answer.text, answer.chunks[0].model) == ("hi", "?")
+    assert answer.text.startswith("model = ") and "lone surrogate" in answer.text
     wrong = json.dumps({"messages": [{"role": half, "content": "x"}]})
     assert read(engine._raw_chat_completion(wrong, True, "a")).reason == "error"
     for text, name in ((half, "a"), ('{"messages": []}', half)):  # these cannot cross at all
