@@ -3,8 +3,9 @@
 
 The clients live in environments of their own below `.venv-contract`, because some contradict each
 other and none may be seen by the server. `tests/contract/requirements/NAME.txt` is the environment
-of `tests/contract/test_NAME.py`; `page.txt` is that of `tests/page`, `clients.txt` that of the
-rest. npm installs what `tests/contract/node/package.json` names, if it is there.
+of `tests/contract/test_NAME.py`; `page.txt` is that of `tests/page`, `parsers.txt` that of
+`tests/fuzz/test_parsers.py`, `clients.txt` that of the rest. npm installs what
+`tests/contract/node/package.json` names, if it is there.
 
 Arguments that name test files or folders choose among them; the others go to pytest.
 """
@@ -24,6 +25,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parent.parent
 CONTRACT, PAGE = ROOT / "tests" / "contract", ROOT / "tests" / "page"
+PARSERS = ROOT / "tests" / "fuzz" / "test_parsers.py"
 PLACE = ROOT / ".venv-contract"
 LARGE = {"lm_eval"}
 """Environments that are made only if their tests are named."""
@@ -61,7 +63,8 @@ def environments() -> list[Environment]:
     files = sorted((CONTRACT / "requirements").glob("*.txt"))
     own = {f"test_{file.stem}" for file in files}
     rest = tuple(test for test in sorted(CONTRACT.glob("test_*.py")) if test.stem not in own)
-    tests = {"page": tuple(sorted(PAGE.glob("test_*.py"))), "clients": rest}
+    page = tuple(sorted(PAGE.glob("test_*.py")))
+    tests = {"page": page, "parsers": (PARSERS,), "clients": rest}
     return [
         Environment(file, tests.get(file.stem, (CONTRACT / f"test_{file.stem}.py",)))
         for file in files

@@ -1,0 +1,110 @@
+"""Every parser of what others write, under a fuzzer that follows the coverage of its code: it reads
+the bytes or refuses them with one line of ours. `parser_fuzzer.py` runs longer by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+sys.path += [str(TESTS / "loader"), str(TESTS / "tokenizers")]
+from gguf_bytes import array, small  # noqa: E402
+from spm_bytes import START, model  # noqa: E402
+from test_tekken_file import tekken  # noqa: E402
+from tiny_folders import tokenizer_files  # noqa: E402
+
+from mlc_llm.serve.openai.tools.families import RULES  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("atheris") is None, reason="needs `pip install atheris`"
+    ),
+]
+
+PROGRAM = Path(__file__).parent / "parser_fuzzer.py"
+SECONDS = 15
+"""For each parser."""
+MEMORY_MB = 4096
+ONE_INPUT_S = 60
+
+
+def gguf_with_words() -> bytes:
+    file = small()
+    tokens = [*"abcdefgh", "Ġ", "Ġa", "<s>"]
+    file.keys[4] = ("tokenizer.ggml.tokens", array("str", tokens))
+    file.keys[5] = ("tokenizer.ggml.token_type", array("i32", [1] * 10 + [3]))
+    for key, text in (("model", "gpt2"), ("pre", "default")):
+        kind = b"\x08\0\0\0" + len(text).to_bytes(8, "little") + text.encode()
+        file.keys.append((f"tokenizer.ggml.{key}", kind))
+    file.keys.append(("tokenizer.ggml.merges", array("str", ["Ġ a"])))
+    return file.build()
+
+
+def safetensors(header: object, data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+TENSOR = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+CHAT = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "logit_bias": {"5": 1}, "stop": ["x"], "n": 2, "seed": 3, "temperature": 0.5,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
+}  # fmt: skip
+PROMPTS = {"prompt": [[1], [2]], "stop": "\ud800", "echo": True}
+CALL = [("get_weather", '{"city": "Rome", "days": 2}')]
+
+
+def seeds() -> dict[str, list[bytes]]:
+    answers = [bytes([i, 3]) + one.written(CALL).encode() for i, (_, one) in enumerate(RULES)]
+    return {
+        "gguf": [small().build(), gguf_with_words()],
+        "safetensors": [safetensors({"a": TENSOR, "__metadata__": {"b": "c"}}, bytes(16))],
+        "tokenizer.json": [tokenizer_files()["tokenizer.json"].encode()],
+        "tokenizer.model": [model([*START, ("▁", -9.0, 1), ("a", -9.0, 1), ("▁a", -1.0, 1)])],
+        "tekken.json": [json.dumps(tekken()).encode()],
+        "request": [json.dumps(one).encode() for one in (CHAT, PROMPTS)],
+        "answer": answers,
+    }
+
+
+@pytest.fixture
+def quick_folder() -> Iterator[str]:
+    """In memory where the system has such a place: each input is written into a file."""
+    memory = "/dev/shm"
+    with TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", list(seeds()))
+def test_a_parser_reads_or_refuses_whatever_it_gets(
+    name: str, tmp_path: Path, quick_folder: str
+) -> None:
+    place = tmp_path / "seeds"
+    place.mkdir()
+    for i, data in enumerate(seeds()[name]):
+        (place / str(i)).write_bytes(data)
+    flags = [f"-max_total_time={SECONDS}", f"-rss_limit_mb={MEMORY_MB}", f"-timeout={ONE_INPUT_S}"]
+    command = [sys.executable, str(PROGRAM), name, str(place), *flags, "-print_final_stats=1"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": quick_folder},
+        capture_output=True,
+        text=True,
+        check=False,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert int(re.findall(r"number_of_executed_units: (\d+)", done.stderr)[0]) > 10, done.stderr
