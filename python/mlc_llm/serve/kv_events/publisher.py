@@ -141,7 +141,10 @@ class EventPublisher:
         if self._woken.fileno() in ready:
             self._woken.recv(4096)
         while self._waiting:
-            self._send(self._waiting.popleft())
+            try:
+                self._send(self._waiting[0])
+            finally:
+                self._waiting.popleft()  # only now: nothing waits means that all have gone
         if self._replay is not None and self._replay in ready:
             self._send_again(self._replay)
 
