@@ -60,6 +60,9 @@ def test_the_container_starts_a_server_that_exists() -> None:
     args = parsed(arguments)
     assert args.host == "0.0.0.0" and f"EXPOSE {args.port}" in text
     assert "USER 10001" in text and f":{args.port}/ready" in text
+    for guide in (CONTAINER, DEPLOY.parent / "docs" / "server.md"):
+        build = re.findall(r"podman build .*$", guide.read_text(), re.MULTILINE)
+        assert all("--format docker" in one for one in build) and build, "no HEALTHCHECK in OCI"
     for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
         for one in source.split():
             assert (DEPLOY.parent / one).exists(), one
