@@ -151,6 +151,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"messages": [{"role": "tool", "content": "a"}]}, "messages[0].role"),
     ({"messages": [BLOCK]}, "messages[0].content"),
+    ({"messages": [{**BLOCK, "content": []}]}, "messages[0].content"),
     ({"messages": [{**BLOCK, "content": 1}]}, "messages[0].content"),
     ({"messages": [{**BLOCK, "content": ["a"]}]}, "messages[0].content[0]"),
     ({"messages": [{**BLOCK, "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),

@@ -47,6 +47,8 @@ class Translation:
         if message.get("content") is None:
             raise MissingKey(f"{field}.content", "content")
         blocks = _blocks(f"{field}.content", message["content"])
+        if not blocks:
+            raise checks.refuse(f"{field}.content", [], "should have at least one block")
         if role == "assistant":
             self._assistant(blocks)
         else:
