@@ -115,6 +115,7 @@ def test_max_completion_tokens_wins() -> None:
     ("message", "path"),
     [
         ({"role": "poet", "content": "x"}, "role"),
+        ({"role": "po\net", "content": "x"}, "role"),
         ({"role": 3, "content": "x"}, "role"),
         ({"content": "x"}, "role"),
         ({"role": "user"}, "content"),
@@ -136,7 +137,7 @@ def test_max_completion_tokens_wins() -> None:
 def test_a_bad_message_names_the_path(message: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidField) as caught:
         chat(messages=[USER, message])
-    assert caught.value.field == f"messages[1].{path}"
+    assert caught.value.field == f"messages[1].{path}" and "\n" not in str(caught.value)
 
 
 def test_missing_keys_say_so() -> None:
