@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import atheris
 
@@ -20,8 +21,15 @@ with atheris.instrument_imports(include=["mlc_llm"]):
     from mlc_llm.loader.gguf import GGUFFile
     from mlc_llm.loader.safetensors_file import SafetensorsFile
     from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
+    from mlc_llm.serve.anthropic import fields as anthropic
+    from mlc_llm.serve.anthropic.translation import translated as of_anthropic
+    from mlc_llm.serve.core.grammar.schema import check_schema
+    from mlc_llm.serve.ollama import fields as ollama
+    from mlc_llm.serve.ollama.translation import translated_chat, translated_prompt
     from mlc_llm.serve.openai.tools.families import RULES
     from mlc_llm.serve.openai.tools.family import Function
+    from mlc_llm.serve.responses.fields import ResponsesRequest
+    from mlc_llm.serve.responses.translation import translated as of_responses
     from mlc_llm.tokenizers import Tokenizer
 
 TEXT = "a b\n 12 é 🌙 <s>"
@@ -58,12 +66,31 @@ def tokenizer(path: Path) -> None:
     made.decode(made.encode_prompt(TEXT))
 
 
+REQUESTS: list[tuple[Any, Callable[[Any], Any]]] = [
+    (ChatCompletionRequest, lambda body: body),
+    (CompletionRequest, lambda body: body),
+    (anthropic.MessagesRequest, lambda body: of_anthropic(body, "m").request),
+    (anthropic.CountTokensRequest, lambda body: of_anthropic(body, "m").request),
+    (ResponsesRequest, lambda body: of_responses(body, "m").request),
+    (ollama.ChatRequest, lambda body: body.messages and translated_chat(body, "m", 9).request),
+    (ollama.GenerateRequest, lambda body: body.prompt and translated_prompt(body, "m", 9).request),
+]
+"""Kinds of requests, and the chat or completion that each becomes, if it asks for anything."""
+
+
 def request(data: bytes) -> None:
-    for kind in (ChatCompletionRequest, CompletionRequest):
+    for kind, translated in REQUESTS:
         try:
-            kind.parse_text(data).generation_config().validate_ranges()
+            body = kind.parse_text(data)
+            body.unknown_fields()
+            if found := translated(body):
+                found.generation_config().validate_ranges()
         except MLCError as error:
             check(error)
+
+
+def schema(data: bytes) -> None:
+    check_schema(data.decode("utf-8", "replace"), "schema")
 
 
 def answer(data: bytes) -> None:
@@ -85,6 +112,7 @@ TARGETS = {
     "tokenizer.model": in_file("tokenizer.model", tokenizer),
     "tekken.json": in_file("tekken.json", tokenizer),
     "request": request,
+    "schema": schema,
     "answer": answer,
 }
 

@@ -62,7 +62,42 @@ CHAT = {
     "logit_bias": {"5": 1}, "stop": ["x"], "n": 2, "seed": 3, "temperature": 0.5,
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
 }  # fmt: skip
-PROMPTS = {"prompt": [[1], [2]], "stop": "\ud800", "echo": True}
+PROMPTS = {"prompt": [[1], [2]], "stop": "🌙", "echo": True}
+ANTHROPIC = {
+    "max_tokens": 5, "system": [{"type": "text", "text": "a"}], "tool_choice": {"type": "any"},
+    "tools": [{"name": "f", "input_schema": {"type": "object"}}], "thinking": {"type": "disabled"},
+    "messages": [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "b"}]},
+    ],
+}  # fmt: skip
+RESPONSES = {
+    "instructions": "a", "text": {"format": {"type": "json_object"}},
+    "reasoning": {"effort": "low"},
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "b"},
+    ],
+}  # fmt: skip
+OLLAMA = {
+    "messages": [
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "a", "tool_name": "f"},
+    ],
+    "options": {"num_ctx": 9, "num_predict": 3, "stop": ["a"]}, "format": "json",
+    "think": True, "keep_alive": "5m",
+}  # fmt: skip
+RAW = {"prompt": "a", "raw": True, "options": {"seed": 1}, "format": {"type": "object"}}
+SCHEMA = {
+    "properties": {"a": {"enum": [1, "b"]}, "c": {"$ref": "#/$defs/d"}}, "required": ["a"],
+    "$defs": {"d": {"items": {"anyOf": [{"type": "string", "pattern": "a+"}, {"const": 1}]}}},
+}  # fmt: skip
+REQUESTS = (CHAT, PROMPTS, ANTHROPIC, RESPONSES, OLLAMA, RAW)
 CALL = [("get_weather", '{"city": "Rome", "days": 2}')]
 
 
@@ -74,7 +109,8 @@ def seeds() -> dict[str, list[bytes]]:
         "tokenizer.json": [tokenizer_files()["tokenizer.json"].encode()],
         "tokenizer.model": [model([*START, ("▁", -9.0, 1), ("a", -9.0, 1), ("▁a", -1.0, 1)])],
         "tekken.json": [json.dumps(tekken()).encode()],
-        "request": [json.dumps(one).encode() for one in (CHAT, PROMPTS)],
+        "request": [json.dumps(one).encode() for one in REQUESTS],
+        "schema": [json.dumps(SCHEMA).encode()],
         "answer": answers,
     }
 
