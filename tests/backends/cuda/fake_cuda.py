@@ -92,6 +92,10 @@ class Fake:
         finally:
             self._library.fake_fail_at(ctypes.c_long(0), 0)
 
+    def lose(self, call: int) -> None:
+        """From the call of that number on, all fail, as after an illegal access of a kernel."""
+        self._library.fake_lose_at(ctypes.c_long(call))
+
     def calls(self) -> int:
         """How many there were."""
         return int(self._library.fake_calls())

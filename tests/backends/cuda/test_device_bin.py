@@ -16,23 +16,8 @@ from mlc_llm.backends.cuda.device_bin import device_module
 from mlc_llm.errors import CompileError
 
 
-def built(folder: Path, real: bool = False) -> Path:
-    """The library of `Doubler`. real: with machine code."""
-    folder.mkdir()
-    code = None if real else lambda text: fake_machine_code()
-    made = compile_module(doubler_module(), "sm_90a", folder, code)
-    assert made.files == ("vm.bin", "kernels.o", "device.bin")
-    assert made.requires == ("sm_90a",)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("library") / "it")
-
-
-def test_machine_code_takes_the_place_of_the_source(library: Path) -> None:
-    data = (library / DEVICE_FILE).read_bytes()
+def test_machine_code_takes_the_place_of_the_source(doubler_library: Path) -> None:
+    data = (doubler_library / DEVICE_FILE).read_bytes()
     found = device_module(data)
     assert found.format == b"cubin"
     assert found.names == ("doubled_kernel",)
@@ -40,8 +25,8 @@ def test_machine_code_takes_the_place_of_the_source(library: Path) -> None:
     assert found.to_bytes() == data
 
 
-def test_bytes_that_are_no_module(library: Path) -> None:
-    data = (library / DEVICE_FILE).read_bytes()
+def test_bytes_that_are_no_module(doubler_library: Path) -> None:
+    data = (doubler_library / DEVICE_FILE).read_bytes()
     for length in range(len(data)):
         with pytest.raises(CompileError, match="ends too early"):
             device_module(data[:length])
@@ -69,18 +54,19 @@ def check_launches(said: str) -> None:
     assert after == [0] * len(after)
 
 
-def test_a_kernel_is_launched_from_it(fake: dict[str, str], library: Path) -> None:
-    check_launches(run_in_fake(fake, launch, str(library)))
+def test_a_kernel_is_launched_from_it(fake: dict[str, str], doubler_library: Path) -> None:
+    check_launches(run_in_fake(fake, launch, str(doubler_library)))
 
 
 @needs_packages
 def test_machine_code_of_a_whole_library(fake: dict[str, str], tmp_path: Path) -> None:
-    check_launches(run_in_fake(fake, launch, str(built(tmp_path / "real", real=True))))
+    compile_module(doubler_module(), "sm_90a", tmp_path)
+    check_launches(run_in_fake(fake, launch, str(tmp_path)))
 
 
 @pytest.mark.slow
 def test_the_same_is_built_where_there_is_a_gpu(
-    fake: dict[str, str], library: Path, tmp_path: Path
+    fake: dict[str, str], doubler_library: Path, tmp_path: Path
 ) -> None:
     run_in_fake(fake, build, str(tmp_path))
-    assert (tmp_path / DEVICE_FILE).read_bytes() == (library / DEVICE_FILE).read_bytes()
+    assert (tmp_path / DEVICE_FILE).read_bytes() == (doubler_library / DEVICE_FILE).read_bytes()

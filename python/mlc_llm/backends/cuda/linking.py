@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import tvm_ffi
@@ -15,9 +16,8 @@ from mlc_llm.backends.cuda.driver import Gpu, shown
 from mlc_llm.backends.cuda.runtime import load_cuda
 from mlc_llm.library.metadata import BrokenLibrary
 
-CUDA_DEVICE = 2
-"""The type of device, as in DLPack."""
-_CPU = (1, 0)
+_CPU, _GPU = (1, 0), (2, 0)
+"""Types of device, as in DLPack, and indices."""
 _NAIVE_ALLOCATOR, _POOLED_ALLOCATOR = 1, 2
 _NO_MEMORY = re.compile("out of memory|Cannot allocate|bad_alloc|failed to map")
 
@@ -37,8 +37,8 @@ def check_fits(folder: Path, requires: Sequence[str], gpu: Gpu) -> None:
 class CudaLibrary:
     """Functions by name: bytecode, the code of the host that launches kernels, and the kernels."""
 
-    def __init__(self, bytecode: Path, launchers: Path, kernels: Path, index: int = 0) -> None:
-        """index: of the GPU. Raises BrokenLibrary, MemoryError."""
+    def __init__(self, bytecode: Path, launchers: Path, kernels: Path) -> None:
+        """Raises BrokenLibrary, MemoryError, UnusableDevice."""
         load_cuda()
         try:
             load = tvm_ffi.get_global_func("ffi.Module.load_from_file.relax.VMExecutable")
@@ -49,8 +49,8 @@ class CudaLibrary:
             host.import_module(load_kernels(kernels.read_bytes()))
             executable.import_module(host)
             self._vm = executable["vm_load_executable"]()
-            gpu = (CUDA_DEVICE, index, _POOLED_ALLOCATOR)
-            self._vm["vm_initialization"](*gpu, *_CPU, _NAIVE_ALLOCATOR)
+            gpu, host_too = (*_GPU, _POOLED_ALLOCATOR), (*_CPU, _NAIVE_ALLOCATOR)
+            self._vm["vm_initialization"](*gpu, *host_too)
         except Exception as error:  # what TVM raises has no base class of its own
             if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
                 raise MemoryError(str(error)) from error
@@ -60,10 +60,10 @@ class CudaLibrary:
         return self._vm[name]
 
     def __del__(self) -> None:
-        """Gives back the memory of steps that TVM keeps for the next one."""
+        """Gives back code, and the memory of steps that TVM keeps for the next one."""
         self.__dict__.clear()
-        if release := tvm_ffi.get_global_func("vm.builtin.memory_manager.clear", True):
-            release()
+        with suppress(Exception):  # as `Runtime.free`
+            tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
 
 
 def load_kernels(data: bytes) -> tvm_ffi.Module:

@@ -23,6 +23,8 @@ from mlc_llm.errors import MLCError, UnusableDevice
 TO_DEVICE, TO_HOST = 1, 2
 """cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost."""
 _NO_MEMORY = 2
+_NO_TIMES = 2
+"""cudaEventDisableTiming."""
 _ref = ctypes.byref
 
 
@@ -61,6 +63,23 @@ class Runtime:
         an illegal access of a kernel say."""
         self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
 
+    def allocate(self, size: int) -> int:
+        """The address of so many bytes on the GPU."""
+        start = ctypes.c_void_p()
+        try:
+            self.call("cudaMalloc", _ref(start), ctypes.c_size_t(size))
+        except MemoryError as error:
+            free = self.free_memory()[0] >> 20
+            words = f"the GPU has {free} MiB free, and {-(-size >> 20)} MiB are needed in one piece"
+            raise MemoryError(words) from error
+        return start.value or 0
+
+    def free(self, start: int) -> None:
+        """Gives memory of the GPU back. Raises nothing: after a kernel has failed every call does,
+        and the driver takes the memory back when the process ends."""
+        with suppress(MLCError, MemoryError):
+            self.call("cudaFree", ctypes.c_void_p(start))
+
     def pinned(self, size: int) -> PinnedMemory:
         """Memory of the host that the GPU reads and writes itself."""
         start = ctypes.c_void_p()
@@ -93,9 +112,29 @@ class PinnedMemory:
         return memoryview((ctypes.c_ubyte * self.size).from_address(self.start)).cast("B")
 
     def __del__(self) -> None:
-        # After a failed kernel every call fails; the driver takes the memory back at the end.
-        with suppress(MLCError, MemoryError):
+        with suppress(MLCError, MemoryError):  # as `Runtime.free`
             self._runtime.call("cudaFreeHost", ctypes.c_void_p(self.start))
+
+
+class Event:
+    """A mark in the order of a stream."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._handle = runtime, ctypes.c_void_p()
+        runtime.call("cudaEventCreateWithFlags", _ref(self._handle), _NO_TIMES)
+
+    def record(self, stream: int) -> None:
+        """Behind all that was given to the stream."""
+        self._runtime.call("cudaEventRecord", self._handle, ctypes.c_void_p(stream))
+
+    def wait(self) -> None:
+        """Until all before the mark is done."""
+        self._runtime.call("cudaEventSynchronize", self._handle)
+
+    def __del__(self) -> None:
+        if self._handle:
+            with suppress(MLCError, MemoryError):  # as `Runtime.free`
+                self._runtime.call("cudaEventDestroy", self._handle)
 
 
 @cache

@@ -18,7 +18,7 @@ enum { MOST = 4096, LOG = 1 << 20 };
 
 static struct { enum Kind kind; char *start; size_t size; } objects[MOST];
 static size_t used;
-static long calls, fails_at, alive[KINDS];
+static long calls, fails_at, lost_at, alive[KINDS];
 static int fails_with;
 static char log_text[LOG], failed_name[64];
 
@@ -29,6 +29,8 @@ long fake_setting(const char *name, long otherwise) {
 
 /* The n-th call from now on fails with a code; 0: none does. */
 void fake_fail_at(long n, int code) { fails_at = n ? calls + n : 0, fails_with = code; failed_name[0] = 0; }
+/* From the n-th call on, all fail, as after an illegal access of a kernel; 0: none does. */
+void fake_lose_at(long n) { lost_at = n ? calls + n : 0; }
 const char *fake_failed(void) { return failed_name; }
 long fake_calls(void) { return calls; }
 long fake_alive(int kind) { return alive[kind]; }
@@ -48,9 +50,11 @@ int fake_enter(const char *name, const char *format, ...) {
   const char *always = getenv("FAKE_CUDA_FAILS");
   size_t length = strlen(name);
   if (always && !strncmp(always, name, length) && always[length] == '=') return atoi(always + length + 1);
-  if (++calls != fails_at) return 0;
-  strncpy(failed_name, name, sizeof failed_name - 1);
-  return fails_with;
+  calls++;
+  int lost = lost_at && calls >= lost_at;
+  if (!lost && calls != fails_at) return 0;
+  if (!failed_name[0]) strncpy(failed_name, name, sizeof failed_name - 1);
+  return lost ? 719 : fails_with; /* cudaErrorLaunchFailure */
 }
 
 size_t fake_total_memory(void) { return fake_setting("FAKE_CUDA_MEMORY", 1L << 30); }
@@ -121,6 +125,8 @@ int cuModuleLoadData(Handle *module, const void *image) {
   const unsigned char *bytes = image;
   CALL(" %02x%c%c%c", bytes[0], bytes[1], bytes[2], bytes[3]);
   if (memcmp(bytes, "\177ELF", 4)) return INVALID_IMAGE;
+  long made_for = bytes[49], capability = fake_setting("FAKE_CUDA_CAPABILITY", 90); /* of e_flags */
+  if (made_for / 10 != capability / 10 || made_for > capability) return NO_BINARY;
   *module = fake_new(MODULE, 64);
   return 0;
 }

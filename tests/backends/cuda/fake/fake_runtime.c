@@ -22,6 +22,8 @@ int cudaGetLastError(void) { return OK; }
 int cudaPeekAtLastError(void) { return OK; }
 
 static int take(enum Kind kind, Handle *start, size_t size) {
+  *start = NULL;
+  if (!size) return OK;
   *start = fake_new(kind, size);
   return *start ? OK : OUT_OF_MEMORY;
 }
@@ -56,6 +58,7 @@ int cudaStreamDestroy(Handle stream) { int known = fake_delete(STREAM, stream); 
 int cudaStreamSynchronize(Handle stream) { CALL(" stream %d", stream != NULL); NOT_IN_CAPTURE; return OK; }
 int cudaStreamWaitEvent(Handle stream, Handle event, unsigned flags) { CALL(""); return OK; }
 int cudaEventCreate(Handle *event) { CALL(""); return take(EVENT, event, 8); }
+int cudaEventCreateWithFlags(Handle *event, unsigned flags) { CALL(" %u", flags); return take(EVENT, event, 8); }
 int cudaEventDestroy(Handle event) { int known = fake_delete(EVENT, event); CALL(""); return known ? OK : INVALID_HANDLE; }
 int cudaEventRecord(Handle event, Handle stream) { CALL(""); return OK; }
 int cudaEventSynchronize(Handle event) { CALL(""); return OK; }

@@ -1,0 +1,68 @@
+"""A GPU at run time: its memory, and the code of a library linked into this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm_ffi
+
+from mlc_llm.backends.cuda.driver import usable_gpu
+from mlc_llm.backends.cuda.linking import CudaLibrary, check_fits
+from mlc_llm.backends.cuda.runtime import TO_HOST, load_cuda
+from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
+from mlc_llm.backends.cuda.tensors import gpu_tensor, size_of
+
+CHUNK = 8 << 20
+"""Bytes of an array that are copied at once."""
+
+
+class CudaDevice:
+    """See `backends.base.Device`: the first GPU that the driver shows; CUDA_VISIBLE_DEVICES says
+    which one that is. Calls raise MemoryError if its memory is full, CudaError if CUDA fails."""
+
+    def __init__(self) -> None:
+        """Raises UnusableDevice with what is missing."""
+        self._gpu, self._runtime = usable_gpu(), load_cuda()
+        self._uploads: Ring | None = None
+
+    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> CudaLibrary:
+        check_fits(folder, requires, self._gpu)
+        bytecode, launchers, kernels = (folder / name for name in files)
+        return CudaLibrary(bytecode, launchers, kernels)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
+        tensor = gpu_tensor(self._runtime, shape, dtype)
+        if size := size_of(tensor):
+            self._runtime.fill(tensor.data_ptr(), size, current_stream())
+        return tensor
+
+    def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
+        """A tensor of an array's values, copied in chunks: the array may be a mapped file."""
+        tensor = gpu_tensor(self._runtime, array.shape, str(array.dtype))
+        source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if self._uploads is None:
+            self._uploads = Ring(self._runtime, CHUNK)
+        for start in range(0, len(source), self._uploads.size):
+            chunk = source[start : start + self._uploads.size]
+            _, half = self._uploads.half()
+            np.frombuffer(half.view, np.uint8, len(chunk))[:] = chunk
+            half.send(tensor.data_ptr() + start, len(chunk))
+        return tensor
+
+    def staging(self) -> PinnedStaging:
+        return PinnedStaging(self._runtime)
+
+    def read(self, tensor: tvm_ffi.Tensor) -> npt.NDArray[Any]:
+        """A copy of a tensor's values. It cannot be written: the tensor would not change."""
+        values = np.empty(tuple(tensor.shape), str(tensor.dtype))
+        stream = current_stream()
+        if values.nbytes:
+            start = values.ctypes.data
+            self._runtime.copy(start, tensor.data_ptr(), values.nbytes, TO_HOST, stream)
+        self._runtime.wait(stream)
+        values.flags.writeable = False
+        return values
