@@ -1,23 +1,29 @@
-/* A stand-in for NVIDIA's driver (libcuda.so.1): it computes nothing, takes memory from the host,
- * and knows what is alive. Every call is counted and logged, and any of them can be made to fail.
+/* A stand-in for NVIDIA's driver (libcuda.so.1): it takes memory from the host, and knows what is
+ * alive. Every call is counted and logged, and any of them can be made to fail. It computes nothing,
+ * but for kernels that `fake_emulate` was given for the CPU.
  *
  * Settings come from the environment, when a call needs them:
  *   FAKE_CUDA_VERSION (13000), FAKE_CUDA_GPUS (1), FAKE_CUDA_CAPABILITY (90),
  *   FAKE_CUDA_MEMORY (bytes of a GPU), FAKE_CUDA_FAILS (NAME=CODE: this function always fails).
  * Own functions for tests begin with fake_. */
+#define _GNU_SOURCE
 #include "fake_cuda.h"
 
+#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209, INVALID_VALUE = 1, INVALID_IMAGE = 200 };
 enum { MOST = 4096, LOG = 1 << 20 };
 
+enum { ALIGNMENT = 256, SYSTEM_PAGE = 4096 };
+
 static struct { enum Kind kind; char *start; size_t size; } objects[MOST];
-static size_t used;
+static size_t used, log_size;
 static long calls, fails_at, lost_at, alive[KINDS];
 static int fails_with;
 static char log_text[LOG], failed_name[64];
@@ -35,10 +41,10 @@ const char *fake_failed(void) { return failed_name; }
 long fake_calls(void) { return calls; }
 long fake_alive(int kind) { return alive[kind]; }
 const char *fake_log(void) { return log_text; }
-void fake_clear_log(void) { log_text[0] = 0; }
+void fake_clear_log(void) { log_text[0] = 0, log_size = 0; }
 
 int fake_enter(const char *name, const char *format, ...) {
-  size_t at = strlen(log_text);
+  size_t at = log_size;
   va_list more;
   if (at < LOG - 1024) {
     at += snprintf(log_text + at, 512, "%s", name);
@@ -46,6 +52,7 @@ int fake_enter(const char *name, const char *format, ...) {
     at += vsnprintf(log_text + at, 500, format, more);
     va_end(more);
     strcpy(log_text + at, "\n");
+    log_size = at + 1;
   }
   const char *always = getenv("FAKE_CUDA_FAILS");
   size_t length = strlen(name);
@@ -60,13 +67,26 @@ int fake_enter(const char *name, const char *format, ...) {
 size_t fake_total_memory(void) { return fake_setting("FAKE_CUDA_MEMORY", 1L << 30); }
 size_t fake_free_memory(void) { return fake_total_memory() - used; }
 
+/* The page behind the memory can be neither read nor written. */
+static size_t pages(size_t size) { return (size + SYSTEM_PAGE - 1) / SYSTEM_PAGE * SYSTEM_PAGE; }
+static size_t aligned(size_t size) { return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
+static char *take(size_t size) {
+  char *found = mmap(NULL, pages(size) + SYSTEM_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (found == MAP_FAILED) abort();
+  mprotect(found + pages(size), SYSTEM_PAGE, PROT_NONE);
+  memset(found, 0xFF, pages(size)); /* no number, and no index */
+  return found + pages(size) - aligned(size);
+}
+static void give_back(char *start, size_t size) {
+  munmap(start + aligned(size) - pages(size), pages(size) + SYSTEM_PAGE);
+}
+
 Handle fake_new(enum Kind kind, size_t size) {
   if (kind == DEVICE && size > fake_free_memory()) return NULL;
   for (int i = 0; i < MOST; i++) {
     if (objects[i].start) continue;
     objects[i].kind = kind, objects[i].size = size;
-    objects[i].start = aligned_alloc(256, (size + 511) / 256 * 256);
-    memset(objects[i].start, 0xA5, size); /* as if others had used it */
+    objects[i].start = take(size);
     if (kind == DEVICE) used += size;
     alive[kind]++;
     return objects[i].start;
@@ -78,7 +98,7 @@ int fake_delete(enum Kind kind, Handle object) {
   for (int i = 0; i < MOST; i++) {
     if (!object || objects[i].start != object || objects[i].kind != kind) continue;
     if (kind == DEVICE) used -= objects[i].size;
-    free(objects[i].start);
+    give_back(objects[i].start, objects[i].size);
     objects[i].start = NULL;
     alive[kind]--;
     return 1;
@@ -145,9 +165,18 @@ int cuModuleGetFunction(Handle *function, Handle module, const char *name) {
 int cuFuncSetAttribute(Handle function, int attribute, int value) { CALL(" %s %d=%d", ((struct function *)function)->name, attribute, value); return 0; }
 int cuTensorMapEncodeTiled(void) { CALL(""); return 0; }
 
+/* A library with functions emulated_NAME(grid, block, arguments), which compute kernels; NULL: none. */
+static void *emulated;
+void fake_emulate(void *library) { emulated = library; }
+
 struct config { unsigned grid[3], block[3], shared; Handle stream; void *attributes; unsigned count; };
 int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, void **extra) {
-  CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d attributes %u", ((struct function *)function)->name,
+  const char *name = ((struct function *)function)->name;
+  CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d attributes %u", name,
        c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream != NULL, c->count);
-  return 0;
+  if (!emulated) return 0;
+  char symbol[160];
+  snprintf(symbol, sizeof symbol, "emulated_%s", name);
+  int (*compute)(const unsigned *, const unsigned *, void **) = dlsym(emulated, symbol);
+  return compute ? compute(c->grid, c->block, arguments) : NOT_FOUND;
 }
