@@ -90,7 +90,7 @@ def install(folder: Path, wanted: Path, command: Sequence[str]) -> str | None:
     if stamp.exists() and stamp.read_text(encoding="utf-8") == text:
         return None
     stamp.unlink(missing_ok=True)
-    print(f"contract: installing {folder.name} (once)", file=sys.stderr, flush=True)
+    print(f"installing {folder.name} (once)", file=sys.stderr, flush=True)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no words"]

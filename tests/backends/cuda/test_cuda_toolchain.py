@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from cubin import section
 from cuda_kernels import doubled_module
-from cuda_packages import needs_packages, section
 
 from mlc_llm.backends.cuda import packages
 from mlc_llm.backends.cuda.architectures import ARCHITECTURES, architecture, best_for
@@ -93,7 +93,7 @@ def test_the_source_of_a_kernel() -> None:
     assert "__global__ void" in text and "doubled_kernel" in text
 
 
-@needs_packages
+@pytest.mark.cuda
 def test_machine_code_for_every_architecture() -> None:
     from mlc_llm.backends.cuda.build import cubin_module
     from mlc_llm.backends.cuda.device_bin import device_module
@@ -105,7 +105,7 @@ def test_machine_code_for_every_architecture() -> None:
         assert made.code.startswith(b"\x7fELF")
 
 
-@needs_packages
+@pytest.mark.cuda
 def test_an_error_of_the_compiler_is_one_line() -> None:
     from mlc_llm.backends.cuda.nvrtc import compile_cubin
 
@@ -113,7 +113,7 @@ def test_an_error_of_the_compiler_is_one_line() -> None:
         compile_cubin("__global__ void f(int* x) {\n  x[0] = y;\n  z;\n}", "sm_80")
 
 
-@needs_packages
+@pytest.mark.cuda
 def test_divisions_are_exact() -> None:
     """With fast math a division by x would be a product with about 1/x."""
     from mlc_llm.backends.cuda.nvrtc import compile_cubin

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from cuda_kernels import doubler_module
-from cuda_packages import needs_packages
 from fake_cuda import DEVICE, MODULE, fake_machine_code, run_in_fake
 from fake_programs import build, launch
 
@@ -58,7 +57,7 @@ def test_a_kernel_is_launched_from_it(fake: dict[str, str], doubler_library: Pat
     check_launches(run_in_fake(fake, launch, str(doubler_library)))
 
 
-@needs_packages
+@pytest.mark.cuda
 def test_machine_code_of_a_whole_library(fake: dict[str, str], tmp_path: Path) -> None:
     compile_module(doubler_module(), "sm_90a", tmp_path)
     check_launches(run_in_fake(fake, launch, str(tmp_path)))
