@@ -26,6 +26,8 @@ BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
+KERNELS = {*GROUND, *(f"kernels.{name}" for name in ("arguments", "heads", "row_kinds", "types"))}
+"""What all kernels share."""
 DEVICE = {
     *GROUND,
     "backends.base",
@@ -86,10 +88,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizers": GROUND,
     "support": GROUND,
     "loader": GROUND,
-    "kernels": {*GROUND, "kernels.types"},
+    "kernels": KERNELS,
+    "kernels.arguments": set(),
+    "kernels.heads": set(),
+    "kernels.row_kinds": {"kernels.types"},
     "kernels.types": set(),
-    "kernels.cpu": {*GROUND, *SHAPES, "kernels.types"},
-    "kernels.cuda": {*GROUND, "kernels.types"},
+    "kernels.cpu": {*KERNELS, *SHAPES},
+    "kernels.cuda": KERNELS,
     "conversation_template": {*GROUND, "protocol"},
     "quantization": GROUND,
     "model": {"models"},
@@ -102,10 +107,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         *SHAPES,
         *("backends.base", "backends.cpu", "backends.cuda", "backends.reference"),
     },
-    "backends.cpu": {*DEVICE, *SHAPES, "kernels.cpu", "kernels.types"},
+    "backends.cpu": {*DEVICE, *SHAPES, *KERNELS, "kernels.cpu"},
     "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
     **dict.fromkeys(SHAPES, GROUND),
-    "backends.cuda": {*DEVICE, "backends.cpu", "kernels.cuda", "kernels.types"},
+    "backends.cuda": {*DEVICE, *KERNELS, "backends.cpu", "kernels.cuda"},
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.recurrent": GROUND,
     "models.spec": {*GROUND, "models.recurrent"},

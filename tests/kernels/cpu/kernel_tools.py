@@ -24,7 +24,7 @@ from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.backends.cpu.packing import Packed
 from mlc_llm.backends.cpu.target import missing_features, target_for
 from mlc_llm.kernels.cpu import activation, quant_blocks
-from mlc_llm.kernels.cpu.input_kinds import KINDS
+from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.quantization.block_format import Grouped
 
 Array = npt.NDArray[Any]

@@ -13,8 +13,8 @@ from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import AMX, Isa
 from mlc_llm.kernels.cpu.activation import floats
 from mlc_llm.kernels.cpu.bf16 import prepare_fast
-from mlc_llm.kernels.cpu.input_kinds import KINDS, input_width
 from mlc_llm.kernels.cpu.quant_blocks import row_width
+from mlc_llm.kernels.row_kinds import KINDS, input_width
 
 K, EPS = 96, 1e-5
 G32, G16, PLAIN = WeightFormat(4, 32), WeightFormat(8, 16), WeightFormat(32)

@@ -11,8 +11,8 @@ from kernel_tools import Array, build, each_isa
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.kv_pages import PAGE, copy_pages, rope_append
 from mlc_llm.kernels.cpu.queries import rotate_queries
-from mlc_llm.kernels.cpu.rotation import Heads
 from mlc_llm.kernels.cpu.vectors import LOG2E
+from mlc_llm.kernels.heads import Heads
 
 TOKENS, PAGES = 5, 4
 SLOTS = np.array([3 * PAGE + 15, 0, 2 * PAGE + 7, 1, PAGE], np.int32)

@@ -26,7 +26,7 @@ class Packed(Protocol):
 class Input:
     """x, of which a kernel makes what a product reads.
 
-    kind, weight and bias: as in `kernels/cpu/input_kinds.py`; eps belongs to a norm.
+    kind, weight and bias: as in `kernels/row_kinds.py`; eps belongs to a norm.
     """
 
     kind: str

@@ -2,12 +2,12 @@
 
     for row in rows of X:                             parallel, unless they are few
       for g in groups of k columns:
-        v = what the kind makes of X[row, g]          `input_kinds.py`
+        v = what the kind makes of X[row, g]          `row_kinds.py`
         scale = max |v| / LIMIT
         q = round(v / scale)
         Y[row, g] = planes of q; scale, sum of q, scale * sum of q
 
-X, weight and bias: see `input_kinds.py`; most kinds have no bias
+X, weight and bias: see `row_kinds.py`; most kinds have no bias
 Y       int32 [m, k/group, group/2 + 6] for integer kernels (`quantize`), of each group:
         * group/2 words, two planes of 16-bit values in the order of `dot.py`
         * SCALE, SUM and SCALED_SUM: the bits of the float32 scale (value = scale * integer); the
@@ -25,17 +25,11 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.dot import Words
-from mlc_llm.kernels.cpu.input_kinds import (
-    KINDS,
-    Given,
-    find_statistics,
-    input_width,
-    load,
-    weight_shape,
-)
+from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, reduce_sum, splat
+from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 SERIAL_ROWS = 2

@@ -31,7 +31,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.attention_products import attend_split
 from mlc_llm.kernels.cpu.attention_shape import (
     SPLIT_KEYS,

@@ -1,11 +1,11 @@
 """Activations as bfloat16, for fast rows with AMX.
 
     for row in rows of X:                             parallel, unless they are few
-      v = what the kind makes of the row              `input_kinds.py`
+      v = what the kind makes of the row              `row_kinds.py`
       Y[row] = v as bfloat16                          row < fast_rows[0]
       Y[row] = v quantised (`quant_blocks.py`)        the other rows
 
-X, weight and bias: see `input_kinds.py`
+X, weight and bias: see `row_kinds.py`
 fast_rows  int32 [1]                   number of the first rows that are fast
 Y          int32 [m, row_width(k)]     of a fast row k/2 words are used
 
@@ -21,18 +21,12 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.activation import each_row
-from mlc_llm.kernels.cpu.arguments import without
-from mlc_llm.kernels.cpu.input_kinds import (
-    KINDS,
-    Given,
-    find_statistics,
-    input_width,
-    load,
-    weight_shape,
-)
+from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.quant_blocks import GROUP, QuantizedRows, row_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Expr
 
 L = GROUP // 2

@@ -17,7 +17,7 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, capped, fsplat, lanes_at, splat
 from mlc_llm.kernels.types import Expr
 

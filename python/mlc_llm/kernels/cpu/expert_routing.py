@@ -22,8 +22,8 @@ from functools import cache
 import tvm
 from tvm.script import tirx as T
 
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.activation import each_row
-from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, lanes_at, splat
 from mlc_llm.kernels.types import Index
 

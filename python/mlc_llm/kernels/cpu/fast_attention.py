@@ -25,10 +25,10 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu import amx
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.cpu.amx_pipeline import L
-from mlc_llm.kernels.cpu.arguments import without
 from mlc_llm.kernels.cpu.attention import attend
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,

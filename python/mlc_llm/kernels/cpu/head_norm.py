@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at, reduce_sum, splat
 
 L = 8

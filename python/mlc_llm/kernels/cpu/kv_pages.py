@@ -22,10 +22,11 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
-from mlc_llm.kernels.cpu.arguments import without
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.queries import Queries, put_queries
-from mlc_llm.kernels.cpu.rotation import Columns, Heads, L, Turn, turned
+from mlc_llm.kernels.cpu.rotation import Columns, L, Turn, rest_lanes, turn_lanes, turned
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer
 
 COPY_LANES = 16
@@ -48,8 +49,8 @@ class Rows:
 def _turn_key(sizes, rows, row, head, key):
     """key, float32 [head_dim]: the key that begins at that column, turned."""
     half = T.meta_var(sizes.half)
-    lanes = T.meta_var(sizes.lanes)
-    rest = T.meta_var(sizes.rest_lanes)
+    lanes = T.meta_var(turn_lanes(sizes))
+    rest = T.meta_var(rest_lanes(sizes))
     turn = T.meta_var(Turn(rows.queries.rope, rows.queries.position[row]))
     if half > 0:
         for i in T.serial(half // lanes):

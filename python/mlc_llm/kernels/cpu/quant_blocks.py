@@ -2,12 +2,12 @@
 
     for row in rows of X:                             parallel, unless they are few
       for b in quant blocks of the row:
-        v = what the kind makes of the columns of b   `input_kinds.py`
+        v = what the kind makes of the columns of b   `row_kinds.py`
         scale = max |v| / LIMIT
         q = round(v / scale)
         Y[row] = planes of q, sums of q by group of 32, scale
 
-X, weight and bias: see `input_kinds.py`
+X, weight and bias: see `row_kinds.py`
 Y       int32 [m, row_width(k)], of each row:
         * the high plane of all its values, then the low plane, each group as in `dot.py`
         * the sum of each group of 32 values, from `sums_start` on
@@ -24,17 +24,11 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.activation import each_row, magnitude, pack_plane, rounded, set_scale
-from mlc_llm.kernels.cpu.arguments import without
-from mlc_llm.kernels.cpu.input_kinds import (
-    KINDS,
-    Given,
-    find_statistics,
-    input_width,
-    load,
-    weight_shape,
-)
+from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_sum, splat
+from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 
 GROUP = 32
 """Columns whose integer sum the vector kernels take at once."""

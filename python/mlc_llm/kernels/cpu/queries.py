@@ -15,9 +15,17 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.arguments import without
-from mlc_llm.kernels.cpu.rotation import Columns, Heads, Turn, query_factor, turned
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.rotation import (
+    Columns,
+    Turn,
+    query_factor,
+    rest_lanes,
+    turn_lanes,
+    turned,
+)
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer
 
 MANY = 8
@@ -38,7 +46,7 @@ class Queries:
 @T.inline
 def _copy_rest(sizes, queries, row, column, out, factor):
     """The elements of a query that stay, multiplied by `factor`; they begin at that column."""
-    lanes = T.meta_var(sizes.rest_lanes)
+    lanes = T.meta_var(rest_lanes(sizes))
     for i in T.serial(sizes.rest // lanes):
         queries.rotated[row, lanes_at(out + i * lanes, lanes)] = queries.q.at(
             row, column + i * lanes, lanes
@@ -50,7 +58,7 @@ def _rotate_queries(sizes, queries, row, position, column, factor):
     """All queries of a token, turned and multiplied by `factor`, from that column of `rotated`
     on."""
     half = T.meta_var(sizes.half)
-    lanes = T.meta_var(sizes.lanes)
+    lanes = T.meta_var(turn_lanes(sizes))
     turn = T.meta_var(Turn(queries.rope, position[row]))
     for h in T.serial(sizes.heads):
         head = T.meta_var(queries.q.start + h * sizes.head_dim)

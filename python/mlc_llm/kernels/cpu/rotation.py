@@ -15,45 +15,20 @@ from typing import NamedTuple
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.cpu.vectors import LOG2E, lanes_at
+from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 L = 8
 
 
-@dataclass(frozen=True)
-class Heads:
-    """Sizes of heads, and what becomes of queries."""
+def turn_lanes(sizes: Heads) -> int:
+    """Pairs that turn at once."""
+    return gcd(sizes.half, L)
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-    kv_dtype: str
-    scale: float
-    """Queries are multiplied by log2(e) * scale."""
-    rope_dim: int
-    """Elements of a head that turn."""
-    query_scaling: tuple[float, int] | None = None
-    """(beta, context): a query at position p is multiplied by 1 + beta * ln(1 + p // context)."""
 
-    @property
-    def half(self) -> int:
-        """Pairs of a head."""
-        return self.rope_dim // 2
-
-    @property
-    def lanes(self) -> int:
-        """Pairs that turn at once."""
-        return gcd(self.half, L)
-
-    @property
-    def rest(self) -> int:
-        """Elements of a head that stay."""
-        return self.head_dim - self.rope_dim
-
-    @property
-    def rest_lanes(self) -> int:
-        """Elements that stay and are copied at once."""
-        return gcd(self.rest, L)
+def rest_lanes(sizes: Heads) -> int:
+    """Elements that stay and are copied at once."""
+    return gcd(sizes.rest, L)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +56,7 @@ def turned(
     sizes: Heads, x: Columns, row: Expr, head: Index, turn: Turn, i: Expr, is_low: bool
 ) -> Expr:
     """Elements i on of the low or high half of the turned head that begins at column `head`."""
-    lanes = sizes.lanes
+    lanes = turn_lanes(sizes)
     low, high = x.at(row, head + i, lanes), x.at(row, head + sizes.half + i, lanes)
     cos, sin = (turn.table[turn.position, kind, lanes_at(i, lanes)] for kind in (0, 1))
     return low * cos - high * sin if is_low else high * cos + low * sin

@@ -1,11 +1,11 @@
 """A gate with one factor a token: that of a network that every token goes through.
 
     in parallel, for each row:
-        v = what the kind makes of X[row]              `input_kinds.py`
+        v = what the kind makes of X[row]              `row_kinds.py`
         total = sum of v * gate, in a fixed order
         Y[row] *= 1 / (1 + e^-total)
 
-X, weight and bias: see `input_kinds.py`; most kinds have no bias
+X, weight and bias: see `row_kinds.py`; most kinds have no bias
 gate    float32 [k]
 Y       float32 [m, width], changed in place
 """
@@ -17,17 +17,11 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.activation import each_row
-from mlc_llm.kernels.cpu.arguments import without
-from mlc_llm.kernels.cpu.input_kinds import (
-    KINDS,
-    Given,
-    find_statistics,
-    input_width,
-    load,
-    weight_shape,
-)
+from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, fsplat, lanes_at, reduce_sum, splat
+from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Expr
 
 L = 8
