@@ -26,6 +26,8 @@ BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
+GPU_SHAPES = {"backends.cuda.formats"}
+"""The same of GPU kernels."""
 KERNELS = {*GROUND, *(f"kernels.{name}" for name in ("arguments", "heads", "row_kinds", "types"))}
 """What all kernels share."""
 DEVICE = {
@@ -94,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels.row_kinds": {"kernels.types"},
     "kernels.types": set(),
     "kernels.cpu": {*KERNELS, *SHAPES},
-    "kernels.cuda": KERNELS,
+    "kernels.cuda": {*KERNELS, *GPU_SHAPES},
     "conversation_template": {*GROUND, "protocol"},
     "quantization": GROUND,
     "model": {"models"},
@@ -109,8 +111,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "backends.cpu": {*DEVICE, *SHAPES, *KERNELS, "kernels.cpu"},
     "backends.cpu.k_searches": {*GROUND, "kernels.cpu", "quantization", "support"},
-    **dict.fromkeys(SHAPES, GROUND),
-    "backends.cuda": {*DEVICE, *KERNELS, "backends.cpu", "kernels.cuda"},
+    **dict.fromkeys((*SHAPES, *GPU_SHAPES), GROUND),
+    "backends.cuda": {*DEVICE, *GPU_SHAPES, *KERNELS, "backends.cpu", "kernels.cuda"},
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.recurrent": GROUND,
     "models.spec": {*GROUND, "models.recurrent"},

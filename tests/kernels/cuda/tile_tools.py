@@ -1,0 +1,36 @@
+"""Quantised matrices for tests, packed for GPUs (`backends/cuda/formats.py`)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.backends.cuda.formats import WeightFormat, format_of_kind, padded_rows
+from mlc_llm.backends.cuda.packing import pack
+from mlc_llm.quantization.block_format import Grouped
+
+Array = npt.NDArray[Any]
+KINDS = ("Q4_0", "Q4_1", "q4f16")
+
+
+class Matrix(NamedTuple):
+    """A packed matrix, and its values float64 [n, k], with the rows of the padding."""
+
+    format: WeightFormat
+    packed: npt.NDArray[np.uint32]
+    values: npt.NDArray[np.float64]
+
+
+def random_matrix(kind: str, n: int, k: int, seed: int = 0) -> Matrix:
+    random, fmt = np.random.default_rng(seed), format_of_kind(kind)
+    q = random.integers(0, 16, (n, k)).astype(np.uint8)
+    scale, minimum = random.normal(size=(2, n, k // 32)).astype(np.float16).astype(np.float32)
+    given = minimum if fmt.has_minimum else None
+    packed = pack(Grouped(q, 4, 32, scale, given, fmt.offset, half=True), fmt)
+    wide = np.repeat(scale, 32, axis=1).astype(np.float64)
+    low = np.repeat(minimum, 32, axis=1) if fmt.has_minimum else -fmt.offset * wide
+    values = np.zeros((padded_rows(n), k))
+    values[:n] = q * wide + low
+    return Matrix(fmt, packed, values)
