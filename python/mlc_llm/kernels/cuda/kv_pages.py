@@ -1,0 +1,151 @@
+"""KV pages: how they look, how new tokens get into them.
+
+A layer's pages are one tensor float16 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values
+(1), each [PAGE, head_dim]. Pages start as zeros.
+
+rope_append:
+    a block for each token and each head, of queries, then of keys and values:
+        rotated = turn(query, position) * factor
+        page keys = turn(key, position);  page values = value
+
+With cosines and sines of a position, elements i and i + dim/2 of the first `dim` elements of a head
+are a pair; the others stay (Su et al. 2021):
+
+    low, high = low * cos - high * sin, high * cos + low * sin
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.backends.cuda.formats import PAGE
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cuda.threads import SCHEDULED
+from mlc_llm.kernels.heads import Heads
+from mlc_llm.kernels.types import Buffer, Expr, Index
+
+THREADS = 64
+LOG2E = 1.4426950408889634
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A head of a token: its tensor, the column of its first element, and the biases of all heads,
+    of which its own begin at `first`."""
+
+    x: Buffer
+    row: Expr
+    start: Expr
+    bias: Buffer | None
+    first: Expr
+
+    def at(self, i: Index) -> Expr:
+        """Element i."""
+        x = self.x[self.row, self.start + i]
+        return x if self.bias is None else x + self.bias[self.first + i]
+
+
+def _turned(sizes: Heads, head: Columns, rope: Buffer, position: Expr, i: Expr) -> Expr:
+    """Element i of a head, turned."""
+    if sizes.half == 0:
+        return head.at(i)
+    pair = i % sizes.half
+    low, high = head.at(pair), head.at(sizes.half + pair)
+    cos, sin = rope[position, 0, pair], rope[position, 1, pair]
+    turned = T.if_then_else(i < sizes.half, low * cos - high * sin, high * cos + low * sin)
+    if sizes.rest == 0:
+        return turned
+    return T.if_then_else(i < sizes.rope_dim, turned, head.at(i))
+
+
+def _query_factor(sizes: Heads, position: Expr) -> Expr:
+    """What queries are multiplied by, for a token at that position."""
+    factor = T.float32(LOG2E * sizes.scale)
+    if sizes.query_scaling is None:
+        return factor
+    beta, context = sizes.query_scaling
+    turns = T.cast(T.floordiv(position, context) + 1, "float32")
+    return (T.log(turns) * T.float32(beta) + T.float32(1)) * factor
+
+
+@cache
+def rope_append(
+    sizes: Heads,
+    widths: tuple[int, int, int],
+    offsets: tuple[int, int, int],
+    has_bias: bool = False,
+) -> PrimFunc:
+    """Rotates queries and keys, stores keys and values in pages.
+
+    q, k, v      float32 [m, widths[i]]: each starts at column offsets[i] (they may be one tensor)
+    q_bias, ...  float32 [heads * head_dim] and twice [kv_heads * head_dim], added to them; there
+                 are none unless `has_bias`
+    rope         float32 [n, 2, rope_dim/2]: cosines, then sines, of every position; there is none
+                 if nothing turns
+    position     int32 [m], each below n
+    slot         int32 [m]: page * PAGE + place in the page
+    pages        changed in place
+    rotated      float32 [m, heads * head_dim]: queries, scaled as `Heads` says
+    """
+    heads, kv_heads, dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+
+    def head_of(x: Buffer, row: Expr, i: int, bias: Buffer, h: Expr) -> Columns:
+        """Head h of the queries (0), keys (1) or values (2)."""
+        return Columns(x, row, offsets[i] + h * dim, bias if has_bias else None, h * dim)
+
+    @T.prim_func(private=True)
+    def append(
+        q: T.handle,
+        k: T.handle,
+        v: T.handle,
+        q_bias: T.handle,
+        k_bias: T.handle,
+        v_bias: T.handle,
+        rope: T.handle,
+        position: T.handle,
+        slot: T.handle,
+        pages: T.handle,
+        rotated: T.handle,
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        n = T.int32()
+        num_pages = T.int32()
+        Q = T.match_buffer(q, (m, widths[0]), "float32")
+        K = T.match_buffer(k, (m, widths[1]), "float32")
+        V = T.match_buffer(v, (m, widths[2]), "float32")
+        Q_BIAS = T.match_buffer(q_bias, (heads * dim,), "float32")
+        K_BIAS = T.match_buffer(k_bias, (kv_heads * dim,), "float32")
+        V_BIAS = T.match_buffer(v_bias, (kv_heads * dim,), "float32")
+        R = T.match_buffer(rope, (n, 2, sizes.half), "float32")
+        POS = T.match_buffer(position, (m,), "int32")
+        S = T.match_buffer(slot, (m,), "int32")
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * dim), "float16")
+        O = T.match_buffer(rotated, (m, heads * dim), "float32")
+        T.device_entry()
+        row, h = T.cta_id([m, heads + kv_heads])
+        thread = T.thread_id([THREADS])
+        for part in T.serial(T.ceildiv(dim, THREADS)):
+            i: T.let[T.int32] = part * THREADS + thread
+            if i < dim:
+                if h < heads:
+                    O[row, h * dim + i] = _turned(
+                        sizes, head_of(Q, row, 0, Q_BIAS, h), R, POS[row], i
+                    ) * _query_factor(sizes, POS[row])
+                else:
+                    page: T.let[T.int32] = S[row] // PAGE
+                    at: T.let[T.int32] = S[row] % PAGE * dim + i
+                    P[page, h - heads, 0, at] = T.cast(
+                        _turned(sizes, head_of(K, row, 1, K_BIAS, h - heads), R, POS[row], i),
+                        "float16",
+                    )
+                    P[page, h - heads, 1, at] = T.cast(
+                        head_of(V, row, 2, V_BIAS, h - heads).at(i), "float16"
+                    )
+
+    biases = () if has_bias else ("Q_BIAS", "K_BIAS", "V_BIAS")
+    return without(append, *biases, *(() if sizes.half else ("R",)))
