@@ -160,6 +160,7 @@ def test_xlm_roberta(config: dict[str, str], tmp_path: Path) -> None:
     size = spm.SentencePieceProcessor(model_proto=data).vocab_size()
     assert made.vocab_size == size + 2
     assert (made.bos_token_id, made.eos_token_ids, made.add_bos) == (0, {2}, True)
+    assert made.frame.pair([7], [8]) == ([0, 7, 2, 2, 8, 2], 4)
     assert wrong(made, theirs) == []
     assert made.encode("the<mask>", special=True) == [*theirs("the"), size + 1]
     assert made.decode(theirs("Hello world")).lower() == "hello world"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, FolderConfig
+from mlc_llm.tokenizers.frame import doubled_frame
 from mlc_llm.tokenizers.from_gguf import parts_of_vocabulary
 from mlc_llm.tokenizers.parts import Parts
 from mlc_llm.tokenizers.text_lines import naming, read_lines
@@ -25,6 +27,7 @@ _RULES_OF_MODELS = {
     **dict.fromkeys(("gpt_bigcode", "starcoder2"), "starcoder"),
 }
 """The word rule of each `model_type` of config.json."""
+_ROBERTA = {"RobertaTokenizer", "roberta"}
 _DEFAULT_END = "<|endoftext|>"
 
 
@@ -37,10 +40,10 @@ def parts_of_bpe_files(folder: Path, config: FolderConfig) -> Parts:
     kinds = [int(TokenKind.NORMAL if one is not None else TokenKind.UNUSED) for one in tokens]
     texts = [f"<no token {i}>" if one is None else one for i, one in enumerate(tokens)]
     config.completed(texts, kinds, "vocab.json")
-    usual = {}
-    if _DEFAULT_END in texts:
-        place = texts.index(_DEFAULT_END)
-        usual = {"bos_token_id": place, "eos_token_id": place}
+    is_roberta = not _ROBERTA.isdisjoint(_names(config))
+    bos, eos = ("<s>", "</s>") if is_roberta else (_DEFAULT_END, _DEFAULT_END)
+    roles = {"bos_token_id": bos, "eos_token_id": eos}
+    usual = {key: texts.index(text) for key, text in roles.items() if text in texts}
     vocabulary = Vocabulary(
         model="gpt2",
         pre=rule,
@@ -55,12 +58,18 @@ def parts_of_bpe_files(folder: Path, config: FolderConfig) -> Parts:
     )
     files = {"tokenizer.ggml.merges": "merges.txt", "tokenizer.ggml.tokens": "vocab.json"}
     with naming(folder, files):
-        return parts_of_vocabulary(vocabulary, config)
+        parts = parts_of_vocabulary(vocabulary, config)
+    return replace(parts, frame=doubled_frame(vocabulary.ids)) if is_roberta else parts
+
+
+def _names(config: FolderConfig) -> tuple[str, str]:
+    """Of the tokenizer's class and of the model, as far as they are said."""
+    stated = config.text("tokenizer_class").removesuffix("Fast")
+    return stated, str(config.model.get("model_type", ""))
 
 
 def _rule(config: FolderConfig) -> str:
-    stated = config.text("tokenizer_class").removesuffix("Fast")
-    kind = str(config.model.get("model_type", ""))
+    stated, kind = _names(config)
     rule = _RULES_OF_MODELS.get(kind) or _RULES.get(stated)
     if rule is None:
         known = ", ".join([*_RULES, *_RULES_OF_MODELS])

@@ -11,6 +11,7 @@ import tokenizers as hf
 from tokenizers import models
 
 from mlc_llm.errors import InvalidField, ModelFileError
+from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.words import Words
 
 
@@ -130,5 +131,8 @@ class Parts:
     """Id -> what it strips, for control tokens that remove white space."""
     words: Words | None = None
     """Encodes short texts before the backends are made."""
+    frame: Frame | None = None
+    """What a text that stands alone has around it; None: the begin-of-text token where the model
+    wants one."""
     prepared: Prepared | None = None
     """Encodes all texts; then there are no backends."""

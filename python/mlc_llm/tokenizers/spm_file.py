@@ -13,6 +13,7 @@ from tokenizers import AddedToken, models
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers.fairseq import with_fairseq_ids
 from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.frame import doubled_frame
 from mlc_llm.tokenizers.parts import Parts, Prefix, hidden, library_ids
 from mlc_llm.tokenizers.prepared import prepared_parts
 from mlc_llm.tokenizers.sentencepiece import recovered_merges
@@ -54,6 +55,7 @@ def parts_of_model_file(path: Path, config: FolderConfig) -> Parts:
         parts,
         eos_token_ids=parts.eos_token_ids | config.end_ids,
         strips={one.id: one.strip for one in config.added.values() if any(one.strip)},
+        frame=doubled_frame(vocabulary.ids) if kind == _FAIRSEQ else None,
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.tokenizers.control import ControlFinder
+from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.from_gguf import parts_of_flat, parts_of_metadata
 from mlc_llm.tokenizers.parts import Parts, Prefix, check_unicode, library_ids
 
@@ -67,6 +68,9 @@ class Tokenizer:
         self.eos_token_ids = parts.eos_token_ids
         """Every token that ends an answer."""
         self.add_bos = parts.add_bos
+        bos = parts.bos_token_id if parts.add_bos else None
+        self.frame = parts.frame or Frame(() if bos is None else (bos,))
+        """What the model wants around a text that stands alone, or around a pair."""
         self.strips_leading_space = parts.strips_leading_space
         """Whether the encoding adds a first space, which decoding removes."""
 

@@ -14,9 +14,11 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.tokenizers.byte_level import BYTES
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, AddedToken, FolderConfig, JsonObject
+from mlc_llm.tokenizers.frame import json_frame
 from mlc_llm.tokenizers.parts import Backends, Parts, Strip
 from mlc_llm.tokenizers.sentencepiece import SPACE, byte_of
 from mlc_llm.tokenizers.vocabulary import end_texts
+from mlc_llm.tokenizers.wordpiece import CONTINUES
 
 
 def parts_of_json(path: Path, config: FolderConfig) -> Parts:
@@ -42,6 +44,7 @@ def parts_of_json(path: Path, config: FolderConfig) -> Parts:
         bos_token_id=bos,
         eos_token_ids=_end_ids(special, config),
         add_bos=bos is not None and _adds(config, plain, bos),
+        frame=json_frame(spec.get("post_processor")),
         strips_leading_space=_strips_leading_space(spec),
         strips={one.id: one.strip for one in added if one.is_special and any(one.strip)},
     )
@@ -110,9 +113,11 @@ def _token_bytes(
         return partial(_byte_level_bytes, backend, texts)
     if "ByteFallback" in kinds or "Metaspace" in kinds:
         return partial(_fallback_bytes, backend, texts)
+    if "WordPiece" in kinds:
+        return partial(_piece_bytes, backend, texts)
     raise UnsupportedModel(
         f"{folder / 'tokenizer.json'}: decoder {sorted(map(str, kinds))} is not supported; "
-        "supported: ByteLevel, ByteFallback, Metaspace"
+        "supported: ByteLevel, ByteFallback, Metaspace, WordPiece"
     )
 
 
@@ -133,6 +138,13 @@ def _fallback_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: in
     return byte_of(token) or token.replace(SPACE, " ").encode()
 
 
+def _piece_bytes(backend: hf.Tokenizer, added: dict[int, bytes], token_id: int) -> bytes:
+    if token_id in added:
+        return added[token_id]
+    token = backend.id_to_token(token_id) or ""
+    return token[2:].encode() if token.startswith(CONTINUES) else f" {token}".encode()
+
+
 def _end_ids(special: dict[str, int], config: FolderConfig) -> frozenset[int]:
     texts = {config.named("eos_token"), *end_texts(special)}
     return config.end_ids | {special[text] for text in texts if text in special}
@@ -148,6 +160,8 @@ def _adds(config: FolderConfig, backend: hf.Tokenizer, bos: int) -> bool:
 def _strips_leading_space(spec: JsonObject) -> bool:
     for node in _nodes(spec.get("decoder")):
         if node.get("type") == "Strip" and node.get("content") == " " and node.get("start", 0):
+            return True
+        if node.get("type") == "WordPiece":
             return True
         if node.get("type") == "Metaspace" and node.get("prepend_scheme", "always") != "never":
             return True

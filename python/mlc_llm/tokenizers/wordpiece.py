@@ -17,9 +17,9 @@ from mlc_llm.tokenizers.parts import Prefix, Tables, hidden
 from mlc_llm.tokenizers.sentencepiece import SPACE
 from mlc_llm.tokenizers.vocabulary import Vocabulary
 
-__all__ = ["finish", "prefix", "tables", "token_bytes"]
+__all__ = ["CONTINUES", "finish", "prefix", "tables", "token_bytes"]
 
-_CONTINUES = "##"
+CONTINUES = "##"
 _LONGEST_WORD = 100
 """Characters. A longer word is unknown, as in BERT's own tokenizer."""
 
@@ -40,14 +40,14 @@ def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
     token = vocabulary.tokens[token_id]
     if not vocabulary.marks_continuations or token in vocabulary.control:
         return sentencepiece.token_bytes(vocabulary, token_id)
-    return token[2:].encode() if token.startswith(_CONTINUES) else f" {token}".encode()
+    return token[2:].encode() if token.startswith(CONTINUES) else f" {token}".encode()
 
 
 def _spelled(token: str, whole: Collection[str]) -> str:
     """A token as the library writes it; whole: tokens that are written so already."""
     if token in whole:
         return token
-    return token.removeprefix(SPACE) if token.startswith(SPACE) else _CONTINUES + token
+    return token.removeprefix(SPACE) if token.startswith(SPACE) else CONTINUES + token
 
 
 def _table(ids: dict[str, int], unknown: str) -> models.WordPiece:
@@ -55,7 +55,7 @@ def _table(ids: dict[str, int], unknown: str) -> models.WordPiece:
         vocab=ids,
         unk_token=unknown,
         max_input_chars_per_word=_LONGEST_WORD,
-        continuing_subword_prefix=_CONTINUES,
+        continuing_subword_prefix=CONTINUES,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.from_gguf import parts_of_vocabulary
 from mlc_llm.tokenizers.parts import Parts
 from mlc_llm.tokenizers.text_lines import naming, read_lines
@@ -47,4 +49,7 @@ def parts_of_word_list(path: Path, config: FolderConfig) -> Parts:
         marks_continuations=True,
     )
     with naming(config.folder, {"tokenizer.ggml.unknown_token_id": "unk_token"}):
-        return parts_of_vocabulary(vocabulary, config)
+        parts = parts_of_vocabulary(vocabulary, config)
+    ends = {key: (i,) for key, i in vocabulary.ids.items() if key in _ROLES}
+    end = ends.get("eos_token_id", ())
+    return replace(parts, frame=Frame(ends.get("bos_token_id", ()), end, end))
