@@ -6,10 +6,10 @@
     python benchmarks/models.py --peer          # only the errors of llama.cpp, which are quick
     python benchmarks/models.py --render        # only the page, from the figures that are kept
 
-The figures are kept in models.json, beside this script. To measure needs the `oracle` extra, and
-MLC_LLM_LLAMA_CPP as the name of a folder of llama.cpp's sources, whose converter writes the GGUF
-files. The errors of llama.cpp itself need LLAMA_CPP_LIB_PATH too, the folder of its built
-libraries. The random models are those of tests/oracle.
+The figures are kept in models.json and encoders.json, beside this script. To measure needs the
+`oracle` extra, and MLC_LLM_LLAMA_CPP as the name of a folder of llama.cpp's sources, whose
+converter writes the GGUF files. The errors of llama.cpp itself need LLAMA_CPP_LIB_PATH too, the
+folder of its built libraries. The random models are those of tests/oracle.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 from agreement import Agreement
+from encoders import built, measure_encoders
+from encoders_page import read_encoder_figures
 from models_page import (
     PAGE,
     Compared,
@@ -43,13 +45,12 @@ from models_page import (
 from ours import greedy
 
 from mlc_llm.backends.registry import choose_backend
-from mlc_llm.compiler.build import build_library
 from mlc_llm.json_file import read_json_object
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.quantized import QuantizedModel
-from mlc_llm.models.registry import ROWS, Architecture
+from mlc_llm.models.registry import ENCODERS, ROWS, Architecture
 from mlc_llm.support.machine import describe
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _runner(files: ModelFiles, folder: Path, kernels: str | None) -> ModelRunner
     import architecture_tools
 
     folder.mkdir()
-    with mock.patch.object(architecture_tools, "build_kept", build_library):
+    with mock.patch.object(architecture_tools, "build_kept", built):
         found: ModelRunner = architecture_tools.runner_of_plan(
             files.plan(), files.tensors, folder, kernels
         )
@@ -212,6 +213,14 @@ def measure_peer(rows: Sequence[Architecture], figures: Figures) -> None:
             write_figures(figures)
 
 
+def _encoders(only: Sequence[str], *, missing: bool) -> list[str]:
+    """Measure these encoders, or all. Returns what `measure` returns."""
+    figures = read_encoder_figures()
+    rows = [row for row in ENCODERS if not only or {row.gguf, row.config} & set(only)]
+    rows = [row for row in rows if not missing or row.config not in figures]
+    return measure_encoders(rows, figures, _circumstances())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
@@ -219,7 +228,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="only the errors of llama.cpp")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    known = {name for row in ROWS for name in (row.gguf, row.config)}
+    known = {name for row in (*ROWS, *ENCODERS) for name in (row.gguf, row.config)}
     if unknown := set(given.only) - known:
         parser.error(f"--only: {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
     figures, failed = read_figures(), []
@@ -230,7 +239,7 @@ def main() -> None:
         if given.peer:
             measure_peer(rows, figures)
         else:
-            failed = measure(rows, figures)
+            failed = measure(rows, figures) + _encoders(given.only, missing=given.missing)
     PAGE.write_text(page(figures), encoding="utf-8")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

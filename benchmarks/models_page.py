@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
+from encoders_page import encoders_section, read_encoder_figures
+from page_table import NOT_MEASURED, table
 from typing_extensions import NotRequired
 
 from mlc_llm.backends.cpu.isa import AVX2, ISAS, Isa
@@ -29,7 +31,6 @@ from mlc_llm.quantization.zero_point_blocks import KIND as ZERO_POINT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, FIGURES = ROOT / "docs" / "models.md", ROOT / "benchmarks" / "models.json"
-NOT_MEASURED = "not measured"
 PEER = "llama.cpp"
 UNNAMED = ("date", "cpu")
 """Facts that say themselves what they are."""
@@ -115,16 +116,12 @@ def page(figures: Figures) -> str:
     """The whole page."""
     parts = [
         INTRODUCTION, table(ARCHITECTURE_HEAD, [architecture(row, figures) for row in ROWS]),
-        "\n".join(notes(figures)), TENSOR_TYPES, table(kind_head("in a file"), gguf_kinds()),
+        "\n".join(notes(figures)), encoders_section(read_encoder_figures()),
+        TENSOR_TYPES, table(kind_head("in a file"), gguf_kinds()),
         FOLDER_TYPES, table(("method", "matrices", *kernel_names()), folder_kinds()),
         MLC_TYPES.format(refused=not_of_mlc()), table(kind_head("in a folder"), schemes()),
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 # --- architectures --------------------------------------------------------------------------

@@ -38,8 +38,8 @@ def configure(config: pytest.Config) -> None:
 
 
 def is_thorough() -> bool:
-    """Whether this run has `--slow`."""
-    return _options["slow"]
+    """Whether this run has `--slow`, or is no run of tests."""
+    return _options.get("slow", True)
 
 
 def folder(name: str) -> Path:

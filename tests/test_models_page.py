@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
+from encoders_page import encoder_cells, encoder_notes, read_encoder_figures
 from models_page import (
     ARCHITECTURE_HEAD,
     FOLDERS,
@@ -25,11 +27,12 @@ from models_page import (
 
 from mlc_llm.loader.gguf_tensors import KINDS, OTHER_KINDS
 from mlc_llm.model_files.quantized_folder import METHODS
-from mlc_llm.models.registry import ROWS, Architecture
+from mlc_llm.models.registry import ENCODERS, ROWS, Architecture
 from mlc_llm.quantization.group_schemes import SCHEMES
 
 QWEN3 = next(row for row in ROWS if row.config == "Qwen3ForCausalLM")
 FIGURES = read_figures()
+ENCODER_FIGURES = read_encoder_figures()
 
 
 def first_cells(title: str, column: int = 0) -> list[str]:
@@ -48,6 +51,9 @@ def test_the_page_has_the_rows_of_the_registry_and_no_others() -> None:
     names = zip(first_cells("Architectures"), first_cells("Architectures", 1), strict=True)
     assert list(names) == [(row.gguf, row.config) for row in ROWS]
     assert set(FIGURES) <= {row.config for row in ROWS}
+    names = zip(first_cells("Encoders"), first_cells("Encoders", 1), strict=True)
+    assert list(names) == [(row.gguf, row.config) for row in ENCODERS]
+    assert set(ENCODER_FIGURES) <= {row.config for row in ENCODERS}
 
 
 def test_the_page_has_every_type_and_no_others() -> None:
@@ -114,6 +120,27 @@ def test_the_figures_are_good(row: Architecture) -> None:
     assert found.get("peer", {}).get("error", 0) <= 1e-2
     assert found["quantized"] is None or found["quantized"]["kl"] <= 5e-4
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["measured"]["date"])
+
+
+@pytest.mark.parametrize("name", ENCODER_FIGURES)
+def test_the_figures_of_encoders_are_good(name: str) -> None:
+    found = ENCODER_FIGURES[name]
+    for one in (found["gguf"], found["folder"], found["cpu"]):
+        assert one.get("distance", 0) <= 1e-5
+    assert "distance" in found["folder"] and "distance" in found["cpu"]
+
+
+def test_encoders_that_were_not_measured_or_refused() -> None:
+    row = ENCODERS[0]
+    assert encoder_cells(row, {})[2:] == [NOT_MEASURED] * 3
+    facts = {"date": "2026-01-02", "torch": "9"}
+    one: Any = {"measured": facts, "kernels": "vnni", "gguf": {"refused": "no such layer"}}
+    one |= {"folder": {"distance": 1.5e-13}, "cpu": {"distance": 2e-9}}
+    assert encoder_cells(row, {row.config: one})[2:] == ["refused", "1.5e-13", "2.0e-09 (vnni)"]
+    assert list(encoder_notes({row.config: one})) == [
+        "* Measured: 2026-01-02, torch 9.",
+        f"* Refused: the GGUF file of {row.config}: `no such layer`.",
+    ]
 
 
 def made() -> Measured:

@@ -59,6 +59,7 @@ class Folder:
         path.mkdir()
         texts = {"config.json": json.dumps(self.config), **self.texts}
         for name, text in texts.items():
+            (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text(text, encoding="utf-8")
         if shards == 1:
             write_safetensors(path / "model.safetensors", self.tensors)

@@ -56,13 +56,16 @@ class ContextLengthExceeded(UserError):
     tokenised.
     """
 
-    def __init__(self, prompt_tokens: int, limit: int, *, at_least: bool = False) -> None:
-        # Clients search for exactly these sentences. At least one token is left for the answer.
+    def __init__(
+        self, prompt_tokens: int, limit: int, *, at_least: bool = False, answer: int = 1
+    ) -> None:
+        """answer: tokens that are left for the answer at least; 0 where there is none."""
+        # Clients search for exactly these sentences.
         size = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {limit} tokens. "
             f"Request prompt has {size} tokens in total, "
-            f"larger than the model input length limit {limit - 1}."
+            f"larger than the model input length limit {limit - answer}."
         )
         self.prompt_tokens = prompt_tokens
         self.limit = limit

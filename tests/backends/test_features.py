@@ -14,6 +14,7 @@ from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -112,13 +113,18 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         lambda: model(ropes=(RopeSpec(theta=10000.0, dim=8),)),
     ),
     "layer norms": ("layer norms", lambda: model(norm="layer")),
+    "sum norms": (
+        "norms behind sums",
+        lambda: model(replace(PLAIN, pre_norms=False, sum_norms=True)),
+    ),
+    "encoder": ("encoders", lambda: model(encoder=EncoderSpec())),
     "positions": ("learned positions", lambda: model(learned_positions=64)),
     "logits": ("logit multipliers", lambda: model(logit_scale=0.5)),
     "logit caps": ("logit caps", lambda: model(logit_cap=30.0)),
 }
 OF_MODELS = (
     "rotary embeddings of parts of a head", "layer norms", "learned positions",
-    "logit multipliers", "logit caps",
+    "logit multipliers", "logit caps", "encoders",
 )  # fmt: skip
 
 

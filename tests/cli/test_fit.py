@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_encoders import TinyEncoder
 
 from mlc_llm.cli.__main__ import main
 from mlc_llm.serve.config import EngineConfig
@@ -38,6 +39,20 @@ def test_text(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("weights", "activations", "logits", "rope", "runtime", "kv cache", "* server"):
         assert words in out
     assert f"85% of {GB:,} free" in out and "It fits" in out
+
+
+@pytest.mark.usefixtures("model")
+def test_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(TinyEncoder().write(tmp_path / "encoder.gguf"))
+    assert main(["fit", path]) == 0
+    out = capsys.readouterr().out
+    assert "encoder: an encoder" in out and "Nothing of a text is kept" in out
+    assert "precision" not in out
+    code, found = fit(capsys, path)
+    (limits,) = {str(one | {"bytes": 0}) for one in found["modes"].values()}
+    assert code == 0 and "'max_num_sequence': 128" in limits, "the same in each mode"
+    assert main(["fit", path, "--tokens", "4096"]) == 2
+    assert "--tokens = 4096 is not allowed: this model is an encoder" in capsys.readouterr().err
 
 
 def test_the_terms_add_up_to_what_the_engine_plans(

@@ -12,7 +12,7 @@ import pytest
 
 from mlc_llm.cli.interrupt import catch_interrupt
 from mlc_llm.cli.session import Session
-from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
+from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.testing.byte_tokenizer import IM_END, IM_START, byte_tokenizer_metadata
 from mlc_llm.tokenizers import Tokenizer
@@ -106,6 +106,10 @@ def test_which_limit_was_met(session: Any) -> None:
 
 def test_a_model_that_cannot_chat(session: Any) -> None:
     session.model.chat_template = None
+    session.model.is_encoder = True
+    with pytest.raises(UserError, match="this model is an encoder, which writes no text"):
+        Session.chat_ids(session, [{"role": "user", "content": "Hi"}])
+    session.model.is_encoder = False
     with pytest.raises(UnsupportedModel, match=r"scripted has no chat template.*--raw"):
         Session.chat_ids(session, [{"role": "user", "content": "Hi"}])
 

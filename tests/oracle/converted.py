@@ -30,7 +30,8 @@ def converted(model: Any, folder: Path, **fields: Any) -> Path:
     fields: what the converter reads beside them, as older versions of Transformers wrote it."""
     model.save_pretrained(folder)
     vocabulary = {str(i): i for i in range(VOCABULARY_SIZE)}  # Gemma's converter counts it
-    words = json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []})
+    model_of_words = {"type": "WordPiece", "vocab": vocabulary}  # Nomic BERT's looks at the type
+    words = json.dumps({"model": model_of_words, "added_tokens": []})
     (folder / "tokenizer.json").write_text(words, encoding="utf-8")
     path = folder / "model.gguf"
     command = [sys.executable, __file__, str(folder), str(path), json.dumps(fields)]

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from threaded_harness import PATIENCE_SECONDS, eventually
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.pool import registry
@@ -250,6 +252,9 @@ def test_a_model_gets_what_its_share_allows() -> None:
     with pytest.raises(UserError, match="Insufficient memory"):
         plan_within(config, size_of(budget), budget)
     assert usual_budget(lambda: 1000) == 850
+    encoder = replace(size_of(1 << 20), is_encoder=True)
+    one = plan_within(config, encoder, budget)
+    assert complete_config(one.config, encoder, budget)[1].total(4096 + 4 * 16) == one.bytes
 
 
 def test_one_model_alone_leaves_memory_to_others_unless_it_needs_it() -> None:

@@ -233,3 +233,26 @@ def test_states_are_counted_and_cannot_be_rolled_back() -> None:
         infer_limits(
             EngineConfig(speculative_mode="small_draft", additional_models=["draft"]), drafted
         )
+
+
+def test_an_encoder_has_room_for_one_step() -> None:
+    """Each text begins a page. A config that was completed is complete again."""
+    encoder = replace(SMALL, context_window=1000, is_encoder=True)
+    for mode in ("local", "interactive", "server"):
+        found, plan = complete_config(EngineConfig(mode=mode), encoder, GB)
+        assert limits(found) == (128, 1000, 1000 + 128 * 16, 1000)
+        assert plan.logits == 0 and limits(complete_config(found, encoder, GB)[0]) == limits(found)
+    short = EngineConfig(max_single_sequence_length=100, max_num_sequence=2)
+    assert limits(complete_config(short, encoder, GB)[0]) == (2, 100, 512 + 2 * 16, 512)
+
+
+def test_an_encoder_that_does_not_fit_names_the_limit_that_is_too_large() -> None:
+    encoder = replace(SMALL, is_encoder=True)
+    enough = complete_config(EngineConfig(), encoder, GB)[1].total(8192 + 128 * 16)
+    config = EngineConfig(gpu_memory_utilization=1.0)
+    assert complete_config(config, encoder, enough)
+    with pytest.raises(UserError, match="Insufficient memory") as raised:
+        complete_config(config, encoder, enough - 16 * SMALL.kv_bytes_per_token)
+    assert not isinstance(raised.value, InvalidField)
+    with pytest.raises(InvalidField, match=r"prefill_chunk_size = 100000.*Insufficient memory"):
+        complete_config(replace(config, prefill_chunk_size=100_000), encoder, enough)

@@ -209,6 +209,9 @@ class Ops(Protocol):
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Input:
         """An Input: (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias."""
 
+    def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """The same in place of x."""
+
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of
         both (`models/spec.py`)."""

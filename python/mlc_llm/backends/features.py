@@ -42,6 +42,8 @@ Feature: TypeAlias = Literal[
     "state spaces",
     "residual multipliers",
     "layer norms",
+    "norms behind sums",
+    "encoders",
     "learned positions",
     "logit multipliers",
     "logit caps",
@@ -107,10 +109,12 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "state spaces": lambda layer: isinstance(layer.mixer, Mamba2Spec),
     "experts": lambda layer: isinstance(layer.feed_forward, ExpertsSpec),
     "residual multipliers": lambda layer: layer.residual_scale != 1.0,
+    "norms behind sums": lambda layer: layer.sum_norms,
 }
 _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
     "rotary embeddings of parts of a head": _turns_parts,
     "layer norms": lambda spec: spec.norm == "layer",
+    "encoders": lambda spec: spec.encoder is not None,
     "learned positions": lambda spec: spec.learned_positions > 0,
     "logit multipliers": lambda spec: spec.logit_scale != 1.0,
     "logit caps": lambda spec: spec.logit_cap is not None,

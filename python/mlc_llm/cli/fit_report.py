@@ -108,12 +108,14 @@ class Report:
         """The report for a person."""
         chosen, size = self.chosen, self.size
         layers = sum(group.layers for group in size.groups)
+        what = "an encoder" if size.is_encoder else f"{layers} layers"
         head = (
-            f"{self.model}: {layers} layers, a context window of {size.context_window} "
+            f"{self.model}: {what}, a context window of {size.context_window} "
             f"tokens, {8 * size.groups[0].element_bytes}-bit keys and values"
         )
-        lines = [head, "", *_terms(chosen), "", *self._modes(), "", *self._precisions()]
-        lines += ["", _verdict(chosen)]
+        lines = [head, "", *_terms(chosen), "", *self._modes(), ""]
+        lines += [] if size.is_encoder else [*self._precisions(), ""]
+        lines.append(_verdict(chosen, is_encoder=size.is_encoder))
         return "\n".join(lines) + "\n"
 
     def _precisions(self) -> list[str]:
@@ -152,9 +154,11 @@ def _terms(choice: Choice) -> list[str]:
     ]
 
 
-def _verdict(choice: Choice) -> str:
+def _verdict(choice: Choice, *, is_encoder: bool) -> str:
     if choice.reason is not None:
         return f"It does not fit. {choice.reason}"
+    if is_encoder:
+        return "It fits. Nothing of a text is kept, so more memory would change nothing."
     return f"It fits; with all of it there would be room for {choice.plan.fit} tokens."
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from mlc_llm.cli.interrupt import catch_interrupt
-from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel
+from mlc_llm.errors import ContextLengthExceeded, RequestError, UnsupportedModel, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.answers import Usage
 from mlc_llm.serve.data import Data, FinishReason, RequestStreamOutput, TokenData
-from mlc_llm.serve.request import Request
+from mlc_llm.serve.request import NO_TEXT, Request
 from mlc_llm.serve.stream import SequenceText
 from mlc_llm.tokenizers import Tokenizer
 
@@ -62,12 +62,15 @@ class Session:
     def chat_ids(self, messages: Sequence[GivenMessage]) -> list[int]:
         """Token ids of a conversation, up to the place of the next answer.
 
-        Raises `UnsupportedModel` for a model that cannot chat, `InvalidField` for messages that
-        its template refuses, `ContextLengthExceeded` for texts that are clearly too long.
+        Raises `UnsupportedModel` for a model that cannot chat, `UserError` for an encoder,
+        `InvalidField` for messages that its template refuses, `ContextLengthExceeded` for texts
+        that are clearly too long.
         """
         from mlc_llm.serve.openai.chat import chat_prompt
 
         template = self.model.chat_template
+        if template is None and self.model.is_encoder:
+            raise UserError(NO_TEXT)
         if template is None:
             raise UnsupportedModel(
                 f"{self.model.name} has no chat template and can only continue a text: "

@@ -10,9 +10,11 @@ from tvm.relax.frontend import nn
 
 from mlc_llm.backends.base import Backend, Ops
 from mlc_llm.errors import CompileError, MLCError
+from mlc_llm.library.encoder_signatures import encoder_signatures
 from mlc_llm.library.metadata import (
     METADATA_FILE,
     VERSION,
+    EncoderInfo,
     KVGroupInfo,
     KVInfo,
     Metadata,
@@ -21,6 +23,7 @@ from mlc_llm.library.metadata import (
 )
 from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.models.decoder import decoder_of
+from mlc_llm.models.encoder import Encoder
 from mlc_llm.models.spec import ModelSpec
 
 
@@ -34,7 +37,8 @@ def build_library(
     """
     backend.check(spec)
     ops = backend.ops()
-    model, kv = decoder_of(spec, ops), kv_info(spec, backend, ops)
+    model = decoder_of(spec, ops) if spec.encoder is None else Encoder(spec, ops)
+    kv = kv_info(spec, backend, ops)
     try:
         module, params = model.export_tvm(export_specs(spec, kv, ops))
         compiled = backend.compile(module, folder, triple)
@@ -58,6 +62,7 @@ def build_library(
         ropes=len(spec.ropes),
         kv=kv,
         states=state_infos(spec),
+        encoder=encoder_info(spec),
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in compiled.files},
     )
@@ -97,21 +102,40 @@ def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
     return tuple(StateInfo(i, shape) for i, one in layers for shape in one.state_shapes)
 
 
+def encoder_info(spec: ModelSpec) -> EncoderInfo | None:
+    """None for a decoder."""
+    one = spec.encoder
+    return None if one is None else EncoderInfo(one.token_types, one.labels)
+
+
 def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
-    """The argument shapes of `Decoder`'s methods, in the form of `export_tvm`."""
-    found: dict[str, dict[str, object]] = signatures(
-        lambda dtype, *shape: nn.spec.Tensor(list(shape), dtype),
+    """The argument shapes of the model's methods, in the form of `export_tvm`."""
+    found = _signatures(spec, kv, ops)
+    for name, arguments in found.items():
+        mode = "packed" if name in WITH_PARAMS or spec.encoder is not None else "none"
+        arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
+    return found
+
+
+def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
+    dims = tuple(rope.dim for rope in spec.ropes)
+    if spec.encoder is not None:
+        return encoder_signatures(
+            _tensor, hidden=spec.hidden, rope_dims=dims, kv=kv, labels=spec.encoder.labels
+        )
+    return signatures(
+        _tensor,
         vocab=spec.tokens,
         padded_vocab=ops.padded_rows(spec.vocab),
         hidden=spec.hidden,
-        rope_dims=tuple(rope.dim for rope in spec.ropes),
+        rope_dims=dims,
         kv=kv,
         states=state_infos(spec),
     )
-    for name, arguments in found.items():
-        mode = "packed" if name in WITH_PARAMS else "none"
-        arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
-    return found
+
+
+def _tensor(dtype: str, *shape: object) -> object:
+    return nn.spec.Tensor(list(shape), dtype)
 
 
 def _tail(error: Exception) -> str:

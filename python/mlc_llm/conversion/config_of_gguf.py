@@ -29,6 +29,10 @@ _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 def config_of(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> JsonObject:
     """A config.json. tensors: of the GGUF file. Raises UnsupportedModel if there is none that says
     all that the file says."""
+    if spec.encoder is not None:
+        raise UnsupportedModel(
+            f"a {spec.architecture} model is an encoder, which cannot be written in another format"
+        )
     rows = [row for row in ROWS if row.gguf == spec.architecture]
     for row, rope, bias in itertools.product(rows, _ropes(spec.ropes[0]), _biases(spec)):
         config = _common(spec, row) | bias | _network(spec) | rope

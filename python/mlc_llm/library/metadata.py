@@ -16,7 +16,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 8
+VERSION = 9
 
 
 def rope_param(index: int) -> str:
@@ -99,6 +99,14 @@ class StateInfo:
 
 
 @dataclass(frozen=True)
+class EncoderInfo:
+    """As in `EncoderSpec`."""
+
+    token_types: int
+    labels: int
+
+
+@dataclass(frozen=True)
 class Metadata:
     """Written by the compiler, read by the runtime."""
 
@@ -125,6 +133,8 @@ class Metadata:
     kv: KVInfo
     states: tuple[StateInfo, ...]
     """Of the layers that keep no pages."""
+    encoder: EncoderInfo | None
+    """None: the model is a decoder."""
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]
     """Of the other files, in the order in which they are linked."""
@@ -143,6 +153,7 @@ class Metadata:
             raise ValueError("the metadata does not match its own hash")
         raw["kv"] = _kv(raw["kv"])
         raw["states"] = tuple(StateInfo(s["layer"], tuple(s["shape"])) for s in raw["states"])
+        raw["encoder"] = None if raw["encoder"] is None else EncoderInfo(**raw["encoder"])
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]

@@ -30,6 +30,7 @@ from mlc_llm.models.tensor_names import (
     PlusOne,
     Rows,
     Squeezed,
+    Tail,
     Transposed,
 )
 from mlc_llm.models.weight_plan import FLOAT_KINDS
@@ -100,13 +101,16 @@ class _Found:
 
     def _changed(
         self,
-        origin: PlusOne | MinusExp | Transposed | Rows | HeadRows | Alternate,
+        origin: PlusOne | MinusExp | Transposed | Rows | Tail | HeadRows | Alternate,
         name: str,
         shape: Shape,
         numbers: dict[str, str],
     ) -> Tensor:
         if isinstance(origin, (Rows, HeadRows)):
             return self._rows(origin, name, shape, numbers)
+        if isinstance(origin, Tail):
+            longer = (origin.skipped + shape[0], *shape[1:])
+            return RowsView(self._made(origin.of, name, longer, numbers), shape, origin.skipped)
         if isinstance(origin, PlusOne):
             return PlusOneView(self._made(origin.of, name, shape, numbers), shape)
         if isinstance(origin, MinusExp):

@@ -84,7 +84,7 @@ def plan_folder(
     """
     names, spec = architecture_of(config).names, read_config(config)
     tensors = plain_tensors(config, tensors)
-    if spec.tied_head and has_origin(names.origins[HEAD], tensors):
+    if spec.encoder is None and spec.tied_head and has_origin(names.origins[HEAD], tensors):
         spec = replace(spec, tied_head=False)
     heads = next(iter(spec.attention_layers.values())).heads
     found = named_tensors(wanted_tensors(spec), names, tensors, heads)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.registry import ROWS
+from mlc_llm.models.registry import ENCODERS, ROWS
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -52,6 +52,8 @@ def mlc_names(architecture: str, tensors: Iterable[str]) -> dict[str, list[str]]
     """
     if architecture in _UNLIKE:
         raise UnsupportedModel(f"MLC LLM has its own order of weights in {architecture} models")
+    if architecture in {row.gguf for row in ENCODERS}:
+        raise UnsupportedModel(f"folders of MLC LLM have no encoders such as {architecture}")
     wanted, found = list(tensors), dict[str, list[str]]()
     names = _names_with(architecture, wanted)
     for tensor in wanted:

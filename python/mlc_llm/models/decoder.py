@@ -27,7 +27,8 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
 
     def __init__(self, model: ModelSpec, index: int, ops: Ops) -> None:
         self.model, self.spec, self.ops = model, model.layers[index], ops
-        assert model.norm == "rms" or not self.spec.post_norms, "no sum has a layer norm"
+        assert model.norm == "rms" or not self.spec.post_norms, "no part has a layer norm"
+        assert model.norm == "layer" or not self.spec.sum_norms, "no sum has an RMS norm"
         for name, vector in layer_vectors(model, self.spec).items():
             setattr(self, name, nn.Parameter(vector.shape, "float32"))
         self.qkv, self.mlp = Part(), Part()
@@ -61,6 +62,14 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         return normed(self, name, x, self.model, self.ops) if self.spec.pre_norms else x
 
     def _add(self, x: Tensor, result: Result, half: str) -> Tensor:
+        """x + result, with norms before or behind the sum as the spec says."""
+        x = self._sum(x, result, half)
+        if not self.spec.sum_norms:
+            return x
+        weight, bias = (getattr(self, f"{half}_sum_norm{end}") for end in ("", "_bias"))
+        return self.ops.layer_normed(x, weight, bias, self.model.norm_eps)
+
+    def _sum(self, x: Tensor, result: Result, half: str) -> Tensor:
         """x + result, with a norm and a factor before the sum if the spec says so."""
         ops, scale, has_norm = self.ops, self.spec.residual_scale, self.spec.post_norms
         is_product = isinstance(result, Product)

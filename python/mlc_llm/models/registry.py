@@ -93,10 +93,23 @@ ROWS = (
     Architecture("stablelm", "StableLmForCausalLM", "stablelm", "stablelm"),
     Architecture("starcoder2", "Starcoder2ForCausalLM", "starcoder2", "starcoder2"),
 )
-ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(ROWS)}
+"""Those that write text."""
+ENCODERS = (
+    Architecture("bert", "BertModel", "bert", "bert"),
+    Architecture("bert", "BertForMaskedLM", "bert", "bert"),
+    Architecture("bert", "BertForSequenceClassification", "bert", "bert"),
+    Architecture("bert", "RobertaModel", "roberta", "roberta"),
+    Architecture("bert", "RobertaForSequenceClassification", "roberta", "roberta"),
+    Architecture("bert", "XLMRobertaModel", "xlm-roberta", "roberta"),
+    Architecture("bert", "XLMRobertaForSequenceClassification", "xlm-roberta", "roberta"),
+    Architecture("nomic-bert", "NomicBertModel", "nomic_bert", "nomic_bert"),
+)
+"""Those that make vectors of texts."""
+_ALL = (*ROWS, *ENCODERS)
+ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(_ALL)}
 """By `general.architecture` of GGUF; where rows have one name there, the first of them."""
-_BY_CLASS = {row.config: row for row in ROWS}
-_BY_TYPE = {row.model_type: row for row in ROWS}
+_BY_CLASS = {row.config: row for row in _ALL}
+_BY_TYPE = {row.model_type: row for row in _ALL}
 
 
 def check_architecture(metadata: Mapping[str, object]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.recurrent import Mamba2Spec, Recurrent, ShortConvSpec
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
@@ -162,14 +163,16 @@ class LayerSpec:
     """x += mixer(norm(x)), then x += feed_forward(norm(x)).
 
     The norms before are there if `pre_norms`. With `post_norms` there is another norm before each
-    sum. What is added is multiplied by `residual_scale`. A parallel layer computes both parts from
-    the same x: x += mixer(norm(x)) + feed_forward(norm(x)).
+    sum, with `sum_norms` one behind it: x = norm(x + mixer(x)). What is added is multiplied by
+    `residual_scale`. A parallel layer computes both parts from the same x: x += mixer(norm(x)) +
+    feed_forward(norm(x)).
     """
 
     mixer: Mixer
     feed_forward: FeedForward
     pre_norms: bool = True
     post_norms: bool = False
+    sum_norms: bool = False
     residual_scale: float = 1.0
     parallel: bool = False
     one_norm: bool = False
@@ -195,7 +198,7 @@ class KVGroup:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder: embedding, layers, a last norm and a head over the vocabulary."""
+    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder."""
 
     architecture: str
     hidden: int
@@ -217,6 +220,8 @@ class ModelSpec:
     """Logits are multiplied by this, before the cap."""
     logit_cap: float | None = None
     """A logit z becomes cap * tanh(z / cap)."""
+    encoder: EncoderSpec | None = None
+    """What makes it an encoder; None: it is a decoder."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
     active_vocab: int | None = None

@@ -53,6 +53,13 @@ class Alternate(NamedTuple):
     first: Literal[0, 1]
 
 
+class Tail(NamedTuple):
+    """All rows of a table but the first ones."""
+
+    of: Origin
+    skipped: int
+
+
 class HeadRows(NamedTuple):
     """Some rows of each head of a fused matrix or vector, in which head stands behind head."""
 
@@ -87,6 +94,7 @@ Origin: TypeAlias = (
     | Transposed
     | Squeezed
     | Rows
+    | Tail
     | HeadRows
     | Alternate
     | Microscaled

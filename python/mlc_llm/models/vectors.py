@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -28,13 +29,28 @@ class Vector(NamedTuple):
 
 def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
     """Vectors and tables that belong to no layer, by parameter name."""
-    found = _norm_vectors(spec, "norm", LAST_NORM)
+    if spec.encoder is None:
+        found = _norm_vectors(spec, "norm", LAST_NORM)
+    else:
+        found = _encoder_vectors(spec, spec.encoder)
     if spec.learned_positions:
         table = (spec.learned_positions, spec.hidden)
         found["positions"] = Vector("position_embd.weight", table)
     if spec.token_inputs:
         width = max(layer.token_input for layer in spec.layers)
         found["token_norm"] = Vector("per_layer_proj_norm.weight", (width,))
+    return found
+
+
+def _encoder_vectors(spec: ModelSpec, encoder: EncoderSpec) -> dict[str, Vector]:
+    found = _norm_vectors(spec, "embedding_norm", "token_embd_norm.weight")
+    if encoder.token_types:
+        table = (encoder.token_types, spec.hidden)
+        found["token_types"] = Vector("token_types.weight", table)
+    if encoder.labels:
+        found["pair_dense_bias"] = Vector("cls.bias", (spec.hidden,))
+        found["pair_out"] = Vector("cls.output.weight", (encoder.labels, spec.hidden))
+        found["pair_out_bias"] = Vector("cls.output.bias", (encoder.labels,))
     return found
 
 
@@ -52,9 +68,7 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
         found |= _mamba2_vectors(layer.mixer)
     else:
         found |= _attention_vectors(hidden, layer.mixer)
-    if layer.post_norms:
-        found["attention_post_norm"] = Vector("post_attention_norm.weight", (hidden,))
-        found["mlp_post_norm"] = Vector("post_ffw_norm.weight", (hidden,))
+    found |= _later_norms(spec, layer)
     mlp = layer.feed_forward
     if isinstance(mlp, DenseSpec) and mlp.bias:
         if mlp.gated:
@@ -69,6 +83,18 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
         found["token_post_norm"] = Vector("post_norm.weight", (hidden,))
     if layer.output_scale:
         found["output_scale"] = Vector("layer_output_scale.weight", (1,))
+    return found
+
+
+def _later_norms(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
+    """Before and behind the sums of a layer."""
+    found: dict[str, Vector] = {}
+    if layer.post_norms:
+        found["attention_post_norm"] = Vector("post_attention_norm.weight", (spec.hidden,))
+        found["mlp_post_norm"] = Vector("post_ffw_norm.weight", (spec.hidden,))
+    if layer.sum_norms:
+        found |= _norm_vectors(spec, "attention_sum_norm", "attn_output_norm.weight")
+        found |= _norm_vectors(spec, "mlp_sum_norm", "layer_output_norm.weight")
     return found
 
 

@@ -95,7 +95,7 @@ def plan_weights(
     """
     check_sizes(spec)
     matrices = dict(_matrices(spec, tensors, interleaved_rope))
-    norm = {"norm": Source(last_norm, (spec.hidden,))}
+    norm = {} if spec.encoder else {"norm": Source(last_norm, (spec.hidden,))}
     vectors = dict(_vectors(spec, tensors, interleaved_rope, names)) | norm
     ropes = {
         factors: (rope.dim // 2,)
@@ -127,6 +127,8 @@ def _matrices(
     yield "embedding", (Source("token_embd.weight", table),)
     if not spec.tied_head:
         yield "head", (Source("output.weight", table),)
+    if spec.encoder is not None and spec.encoder.labels:
+        yield "pair_dense", (Source("cls.weight", (spec.hidden, spec.hidden)),)
     yield from _token_matrices(spec)
     for i in range(len(spec.layers)):
         yield from _layer_matrices(spec, i, tensors, interleaved)
@@ -279,6 +281,6 @@ def _check_all_used(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
         raise UnsupportedModel(f"tensor {name} is not part of the architecture as it is known here")
     for name, want in wanted.items():
         shape = tuple(tensors[name].shape)
-        is_row = len(want) == 1 and shape == (1, *want)  # some converters write vectors so
+        is_row = shape == (1, *want) or want == (1, *shape)  # some converters write vectors so
         if shape != want and not is_row:
             raise ModelFileError(f"tensor {name} has shape {shape}, expected {want}")

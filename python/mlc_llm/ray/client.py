@@ -67,6 +67,8 @@ class ReplicaClient(EngineClient[AsyncReader]):
             facts.hidden_size,
             facts.fingerprint,
             self._bundle.pooling,
+            self._bundle.is_encoder,
+            self._bundle.scores,
         )
         remote = RemoteEngine(
             replicas.send,

@@ -175,6 +175,7 @@ class RemoteEngine:
             request.cache_salt,
             request.prompt_logprobs,
             request.is_embedding,
+            request.second_at,
             tuple(block_keys(prompt[:-1], root_key(request.cache_salt))),
         )
 

@@ -54,6 +54,7 @@ class WireRequest:
     cache_salt: str = ""
     prompt_logprobs: int | None = None
     is_embedding: bool = False
+    second_at: int = 0
     keys: tuple[int, ...] = ()
     """Of the cache blocks of its prompt, for the router."""
 
@@ -68,4 +69,5 @@ class WireRequest:
             self.cache_salt,
             self.prompt_logprobs,
             self.is_embedding,
+            self.second_at,
         )

@@ -106,6 +106,9 @@ class BatchRow:
     runner was made so."""
     scoring: Scoring | None = None
     """All rows together score at most `RunnerLimits.max_scores` tokens."""
+    second_at: int = 0
+    """Of a pair of texts for an encoder: the token with which the second one begins. Then `hidden`
+    holds the pair's scores. 0: it is one text."""
     keep_states: Sequence[int] = ()
     """Of a model with states: behind how many tokens of the sequence the state is kept, each at
     least as many as it had, and fewer than it has behind this row. A sequence keeps the first and
@@ -216,6 +219,10 @@ class RunnerLimits:
     """Numbers of a hidden vector."""
     precision: Precision = "exact"
     """How exactly it computes."""
+    is_encoder: bool = False
+    """A row is a whole text, of which nothing is kept: it gives vectors and no tokens."""
+    scores: int = 0
+    """Scores that an encoder gives to a pair of texts; 0: it compares none."""
 
     @property
     def windows(self) -> tuple[Window, ...]:

@@ -142,8 +142,8 @@ class AsyncEmbeddings:
         self._client = client
 
     async def create(self, **parameters: Unpack[EmbeddingParameters]) -> EmbeddingResponse:
-        """The embedding of a text, or of each of several: the model's hidden vector behind the last
-        token, of length 1. Raises as `chat.completions.create`."""
+        """The embedding of a text, or of each of several: a vector of length 1, pooled as the
+        model's files say. Raises as `chat.completions.create`."""
         check_names(parameters, EmbeddingParameters)
         request = embedding_request_of(parameters)
         request_id = parameters.get("request_id") or f"embd-{random_uuid()}"

@@ -18,4 +18,6 @@ def chat_model_of(loaded: OpenEngine) -> ChatModel:
         hidden_size=core.hidden_size,
         fingerprint=loaded.fingerprint,
         pooling=bundle.pooling,
+        is_encoder=bundle.is_encoder,
+        scores=bundle.scores,
     )

@@ -114,7 +114,7 @@ class RequestStreamOutput:
     prompt_logprob_json_strs: list[str] | None = None
     """Of a request that wants them, once: one JSON text for each token of the prompt."""
     embedding: Sequence[float] | None = None
-    """The hidden vector behind the last token of the prompt, with the end of a request for it."""
+    """Of a request for it, with its end: the vector of the prompt, or the scores of a pair."""
     _unpacked: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

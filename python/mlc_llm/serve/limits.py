@@ -44,7 +44,7 @@ def complete_config(
     config = with_model_window(config, size)
     asked = infer_limits(config, size)
     plan = plan_memory(asked, size, free_memory, promised)
-    if plan.fit < least_tokens(config):
+    if plan.fit < _least(config, asked, size):
         raise _too_large(config, size, plan)
     held = _held(asked, _single(asked), asked.prefill_chunk_size or 0)
     wanted = {
@@ -52,6 +52,8 @@ def complete_config(
         "local": held if config.max_single_sequence_length else min(held, LOCAL_MAX_TOTAL),
         "server": (asked.max_num_sequence or 1) * held,
     }
+    if size.is_encoder:
+        return replace(asked, max_total_sequence_length=_scratch_tokens(asked)), plan
     total = config.max_total_sequence_length or min(plan.fit, wanted[asked.mode or "local"])
     return replace(asked, max_total_sequence_length=total), plan
 
@@ -64,18 +66,23 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     config = with_model_window(config, size)
     _refuse_windows(config)
     _refuse_states(config, size)
+    _refuse_for_encoder(config, size)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
     single = config.max_single_sequence_length or _longest(config, size)
     longest = min(single, config.max_total_sequence_length or single)
-    return replace(
+    bound = max if size.is_encoder else min  # an encoder computes a text in one step
+    sequences = SERVER_MAX_NUM_SEQUENCE if size.is_encoder else sequences_of(mode)
+    asked = replace(
         config,
         mode=mode,
         gpu_memory_utilization=config.gpu_memory_utilization or DEFAULT_UTILIZATION,
-        max_num_sequence=config.max_num_sequence or sequences_of(mode),
+        max_num_sequence=config.max_num_sequence or sequences,
         max_single_sequence_length=single,
-        prefill_chunk_size=config.prefill_chunk_size or min(DEFAULT_PREFILL_CHUNK, longest),
+        prefill_chunk_size=config.prefill_chunk_size or bound(DEFAULT_PREFILL_CHUNK, longest),
     )
+    _refuse_total_of_encoder(asked, size)
+    return asked
 
 
 def plan_memory(
@@ -91,7 +98,9 @@ def plan_memory(
         utilization=asked.gpu_memory_utilization,
         weights=size.weight_bytes,
         activations=size.activations(asked.prefill_chunk_size, has_window=has_window),
-        logits=size.logits(asked.max_num_sequence + drafts + score_rows(size.vocab_size)),
+        logits=0
+        if size.is_encoder
+        else size.logits(asked.max_num_sequence + drafts + score_rows(size.vocab_size)),
         rope=size.rope(_single(asked)),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
@@ -102,12 +111,24 @@ def plan_memory(
     )
 
 
+def _scratch_tokens(asked: EngineConfig) -> int:
+    """Places of the pages in which an encoder has the keys and values of a layer: each text of a
+    step begins a page."""
+    assert asked.prefill_chunk_size and asked.max_num_sequence
+    return asked.prefill_chunk_size + asked.kv_cache_page_size * asked.max_num_sequence
+
+
 def least_tokens(config: EngineConfig) -> int:
     """Tokens that have to fit, or the config is refused: those that were given, or one page."""
     if config.max_total_sequence_length:
         return config.max_total_sequence_length
     single = config.max_single_sequence_length
     return _held(config, single) if single else config.kv_cache_page_size
+
+
+def _least(config: EngineConfig, asked: EngineConfig, size: ModelSize) -> int:
+    """The same, of any model. asked: the config behind `infer_limits`."""
+    return _scratch_tokens(asked) if size.is_encoder else least_tokens(config)
 
 
 def with_model_window(config: EngineConfig, size: ModelSize) -> EngineConfig:
@@ -178,6 +199,29 @@ def _refuse_states(config: EngineConfig, size: ModelSize) -> None:
         raise InvalidField("sliding_window_size", config.sliding_window_size, words)
 
 
+def _refuse_for_encoder(config: EngineConfig, size: ModelSize) -> None:
+    """An encoder computes a whole text in a step, and keeps nothing of it."""
+    if not size.is_encoder:
+        return
+    single = config.max_single_sequence_length or size.context_window
+    chunk, words = config.prefill_chunk_size, "this model is an encoder"
+    if chunk is not None and chunk < single:
+        words += f", which computes a text in one step: at least {single}, the longest text"
+        raise InvalidField("prefill_chunk_size", chunk, words)
+    if window_of(config) is not None:
+        raise InvalidField("sliding_window_size", config.sliding_window_size, f"{words}; use -1")
+    if config.speculative_mode != "disable":
+        raise InvalidField("speculative_mode", config.speculative_mode, f"{words}; use 'disable'")
+
+
+def _refuse_total_of_encoder(asked: EngineConfig, size: ModelSize) -> None:
+    """It has no choice but the one of `complete_config`."""
+    total = asked.max_total_sequence_length
+    if size.is_encoder and total not in (None, _scratch_tokens(asked)):
+        words = "this model is an encoder, which keeps no tokens; leave it out"
+        raise InvalidField("max_total_sequence_length", total, words)
+
+
 def _refuse_contradictions(config: EngineConfig, size: ModelSize) -> None:
     single, total = config.max_single_sequence_length, config.max_total_sequence_length
     if single is None:
@@ -224,8 +268,9 @@ def _too_large(config: EngineConfig, size: ModelSize, plan: MemoryPlan) -> UserE
         if given is None:
             continue
         without = EngineConfig.from_mapping({**vars(config), name: None})
-        less = plan_memory(infer_limits(without, size), size, plan.free, plan.promised)
-        if less.fit >= least_tokens(without):
+        asked = infer_limits(without, size)
+        less = plan_memory(asked, size, plan.free, plan.promised)
+        if less.fit >= _least(without, asked, size):
             return InvalidField(name, given, words)
     return UserError(
         f"{words}. Free some memory, raise gpu_memory_utilization, take a smaller or more "

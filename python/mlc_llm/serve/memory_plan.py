@@ -46,6 +46,8 @@ class ModelSize:
     attention_sinks: int = 0
     state_bytes: int = 0
     """Of a slot for the states of recurrent layers; 0: there are none."""
+    is_encoder: bool = False
+    """Its pages hold the keys and values of one layer in one step, and nothing that outlives it."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 

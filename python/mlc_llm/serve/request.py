@@ -11,6 +11,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.data import Data
 
 MAX_REQUEST_ID_CHARS = 256
+NO_TEXT = "this model is an encoder, which writes no text: ask it for embeddings"
+NO_SCORES = "this model compares no texts: reranking needs one that was trained for it"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class Request:
     likely tokens (0 to 20). Then the prompt is computed anew, and exactly."""
     is_embedding: bool = False
     """The embedding of the prompt is wanted, and no answer."""
+    second_at: int = 0
+    """The prompt is a pair of texts, with the second one from this token on: an encoder gives its
+    scores in place of the embedding. 0: it is one text."""
 
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)

@@ -20,6 +20,7 @@ from mlc_llm.backends.cpu.in_place import (
     added_norm,
     gated_tokens,
     multiplied,
+    normed_rows,
     with_context,
 )
 from mlc_llm.backends.cpu.inputs import Input
@@ -101,6 +102,9 @@ class CpuOps(AttentionOps):
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Input:
         return Input("layer_norm", x, weight, bias, eps)
+
+    def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return normed_rows(x, weight, bias, eps)
 
     def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
         x = gate.tensor if gate.tensor is up.tensor else self._beside(gate, up, width)

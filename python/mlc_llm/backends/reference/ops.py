@@ -95,6 +95,9 @@ class ReferenceOps:
         centred = x - op.sum(x, axis=-1, keepdims=True) / float(x.shape[-1])
         return self.norm(centred, weight, eps) + bias
 
+    def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return self.layer_norm(x, weight, bias, eps)
+
     def activated(self, activation: Activation, x: Part, width: int) -> Tensor:
         return activated(activation, columns(x, width))
 

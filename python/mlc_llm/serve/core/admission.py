@@ -16,7 +16,7 @@ from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.data import Data, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
-from mlc_llm.serve.request import Request
+from mlc_llm.serve.request import NO_SCORES, NO_TEXT, Request
 from mlc_llm.tokenizers import StopStrHandler, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Admission:
         """stop_token_ids: the model's own; a request may name more."""
         self._tokenizer = tokenizer
         self._vocab_size, self._precision = limits.vocab_size, limits.precision
+        self._is_encoder, self._compares = limits.is_encoder, limits.scores > 0
         self._stop_token_ids = stop_token_ids
         self._policy = policy
         self._can_pin = config.prefix_cache_mode == "radix" and not limits.only_whole
@@ -89,6 +90,7 @@ class Admission:
             cache_salt=request.cache_salt,
             scores=self._scores(request, prompt),
             is_embedding=request.is_embedding,
+            second_at=request.second_at,
         )
         for i in range(config.n):
             state.sequences.append(self._sequence(state, i, prepared))
@@ -96,13 +98,15 @@ class Admission:
 
     def _prepare(self, request: Request) -> Prepared:
         config = request.generation_config
+        self._refuse_kind(request)
         self._refuse_pin(config)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         texts = [item.text for item in request.inputs if isinstance(item, TextData)]
         self._tokenizer.check_size(texts, self.context)
         prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
-        if len(prompt) >= self.context:
-            raise ContextLengthExceeded(len(prompt), self.context)
+        answer = 0 if self._is_encoder else 1
+        if len(prompt) > self.context - answer:
+            raise ContextLengthExceeded(len(prompt), self.context, answer=answer)
         return Prepared(prompt, _stops(config), self._grammar(config))
 
     def _sequence(self, state: RequestState, index: int, prepared: Prepared) -> Sequence:
@@ -133,6 +137,13 @@ class Admission:
                 parts = (self._tokenizer, self._vocab_size, self._stop_token_ids)
                 self._grammars = GrammarCompiler(*parts)
             return self._grammars
+
+    def _refuse_kind(self, request: Request) -> None:
+        """Raises UserError for what this kind of model does not do."""
+        if self._is_encoder and not request.is_embedding:
+            raise UserError(NO_TEXT)
+        if request.second_at and not self._compares:
+            raise UserError(NO_SCORES)
 
     def _refuse_pin(self, config: GenerationConfig) -> None:
         if config.pins_prompt and not self._can_pin:

@@ -30,6 +30,7 @@ class Scheduler:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self._runner = runner
         self._max_batch_tokens = runner.limits.max_batch_tokens
+        self._only_whole_rows = runner.limits.is_encoder
         self._prefill_alone = config.prefill_mode == "chunked"
         self.prefill_budget = PrefillBudget(config.prefill_time_budget_ms / 1000)
         self.pages = PageBudget(runner)
@@ -171,7 +172,8 @@ class Scheduler:
         if count < wanted:
             self._make_room(plan, sequence, wanted)
             count = pages.room(progress.computed, wanted)
-        if progress.status is not Status.RUNNING or count <= 0:
+        is_part = self._only_whole_rows and count < remaining
+        if progress.status is not Status.RUNNING or count <= 0 or is_part:
             plan.is_open = False
             return
         plan.budget -= count
@@ -242,4 +244,5 @@ def _row(sequence: Sequence, count: int, scoring: Scoring | None, *, is_whole: b
     if scoring is not None:
         of_prompt = 0
     tokens = sequence.tokens(computed, computed + count)
-    return BatchRow(seq_id, tokens, samplings, of_prompt, scoring)
+    second_at = sequence.request.second_at
+    return BatchRow(seq_id, tokens, samplings, of_prompt, scoring, second_at)

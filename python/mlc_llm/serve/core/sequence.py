@@ -144,6 +144,7 @@ class RequestState:
         cache_salt: str = "",
         scores: PromptScores | None = None,
         is_embedding: bool = False,
+        second_at: int = 0,
     ) -> None:
         """arrival: number of the request in the order in which they were added. cache_salt: see
         `Request`. scores: for the log-probabilities of the prompt, if they are wanted."""
@@ -161,6 +162,7 @@ class RequestState:
         self.metrics = metrics
         self.scores = scores
         self.is_embedding = is_embedding
+        self.second_at = second_at
         self.embedding: abc.Sequence[float] | None = None
         """What the request is about, with `is_embedding`, once it is known."""
         self.error: str | None = None

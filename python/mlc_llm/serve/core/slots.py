@@ -30,7 +30,7 @@ class Slots:
             max_num_sequence=self.num_slots,
             max_recycling=config.prefix_cache_max_num_recycling_seqs,
             exact_only=limits.only_whole,
-            enabled=config.prefix_cache_mode == "radix",
+            enabled=config.prefix_cache_mode == "radix" and not limits.is_encoder,
             cuts=runner.kept_states if limits.keeps_states else None,
         )
 

@@ -44,10 +44,11 @@ class ChatForm:
 
     def engine_request(self, request_id: str, config: GenerationConfig) -> Request:
         """The request to the engine. config: of the request, over the model's defaults. Raises like
-        `request_prompt`."""
+        `request_prompt`, and `UserError` for an encoder."""
         model = self._model
         if config.debug_config.special_request is not None:
             return Request(request_id, [], config, model.load_id)
+        model.check_writes()
         prompt = request_prompt(
             self._request, tokenizer=model.tokenizer, template=model.template, context=model.context
         )

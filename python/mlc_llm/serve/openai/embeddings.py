@@ -1,8 +1,9 @@
 """Embedding calls: each input becomes a request to the engine that ends with its prompt.
 
-The embedding of a text is the hidden vector of the decoder behind the last token, behind the last
-norm, divided by its length. Every token of the text has been seen there. A model that was not
-trained for it gives vectors that compare texts roughly.
+The embedding of a text is made of the hidden vectors of its tokens, as the model's files say, and
+divided by its length. Of a decoder it is the vector of the last token, behind the last norm, where
+every token of the text has been seen; one that was not trained for it gives vectors that compare
+texts roughly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, RequestError, UserError
-from mlc_llm.pooling import LAST_TOKEN
+from mlc_llm.pooling import LAST_TOKEN, Pooling, encoder_pooling
 from mlc_llm.protocol.embedding_protocol import (
     Embedding,
     EmbeddingRequest,
@@ -43,12 +44,8 @@ _log = logging.getLogger(__name__)
 
 def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel) -> EmbeddingCall:
     """The call of a request. Raises `InvalidField` for more dimensions than the model has,
-    `UserError` for a decoder whose files want another pooling."""
-    if model.pooling not in (None, LAST_TOKEN):
-        raise UserError(
-            f"the files of this decoder ask for {model.pooling} pooling, and its embeddings can "
-            "only be made of the last token: use another model for embeddings"
-        )
+    `UserError` for a model whose files want a pooling that it cannot have here."""
+    pooling = _pooling(model)
     size = model.hidden_size
     if request.dimensions is not None and request.dimensions > size:
         raise InvalidField("dimensions", request.dimensions, f"this model's vectors have {size}")
@@ -59,9 +56,22 @@ def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel)
     ids = [request_id if len(inputs) == 1 else f"{request_id}-{i}" for i in range(len(inputs))]
     pairs = zip(ids, inputs, strict=True)
     parts = [Part(one, 1, _Making(one, i, text, model)) for i, (one, text) in enumerate(pairs)]
-    whole = WholeEmbeddings(request, request_id, len(parts))
+    whole = WholeEmbeddings(request, request_id, len(parts), pooling)
     cost = -(-len(parts) // INPUTS_OF_AN_ANSWER)
-    return Call(parts, _Unstreamed(), whole, cost, counted="input")
+    return Call(parts, Unstreamed(), whole, cost, counted="input")
+
+
+def _pooling(model: ChatModel) -> Pooling:
+    """Raises `UserError`."""
+    made = encoder_pooling(model.pooling) if model.is_encoder else LAST_TOKEN
+    if model.pooling not in (None, made):
+        kind = "encoder" if model.is_encoder else "decoder"
+        can = "mean, cls and last_token" if model.is_encoder else "the last token alone"
+        raise UserError(
+            f"the files of this {kind} ask for {model.pooling} pooling, and its embeddings can "
+            f"be made of {can}: use another model for embeddings"
+        )
+    return made
 
 
 class _Making:
@@ -73,17 +83,33 @@ class _Making:
     def __call__(self) -> Request:
         """Raises `InvalidField`, `ContextLengthExceeded`."""
         model, text = self._model, self._text
-        ids = model.tokenizer.encode_prompt(text) if isinstance(text, str) else text
+        ids = model.tokenizer.encode(text) if isinstance(text, str) else text
         if not ids:
             raise InvalidField(f"input[{self._index}]", text, "it has no tokens")
-        if len(ids) >= model.context:
-            raise ContextLengthExceeded(len(ids), model.context)
-        config = GenerationConfig(max_tokens=0)
-        return Request(self._request_id, [TokenData(ids)], config, model.load_id, is_embedding=True)
+        if isinstance(text, str):
+            ids = model.tokenizer.frame.around(ids)
+        return vector_request(self._request_id, ids, model)
 
 
-class _Unstreamed:
-    """Embeddings come as a whole."""
+def vector_request(
+    request_id: str, ids: Sequence[int], model: ChatModel, second_at: int = 0
+) -> Request:
+    """The request for the vector of these tokens; second_at: as in `Request`. Raises
+    `ContextLengthExceeded`."""
+    if len(ids) > model.context - model.least_answer:
+        raise ContextLengthExceeded(len(ids), model.context, answer=model.least_answer)
+    return Request(
+        request_id,
+        [TokenData(ids)],
+        GenerationConfig(max_tokens=0),
+        model.load_id,
+        is_embedding=True,
+        second_at=second_at,
+    )
+
+
+class Unstreamed:
+    """The answer comes as a whole."""
 
     def of(self, _part: int, _chunk: Chunk) -> Iterator[NoReturn]:
         return iter(())
@@ -92,8 +118,14 @@ class _Unstreamed:
 class WholeEmbeddings:
     """Collects the embeddings of one call."""
 
-    def __init__(self, request: EmbeddingRequest, request_id: str, inputs: int) -> None:
-        self._request, self._request_id = request, request_id
+    def __init__(
+        self,
+        request: EmbeddingRequest,
+        request_id: str,
+        inputs: int,
+        pooling: Pooling = LAST_TOKEN,
+    ) -> None:
+        self._request, self._request_id, self._pooling = request, request_id, pooling
         self._vectors: list[Vector | None] = [None] * inputs
         self._prompt_tokens = 0
 
@@ -114,7 +146,8 @@ class WholeEmbeddings:
             data.append(Embedding(index=i, embedding=self._encoded(vector)))
         count = self._prompt_tokens
         usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        return EmbeddingResponse(data=data, model=self._request.model or "", usage=usage)
+        name = self._request.model or ""
+        return EmbeddingResponse(data=data, model=name, usage=usage, pooling=self._pooling)
 
     def _encoded(self, vector: Vector) -> list[float] | str:
         if self._request.encoding_format == "base64":

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
+from mlc_llm.errors import UserError
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.request import NO_TEXT
 from mlc_llm.tokenizers import Tokenizer
 
 
@@ -27,3 +29,17 @@ class ChatModel(NamedTuple):
     """See `opening/fingerprint.py`."""
     pooling: str | None = None
     """How the model's files want a text's vectors to become one; None: they do not say it."""
+    is_encoder: bool = False
+    """It makes vectors, and writes no text."""
+    scores: int = 0
+    """Scores that it gives to a pair of texts; 0: it compares none."""
+
+    @property
+    def least_answer(self) -> int:
+        """Tokens of the context that a prompt leaves for the answer at least."""
+        return 0 if self.is_encoder else 1
+
+    def check_writes(self) -> None:
+        """Raises `UserError` for an encoder."""
+        if self.is_encoder:
+            raise UserError(NO_TEXT)

@@ -66,6 +66,17 @@ class ModelBundle:
     pooling: str | None = None
     """See `ModelFiles`."""
 
+    @property
+    def is_encoder(self) -> bool:
+        """It makes vectors of texts, and writes none."""
+        return self.files is not None and self.files.plan().spec.encoder is not None
+
+    @property
+    def scores(self) -> int:
+        """Scores that it gives to a pair of texts; 0: it compares none."""
+        encoder = None if self.files is None else self.files.plan().spec.encoder
+        return 0 if encoder is None else encoder.labels
+
 
 def parse_models(
     model: str | None,

@@ -18,6 +18,9 @@ def publish_events(core: EngineCore, limits: RunnerLimits | None, config: Engine
     """
     if config.kv_events is None:
         return
+    if limits is not None and limits.is_encoder:
+        words = "this model is an encoder, which keeps nothing of a prompt; leave it out"
+        raise InvalidField("kv_events", config.kv_events.endpoint, words)
     if limits is not None and limits.only_whole:
         words = "this model takes cached prompts over whole or not at all, and has no blocks"
         raise InvalidField("kv_events", config.kv_events.endpoint, f"{words}; leave it out")

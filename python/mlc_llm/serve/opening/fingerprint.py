@@ -9,9 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mlc_llm.compiler.keys import source_hash
-from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.opening.runner import AnyRunner
 
 SETTINGS = (
     "attention_sink_size",
@@ -38,7 +38,7 @@ TEXT_FILES = (
 """Small files of a model that say how text becomes tokens, and what its defaults are."""
 
 
-def fingerprint(bundle: ModelBundle, config: EngineConfig, runners: Iterable[ModelRunner]) -> str:
+def fingerprint(bundle: ModelBundle, config: EngineConfig, runners: Iterable[AnyRunner]) -> str:
     """`fp_` and 16 hexadecimal digits. Two engines with the same one give the same text for the
     same request with the same seed. It reads the files of the model that are small."""
     values = {

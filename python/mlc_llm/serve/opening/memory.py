@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,8 +104,11 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
     backend = choose_backend(kernels)
     plan = bundle.files.plan()
     spec, layers = plan.spec, plan.spec.attention_layers.values()
+    groups = spec.kv_groups
+    if spec.encoder is not None:
+        groups = tuple(replace(group, layers=group.layers[:1]) for group in groups)
     return ModelSize(
-        groups=tuple(_group_size(group, backend) for group in spec.kv_groups),
+        groups=tuple(_group_size(group, backend) for group in groups),
         query_width=max(one.query_width for one in layers),
         kv_width=max(one.kv_width for one in layers),
         head_dim=max(one.head_dim for one in layers),
@@ -122,6 +125,7 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         ),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
+        is_encoder=spec.encoder is not None,
     )
 
 

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
@@ -38,7 +37,7 @@ from mlc_llm.serve.opening.cache_events import publish_events
 from mlc_llm.serve.opening.fingerprint import fingerprint
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
 from mlc_llm.serve.opening.precision import with_precision
-from mlc_llm.serve.opening.runner import begin_weights, create_runner
+from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.speculation.drafter import Drafter
@@ -53,7 +52,7 @@ class OpenEngine:
     core: EngineCore
     bundle: ModelBundle
     config: EngineConfig
-    runners: tuple[ModelRunner, ...] = ()
+    runners: tuple[AnyRunner, ...] = ()
     """What computes in the core: the model, then the draft model. Empty in the echo engine."""
     load_id: int = field(default_factory=itertools.count(1).__next__)
     """Another number each time that a model is opened."""
@@ -116,6 +115,10 @@ def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
     Raises `InvalidField` for a draft model with another number of tokens.
     """
     bundle, *drafts = bundles
+    for draft in drafts:
+        if bundle.is_encoder or draft.is_encoder:
+            words = "an encoder writes no text, and drafts none"
+            raise InvalidField("additional_models", draft.name, words)
     size = model_size(bundle, kernels)
     tokens = _tokens(bundle, size)
     for draft in drafts:
@@ -158,7 +161,7 @@ def _configs(
 
 
 def _core(
-    runners: tuple[ModelRunner, ...],
+    runners: tuple[AnyRunner, ...],
     bundle: ModelBundle,
     config: EngineConfig,
     trace: EventTraceRecorder | None,
@@ -174,7 +177,7 @@ def _core(
     )
 
 
-def _drafter(runner: ModelRunner) -> Drafter:
+def _drafter(runner: AnyRunner) -> Drafter:
     from mlc_llm.serve.core.speculation.draft_model import DraftModel
 
     return DraftModel(runner)

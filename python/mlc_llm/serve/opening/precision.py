@@ -82,6 +82,7 @@ def costs_of(bundle: ModelBundle, kernels: str | None = None) -> list[PrecisionC
             runner = create_runner(bundle, _small(precision, kernels), "cpu")
         except InvalidField:  # kernels or weights without this way
             continue
+        assert isinstance(runner, ModelRunner), "an encoder has no pieces"
         logits = _logits(runner, pieces)
         reference = logits if reference is None else reference
         found.append(_cost(precision, runner, pieces[0], divergence(reference, logits)))
@@ -117,7 +118,9 @@ def _log_softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floati
 
 
 def _pieces(bundle: ModelBundle) -> list[Sequence[int]]:
-    """Prompts, each with what follows it."""
+    """Prompts, each with what follows it; none for an encoder, which has no logits."""
+    if bundle.is_encoder:
+        return []
     ids = bundle.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
     if bundle.context_window <= PIECE + STEPS:
         return []

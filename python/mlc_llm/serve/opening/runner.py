@@ -6,12 +6,15 @@ import json
 import logging
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from mlc_llm.compiler.jit import Prepared, packed_weights, prepare, prepare_weights
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.pooling import encoder_pooling
 from mlc_llm.precision import Precision
+from mlc_llm.runtime.encoder_runner import EncoderRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
@@ -19,6 +22,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import window_of
 from mlc_llm.serve.opening.bundle import ModelBundle
 
+AnyRunner: TypeAlias = ModelRunner | EncoderRunner
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +40,7 @@ def begin_weights(reading: ReadAhead, files: ModelFiles, free: int, kernels: str
 
 def create_runner(
     bundle: ModelBundle, config: EngineConfig, device: str, read: ReadWeights = read_packed
-) -> ModelRunner:
+) -> AnyRunner:
     """The model of `bundle`, compiled for this machine, with pages as `config` says.
 
     config: complete, every limit is set. read: gives the packed weights in a folder.
@@ -49,24 +53,24 @@ def create_runner(
         return _runner_of_library(Path(config.model_lib), bundle, config, read)
     prepared = _prepare(bundle, config)
     try:
-        return _runner(prepared.library, prepared.weights, config, read)
+        return _runner(prepared.library, prepared.weights, bundle, config, read)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
     prepared = _prepare(bundle, config, rebuild=True)
     try:
-        return _runner(prepared.library, prepared.weights, config, read)
+        return _runner(prepared.library, prepared.weights, bundle, config, read)
     except (BrokenLibrary, BrokenParams) as error:
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
 
 
 def _runner_of_library(
     library: Path, bundle: ModelBundle, config: EngineConfig, read: ReadWeights
-) -> ModelRunner:
+) -> AnyRunner:
     """The runner of a library that the caller has named."""
     assert bundle.files is not None
     weights = prepare_weights(bundle.files, _kernels_of(library) or config.kernels)
     try:
-        return _runner(library, weights, config, read)
+        return _runner(library, weights, bundle, config, read)
     except (BrokenLibrary, BrokenParams) as error:
         raise ModelFileError(f"model_lib {config.model_lib} cannot be used: {error}") from error
 
@@ -99,9 +103,22 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
     )
 
 
-def _runner(library: Path, weights: Path, config: EngineConfig, read: ReadWeights) -> ModelRunner:
+def _runner(
+    library: Path, weights: Path, bundle: ModelBundle, config: EngineConfig, read: ReadWeights
+) -> AnyRunner:
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
+    if bundle.is_encoder:
+        return EncoderRunner(
+            library,
+            weights,
+            pooling=encoder_pooling(bundle.pooling),
+            max_num_sequence=config.max_num_sequence,
+            max_batch_tokens=config.prefill_chunk_size,
+            context_window=config.max_single_sequence_length,
+            precision=precision_of(config),
+            read=read,
+        )
     return ModelRunner(
         library,
         weights,

@@ -26,12 +26,13 @@ from mlc_llm.serve.server.routes.completion import completions
 from mlc_llm.serve.server.routes.embedding import embeddings
 from mlc_llm.serve.server.routes.operations import OPEN_PATHS
 from mlc_llm.serve.server.routes.page import PAGE_PATHS, page
+from mlc_llm.serve.server.routes.rerank import rerank
 from mlc_llm.serve.server.routes.responses import responses
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 ANSWERS: tuple[Endpoint, ...] = (
-    *(chat_completions, completions, responses, messages, embeddings),
+    *(chat_completions, completions, responses, messages, embeddings, rerank),
     *(ollama.chat, ollama.generate, ollama.embed),
 )
 """Their requests take a place, so they are refused early where there is none."""
@@ -42,6 +43,7 @@ V1_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("POST", "/messages", messages),
     ("POST", "/messages/count_tokens", count_message_tokens),
     ("POST", "/embeddings", embeddings),
+    ("POST", "/rerank", rerank),
     ("GET", "/models", info.models),
     ("GET", "/models/{model:path}", info.one_model),
 )

@@ -92,14 +92,15 @@ class ServerContext:
         """What `/v1/models` says of a name. The lengths are known while the model is open."""
         model = _model_of(slot)
         length = None if model is None else model.context
-        most = None if length is None else length - 1
+        prompt = None if model is None else model.context - model.least_answer
+        answer = 0 if model is not None and model.is_encoder else prompt
         return ModelResponse(
             id=name,
             created=self.created,
             max_model_len=length,
             context_length=length,
-            max_input_tokens=most,
-            max_output_tokens=most,
+            max_input_tokens=prompt,
+            max_output_tokens=answer,
             root=slot.names[0],
             state="stalled" if slot.stalled else slot.state.value,
             error=slot.stalled or slot.error or None,

@@ -85,8 +85,11 @@ async def tokenize(request: Request) -> Response:
 
     def encode() -> list[int]:
         model.tokenizer.check_size([text], MOST_CONTEXTS * model.context)
-        make = model.tokenizer.encode_prompt if has_start else model.tokenizer.encode
-        return [control] if control is not None else make(text)
+        if control is not None:
+            return [control]
+        if has_start and model.is_encoder:
+            return model.tokenizer.frame.around(model.tokenizer.encode(text))
+        return (model.tokenizer.encode_prompt if has_start else model.tokenizer.encode)(text)
 
     ids = await asyncio.get_running_loop().run_in_executor(PREPARING, encode)
     return _tokens(ids, model)

@@ -101,7 +101,9 @@ def _template(model: ChatModel) -> str:
 
 
 def _capabilities(model: ChatModel) -> list[str]:
-    """What the template has a place for."""
+    """What the template has a place for, or that it writes nothing."""
+    if model.is_encoder:
+        return ["embedding"]
     source = _template(model)
     known = {"tools": "tools", "enable_thinking": "thinking"}
     return ["completion", *(name for word, name in known.items() if word in source)]

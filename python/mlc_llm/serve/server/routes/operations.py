@@ -15,6 +15,7 @@ from mlc_llm.protocol.openai_api_protocol import (
     ListResponse,
     ModelResponse,
 )
+from mlc_llm.protocol.rerank_protocol import RerankRequest, RerankResponse
 from mlc_llm.serve.anthropic.fields import CountTokensRequest, MessagesRequest
 from mlc_llm.serve.ollama.fields import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
 from mlc_llm.serve.responses.answers import ResponseAnswer
@@ -72,6 +73,9 @@ OPERATIONS: dict[str, Operation] = {
         EVENTS,
     ),
     "/embeddings": Operation("A vector for each text.", EmbeddingRequest, EmbeddingResponse),
+    "/rerank": Operation(
+        "Documents in the order of how well they answer a query.", RerankRequest, RerankResponse
+    ),
     "/responses": Operation(
         "The next message, as OpenAI's Responses API. Nothing is stored.",
         ResponsesRequest,

@@ -1,0 +1,88 @@
+"""Measures each encoder of the registry against Transformers, for docs/models.md.
+
+`models.py` runs it, and says what it needs. The random models are those of tests/oracle.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from encoders_page import (
+    Distance,
+    EncoderFigures,
+    MeasuredEncoder,
+    write_encoder_figures,
+)
+
+from mlc_llm.backends.base import Backend
+from mlc_llm.backends.registry import choose_backend
+from mlc_llm.compiler.build import build_library
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.registry import Architecture
+from mlc_llm.models.spec import ModelSpec
+
+SEED = 0
+
+
+def measure_encoders(
+    rows: Sequence[Architecture], figures: EncoderFigures, circumstances: dict[str, str]
+) -> list[str]:
+    """Measure these classes and keep each result at once. Returns those whose measurement failed;
+    they keep their earlier figures."""
+    failed = []
+    for row in rows:
+        print(row.config, flush=True)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                figures[row.config] = _measured(row, Path(folder), circumstances)
+        except Exception:  # the next one may be well
+            traceback.print_exc()
+            failed.append(row.config)
+            continue
+        write_encoder_figures(figures)
+    return failed
+
+
+def _measured(row: Architecture, folder: Path, circumstances: dict[str, str]) -> MeasuredEncoder:
+    """folder: for its files, empty."""
+    from converted import converted
+    from encoder_models import FirstNomic, random_encoder
+
+    model = random_encoder(row.config, SEED)
+    given = FirstNomic(model) if "Nomic" in row.config else model
+    path = converted(given, folder / "files")
+    model.save_pretrained(folder / "folder")
+    return {
+        "measured": circumstances,
+        "kernels": choose_backend().name,
+        "gguf": _distance(model, path, folder / "of-file", "reference"),
+        "folder": _distance(model, folder / "folder", folder / "of-folder", "reference"),
+        "cpu": _distance(model, folder / "folder", folder / "of-folder", None),
+    }
+
+
+def built(spec: ModelSpec, backend: Backend, folder: Path, **_: object) -> None:
+    """As users have it, and not as an earlier run of the tests has kept it."""
+    build_library(spec, backend, folder)
+
+
+def _distance(model: Any, path: Path, folder: Path, kernels: str | None) -> Distance:
+    """Of the worst text; kernels: None is this machine's."""
+    import encoder_tools
+    from encoder_models import cosine, exact_hidden, texts_of
+
+    with mock.patch.object(encoder_tools, "build_kept", built):
+        try:
+            runner = encoder_tools.runner_of(path, folder, kernels)
+        except UnsupportedModel as error:
+            return {"refused": str(error)}
+    texts = texts_of(SEED)
+    vectors = encoder_tools.computed(runner, texts)
+    pairs = zip(vectors, texts, strict=True)
+    far = max(1 - cosine(one, exact_hidden(model, text).mean(axis=0)) for one, text in pairs)
+    return {"distance": float(f"{max(far, 0.0):.2g}")}

@@ -1,0 +1,99 @@
+"""The section on encoders of docs/models.md, made of the registry and the figures in encoders.json.
+
+Nothing is measured here: `encoders.py` does it, and `models.py` calls it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypedDict
+
+from page_table import NOT_MEASURED, table
+from typing_extensions import NotRequired
+
+from mlc_llm.models.registry import ENCODERS, Architecture
+
+FIGURES = Path(__file__).resolve().parent / "encoders.json"
+HEAD = ("GGUF", "class in config.json", "GGUF, reference", "folder, reference", "folder, CPU")
+
+
+class Distance(TypedDict):
+    """From Transformers, or why there was nothing to compare."""
+
+    distance: NotRequired[float]
+    refused: NotRequired[str]
+
+
+class MeasuredEncoder(TypedDict):
+    """The figures of one class."""
+
+    measured: dict[str, str]
+    """Date, processor, versions."""
+    kernels: str
+    """Of `cpu`."""
+    gguf: Distance
+    folder: Distance
+    cpu: Distance
+
+
+EncoderFigures = dict[str, MeasuredEncoder]
+"""By the class in config.json."""
+
+
+def read_encoder_figures() -> EncoderFigures:
+    if not FIGURES.exists():
+        return {}
+    found: EncoderFigures = json.loads(FIGURES.read_text(encoding="utf-8"))
+    return found
+
+
+def write_encoder_figures(figures: EncoderFigures) -> None:
+    """In the order of the registry, a line for each class."""
+    known = [row.config for row in ENCODERS if row.config in figures]
+    lines = [f"{json.dumps(name)}: {json.dumps(figures[name])}" for name in known]
+    FIGURES.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def encoders_section(figures: EncoderFigures) -> str:
+    rows = [encoder_cells(row, figures) for row in ENCODERS]
+    return "\n\n".join([INTRODUCTION, table(HEAD, rows), "\n".join(encoder_notes(figures))])
+
+
+def encoder_cells(row: Architecture, figures: EncoderFigures) -> list[str]:
+    """The cells of one class."""
+    names = [f"`{row.gguf}`", f"`{row.config}`"]
+    if row.config not in figures:
+        return [*names, *[NOT_MEASURED] * (len(HEAD) - len(names))]
+    one = figures[row.config]
+    cpu = f"{_distance(one['cpu'])} ({one['kernels']})"
+    return [*names, _distance(one["gguf"]), _distance(one["folder"]), cpu]
+
+
+def _distance(found: Distance) -> str:
+    return f"{found['distance']:.1e}" if "distance" in found else "refused"
+
+
+def encoder_notes(figures: EncoderFigures) -> Iterator[str]:
+    """Where the figures come from, and what was refused."""
+    seen: dict[str, list[str]] = {}
+    for name, one in figures.items():
+        facts = one["measured"].items()
+        words = [text if key in ("date", "cpu") else f"{key} {text}" for key, text in facts]
+        seen.setdefault(", ".join(words), []).append(name)
+    for text, names in seen.items():
+        whom = "" if len(seen) == 1 else f" {', '.join(names)}:"
+        yield f"* Measured:{whom} {text}."
+    for name, one in figures.items():
+        if refused := one["gguf"].get("refused"):
+            yield f"* Refused: the GGUF file of {name}: `{refused}`."
+
+
+INTRODUCTION = """## Encoders
+
+They make vectors of texts ([embeddings](server.md#embeddings)) and scores of pairs
+([reranking](server.md#reranking)), and write no text. Each class is measured on one small model of
+Transformers with random weights. The figures are 1 - cosine of the mean vector to Transformers' in
+float32, for the worst of five texts of 1 to 128 tokens. The GGUF file is made by llama.cpp's
+converter, the folder by Transformers. Every other encoder is refused by its name."""

@@ -1,0 +1,74 @@
+"""Any encoder, from its spec: the layers of decoders, without pages that outlive a step."""
+
+from __future__ import annotations
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.base import LayerInputs, Ops
+from mlc_llm.models.decoder import DecoderLayer
+from mlc_llm.models.spec import ModelSpec
+from mlc_llm.models.vectors import model_vectors
+
+
+class Encoder(nn.Module):  # type: ignore[misc]
+    """Its public methods become the functions of a model library (`library/encoder_signatures.py`).
+
+    Attention is that of decoders: a token sees what is not behind its place, and all tokens of a
+    text are given the place of the last one. Keys and values of a layer lie in pages, because the
+    kernels read them so; all layers use the same pages, one after the other.
+    """
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        assert spec.encoder is not None
+        self.spec, self.ops = spec, ops
+        self.embedding = ops.matrix(spec.vocab, spec.hidden, spec.kinds["embedding"], "embedding")
+        self.layers = nn.ModuleList([DecoderLayer(spec, i, ops) for i in range(len(spec.layers))])
+        for name, vector in model_vectors(spec).items():
+            setattr(self, name, nn.Parameter(vector.shape, "float32"))
+        if spec.encoder.labels:
+            kind = spec.kinds["pair_dense"]
+            self.pair_dense = ops.matrix(spec.hidden, spec.hidden, kind, "head")
+
+    def encode(
+        self,
+        tokens: Tensor,
+        token_types: Tensor,
+        position: Tensor,
+        fast_tokens: Tensor,
+        ropes: list[Tensor],
+        slots: Tensor,
+        places: Tensor,
+        query_blocks: Tensor,
+        page_ids: Tensor,
+        window: Tensor,
+        pages: Tensor,
+    ) -> Tensor:
+        ops, spec = self.ops, self.spec
+        ops.begin(fast_tokens)
+        x = self._embedded(tokens, token_types, position)
+        for i, layer in enumerate(self.layers):
+            rope = spec.attention_layers[i].rope
+            inputs = LayerInputs(
+                position, position, None if rope is None else ropes[rope],
+                slots, places, query_blocks, page_ids, window, pages,
+            )  # fmt: skip
+            x = layer(x, inputs)
+        return x
+
+    def _embedded(self, tokens: Tensor, token_types: Tensor, position: Tensor) -> Tensor:
+        ops, spec = self.ops, self.spec
+        x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
+        if spec.learned_positions:
+            x = ops.add(x, ops.take_rows(self.positions, position))
+        assert spec.encoder is not None
+        if spec.encoder.token_types:
+            x = ops.add(x, ops.take_rows(self.token_types, token_types))
+        return ops.layer_normed(x, self.embedding_norm, self.embedding_norm_bias, spec.norm_eps)
+
+    def score(self, first: Tensor) -> Tensor:
+        """Of a model that compares two texts."""
+        ops = self.ops
+        ops.begin()
+        dense = op.tanh(ops.linear(self.pair_dense, first, bias=self.pair_dense_bias))
+        return op.matmul(dense, op.permute_dims(self.pair_out)) + self.pair_out_bias

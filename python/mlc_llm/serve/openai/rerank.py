@@ -1,0 +1,115 @@
+"""Rerank calls: the query and each document become a pair, which an encoder reads together.
+
+A score is the sigmoid of the one number that the model gives to a pair.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NoReturn
+
+from mlc_llm.errors import InvalidField, RequestError, UserError
+from mlc_llm.protocol.embedding_protocol import EmbeddingUsage
+from mlc_llm.protocol.openai_responses import UsageInfo
+from mlc_llm.protocol.rerank_protocol import (
+    RerankDocument,
+    RerankRequest,
+    RerankResponse,
+    RerankResult,
+)
+from mlc_llm.serve.openai.calls import Call, Part
+from mlc_llm.serve.openai.chunks import Chunk, check_failure
+from mlc_llm.serve.openai.embeddings import INPUTS_OF_AN_ANSWER, Unstreamed, vector_request
+from mlc_llm.serve.openai.requests import ChatModel
+from mlc_llm.serve.request import NO_SCORES, Request
+
+RerankCall = Call[NoReturn, RerankResponse]
+
+_log = logging.getLogger(__name__)
+
+
+def rerank_call(request: RerankRequest, request_id: str, model: ChatModel) -> RerankCall:
+    """The call of a request. Raises `UserError` for a model that compares no texts, or gives a pair
+    several scores."""
+    if not model.scores:
+        raise UserError(NO_SCORES)
+    if model.scores > 1:
+        words = f"this model gives {model.scores} scores to a pair of texts"
+        raise UserError(f"{words}: reranking needs one that gives a single score")
+    unknown = request.unknown_fields()
+    if unknown:
+        _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
+    texts = request.documents
+    parts = [
+        Part(f"{request_id}-{i}", 1, _Making(f"{request_id}-{i}", i, request, model))
+        for i in range(len(texts))
+    ]
+    whole = WholeRanking(request, request_id)
+    cost = -(-len(parts) // INPUTS_OF_AN_ANSWER)
+    return Call(parts, Unstreamed(), whole, cost, counted="documents")
+
+
+class _Making:
+    """Makes the engine's request of the pair with one document."""
+
+    def __init__(
+        self, request_id: str, index: int, request: RerankRequest, model: ChatModel
+    ) -> None:
+        self._request_id, self._index, self._request, self._model = (
+            request_id, index, request, model,
+        )  # fmt: skip
+
+    def __call__(self) -> Request:
+        """Raises `InvalidField`, `ContextLengthExceeded`."""
+        model, document = self._model, self._request.documents[self._index]
+        query, text = model.tokenizer.encode_batch([self._request.query, document])
+        if not query:
+            raise InvalidField("query", self._request.query, "it has no tokens")
+        if not text:
+            raise InvalidField(f"documents[{self._index}]", document, "it has no tokens")
+        ids, second_at = model.tokenizer.frame.pair(query, text)
+        return vector_request(self._request_id, ids, model, second_at)
+
+
+class WholeRanking:
+    """Collects the scores of one call."""
+
+    def __init__(self, request: RerankRequest, request_id: str) -> None:
+        self._request, self._request_id = request, request_id
+        self._scores: list[float | None] = [None] * len(request.documents)
+        self._prompt_tokens = 0
+
+    def put(self, part: int, chunk: Chunk) -> None:
+        """Raises `RequestError` if a request failed."""
+        check_failure(chunk, self._request_id)
+        if chunk.embedding is not None:
+            self._scores[part] = chunk.embedding[0]
+        if chunk.usage_json is not None:
+            self._prompt_tokens += UsageInfo.model_validate_json(chunk.usage_json).prompt_tokens
+
+    def response(self) -> RerankResponse:
+        """The answer; all requests must have ended. Raises `RequestError` if one was aborted."""
+        found = []
+        for i, score in enumerate(self._scores):
+            if score is None:
+                raise RequestError(f"request {self._request_id} was ended before its end")
+            found.append((score, i))
+        found.sort(key=lambda one: (-one[0], one[1]))
+        count = self._prompt_tokens
+        return RerankResponse(
+            id=self._request_id,
+            model=self._request.model or "",
+            results=[self._result(*one) for one in found[: self._request.top_n]],
+            usage=EmbeddingUsage(prompt_tokens=count, total_tokens=count),
+        )
+
+    def _result(self, score: float, index: int) -> RerankResult:
+        text = self._request.documents[index] if self._request.return_documents else None
+        document = None if text is None else RerankDocument(text=text)
+        return RerankResult(index=index, relevance_score=_sigmoid(score), document=document)
+
+
+def _sigmoid(x: float) -> float:
+    """Without an overflow."""
+    return 0.5 * (1 + math.tanh(x / 2))
