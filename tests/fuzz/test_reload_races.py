@@ -39,8 +39,8 @@ def numbered(number: int, opened: OpenEngine) -> OpenEngine:
     core: Any = opened.core
     close = core._telemetry.close
 
-    def closed(state: Any) -> str:
-        usage = json.loads(close(state))
+    def closed(state: Any, reason: str) -> str:
+        usage = json.loads(close(state, reason))
         usage["extra"]["ran_on"] = number
         return json.dumps(usage)
 
