@@ -136,7 +136,7 @@ def _reason(log: Path) -> str:
     errors = re.findall(r"^ERROR: (.*)$", text, re.MULTILINE) or text.split("\n")[-2:-1]
     connections = re.findall(r"connection broken by '\w+\((.*)\)': ", text)
     # pip puts the name of a Python object in front; it is removed
-    causes = [re.sub(r"^.*?<.*?>(, '|: )", "", cause).strip("'") for cause in connections]
+    causes = [re.sub(r"^[^<]*<[^>]*>(, '|: )", "", cause).strip("'") for cause in connections]
     return ": ".join(part[:200] for part in errors[-1:] + causes[-1:])
 
 
