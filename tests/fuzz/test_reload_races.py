@@ -7,15 +7,12 @@ core writes that number into the usages that it makes. So a usage says both.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import logging
 import random
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -148,17 +145,6 @@ class Race:
             self.faults.append(fault)
 
 
-@contextmanager
-def garbage_set_aside() -> Iterator[None]:
-    """Each unload collects garbage; looking through pytest's objects takes long."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 @pytest.mark.slow
 def test_reload_races(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -169,7 +155,7 @@ def test_reload_races(
         threaded_worker, "open_engine", lambda *args: numbered(next(numbers), open_engine(*args))
     )
     reasons: set[str] = set()
-    with watched(pytestconfig, 300), no_thread_is_left(), slow_steps(), garbage_set_aside():
+    with watched(pytestconfig, 300), no_thread_is_left(), slow_steps():
         for seed in range(RACES):
             with Running() as running:
                 Race(seed, running).run()
