@@ -12,7 +12,7 @@ from mlc_llm.backends.cuda.packing import pack
 from mlc_llm.quantization.block_format import Grouped
 
 Array = npt.NDArray[Any]
-KINDS = ("Q4_0", "Q4_1", "q4f16")
+KINDS = ("Q4_0", "Q4_1", "q4f16", "Q8_0")
 
 
 class Matrix(NamedTuple):
@@ -25,10 +25,10 @@ class Matrix(NamedTuple):
 
 def random_matrix(kind: str, n: int, k: int, seed: int = 0) -> Matrix:
     random, fmt = np.random.default_rng(seed), format_of_kind(kind)
-    q = random.integers(0, 16, (n, k)).astype(np.uint8)
+    q = random.integers(0, 1 << fmt.bits, (n, k)).astype(np.uint8)
     scale, minimum = random.normal(size=(2, n, k // 32)).astype(np.float16).astype(np.float32)
     given = minimum if fmt.has_minimum else None
-    packed = pack(Grouped(q, 4, 32, scale, given, fmt.offset, half=True), fmt)
+    packed = pack(Grouped(q, fmt.bits, 32, scale, given, fmt.offset, half=True), fmt)
     wide = np.repeat(scale, 32, axis=1).astype(np.float64)
     low = np.repeat(minimum, 32, axis=1) if fmt.has_minimum else -fmt.offset * wide
     values = np.zeros((padded_rows(n), k))

@@ -2,11 +2,12 @@
 
 The words of a tile are in the order in which the threads of a warp give them to `mma.m16n8k16` as
 its first operand (PTX ISA, "Matrix Fragments for mma.m16n8k16"). With g = thread / 4 and
-t = thread % 4, a thread reads four words at once, 4 * thread + 2 * half + step: `half` says which
-16 rows of the tile, `step` which of two products. A word has 8 values, of rows
-16 * half + 8 * h + g and columns 8 * t + 4 * step + 2 * pair + c:
+t = thread % 4, a thread has the values of rows 16 * half + 8 * h + g and columns
+8 * t + 4 * step + 2 * pair + c, for half, h, step, pair and c, each 0 or 1: `half` says which 16
+rows of the tile, `step` which of two products. It reads four words at once:
 
-    bits 4 * (2 * pair + h) + 16 * c    for pair, h and c, each 0 or 1
+    4-bit  word 4 * thread + 2 * half + step,               bits 4 * (2 * pair + h) + 16 * c
+    8-bit  word 4 * thread + 2 * half + step + 128 * pair,  bits 8 * h + 16 * c
 
 So a thread reads the activations of columns 8 * t to 8 * t + 7 at once. That the products see the
 columns of a group in another order does not change their sum.
@@ -24,8 +25,8 @@ GROUP = 32
 """Columns of a tile, which share a scale in each row."""
 PAGE = 16
 """Tokens a KV page."""
-TILE_WORDS = BLOCK * GROUP * 4 // 32
-"""Words of a tile's values."""
+PART_WORDS = BLOCK * GROUP * 4 // 32
+"""Words of a tile's values, of 4 bits each."""
 SCALE_WORDS = BLOCK // 2
 """Words of its scales, or minima."""
 
@@ -41,18 +42,29 @@ class WeightFormat:
     value = scale * (q - offset), or scale * q + minimum.
     """
 
+    bits: int = 4
     has_minimum: bool = False
     offset: int = 0
 
     @property
+    def parts(self) -> int:
+        """How often a thread reads four words of values."""
+        return self.bits // 4
+
+    @property
+    def scale_start(self) -> int:
+        """The word where the scales of a tile begin."""
+        return self.parts * PART_WORDS
+
+    @property
     def stride(self) -> int:
         """Words of a tile."""
-        return TILE_WORDS + SCALE_WORDS * (2 if self.has_minimum else 1)
+        return self.scale_start + SCALE_WORDS * (2 if self.has_minimum else 1)
 
     @property
     def name(self) -> str:
         """A short name, as part of the names of kernels."""
-        return "q4m" if self.has_minimum else f"q4o{self.offset}"
+        return f"q{self.bits}" + ("m" if self.has_minimum else f"o{self.offset}")
 
 
 def padded_rows(rows: int) -> int:
@@ -70,6 +82,8 @@ _KINDS = {
     "Q4_0": WeightFormat(offset=8),
     "Q4_1": WeightFormat(has_minimum=True),
     "q4f16": WeightFormat(offset=7),
+    "Q8_0": WeightFormat(8, offset=128),
+    "IQ4_NL": WeightFormat(8, offset=128),
 }
 
 

@@ -1,4 +1,4 @@
-"""Products of rows with a packed matrix of 4 bits: y = x W^T, for one row or many.
+"""Products of rows with a packed matrix of 4 or 8 bits: y = x W^T, for one row or many.
 
     a block for 32 rows of W and 32 rows of x; a warp has every tile of its part of k:
         load a tile of W; its values become float16, exactly
@@ -26,8 +26,8 @@ from tvm.tirx import PrimFunc
 from mlc_llm.backends.cuda.formats import (
     BLOCK,
     GROUP,
+    PART_WORDS,
     SCALE_WORDS,
-    TILE_WORDS,
     WeightFormat,
     tensor_shape,
 )
@@ -102,7 +102,7 @@ class _Product:
     @T.inline
     def multiply(self, X, W, block, first, m, lane, warp, acc):
         """acc: the products with the tiles of a warp."""
-        words = T.alloc_buffer((self.loaded * 4,), "uint32", scope="local")
+        words = T.alloc_buffer((self.loaded * self.fmt.parts * 4,), "uint32", scope="local")
         scales = T.alloc_buffer((self.loaded * 2 * self.kinds,), "uint32", scope="local")
         a = T.alloc_buffer((16,), "uint32", scope="local")
         for i in T.unroll(TURNS * 8):
@@ -114,7 +114,7 @@ class _Product:
                 )
             for u in T.unroll(self.loaded):
                 for i in T.unroll(4):
-                    self.unpack(words[u * 4 + i], i * 4, a)
+                    self.unpack(words, u * self.fmt.parts * 4 + i, i * 4, a)
                 for turn in T.unroll(TURNS):
                     if first + turn * COLUMNS < m:
                         self.add_tile(
@@ -126,30 +126,41 @@ class _Product:
     @T.inline
     def load(self, W, block, tile, lane, u, words, scales):
         """What a thread reads of a tile."""
-        for j in T.vectorized(4):
-            words[u * 4 + j] = W[block, tile, lane * 4 + j]
+        for part in T.unroll(self.fmt.parts):
+            for j in T.vectorized(4):
+                words[(u * self.fmt.parts + part) * 4 + j] = W[
+                    block, tile, part * PART_WORDS + lane * 4 + j
+                ]
         for kind in T.unroll(self.kinds):
             for j in T.vectorized(2):
                 scales[(u * self.kinds + kind) * 2 + j] = W[
-                    block, tile, TILE_WORDS + kind * SCALE_WORDS + lane // 4 * 2 + j
+                    block, tile, self.fmt.scale_start + kind * SCALE_WORDS + lane // 4 * 2 + j
                 ]
 
     @T.inline
-    def unpack(self, word, at, a):
-        """a[at:at + 4]: the eight values of a word, less the offset, as pairs of float16.
+    def unpack(self, words, of_word, at, a):
+        """a[at:at + 4]: the eight values of a product, less the offset, as pairs of float16.
 
-        In float16 the bits 0x6400 are 1,024, and the last bit is 1: a value of 4 bits put below
-        them is added to that, or 16 times it if it is put 4 bits higher.
+        In float16 the bits 0x6400 are 1,024, and the last bit is 1: a value put below them is added
+        to that, or 16 times it if it is put 4 bits higher.
         """
         for i in T.unroll(2):
-            T.ptx[_FMA](
-                *(a[at + 2 * i], _with_1024(T.shift_right(word, T.uint32(8 * i)), 0x000F000F)),
-                *(_pair(1.0), _pair(-1024.0 - self.fmt.offset)),
-            )
-            T.ptx[_FMA](
-                *(a[at + 2 * i + 1], _with_1024(T.shift_right(word, T.uint32(8 * i)), 0x00F000F0)),
-                *(_pair(1 / 16), _pair(-64.0 - self.fmt.offset)),
-            )
+            if self.fmt.bits == 8:
+                self.put_pair(words[of_word + 4 * i], 1, at + 2 * i, a)
+                self.put_pair(
+                    T.shift_right(words[of_word + 4 * i], T.uint32(8)), 1, at + 2 * i + 1, a
+                )
+            else:
+                self.put_pair(T.shift_right(words[of_word], T.uint32(8 * i)), 1, at + 2 * i, a)
+                self.put_pair(T.shift_right(words[of_word], T.uint32(8 * i)), 16, at + 2 * i + 1, a)
+
+    @T.inline
+    def put_pair(self, word, factor, at, a):
+        """a[at]: the lowest value of each half of a word, which stands there times that factor."""
+        T.ptx[_FMA](
+            *(a[at], _with_1024(word, factor * ((1 << self.fmt.bits) - 1) * 0x10001)),
+            *(_pair(1 / factor), _pair(-1024.0 / factor - self.fmt.offset)),
+        )
 
     @T.inline
     def add_tile(self, X, first, m, lane, at, tile, a, scales, of_tile, acc):
