@@ -26,13 +26,10 @@ from mlc_llm.kernels.cuda.planes import (
     scale_word,
     sum_start,
 )
-from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_max, block_sum
+from mlc_llm.kernels.cuda.threads import QUAD, SCHEDULED, WARP, block_max, block_size, block_sum
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Expr
 
-QUAD = 4
-"""Columns that a thread reads at once."""
-MOST_THREADS = 512
 _LEAST_EXPONENT = 16
 """Of a row's largest number, as it stands in the bits: so 1 / scale stays finite."""
 
@@ -86,7 +83,7 @@ class _Rows:
         self.kind, self.k, self.eps = kind, k, eps
         self.norm = KINDS[kind].norm
         quads = k // QUAD
-        self.threads = min(MOST_THREADS, -(-quads // WARP) * WARP)
+        self.threads = block_size(quads)
         self.warps = self.threads // WARP
         self.turns = -(-quads // self.threads)
 

@@ -16,17 +16,15 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cuda.formats import WeightFormat, tensor_shape
-from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP
+from mlc_llm.kernels.cuda.threads import SCHEDULED, block_size
 from mlc_llm.kernels.cuda.tiles import weight
-
-MOST_THREADS = 256
 
 
 @cache
 def embedding(n: int, k: int, fmt: WeightFormat, factor: float = 1.0) -> PrimFunc:
     """Kernel arguments: tokens, table (n rows), y. The rows are multiplied by `factor`."""
     shape, dtype = tensor_shape(fmt, n, k)
-    threads = min(MOST_THREADS, -(-k // WARP) * WARP)
+    threads = block_size(k)
 
     @T.prim_func(private=True)
     def packed_rows(tokens: T.handle, table: T.handle, y: T.handle):

@@ -6,8 +6,16 @@ from tvm.script import tirx as T
 
 WARP = 32
 """Threads that run together."""
+QUAD = 4
+"""Numbers that a thread reads at once, where it can."""
+MOST_THREADS = 512
 SCHEDULED = {"tirx.noalias": True, "op_pattern": 8, "tirx.is_scheduled": True}
 """Attributes of every kernel: its threads are final, and no fusion may touch them."""
+
+
+def block_size(work: int) -> int:
+    """Threads of a block for so many pieces of work: whole warps, up to `MOST_THREADS`."""
+    return min(MOST_THREADS, -(-work // WARP) * WARP)
 
 
 @T.inline
