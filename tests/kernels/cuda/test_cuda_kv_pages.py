@@ -11,7 +11,7 @@ from cuda_code import check_code
 from emulated import Emulator
 
 from mlc_llm.backends.cuda.formats import PAGE
-from mlc_llm.kernels.cuda.kv_pages import LOG2E, rope_append
+from mlc_llm.kernels.cuda.kv_pages import LOG2E, copy_pages, rope_append
 from mlc_llm.kernels.heads import Heads
 
 pytestmark = pytest.mark.cuda
@@ -87,3 +87,14 @@ def test_machine_code() -> None:
     sizes = Heads(32, 8, 64, "float16", 0.125, 64)
     kernel = rope_append(sizes, (3072,) * 3, (0, 2048, 2560))
     check_code(kernel, wanted={"LDG", "STG"})
+    check_code(copy_pages(8, 64), wanted={"LDG", "STG"})
+
+
+@pytest.mark.parametrize("head_dim", [8, 80])
+def test_pages_are_copied(emulate: Emulator, head_dim: int) -> None:
+    pages = np.random.default_rng(2).normal(size=(6, 2, 2, PAGE * head_dim)).astype(np.float16)
+    source, target = np.array([4, 0, 4], np.int32), np.array([1, 5, 2], np.int32)
+    *_, found = emulate(copy_pages(2, head_dim), source, target, pages)
+    expected = pages.copy()
+    expected[target] = pages[source]
+    assert found.tobytes() == expected.tobytes()

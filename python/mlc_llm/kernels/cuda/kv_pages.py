@@ -1,4 +1,4 @@
-"""KV pages: how they look, how new tokens get into them.
+"""KV pages: how they look, how new tokens get into them, how a page is copied.
 
 A layer's pages are one tensor float16 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values
 (1), each [PAGE, head_dim]. Pages start as zeros.
@@ -24,11 +24,13 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cuda.threads import SCHEDULED
+from mlc_llm.kernels.cuda.threads import SCHEDULED, block_size
 from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 THREADS = 64
+HALVES = 8
+"""Numbers of a page that a thread copies at once."""
 LOG2E = 1.4426950408889634
 
 
@@ -149,3 +151,31 @@ def rope_append(
 
     biases = () if has_bias else ("Q_BIAS", "K_BIAS", "V_BIAS")
     return without(append, *biases, *(() if sizes.half else ("R",)))
+
+
+@cache
+def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
+    """pages[target[i]] = pages[source[i]] for int32 [n] indices; changes `pages` in place. No page
+    is both a source and a target."""
+    size = PAGE * head_dim
+    threads = block_size(size // HALVES)
+
+    @T.prim_func(private=True)
+    def copy(source: T.handle, target: T.handle, pages: T.handle):
+        T.func_attr(SCHEDULED)
+        n = T.int32()
+        num_pages = T.int32()
+        FROM = T.match_buffer(source, (n,), "int32")
+        TO = T.match_buffer(target, (n,), "int32")
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, size), "float16")
+        T.device_entry()
+        i, h, kind = T.cta_id([n, kv_heads, 2])
+        thread = T.thread_id([threads])
+        for part in T.serial(T.ceildiv(size // HALVES, threads)):
+            if part * threads + thread < size // HALVES:
+                for j in T.vectorized(HALVES):
+                    P[TO[i], h, kind, (part * threads + thread) * HALVES + j] = P[
+                        FROM[i], h, kind, (part * threads + thread) * HALVES + j
+                    ]
+
+    return copy
