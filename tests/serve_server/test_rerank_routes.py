@@ -64,6 +64,8 @@ def test_the_best_documents_come_first(ranker: Running, path: str) -> None:
         ({"documents": ["a", 1]}, "documents[1]"),
         ({"documents": [{"title": "a"}]}, "documents[0].text"),
         ({"documents": ["a", ""]}, "documents[1]"),
+        ({"documents": ["a", "  "]}, "documents[1]"),
+        ({"query": " \n"}, "query"),
         ({"documents": ["a"] * 2049}, "documents"),
         ({"top_n": 0}, "top_n"),
         ({"return_documents": 1}, "return_documents"),

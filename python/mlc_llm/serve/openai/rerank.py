@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NoReturn
 
 from mlc_llm.errors import InvalidField, RequestError, UserError
@@ -40,11 +42,9 @@ def rerank_call(request: RerankRequest, request_id: str, model: ChatModel) -> Re
     unknown = request.unknown_fields()
     if unknown:
         _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
-    texts = request.documents
-    parts = [
-        Part(f"{request_id}-{i}", 1, _Making(f"{request_id}-{i}", i, request, model))
-        for i in range(len(texts))
-    ]
+    query = cache(partial(_tokens, "query", request.query, model))
+    ids = [f"{request_id}-{i}" for i in range(len(request.documents))]
+    parts = [Part(one, 1, _Making(one, i, query, request, model)) for i, one in enumerate(ids)]
     whole = WholeRanking(request, request_id)
     cost = -(-len(parts) // INPUTS_OF_AN_ANSWER)
     return Call(parts, Unstreamed(), whole, cost, counted="documents")
@@ -54,22 +54,31 @@ class _Making:
     """Makes the engine's request of the pair with one document."""
 
     def __init__(
-        self, request_id: str, index: int, request: RerankRequest, model: ChatModel
+        self,
+        request_id: str,
+        index: int,
+        query: Callable[[], list[int]],
+        request: RerankRequest,
+        model: ChatModel,
     ) -> None:
-        self._request_id, self._index, self._request, self._model = (
-            request_id, index, request, model,
-        )  # fmt: skip
+        """query: its tokens, which are made once for all documents."""
+        self._request_id, self._index, self._query = request_id, index, query
+        self._document, self._model = request.documents[index], model
 
     def __call__(self) -> Request:
         """Raises `InvalidField`, `ContextLengthExceeded`."""
-        model, document = self._model, self._request.documents[self._index]
-        query, text = model.tokenizer.encode_batch([self._request.query, document])
-        if not query:
-            raise InvalidField("query", self._request.query, "it has no tokens")
-        if not text:
-            raise InvalidField(f"documents[{self._index}]", document, "it has no tokens")
-        ids, second_at = model.tokenizer.frame.pair(query, text)
+        model, field = self._model, f"documents[{self._index}]"
+        texts = self._query(), _tokens(field, self._document, model)
+        ids, second_at = model.tokenizer.frame.pair(*texts)
         return vector_request(self._request_id, ids, model, second_at)
+
+
+def _tokens(field: str, text: str, model: ChatModel) -> list[int]:
+    """Raises `InvalidField` for a text without any."""
+    found = model.tokenizer.encode(text)
+    if not found:
+        raise InvalidField(field, text, "it has no tokens")
+    return found
 
 
 class WholeRanking:
