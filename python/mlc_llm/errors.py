@@ -20,6 +20,11 @@
 from __future__ import annotations
 
 
+def one_line(error: Exception) -> str:
+    """The words of a library's error, 200 characters at most, for a message of ours."""
+    return " ".join(str(error).split())[:200]
+
+
 class MLCError(Exception):
     """Base class of all errors that this package raises on purpose."""
 

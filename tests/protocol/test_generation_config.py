@@ -86,8 +86,10 @@ def test_a_number_field_takes_its_range_and_nothing_else(field: str) -> None:
         ("top_logprobs", 21, "At most 20 top logprob"),
         ("logit_bias", {1: 101}, "in range [-100, 100]"),
         ("debug_config", {"special_request": "x"}, "Unknown special request x"),
+        ("debug_config", {"special_request": "x\ny"}, r"Unknown special request 'x\ny'"),
         ("debug_config", {"grammar_execution_mode": "x"}, "Unknown grammar execution mode x"),
         ("response_format", {"type": "x"}, "Unknown response_format type x"),
+        ("response_format", {"type": "x\ny"}, r"Unknown response_format type 'x\ny'"),
         ("repetition_penalty", 0, "should be greater than 0"),
     ],
 )

@@ -97,14 +97,14 @@ def _mapped(index: Path, i: int, shard: object) -> tuple[Path, os.stat_result, m
     """A shard's file."""
     name = shard.get("dataPath") if isinstance(shard, dict) else None
     size = shard.get("nbytes") if isinstance(shard, dict) else None
-    if not isinstance(name, str) or Path(name).name != name or "\\" in name or name in ("", ".."):
+    if not isinstance(name, str) or not _is_name(name):
         _fail(index, f"records[{i}].dataPath = {str(name)[:60]!r} should be a file in this folder")
     path = index.parent / name
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             if stat.st_size != size:
-                _fail(index, f"{name} has {stat.st_size} bytes, not {str(size)[:20]}: truncated?")
+                _fail(index, f"{name} has {stat.st_size} bytes, not {size!r:.20}: truncated?")
             return path, stat, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise ModelNotFound(f"{path}: no such file") from None
@@ -127,8 +127,10 @@ def _param(index: Path, record: dict[str, object], mapping: mmap.mmap) -> MLCPar
     if not isinstance(name, str):
         _fail(index, "a parameter has no name")
     what = printable(name)
-    if dtype not in SIZES:
-        raise UnsupportedModel(f"{index}: {what} is {dtype}; supported are {', '.join(SIZES)}")
+    if not isinstance(dtype, str) or dtype not in SIZES:
+        raise UnsupportedModel(
+            f"{index}: {what} is {dtype!r:.40}; supported are {', '.join(SIZES)}"
+        )
     if coded == _HALVES and dtype == "float32":
         dtype = "bfloat16"
     elif coded not in ("raw", _HALVES):
@@ -136,14 +138,14 @@ def _param(index: Path, record: dict[str, object], mapping: mmap.mmap) -> MLCPar
     shape = record.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_AXES or not all(map(_is_size, shape)):
         _fail(index, f"the shape of {what} should be up to {MAX_AXES} whole numbers")
-    start, size = record.get("byteOffset"), math.prod(shape) * SIZES[str(dtype)]
+    start, size = record.get("byteOffset"), math.prod(shape) * SIZES[dtype]
     if size != record.get("nbytes") or not _is_size(start):
         _fail(index, f"{what} of shape {shape} should have {size} bytes")
     assert isinstance(start, int)
     if start + size > len(mapping):
         _fail(index, f"{what} lies beyond the end of its shard")
     data: npt.NDArray[np.uint8] = np.frombuffer(mapping, np.uint8, size, start)
-    return MLCParam(name, tuple(shape), str(dtype), data, mapping)
+    return MLCParam(name, tuple(shape), dtype, data, mapping)
 
 
 def _md5(path: Path) -> str:
@@ -155,6 +157,12 @@ def _md5(path: Path) -> str:
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror}") from None
     return found.hexdigest()
+
+
+def _is_name(name: str) -> bool:
+    """Of a file in the folder; one that an error of one line can show."""
+    is_plain = name.isprintable() and "\\" not in name
+    return is_plain and Path(name).name == name and name not in ("", "..")
 
 
 def _is_size(value: object) -> bool:

@@ -32,6 +32,11 @@ def refuse(field: str, value: object, allowed: str) -> InvalidField:
     return InvalidField(field, value, allowed)
 
 
+def shown(text: str) -> str:
+    """The beginning of a text for an error of one line, quoted if it cannot be printed."""
+    return text[:64] if text.isprintable() else repr(text[:64])
+
+
 def wrong_type(field: str, value: object, wanted: str) -> InvalidField:
     """The error for a value of the wrong type."""
     return refuse(field, value, f"unexpected value type {type(value).__name__}; {wanted}")

@@ -43,7 +43,8 @@ class DebugConfig(BaseModel):
             raise checks.refuse(
                 "special_request",
                 value,
-                f"Unknown special request {str(value)[:64]}; known: {', '.join(SPECIAL_REQUESTS)}",
+                f"Unknown special request {checks.shown(str(value))}; "
+                f"known: {', '.join(SPECIAL_REQUESTS)}",
             )
         return value
 
@@ -56,7 +57,7 @@ class DebugConfig(BaseModel):
             raise checks.refuse(
                 "grammar_execution_mode",
                 value,
-                f"Unknown grammar execution mode {str(value)[:64]}; "
+                f"Unknown grammar execution mode {checks.shown(str(value))}; "
                 f"known: {', '.join(GRAMMAR_EXECUTION_MODES)}",
             )
         return value

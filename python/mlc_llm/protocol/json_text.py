@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, NoReturn
 
-from mlc_llm.errors import UserError
+from mlc_llm.errors import UserError, one_line
 from mlc_llm.protocol import checks
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _parse(text: str | bytes, what: str) -> tuple[str, JsonValue]:
     except RecursionError:
         raise UserError(f"Failed to parse JSON of {what}: nested too deeply") from None
     except (ValueError, TypeError) as error:
-        raise UserError(f"Failed to parse JSON of {what}: {_one_line(error)}") from None
+        raise UserError(f"Failed to parse JSON of {what}: {one_line(error)}") from None
 
 
 def _unicode(text: str | bytes) -> str:
@@ -75,7 +75,3 @@ def _shown(name: str) -> str:
 
 def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

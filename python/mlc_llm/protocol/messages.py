@@ -79,8 +79,7 @@ def check_role(field: str, role: object, known: Sequence[str] = ROLES) -> str:
     if not isinstance(role, str):
         raise checks.wrong_type(field, role, f"should be one of {', '.join(known)}")
     if role not in known:
-        shown = role[:64] if role.isprintable() else repr(role[:64])
-        words = f"Role {shown} is not supported; known: {', '.join(known)}"
+        words = f"Role {checks.shown(role)} is not supported; known: {', '.join(known)}"
         raise checks.refuse(field, role, words)
     return role
 

@@ -135,7 +135,7 @@ class RequestResponseFormat(BaseModel):
         kind = fields.get("type", "text")
         if kind not in RESPONSE_FORMAT_TYPES:
             known = ", ".join(RESPONSE_FORMAT_TYPES)
-            allowed = f"Unknown response_format type {str(kind)[:64]}; known: {known}"
+            allowed = f"Unknown response_format type {checks.shown(str(kind))}; known: {known}"
             raise checks.refuse("type", kind, allowed)
         if kind == "json_schema":
             return {"type": "json_object", "schema": _openai_schema(fields)}

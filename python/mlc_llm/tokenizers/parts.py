@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import tokenizers as hf
 from tokenizers import models
 
-from mlc_llm.errors import InvalidField, ModelFileError
+from mlc_llm.errors import InvalidField, ModelFileError, one_line
 from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.words import Words
 
@@ -80,7 +80,7 @@ def broken_merges(
                     f"tokenizer.ggml.merges: {line!r} needs the token {missing!r}, which is not in "
                     "tokenizer.ggml.tokens"
                 )
-    return ModelFileError(f"tokenizer.ggml.merges: {error}")
+    return ModelFileError(f"tokenizer.ggml.merges: {one_line(error)}")
 
 
 def hidden(ids: Mapping[str, int], names: Collection[str]) -> dict[str, int]:

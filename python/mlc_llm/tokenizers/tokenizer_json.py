@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tokenizers as hf
 
-from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.errors import ModelFileError, UnsupportedModel, one_line
 from mlc_llm.json_file import read_json_object
 from mlc_llm.tokenizers.byte_level import BYTES
 from mlc_llm.tokenizers.folder_config import MAX_BYTES, AddedToken, FolderConfig, JsonObject
@@ -54,7 +54,7 @@ def _backend(folder: Path, spec: JsonObject, *, encode_special: bool) -> hf.Toke
     try:
         made = hf.Tokenizer.from_str(json.dumps(spec))
     except Exception as error:  # the library raises bare exceptions
-        raise ModelFileError(f"{folder / 'tokenizer.json'}: {error}") from None
+        raise ModelFileError(f"{folder / 'tokenizer.json'}: {one_line(error)}") from None
     made.no_truncation()
     made.no_padding()
     made.encode_special_tokens = encode_special

@@ -14,7 +14,7 @@ from functools import cache, cached_property, partial
 import tokenizers as hf
 from tokenizers import normalizers, pre_tokenizers
 
-from mlc_llm.errors import UnsupportedModel
+from mlc_llm.errors import UnsupportedModel, one_line
 
 Step = Callable[[], pre_tokenizers.PreTokenizer]
 
@@ -192,5 +192,5 @@ def rule_of_expression(expression: str) -> WordRule:
         rule = WordRule((_split(rewritten), _SPELL), takes_whole_words=True)
         rule.words("")
     except Exception as error:  # the library raises bare exceptions
-        raise UnsupportedModel(f"the pattern {expression[:80]!r}: {error}") from None
+        raise UnsupportedModel(f"the pattern {expression[:80]!r}: {one_line(error)}") from None
     return rule
