@@ -20,7 +20,7 @@
 from __future__ import annotations
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The words of a library's error, 200 characters at most, for a message of ours."""
     return " ".join(str(error).split())[:200]
 

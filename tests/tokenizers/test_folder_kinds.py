@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from spm_bytes import NORMAL, START, model
+from tiny_folders import tokenizer_files
 
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.tokenizers import Tokenizer
@@ -298,3 +299,12 @@ def test_tokens_that_would_take_too_much_memory(tmp_path: Path) -> None:
     long = [("a" * 3000 + str(i), 0.0, NORMAL) for i in range(20)]
     with pytest.raises(ModelFileError, match="pieces: the tokens are too long and too many"):
         Tokenizer(write(tmp_path, {"tokenizer.model": model([*START, *long])}))
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
+    """Its panics are no `Exception`."""
+    spec = json.loads(tokenizer_files()["tokenizer.json"])
+    spec["model"] |= {"continuing_subword_prefix": "#####", "merges": spec["model"]["merges"][:1]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec), encoding="utf-8")
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json: .*out of range"):
+        Tokenizer(tmp_path)

@@ -53,7 +53,9 @@ def parts_of_json(path: Path, config: FolderConfig) -> Parts:
 def _backend(folder: Path, spec: JsonObject, *, encode_special: bool) -> hf.Tokenizer:
     try:
         made = hf.Tokenizer.from_str(json.dumps(spec))
-    except Exception as error:  # the library raises bare exceptions
+    except BaseException as error:  # the library's own, and its panics, which are no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise ModelFileError(f"{folder / 'tokenizer.json'}: {one_line(error)}") from None
     made.no_truncation()
     made.no_padding()
