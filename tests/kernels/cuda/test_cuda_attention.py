@@ -1,0 +1,120 @@
+"""Attention over pages on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from cuda_code import check_code
+from emulated import Emulator
+
+from mlc_llm.backends.cuda.formats import PAGE
+from mlc_llm.kernels.cuda.attention import LOG2E, attention
+
+pytestmark = pytest.mark.cuda
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Case:
+    """Sequences, each a number of places and how many of its last tokens are new."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    sequences: tuple[tuple[int, int], ...]
+    window: tuple[int, int] = (1 << 30, 0)
+    cap: float | None = None
+    sinks: Array | None = None
+
+    def tables(self) -> tuple[Array, Array, Array]:
+        """Places, query blocks and page ids; pages of different sequences alternate."""
+        place, blocks, ids = [], [], []
+        for number, (length, new) in enumerate(self.sequences):
+            blocks.append((len(place), new, len(ids)))
+            place += range(length - new, length)
+            ids += [i * len(self.sequences) + number for i in range(-(-length // PAGE))]
+        return tuple(np.array(one, np.int32) for one in (place, blocks, ids))  # type: ignore[return-value]
+
+    def inputs(self) -> tuple[Array, Array]:
+        """Queries, and pages; places that nobody wrote hold no numbers."""
+        random = np.random.default_rng(self.head_dim)
+        place, blocks, ids = self.tables()
+        shape, size = (len(place), self.heads * self.head_dim), 2 * self.head_dim**-0.5
+        q = random.normal(size=shape, scale=size).astype(np.float32)
+        pages = np.full((ids.max() + 1, self.kv_heads, 2, PAGE, self.head_dim), np.nan, np.float16)
+        for (_, _, start), (length, _) in zip(blocks, self.sequences, strict=True):
+            for t in range(length):
+                new = random.normal(size=(self.kv_heads, 2, self.head_dim))
+                pages[ids[start + t // PAGE], :, :, t % PAGE] = new
+        return q, pages
+
+    def found(self, emulate: Emulator) -> Array:
+        q, pages = self.inputs()
+        flat = pages.reshape(*pages.shape[:3], -1)
+        has_sinks = self.sinks is not None
+        kernel = attention(self.heads, self.kv_heads, self.head_dim, self.cap, has_sinks)
+        window = np.array(self.window, np.int32)
+        given = (q, flat, *self.tables(), window, *((self.sinks,) if has_sinks else ()))
+        return emulate(kernel, *given, np.zeros_like(q))[-1]
+
+    def wanted(self) -> Array:
+        q, pages = self.inputs()
+        place, blocks, ids = self.tables()
+        split = q.astype(np.float64).reshape(len(q), self.kv_heads, -1, self.head_dim) / LOG2E
+        out = np.zeros_like(split)
+        for first, count, start in blocks:
+            for row in range(first, first + count):
+                t = np.arange(place[row] + 1)
+                t = t[(t < self.window[1]) | (t > place[row] - self.window[0])]
+                kv = pages[ids[start + t // PAGE], :, :, t % PAGE].astype(np.float64)
+                out[row] = self._row(split[row], kv)
+        return out.reshape(q.shape)
+
+    def _row(self, q: Array, kv: Array) -> Array:
+        scores = np.einsum("hgd,thd->hgt", q, kv[:, :, 0])
+        if self.cap is not None:
+            scores = self.cap * np.tanh(scores / self.cap)
+        more = np.full((*scores.shape[:2], 1), -np.inf)
+        if self.sinks is not None:
+            more = self.sinks.reshape(more.shape)
+        best = np.maximum(scores.max(axis=2, keepdims=True), more)
+        weights = np.exp(scores - best)
+        total = weights.sum(axis=2, keepdims=True) + np.exp(more - best)
+        return np.einsum("hgt,thd->hgd", weights / total, kv[:, :, 1])
+
+
+CASES = {
+    "decode": Case(4, 2, 64, ((1, 1), (130, 1), (17, 1))),
+    "a prompt": Case(2, 1, 80, ((133, 6),)),
+    "large heads": Case(1, 1, 264, ((20, 2),)),
+    "a window": Case(2, 2, 64, ((300, 3),), window=(70, 0)),
+    "a window with sinks": Case(2, 2, 64, ((300, 2),), window=(20, 4)),
+    "a cap": Case(2, 2, 64, ((40, 2),), cap=2.0),
+    "learned sinks": Case(2, 1, 64, ((9, 1),), sinks=np.array([3.0, -2.0], np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_each_token_sees(emulate: Emulator, name: str) -> None:
+    found, wanted = CASES[name].found(emulate), CASES[name].wanted()
+    assert np.allclose(found, wanted, rtol=1e-5, atol=3e-6)
+
+
+def test_a_token_alone_has_the_bits_that_it_has_in_a_prompt(emulate: Emulator) -> None:
+    case = Case(2, 1, 16, ((131, 9),))
+    (q, pages), (place, blocks, ids) = case.inputs(), case.tables()
+    kernel, window = attention(2, 1, 16), np.array(case.window, np.int32)
+    flat = pages.reshape(*pages.shape[:3], -1)
+    last = np.array([[0, 1, 0]], np.int32)
+    together = emulate(kernel, q, flat, place, blocks, ids, window, np.zeros_like(q))[-1]
+    alone = emulate(kernel, q[-1:], flat, place[-1:], last, ids, window, np.zeros_like(q[-1:]))[-1]
+    assert alone.tobytes() == together[-1:].tobytes()
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_machine_code(head_dim: int) -> None:
+    check_code(attention(32, 8, head_dim), wanted={"LDG", "STG", "LDS", "BAR", "SHFL"})
