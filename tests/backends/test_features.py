@@ -15,8 +15,9 @@ from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
+    NO_NETWORK,
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
@@ -80,6 +81,26 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         "state spaces",
         lambda: model(replace(PLAIN, mixer=Mamba2Spec(2, 32, 16, 1, 4))),
     ),
+    "mixers alone": (
+        "layers without a network",
+        lambda: model(replace(PLAIN, feed_forward=NO_NETWORK)),
+    ),
+    "states alone": (
+        "no attention at all",
+        lambda: replace(model(PLAIN), layers=(replace(PLAIN, mixer=Mamba2Spec(2, 32, 16, 1, 4)),)),
+    ),
+    "delta rules": (
+        "gated delta rules",
+        lambda: model(replace(PLAIN, mixer=GatedDeltaSpec(2, 32, 2, 32, 4))),
+    ),
+    "gates": (
+        "gates of attention",
+        lambda: model(replace(PLAIN, mixer=replace(PLAIN.mixer, gated=True))),
+    ),
+    "side by side": (
+        "mixers side by side",
+        lambda: model(replace(PLAIN, beside=Mamba2Spec(2, 32, 16, 1, 4))),
+    ),
     "residual": ("residual multipliers", lambda: model(replace(PLAIN, residual_scale=0.5))),
     "norms of all heads": ("norms over all heads", lambda: attention(qk_norm="all")),
     "scaled queries": (
@@ -124,7 +145,7 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
 }
 OF_MODELS = (
     "rotary embeddings of parts of a head", "layer norms", "learned positions",
-    "logit multipliers", "logit caps", "encoders",
+    "logit multipliers", "logit caps", "encoders", "no attention at all",
 )  # fmt: skip
 
 
@@ -148,17 +169,25 @@ def test_refused_before_anything_is_compiled(
 @pytest.mark.parametrize("case", ASKED)
 def test_cpu_kernels_refuse_nothing_else(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     feature, make = ASKED[case]
-    monkeypatch.setattr(checks, "MISSING", set(FEATURES) - {feature, "experts"})
+    monkeypatch.setattr(checks, "MISSING", set(FEATURES) - {feature} - ALSO.get(feature, set()))
     backend_of("portable").check(make())
 
 
 @pytest.mark.parametrize("case", ASKED)
 def test_what_a_backend_has_is_not_refused(case: str) -> None:
     feature, make = ASKED[case]
-    has_experts = feature in ("biases of experts", "gates of shared experts")
-    refuse_missing(make(), "some", {feature, "experts"} if has_experts else {feature})
+    refuse_missing(make(), "some", {feature} | ALSO.get(feature, set()))
     with pytest.raises(UnsupportedModel, match=feature):
         refuse_missing(make(), "some", set(FEATURES) - {feature})
+
+
+ALSO: dict[str, set[str]] = {
+    "biases of experts": {"experts"},
+    "gates of shared experts": {"experts"},
+    "mixers side by side": {"state spaces"},
+    "no attention at all": {"state spaces"},
+}
+"""What a model with the feature needs too."""
 
 
 def test_every_feature_is_tried() -> None:

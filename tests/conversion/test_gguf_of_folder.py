@@ -100,9 +100,14 @@ def test_classes_that_are_not_written_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert {row.config for row in ROWS} - CLASSES.keys() == {
+        "FalconH1ForCausalLM",
         "Gemma4ForCausalLM",
         "Gemma4ForConditionalGeneration",
         "GraniteMoeHybridForCausalLM",
+        "Mamba2ForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
     }
     model = tiny_gguf(tmp_path / "model.gguf")
     path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])

@@ -77,7 +77,6 @@ def test_one_with_experts() -> None:
         ("mamba_conv_bias", False, "mamba_conv_bias is False"),
         ("mamba_proj_bias", True, "mamba_proj_bias is True"),
         ("time_step_limit", [0.0, 0.1], "time_step_limit is"),
-        ("layer_types", ["mamba"] * 3, "no layer has attention"),
         ("layer_types", ["mamba", "rwkv", "attention"], "layer_types is 'rwkv'"),
         ("mamba_d_conv", 1, "a convolution over 1 token"),
     ],

@@ -235,5 +235,3 @@ def test_what_is_not_computed_is_refused() -> None:
         read_config({**CONFIG, "conv_bias": True})
     with pytest.raises(UnsupportedModel, match="layer 0: a convolution over 1 token"):
         read_config({**CONFIG, "conv_L_cache": 1})
-    with pytest.raises(UnsupportedModel, match="no layer has attention"):
-        read_config({**CONFIG, "full_attn_idxs": []})

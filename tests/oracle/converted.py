@@ -59,7 +59,9 @@ def _convert(
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
     architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
-    model = get_model_class(architecture)(folder, gguf.LlamaFileType[file_type], path)
+    of_class = get_model_class(architecture)
+    of_class.no_mtp = True  # random models have no head that drafts tokens
+    model = of_class(folder, gguf.LlamaFileType[file_type], path)
     for one in (model, getattr(model, "impl", model)):
         if file_type == "ALL_F32":
             one.set_vocab = partial(_add_vocabulary, one.gguf_writer)

@@ -13,6 +13,7 @@ import test_gemma4
 import test_llama_family
 import test_state_spaces
 import torch
+import transformers
 
 SEED = 0
 
@@ -42,6 +43,23 @@ def _granite_hybrid() -> Any:
     return model
 
 
+def _qwen_3_5_with_images() -> Any:
+    """The language model of a small Qwen3.5, under the names of a model that reads images."""
+    text = test_state_spaces.made("qwen 3.5", SEED)
+    config = transformers.Qwen3_5Config(
+        text_config=text.config.to_dict(),
+        vision_config={
+            "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
+            "out_hidden_size": text.config.hidden_size, "num_position_embeddings": 16,
+        },
+        tie_word_embeddings=text.config.tie_word_embeddings,
+    )  # fmt: skip
+    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    model.lm_head.load_state_dict(text.lm_head.state_dict())
+    return model
+
+
 _DENSE = {
     "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gptneox", "Glm4ForCausalLM": "glm4",
     "Phi3ForCausalLM": "phi3", "StableLmForCausalLM": "stablelm",
@@ -49,11 +67,16 @@ _DENSE = {
 }  # fmt: skip
 _OTHERS: dict[str, Callable[[], Any]] = {
     **{name: partial(dense_models.random_model, kind, SEED) for name, kind in _DENSE.items()},
+    "FalconH1ForCausalLM": partial(test_state_spaces.made, "falcon", SEED),
     "Gemma3ForConditionalGeneration": partial(test_llama_family.gemma_3_with_images, SEED),
     "Gemma4ForCausalLM": partial(test_gemma4.made, "all", SEED),
     "Gemma4ForConditionalGeneration": partial(test_gemma4.made_with_images, "all", SEED),
     "GraniteMoeHybridForCausalLM": _granite_hybrid,
     "Lfm2ForCausalLM": _lfm2,
+    "Mamba2ForCausalLM": partial(test_state_spaces.made, "mamba 2", SEED),
+    "Qwen3NextForCausalLM": partial(test_state_spaces.made, "qwen next", SEED),
+    "Qwen3_5ForCausalLM": partial(test_state_spaces.made, "qwen 3.5", SEED),
+    "Qwen3_5ForConditionalGeneration": _qwen_3_5_with_images,
     "Mistral3ForConditionalGeneration": partial(
         test_llama_family.mistral_3_with_images, "ministral 3", SEED
     ),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
 
-    from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+    from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
     from mlc_llm.models.spec import (
         Activation,
         AttentionSpec,
@@ -143,13 +143,25 @@ class StateInputs:
 class Mamba2Vectors:
     """What a `Mamba2Spec` has beside its matrices, float32: weights [channels, kernel] and biases
     [channels] of the convolution, biases of dt [heads], `a` and `d` [heads, 1], weights of the norm
-    [groups, inner / groups]."""
+    [groups, inner / groups], if there is one."""
 
     conv: Tensor
     conv_bias: Tensor
     dt_bias: Tensor
     a: Tensor
     d: Tensor
+    norm: Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class GatedDeltaVectors:
+    """What a `GatedDeltaSpec` has beside its matrices, float32: weights [channels, kernel] of the
+    convolution, biases of a [heads], `decay` [heads], weights of the norm [head_dim]."""
+
+    conv: Tensor
+    dt_bias: Tensor
+    decay: Tensor
     norm: Tensor
     eps: float
 
@@ -190,9 +202,8 @@ class Ops(Protocol):
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
         """kind: the file's tensor type. role: "embedding",
-        "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out", "ssm_in", "ssm_out"
-        or "head"; some are
-        more sensitive to rounding than others."""
+        "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out", "ssm_in", "ssm_out",
+        "delta_in", "delta_out" or "head"; some are more sensitive to rounding than others."""
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
         """The packed matrix of each expert, one behind the other."""
@@ -276,8 +287,19 @@ class Ops(Protocol):
     def mamba2(
         self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
     ) -> Input:
-        """An Input: norm(v * silu(z)), [tokens, inner] (`models/recurrent.py`). projected: z, x, B,
-        C and dt side by side. Every token is computed alike, whatever the row that it is in."""
+        """An Input: norm(v * silu(z)), [tokens, inner] (`models/recurrent.py`), without the norm
+        if the spec has none. projected: z, x, B, C and dt side by side. Every token is computed
+        alike, whatever the row that it is in."""
+
+    def gated_delta(
+        self,
+        spec: GatedDeltaSpec,
+        parts: Sequence[Part],
+        vectors: GatedDeltaVectors,
+        inputs: StateInputs,
+    ) -> Input:
+        """An Input: norm(o) * silu(z), [tokens, inner] (`models/recurrent.py`). parts: those of the
+        spec. Every token is computed alike, whatever the row that it is in."""
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks: ...
 

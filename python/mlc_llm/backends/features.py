@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -40,6 +40,11 @@ Feature: TypeAlias = Literal[
     "parallel layers",
     "short convolutions",
     "state spaces",
+    "gated delta rules",
+    "gates of attention",
+    "mixers side by side",
+    "layers without a network",
+    "no attention at all",
     "residual multipliers",
     "layer norms",
     "norms behind sums",
@@ -105,14 +110,19 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
         layer.feed_forward.activation not in ("silu", "gelu_tanh")
     ),
     "parallel layers": lambda layer: layer.parallel,
-    "short convolutions": lambda layer: isinstance(layer.mixer, ShortConvSpec),
-    "state spaces": lambda layer: isinstance(layer.mixer, Mamba2Spec),
+    "short convolutions": lambda layer: isinstance(layer.mixers[-1], ShortConvSpec),
+    "state spaces": lambda layer: isinstance(layer.mixers[-1], Mamba2Spec),
+    "gated delta rules": lambda layer: isinstance(layer.mixers[-1], GatedDeltaSpec),
+    "gates of attention": lambda layer: _attention(layer, lambda one: one.gated),
+    "mixers side by side": lambda layer: layer.beside is not None,
+    "layers without a network": lambda layer: not layer.has_network,
     "experts": lambda layer: isinstance(layer.feed_forward, ExpertsSpec),
     "residual multipliers": lambda layer: layer.residual_scale != 1.0,
     "norms behind sums": lambda layer: layer.sum_norms,
 }
 _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
     "rotary embeddings of parts of a head": _turns_parts,
+    "no attention at all": lambda spec: not spec.attention_layers,
     "layer norms": lambda spec: spec.norm == "layer",
     "encoders": lambda spec: spec.encoder is not None,
     "learned positions": lambda spec: spec.learned_positions > 0,

@@ -108,10 +108,11 @@ class Report:
         """The report for a person."""
         chosen, size = self.chosen, self.size
         layers = sum(group.layers for group in size.groups)
-        what = "an encoder" if size.is_encoder else f"{layers} layers"
+        what = f"{layers} layers" if layers else "no layer with attention"
+        kept = f"{8 * size.groups[0].element_bytes}-bit keys and values" if layers else "states"
         head = (
-            f"{self.model}: {what}, a context window of {size.context_window} "
-            f"tokens, {8 * size.groups[0].element_bytes}-bit keys and values"
+            f"{self.model}: {'an encoder' if size.is_encoder else what}, "
+            f"a context window of {size.context_window} tokens, {kept}"
         )
         lines = [head, "", *_terms(chosen), "", *self._modes(), ""]
         lines += [] if size.is_encoder else [*self._precisions(), ""]

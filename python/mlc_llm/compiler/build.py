@@ -8,7 +8,7 @@ from pathlib import Path
 import tvm
 from tvm.relax.frontend import nn
 
-from mlc_llm.backends.base import Backend, Ops
+from mlc_llm.backends.base import AttentionBlocks, Backend, Ops
 from mlc_llm.errors import CompileError, MLCError
 from mlc_llm.library.encoder_signatures import encoder_signatures
 from mlc_llm.library.metadata import (
@@ -82,7 +82,8 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     """Sizes and types of the model's KV pages."""
     groups = []
     for group in spec.kv_groups:
-        blocks = ops.attention_blocks(spec.attention_layers[group.layers[0]])
+        layers = [spec.attention_layers[i] for i in group.layers]
+        blocks = ops.attention_blocks(layers[0]) if layers else AttentionBlocks(1, 1, 1)
         one = KVGroupInfo(
             layers=group.layers,
             kv_heads=group.kv_heads,

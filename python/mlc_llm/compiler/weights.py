@@ -118,7 +118,7 @@ def _parameters(
     for prefix, sources in plan.matrices.items():
         layout = backend.layout(plan.spec.kinds[prefix])
         *stack, _, columns = sources[0].shape
-        shape, dtype = layout.shape(sum(source.shape[-2] for source in sources), columns)
+        shape, dtype = layout.shape(sum(source.count for source in sources), columns)
         parts = _stack(layout, sources[0], tensors) if stack else _matrix(layout, sources, tensors)
         yield _Parameter(f"{prefix}.packed", (*stack, *shape), dtype, parts)
         for source in sources:  # else the whole file stays in memory beside the packed weights

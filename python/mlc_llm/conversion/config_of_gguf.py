@@ -34,7 +34,8 @@ def config_of(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> JsonObject:
             f"a {spec.architecture} model is an encoder, which cannot be written in another format"
         )
     rows = [row for row in ROWS if row.gguf == spec.architecture]
-    for row, rope, bias in itertools.product(rows, _ropes(spec.ropes[0]), _biases(spec)):
+    ropes = _ropes(spec.ropes[0]) if spec.ropes and spec.attention_layers else []
+    for row, rope, bias in itertools.product(rows, ropes, _biases(spec)):
         config = _common(spec, row) | bias | _network(spec) | rope
         config |= _windows(spec) | _factors(spec)
         if _says(config, spec, tensors):
@@ -64,7 +65,9 @@ def _common(spec: ModelSpec, row: Architecture) -> JsonObject:
 
 def _biases(spec: ModelSpec) -> list[JsonObject]:
     """What may say which matrices of attention have a bias; some architectures do without."""
-    mixer = next(iter(spec.attention_layers.values()))
+    mixer = next(iter(spec.attention_layers.values()), None)
+    if mixer is None:
+        return []
     return [{"attention_bias": mixer.qkv_bias}, {}]
 
 

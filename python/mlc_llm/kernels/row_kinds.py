@@ -9,7 +9,7 @@
     "silu_biased"   act(X[row, i] + weight[i]) * (X[row, k + i] + bias[i])
     "silu_alone"    act(X[row, i]), and "silu_alone_biased": act(X[row, i] + weight[i])
 
-"clamped_swiglu" is a function of both halves.
+"clamped_swiglu" is a function of both halves. "sigmoid" is there without a bias, of two halves.
 
 X       float32 [m, k], or [m, 2 k] where two halves are multiplied
 weight  float32 [k]; kinds that read none get X again
@@ -68,6 +68,7 @@ CLAMPED = "clamped_swiglu"
 def _kinds() -> dict[str, Kind]:
     """All kinds by name."""
     found = {"plain": Kind(), "norm": Kind(norm="rms"), "layer_norm": Kind(norm="layer")}
+    found["sigmoid"] = Kind(activation="sigmoid", is_gated=True)
     for name in (*ALONE, CLAMPED):
         found[name] = Kind(activation=name, is_gated=True)
         found[f"{name}_biased"] = Kind(activation=name, is_gated=True, is_biased=True)

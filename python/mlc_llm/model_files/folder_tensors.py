@@ -10,11 +10,13 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.tensor_views import (
     AlternateView,
+    HeadPartsView,
     HeadRowsView,
     MicroscaledView,
     MinusExpView,
     PlusOneView,
     RowsView,
+    ScaledView,
     StackView,
     TransposedView,
     View,
@@ -23,12 +25,14 @@ from mlc_llm.models.tensor_names import (
     Alternate,
     Either,
     FolderNames,
+    HeadParts,
     HeadRows,
     Microscaled,
     MinusExp,
     Origin,
     PlusOne,
     Rows,
+    Scaled,
     Squeezed,
     Tail,
     Transposed,
@@ -95,13 +99,17 @@ class _Found:
             return self._made((there or origin.origins)[0], name, shape, numbers)
         if isinstance(origin, Microscaled):
             return self._microscaled(origin, shape, numbers)
+        if isinstance(origin, HeadParts):
+            whole = (origin.heads * sum(origin.widths), *shape[1:])
+            of = self._made(origin.of, name, whole, numbers)
+            return HeadPartsView(of, shape, origin.heads, origin.widths, origin.parts)
         if isinstance(origin, Squeezed):
             return View(self._squeezed(origin, shape, numbers), shape)
         return self._changed(origin, name, shape, numbers)
 
     def _changed(
         self,
-        origin: PlusOne | MinusExp | Transposed | Rows | Tail | HeadRows | Alternate,
+        origin: PlusOne | MinusExp | Scaled | Transposed | Rows | Tail | HeadRows | Alternate,
         name: str,
         shape: Shape,
         numbers: dict[str, str],
@@ -111,10 +119,12 @@ class _Found:
         if isinstance(origin, Tail):
             longer = (origin.skipped + shape[0], *shape[1:])
             return RowsView(self._made(origin.of, name, longer, numbers), shape, origin.skipped)
-        if isinstance(origin, PlusOne):
-            return PlusOneView(self._made(origin.of, name, shape, numbers), shape)
-        if isinstance(origin, MinusExp):
-            return MinusExpView(self._made(origin.of, name, shape, numbers), shape)
+        if isinstance(origin, (PlusOne, MinusExp)):
+            view = PlusOneView if isinstance(origin, PlusOne) else MinusExpView
+            return view(self._made(origin.of, name, shape, numbers), shape)
+        if isinstance(origin, Scaled):
+            of, rows = self._made(origin.of, name, shape, numbers), origin.rows or shape[:1]
+            return ScaledView(of, shape, origin.factors, rows)
         if isinstance(origin, Transposed):
             turned = (*shape[:-2], shape[-1], shape[-2])
             return TransposedView(self._made(origin.of, name, turned, numbers), shape)

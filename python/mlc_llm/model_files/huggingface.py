@@ -82,10 +82,10 @@ def plan_folder(
     even if the config says that it is tied, as Transformers does. Raises UnsupportedModel or
     ModelFileError naming the field or the tensor at fault.
     """
-    names, spec = architecture_of(config).names, read_config(config)
+    names, spec = architecture_of(config).names_of(config), read_config(config)
     tensors = plain_tensors(config, tensors)
     if spec.encoder is None and spec.tied_head and has_origin(names.origins[HEAD], tensors):
         spec = replace(spec, tied_head=False)
-    heads = next(iter(spec.attention_layers.values())).heads
-    found = named_tensors(wanted_tensors(spec), names, tensors, heads)
+    heads = [one.heads for one in spec.attention_layers.values()] or [1]
+    found = named_tensors(wanted_tensors(spec), names, tensors, heads[0])
     return plan_weights(spec, found, interleaved_rope=names.interleaved_rope), found

@@ -72,6 +72,26 @@ class MinusExpView(View):
 
 
 @dataclass(frozen=True)
+class ScaledView(View):
+    """value * factor of its row, in float32."""
+
+    factors: tuple[float, ...]
+    rows: tuple[int, ...]
+    """So many rows have each factor."""
+
+    @property
+    def kind(self) -> str:
+        return "F32"
+
+    @property
+    def data(self) -> Bytes:
+        values = dequantize(self.of.kind, self.of.data, self.of.shape).reshape(self.shape[0], -1)
+        factors = np.repeat(np.array(self.factors, np.float32), self.rows)
+        products: Floats = values * factors[:, None]
+        return products.reshape(-1).view(np.uint8)
+
+
+@dataclass(frozen=True)
 class TransposedView(View):
     """The transposed matrix, of floats; or a stack of them."""
 
@@ -157,6 +177,25 @@ class HeadRowsView(View):
     @property
     def data(self) -> Bytes:
         return self.of.data.reshape(self.heads, self.parts, -1)[:, self.part].reshape(-1)
+
+
+@dataclass(frozen=True)
+class HeadPartsView(View):
+    """Parts of the rows of each of so many heads, as in `HeadParts`."""
+
+    heads: int
+    widths: tuple[int, ...]
+    parts: tuple[int, ...]
+
+    @property
+    def data(self) -> Bytes:
+        whole = self.of.data.reshape(self.heads, sum(self.widths), -1)
+        starts = [sum(self.widths[:part]) for part in self.parts]
+        found = [
+            whole[:, start : start + self.widths[part]].reshape(-1)
+            for part, start in zip(self.parts, starts, strict=True)
+        ]
+        return np.concatenate(found)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from mlc_llm.backends.base import (
     StateInputs,
 )
 from mlc_llm.backends.base import Part as Columns
+from mlc_llm.models.delta_block import GatedDeltaBlock
+from mlc_llm.models.merged import MergedLinear, Part
 from mlc_llm.models.product import Product
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.recurrent_blocks import Mamba2Block, ShortConvBlock
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -29,53 +31,8 @@ from mlc_llm.models.spec import (
     ModelSpec,
 )
 
-
-class Part(nn.Module):  # type: ignore[misc]
-    """A name between a layer and its matrices, as in `layers.0.qkv.q_k_v`."""
-
-
 Result: TypeAlias = Product | Tensor
 """What a block gives, float32 [tokens, hidden]."""
-
-
-class MergedLinear:
-    """Matrices that share an input: one product where their tensor types agree, else one each.
-
-    `owner` gets them as parameters, named as in `kinds` behind `prefix`.
-    """
-
-    def __init__(
-        self,
-        owner: nn.Module,
-        parts: dict[str, int],
-        columns: int,
-        spec: ModelSpec,
-        prefix: str,
-        ops: Ops,
-    ) -> None:
-        self._ops, joined = ops, "_".join(parts)
-        self._is_joined = f"{prefix}{joined}" in spec.kinds
-        self._widths = list(parts.values())
-        sizes = {joined: sum(self._widths)} if self._is_joined else parts
-        role = prefix.rstrip(".").split(".")[-1]
-        self._matrices = []
-        for name, rows in sizes.items():
-            matrix = ops.matrix(rows, columns, spec.kinds[prefix + name], role)
-            setattr(owner, name, matrix)
-            self._matrices.append(matrix)
-
-    def __call__(self, x: Input) -> list[Columns]:
-        """Each part; the tensors are one and the same if joined."""
-        results = [self._ops.linear(matrix, x) for matrix in self._matrices]
-        if not self._is_joined:
-            return [Columns(result) for result in results]
-        starts = [sum(self._widths[:i]) for i in range(len(self._widths))]
-        return [Columns(results[0], start) for start in starts]
-
-    def with_biases(self, x: Input, *biases: Tensor) -> list[Columns]:
-        """The same, each part with its bias."""
-        parts = zip(self(x), biases, strict=True)
-        return [part._replace(bias=bias) for part, bias in parts]
 
 
 class AttentionBlock:
@@ -89,7 +46,7 @@ class AttentionBlock:
     ) -> None:
         self._layer, self._ops, self._eps, self._spec = layer, ops, model.norm_eps, spec
         prefix, hidden = f"layers.{index}.", model.hidden
-        widths = {part: spec.query_width if part == "q" else spec.kv_width for part in spec.parts}
+        widths = {part: spec.width_of(part) for part in spec.parts}
         self._to_qkv = MergedLinear(layer.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
         layer.o = ops.matrix(hidden, spec.query_width, model.kinds[f"{prefix}o"], "o")
 
@@ -100,10 +57,13 @@ class AttentionBlock:
             qkv = self._to_qkv.with_biases(x, layer.q_bias, layer.k_bias, layer.v_bias)
         else:
             qkv = self._to_qkv(x)
+        gate = qkv.pop() if spec.gated else None
         if spec.values_are_keys:
             qkv = [*qkv, qkv[1]]
         sinks = layer.learned_sinks if spec.learned_sinks else None
         heads = self._ops.attention(spec, qkv, self._head_norms(), inputs, sinks)
+        if gate is not None:
+            heads = self._ops.gated("sigmoid", gate, Columns(heads), spec.query_width)
         return Product(layer.o, heads, layer.o_bias if spec.output_bias else None)
 
     def _head_norms(self) -> HeadNorms | None:
@@ -222,14 +182,15 @@ def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec) -> Ten
 
 
 def mixer_block(
-    layer: nn.Module, model: ModelSpec, index: int, ops: Ops
-) -> AttentionBlock | ShortConvBlock | Mamba2Block:
-    """The block that computes `mixer` of a layer."""
-    spec: Mixer = model.layers[index].mixer
+    layer: nn.Module, model: ModelSpec, index: int, spec: Mixer, ops: Ops
+) -> AttentionBlock | ShortConvBlock | Mamba2Block | GatedDeltaBlock:
+    """The block that computes a mixer of a layer."""
     if isinstance(spec, ShortConvSpec):
         return ShortConvBlock(layer, model, index, spec, ops)
     if isinstance(spec, Mamba2Spec):
         return Mamba2Block(layer, model, index, spec, ops)
+    if isinstance(spec, GatedDeltaSpec):
+        return GatedDeltaBlock(layer, model, index, spec, ops)
     return AttentionBlock(layer, model, index, spec, ops)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Input, LayerInputs, Ops, StateInputs
 from mlc_llm.models.blocks import (
-    Part,
     Result,
     TokenBlock,
     feed_forward_block,
@@ -17,13 +17,16 @@ from mlc_llm.models.blocks import (
     normed,
     normed_rows,
 )
+from mlc_llm.models.merged import Part
 from mlc_llm.models.product import Product
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.vectors import layer_vectors, model_vectors
 
+MixerInputs: TypeAlias = LayerInputs | StateInputs
+
 
 class DecoderLayer(nn.Module):  # type: ignore[misc]
-    """A mixer and a feed-forward network, each added to the residual stream."""
+    """Mixers and a feed-forward network, each added to the residual stream."""
 
     def __init__(self, model: ModelSpec, index: int, ops: Ops) -> None:
         self.model, self.spec, self.ops = model, model.layers[index], ops
@@ -32,34 +35,42 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         for name, vector in layer_vectors(model, self.spec).items():
             setattr(self, name, nn.Parameter(vector.shape, "float32"))
         self.qkv, self.mlp = Part(), Part()
-        self.mixer = mixer_block(self, model, index, ops)
-        self.feed_forward = feed_forward_block(self, model, index, ops)
+        self.mixers = [mixer_block(self, model, index, one, ops) for one in self.spec.mixers]
+        has_network = self.spec.has_network
+        self.feed_forward = feed_forward_block(self, model, index, ops) if has_network else None
         self.token = TokenBlock(self, model, index, ops) if self.spec.token_input else None
 
     def forward(
-        self, x: Tensor, inputs: LayerInputs | StateInputs, token_inputs: Tensor | None = None
+        self, x: Tensor, inputs: Sequence[MixerInputs], token_inputs: Tensor | None = None
     ) -> Tensor:
-        """token_inputs: of all layers, if the model has them."""
+        """inputs: of each mixer. token_inputs: of all layers, if the model has them."""
         x = self._halves(x, inputs)
         if self.token is not None:
             y = self.token(x, token_inputs)
             x = self.ops.add_norm(x, y, self.token_post_norm, self.model.norm_eps)
         return self.ops.scaled(x, self.output_scale) if self.spec.output_scale else x
 
-    def _halves(self, x: Tensor, inputs: LayerInputs | StateInputs) -> Tensor:
+    def _halves(self, x: Tensor, inputs: Sequence[MixerInputs]) -> Tensor:
         self.ops.begin_layer()
         read = self._normed(x, "attention_norm")
-        mixed = self.mixer(read, inputs)
+        # All parts have read x before anything is added to it, which may be in place.
+        mixed = [mix(read, given) for mix, given in zip(self.mixers, inputs, strict=True)]
+        if self.feed_forward is None:
+            return self._add_all(x, mixed)
         if self.spec.parallel:
-            # Both parts have read x before anything is added to it, which may be in place.
             fed = self.feed_forward(read if self.spec.one_norm else self._normed(x, "mlp_norm"))
-            return self._add(self._add(x, mixed, "attention"), fed, "mlp")
-        x = self._add(x, mixed, "attention")
+            return self._add(self._add_all(x, mixed), fed, "mlp")
+        x = self._add_all(x, mixed)
         return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
 
     def _normed(self, x: Tensor, name: str) -> Input:
         """What a block reads."""
         return normed(self, name, x, self.model, self.ops) if self.spec.pre_norms else x
+
+    def _add_all(self, x: Tensor, mixed: Sequence[Result]) -> Tensor:
+        for result in mixed:
+            x = self._add(x, result, "attention")
+        return x
 
     def _add(self, x: Tensor, result: Result, half: str) -> Tensor:
         """x + result, with norms before or behind the sum as the spec says."""
@@ -105,9 +116,10 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         fast_tokens: Tensor,
         position: Tensor,
         logit_rows: Tensor,
-        inputs: Mapping[int, LayerInputs | StateInputs],
+        inputs: Mapping[int, Sequence[MixerInputs]],
     ) -> tuple[Tensor, Tensor]:
-        """The logits, and the hidden vectors that they are made of. inputs: of each layer."""
+        """The logits, and the hidden vectors that they are made of. inputs: of each mixer of each
+        layer."""
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
@@ -133,19 +145,20 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
         ropes: list[Tensor],
         tables: Sequence[list[Tensor]],
         pages: list[Tensor],
-    ) -> dict[int, LayerInputs | StateInputs]:
+    ) -> dict[int, list[MixerInputs]]:
         """Inputs of the layers of attention. tables: `LayerInputs.slot` to `window` of each group,
         one list a field."""
         groups = self.spec.group_of_layer()
-        found: dict[int, LayerInputs | StateInputs] = {}
+        found: dict[int, list[MixerInputs]] = {}
         owned = dict(zip(self.spec.paged_layers, pages, strict=True))
         for i, one in self.spec.attention_layers.items():
             of_layer = owned[i if one.shares is None else one.shares]
             rope = None if one.rope is None else ropes[one.rope]
             slot, place, blocks, ids, window = (table[groups[i]] for table in tables)
-            found[i] = LayerInputs(
+            of_attention = LayerInputs(
                 position, sink_position, rope, slot, place, blocks, ids, window, of_layer
             )
+            found[i] = [of_attention]
         return found
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -235,7 +248,8 @@ class RecurrentDecoder(BaseDecoder):
         left = list(states)
         for i, one in self.spec.recurrent_layers.items():
             count = len(one.state_shapes)
-            inputs[i], left = StateInputs(state_rows, tuple(left[:count])), left[count:]
+            of_state, left = StateInputs(state_rows, tuple(left[:count])), left[count:]
+            inputs.setdefault(i, []).append(of_state)
         return self._computed(tokens, fast_tokens, position, logit_rows, inputs)
 
 

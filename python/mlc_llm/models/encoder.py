@@ -53,7 +53,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
                 position, position, None if rope is None else ropes[rope],
                 slots, places, query_blocks, page_ids, window, pages,
             )  # fmt: skip
-            x = layer(x, inputs)
+            x = layer(x, [inputs])
         return x
 
     def _embedded(self, tokens: Tensor, token_types: Tensor, position: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class GGUFValues(Values):
             kv_heads=kv_heads or self.count("attention.head_count_kv", heads),
             head_dim=self.count("attention.key_length", hidden // heads),
             intermediate=wide or self.count(intermediate),
-            vocab=_embedding_rows(tensors),
+            vocab=self.vocab(tensors),
             context_window=self.count("context_length"),
             norm_eps=self.positive(eps),
             tied_head="output.weight" not in tensors,
@@ -125,9 +125,9 @@ class GGUFValues(Values):
             )
         return layers
 
-
-def _embedding_rows(tensors: Tensors) -> int:
-    embedding = tensors.get("token_embd.weight")
-    if embedding is None:
-        raise ModelFileError("there is no tensor token_embd.weight")
-    return embedding.shape[0]
+    def vocab(self, tensors: Tensors) -> int:
+        """Rows of the embedding. Raises ModelFileError."""
+        embedding = tensors.get("token_embd.weight")
+        if embedding is None:
+            raise ModelFileError("there is no tensor token_embd.weight")
+        return embedding.shape[0]

@@ -12,29 +12,19 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, FeedForward, LayerSpec, ModelSpec
-from mlc_llm.models.tensor_names import MinusExp, Squeezed, fused
+from mlc_llm.models.state_spaces import NO_LIMITS, config_mixer, gguf_mixer, mixer_names
+from mlc_llm.models.tensor_names import fused
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 RECURRENT, ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of layers in a `config.json`."""
-NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]
-"""Bounds of dt that are none, as Transformers writes them."""
-_MIXER, _NETWORK = "model.layers.{i}.mamba", "model.layers.{i}.shared_mlp"
+_NETWORK = "model.layers.{i}.shared_mlp"
 HF_NAMES = (
     granitemoe.HF_NAMES
     | fused(f"{_NETWORK}.input_linear.weight", "blk.{i}.ffn_gate.weight", "blk.{i}.ffn_up.weight")
-    | {
-        "blk.{i}.ffn_down.weight": f"{_NETWORK}.output_linear.weight",
-        "blk.{i}.ssm_in.weight": f"{_MIXER}.in_proj.weight",
-        "blk.{i}.ssm_out.weight": f"{_MIXER}.out_proj.weight",
-        "blk.{i}.ssm_conv1d.weight": Squeezed(f"{_MIXER}.conv1d.weight"),
-        "blk.{i}.ssm_conv1d.bias": f"{_MIXER}.conv1d.bias",
-        "blk.{i}.ssm_dt.bias": f"{_MIXER}.dt_bias",
-        "blk.{i}.ssm_a": MinusExp(Squeezed(f"{_MIXER}.A_log")),
-        "blk.{i}.ssm_d": Squeezed(f"{_MIXER}.D"),
-        "blk.{i}.ssm_norm.weight": Squeezed(f"{_MIXER}.norm.weight"),
-    }
+    | {"blk.{i}.ffn_down.weight": f"{_NETWORK}.output_linear.weight"}
+    | mixer_names("model.layers.{i}.mamba")
 )
 
 
@@ -49,12 +39,6 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         kv_heads > 0 and set(per_layer) <= {0, kv_heads},
         "one number for all layers of attention, and 0 for others",
     )
-    heads, inner = values.count("ssm.time_step_rank"), values.count("ssm.inner_size")
-    values.check("ssm.inner_size", inner % heads == 0, f"a multiple of {heads}")
-    mixer = Mamba2Spec(
-        heads, inner // heads, values.count("ssm.state_size"), values.count("ssm.group_count"),
-        values.count("ssm.conv_kernel"),
-    )  # fmt: skip
     sizes = values.sizes(tensors, kv_heads=kv_heads)
     scores = values.positive("attention.scale", sizes.attention().scale)
     wide = values.whole("expert_shared_feed_forward_length")
@@ -63,6 +47,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
         network: FeedForward = replace(experts, router="top_then_softmax", shared_intermediate=wide)
     else:
         network = DenseSpec(wide or sizes.intermediate)
+    mixer = gguf_mixer(values)
     spec = _spec(sizes, mixer, network, scores, [count > 0 for count in per_layer])
     spec = _multiplied(spec, values, "embedding_scale", "residual_scale", "logit_scale")
     return plan_weights(spec, tensors)
@@ -76,17 +61,7 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     values.refuse_unless("time_step_limit", *NO_LIMITS)
     names = values.texts("layer_types", values.count("num_hidden_layers"), RECURRENT + ATTENTION)
     sizes = values.sizes("granitehybrid")
-    heads, inner = values.count("mamba_n_heads", 128), values.count("mamba_expand", 2)
-    inner *= sizes.hidden
-    values.check("mamba_n_heads", inner % heads == 0, f"a divisor of {inner}")
-    if values.get("mamba_d_head", "auto") != "auto":
-        values.check(
-            "mamba_d_head", values.get("mamba_d_head") == inner // heads, f"{inner // heads}"
-        )
-    mixer = Mamba2Spec(
-        heads, inner // heads, values.count("mamba_d_state", 256),
-        values.count("mamba_n_groups", 1), values.count("mamba_d_conv", 4),
-    )  # fmt: skip
+    mixer = config_mixer(values, values.count("mamba_expand", 2) * sizes.hidden)
     wide = values.count("shared_intermediate_size", 1024)
     if values.get("num_local_experts", 8):
         experts = values.experts(sizes.intermediate)

@@ -11,21 +11,20 @@ from mlc_llm.models.gguf_values import GGUFValues
 from mlc_llm.models.qwen3_moe import sparse_layers
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec
-from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES, Squeezed
+from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES, Origin, Squeezed
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
 _MLP = "model.layers.{i}.mlp"
-HF_NAMES = (
-    LLAMA_NAMES
-    | EXPERT_NAMES
-    | {
-        "blk.{i}.ffn_gate_inp_shexp.weight": Squeezed(f"{_MLP}.shared_expert_gate.weight"),
-        "blk.{i}.ffn_gate_shexp.weight": f"{_MLP}.shared_expert.gate_proj.weight",
-        "blk.{i}.ffn_up_shexp.weight": f"{_MLP}.shared_expert.up_proj.weight",
-        "blk.{i}.ffn_down_shexp.weight": f"{_MLP}.shared_expert.down_proj.weight",
-    }
-)
+NETWORK_NAMES: Mapping[str, Origin] = {
+    **EXPERT_NAMES,
+    "blk.{i}.ffn_gate_inp_shexp.weight": Squeezed(f"{_MLP}.shared_expert_gate.weight"),
+    "blk.{i}.ffn_gate_shexp.weight": f"{_MLP}.shared_expert.gate_proj.weight",
+    "blk.{i}.ffn_up_shexp.weight": f"{_MLP}.shared_expert.up_proj.weight",
+    "blk.{i}.ffn_down_shexp.weight": f"{_MLP}.shared_expert.down_proj.weight",
+}
+"""The experts and the network beside them."""
+HF_NAMES = LLAMA_NAMES | NETWORK_NAMES
 
 
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:

@@ -48,7 +48,7 @@ class Mamba2Block:
         layer, ops = self._layer, self._ops
         vectors = Mamba2Vectors(
             layer.ssm_conv, layer.ssm_conv_bias, layer.ssm_dt_bias, layer.ssm_a, layer.ssm_d,
-            layer.ssm_norm, self._eps,
+            layer.ssm_norm if self._spec.norm else None, self._eps,
         )  # fmt: skip
         projected = ops.linear(layer.ssm_in, x)
         return Product(layer.ssm_out, ops.mamba2(self._spec, projected, vectors, inputs))

@@ -44,6 +44,13 @@ class Architecture(NamedTuple):
         """Of the tensors in a Hugging Face folder."""
         return _reader(self.file, self.is_part).HF_NAMES
 
+    def names_of(self, config: Mapping[str, object]) -> FolderNames:
+        """The same of a folder with this `config.json`, which may have multipliers of tensors, or
+        sizes of their parts. Raises ModelFileError."""
+        reader = _reader(self.file, self.is_part)
+        of_config = getattr(reader, "config_names", None)
+        return reader.HF_NAMES if of_config is None else of_config(config)
+
 
 @cache
 def _reader(file: str, is_part: bool) -> Reader:
@@ -57,6 +64,7 @@ def _reader(file: str, is_part: bool) -> Reader:
 
 ROWS = (
     Architecture("exaone4", "Exaone4ForCausalLM", "exaone4", "exaone4"),
+    Architecture("falcon-h1", "FalconH1ForCausalLM", "falcon_h1", "falcon_h1"),
     Architecture("gemma2", "Gemma2ForCausalLM", "gemma2", "gemma2"),
     Architecture("gemma3", "Gemma3ForCausalLM", "gemma3_text", "gemma3"),
     Architecture("gemma3", "Gemma3ForConditionalGeneration", "gemma3", "gemma3", is_part=True),
@@ -76,6 +84,7 @@ ROWS = (
     Architecture("llama", "LlamaForCausalLM", "llama", "llama"),
     Architecture("llama", "MistralForCausalLM", "mistral", "mistral"),
     Architecture("llama", "MixtralForCausalLM", "mixtral", "mixtral"),
+    Architecture("mamba2", "Mamba2ForCausalLM", "mamba2", "mamba2"),
     Architecture("mistral3", "Ministral3ForCausalLM", "ministral3", "mistral3"),
     Architecture(
         "mistral3", "Mistral3ForConditionalGeneration", "mistral3", "mistral3", is_part=True
@@ -88,6 +97,9 @@ ROWS = (
     Architecture("qwen2moe", "Qwen2MoeForCausalLM", "qwen2_moe", "qwen2_moe"),
     Architecture("qwen3", "Qwen3ForCausalLM", "qwen3", "qwen3"),
     Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
+    Architecture("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text", "qwen3_5"),
+    Architecture("qwen35", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5", is_part=True),
+    Architecture("qwen3next", "Qwen3NextForCausalLM", "qwen3_next", "qwen3_next"),
     Architecture("seed_oss", "SeedOssForCausalLM", "seed_oss", "seed_oss"),
     Architecture("smollm3", "SmolLM3ForCausalLM", "smollm3", "smollm3"),
     Architecture("stablelm", "StableLmForCausalLM", "stablelm", "stablelm"),

@@ -17,4 +17,7 @@ def row_order(source: Source, rows: int) -> npt.NDArray[np.int64]:
         of_heads = order[: heads * head_dim].reshape(heads, head_dim)
         pairs = of_heads[:, :dim].reshape(heads, dim // 2, 2)
         of_heads[:, :dim] = pairs.transpose(0, 2, 1).reshape(heads, dim)
+    if source.part is not None:
+        heads, part, parts = source.part
+        return order.reshape(heads, parts, -1)[:, part].reshape(-1)
     return order

@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
-from mlc_llm.models.recurrent import Mamba2Spec, Recurrent, ShortConvSpec
+from mlc_llm.models.recurrent import RECURRENT, Recurrent
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "sigmoid", "clamped_swiglu"]
 """gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
 gate * sigmoid(1.702 gate) * (up + 1)."""
 Norm = Literal["rms", "layer"]
@@ -84,15 +84,22 @@ class AttentionSpec:
     """A score s becomes cap * tanh(s / cap), before the softmax."""
     learned_sinks: bool = False
     """Each head has a learned score more. It takes part in the softmax and has no value."""
+    gated: bool = False
+    """What the heads give is multiplied by sigmoid of a gate, a matrix of the input more."""
     qkv_bias: bool = False
     output_bias: bool = False
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Matrices of the input: of queries, keys and values."""
+        """Matrices of the input: of queries, keys and values, and of a gate."""
         if self.shares is not None:
             return ("q",)
-        return ("q", "k") if self.values_are_keys else ("q", "k", "v")
+        gate = ("gate",) if self.gated else ()
+        return ("q", "k", *gate) if self.values_are_keys else ("q", "k", "v", *gate)
+
+    def width_of(self, part: str) -> int:
+        """Rows of one of `parts`."""
+        return self.kv_width if part in ("k", "v") else self.query_width
 
     @property
     def query_width(self) -> int:
@@ -107,7 +114,7 @@ class AttentionSpec:
 class DenseSpec:
     """down(activation(gate(y)) * up(y)); gate and up have `intermediate` rows.
 
-    If it is not gated, it is down(activation(up(y)))."""
+    If it is not gated, it is down(activation(up(y))). Of 0 rows, there is no network."""
 
     intermediate: int
     activation: Activation = "silu"
@@ -156,6 +163,8 @@ class ExpertsSpec:
 Mixer: TypeAlias = AttentionSpec | Recurrent
 """How a layer lets tokens see each other: attention keeps pages, any other one keeps a state."""
 FeedForward: TypeAlias = DenseSpec | ExpertsSpec
+NO_NETWORK = DenseSpec(0)
+"""Of a layer that is a mixer alone."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,8 @@ class LayerSpec:
 
     mixer: Mixer
     feed_forward: FeedForward
+    beside: Recurrent | None = None
+    """Another mixer, beside one of attention: it reads the same norm, and both are added."""
     pre_norms: bool = True
     post_norms: bool = False
     sum_norms: bool = False
@@ -184,10 +195,21 @@ class LayerSpec:
     a matrix, z = (table * sqrt(token_input) + norm(matrix * embedding / sqrt(hidden))) / sqrt(2).
     Behind both halves, x += norm(out(gelu(gate(x)) * z)). 0: there are none."""
 
+    @property
+    def has_network(self) -> bool:
+        return self.feed_forward.width > 0
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """All that let tokens see each other."""
+        return (self.mixer,) if self.beside is None else (self.mixer, self.beside)
+
 
 @dataclass(frozen=True)
 class KVGroup:
-    """Layers whose heads have one shape and see through one window: they share a page table."""
+    """Layers whose heads have one shape and see through one window: they share a page table.
+
+    A model without attention has one group of no layers: its page table counts tokens."""
 
     layers: tuple[int, ...]
     heads: int
@@ -246,9 +268,8 @@ class ModelSpec:
     @property
     def recurrent_layers(self) -> dict[int, Recurrent]:
         """The layers that keep a state, by number, in order."""
-        layers = enumerate(self.layers)
-        mixers = {i: one.mixer for i, one in layers}
-        return {i: m for i, m in mixers.items() if isinstance(m, (ShortConvSpec, Mamba2Spec))}
+        mixers = ((i, one.mixers[-1]) for i, one in enumerate(self.layers))
+        return {i: one for i, one in mixers if isinstance(one, RECURRENT)}
 
     @property
     def token_inputs(self) -> int:
@@ -261,6 +282,8 @@ class ModelSpec:
         groups: dict[tuple[int, int, int, int | None], list[int]] = {}
         for i, one in self.paged_layers.items():
             groups.setdefault((one.heads, one.kv_heads, one.head_dim, one.window), []).append(i)
+        if not groups:
+            return (KVGroup((), 0, 0, 0, None),)
         return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import RECURRENT, GatedDeltaSpec, Mamba2Spec
 from mlc_llm.models.spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -14,19 +14,23 @@ from mlc_llm.models.spec import (
 
 def check_sizes(spec: ModelSpec) -> None:
     """Raises ModelFileError naming the layer and its numbers; UnsupportedModel."""
-    if not spec.attention_layers:
-        raise UnsupportedModel("no layer has attention")
     if 0 < spec.learned_positions < spec.context_window:
         raise ModelFileError(
             f"{spec.learned_positions} learned positions for {spec.context_window} tokens"
         )
     for layer in dict.fromkeys(spec.layers):
-        if isinstance(layer.mixer, (ShortConvSpec, Mamba2Spec)) and layer.mixer.kernel < 2:
+        if _is_short(layer):
             raise UnsupportedModel(f"layer {spec.layers.index(layer)}: a convolution over 1 token")
         words = _wrong_heads(layer) or _wrong_rope(spec, layer) or _wrong_experts(layer)
         words = words or _wrong_groups(layer)
         if words:
             raise ModelFileError(f"layer {spec.layers.index(layer)}: {words}")
+
+
+def _is_short(layer: LayerSpec) -> bool:
+    """Whether a convolution of the layer has no state."""
+    one = layer.mixers[-1]
+    return isinstance(one, RECURRENT) and one.kernel < 2
 
 
 def _wrong_heads(layer: LayerSpec) -> str | None:
@@ -37,9 +41,11 @@ def _wrong_heads(layer: LayerSpec) -> str | None:
 
 
 def _wrong_groups(layer: LayerSpec) -> str | None:
-    one = layer.mixer
+    one = layer.mixers[-1]
     if isinstance(one, Mamba2Spec) and one.heads % one.groups:
         return f"{one.heads} heads of a state space cannot share {one.groups} groups evenly"
+    if isinstance(one, GatedDeltaSpec) and one.heads % one.key_heads:
+        return f"{one.heads} heads of values cannot share {one.key_heads} heads of keys evenly"
     return None
 
 

@@ -30,6 +30,15 @@ class MinusExp(NamedTuple):
     of: Origin
 
 
+class Scaled(NamedTuple):
+    """A tensor whose rows are multiplied by numbers of the config, in float32."""
+
+    of: Origin
+    factors: tuple[float, ...]
+    rows: tuple[int, ...] = ()
+    """So many rows, from the first on, have each factor; (): all have the only one."""
+
+
 class Squeezed(NamedTuple):
     """A tensor with other axes of the size 1, or a vector of all its numbers."""
 
@@ -68,6 +77,18 @@ class HeadRows(NamedTuple):
     parts: int
 
 
+class HeadParts(NamedTuple):
+    """Some parts of the rows of each head of a fused matrix, in which head stands behind head: one
+    part of all heads behind another."""
+
+    of: Origin
+    heads: int
+    widths: tuple[int, ...]
+    """Rows of each part of a head."""
+    parts: tuple[int, ...]
+    """The parts that are meant, in order."""
+
+
 class Microscaled(NamedTuple):
     """A stack of matrices in MXFP4 (Open Compute Project 2023), as two tensors of bytes.
 
@@ -91,11 +112,13 @@ Origin: TypeAlias = (
     str
     | PlusOne
     | MinusExp
+    | Scaled
     | Transposed
     | Squeezed
     | Rows
     | Tail
     | HeadRows
+    | HeadParts
     | Alternate
     | Microscaled
     | Either

@@ -12,7 +12,14 @@ from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Microscaled, Origin
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
-_PARTS = ("vision_tower", "multi_modal_projector", "audio_tower", "embed_vision", "embed_audio")
+_PARTS = (
+    "vision_tower",
+    "multi_modal_projector",
+    "audio_tower",
+    "embed_vision",
+    "embed_audio",
+    "visual",
+)
 IMAGES = tuple(f"{start}{part}.{{any}}" for start in ("", "model.") for part in _PARTS)
 """Tensors of images and sound, where Transformers 4 and 5 have them."""
 
@@ -51,7 +58,10 @@ def _inside(origin: Origin) -> Origin:
         return Either(tuple(_inside(one) for one in origin.origins))
     assert not isinstance(origin, Microscaled), "no such model has blocks of 4 bits"
     if not isinstance(origin, str):
-        return origin._replace(of=_inside(origin.of))
+        of = _inside(origin.of)
+        if isinstance(of, Either):  # the choice comes first: changes are of tensors
+            return Either(tuple(origin._replace(of=one) for one in of.origins))
+        return origin._replace(of=of)
     inner = origin.removeprefix("model.")
     new = origin if inner == origin else f"model.language_model.{inner}"
     return Either((f"language_model.{origin}", new))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlc_llm.models.encoder_spec import EncoderSpec
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
     LayerSpec,
+    Mixer,
     ModelSpec,
 )
 
@@ -60,14 +61,10 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
     hidden = spec.hidden
     if layer.pre_norms:
         found |= _norm_vectors(spec, "attention_norm", "attn_norm.weight")
-        if not layer.one_norm:
+        if layer.has_network and not layer.one_norm:
             found |= _norm_vectors(spec, "mlp_norm", "ffn_norm.weight")
-    if isinstance(layer.mixer, ShortConvSpec):
-        found["conv"] = Vector("shortconv.conv.weight", (layer.mixer.width, layer.mixer.kernel))
-    elif isinstance(layer.mixer, Mamba2Spec):
-        found |= _mamba2_vectors(layer.mixer)
-    else:
-        found |= _attention_vectors(hidden, layer.mixer)
+    for one in layer.mixers:
+        found |= _mixer_vectors(hidden, one)
     found |= _later_norms(spec, layer)
     mlp = layer.feed_forward
     if isinstance(mlp, DenseSpec) and mlp.bias:
@@ -98,14 +95,34 @@ def _later_norms(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
     return found
 
 
+def _mixer_vectors(hidden: int, spec: Mixer) -> dict[str, Vector]:
+    if isinstance(spec, ShortConvSpec):
+        return {"conv": Vector("shortconv.conv.weight", (spec.width, spec.kernel))}
+    if isinstance(spec, Mamba2Spec):
+        return _mamba2_vectors(spec)
+    if isinstance(spec, GatedDeltaSpec):
+        return _delta_vectors(spec)
+    return _attention_vectors(hidden, spec)
+
+
 def _mamba2_vectors(spec: Mamba2Spec) -> dict[str, Vector]:
+    norm = {"ssm_norm": Vector("ssm_norm.weight", (spec.groups, spec.inner // spec.groups))}
     return {
         "ssm_conv": Vector("ssm_conv1d.weight", (spec.channels, spec.kernel)),
         "ssm_conv_bias": Vector("ssm_conv1d.bias", (spec.channels,)),
         "ssm_dt_bias": Vector("ssm_dt.bias", (spec.heads,)),
         "ssm_a": Vector("ssm_a", (spec.heads, 1)),
         "ssm_d": Vector("ssm_d", (spec.heads, 1)),
-        "ssm_norm": Vector("ssm_norm.weight", (spec.groups, spec.inner // spec.groups)),
+        **(norm if spec.norm else {}),
+    }
+
+
+def _delta_vectors(spec: GatedDeltaSpec) -> dict[str, Vector]:
+    return {
+        "delta_conv": Vector("ssm_conv1d.weight", (spec.channels, spec.kernel)),
+        "delta_dt_bias": Vector("ssm_dt.bias", (spec.heads,)),
+        "delta_a": Vector("ssm_a", (spec.heads,)),
+        "delta_norm": Vector("ssm_norm.weight", (spec.head_dim,)),
     }
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -42,6 +42,14 @@ class TensorInfo(Protocol):
 Tensors = Mapping[str, TensorInfo]
 
 
+class HeadPart(NamedTuple):
+    """One of the parts that each head of a matrix consists of."""
+
+    heads: int
+    part: int
+    parts: int
+
+
 class PairedRows(NamedTuple):
     """Rows of query or key heads in a file that pairs neighbouring ones for the rotation.
 
@@ -67,6 +75,13 @@ class Source:
     """The rows from here on are meant,"""
     rows: int | None = None
     """so many of them; None: all."""
+    part: HeadPart | None = None
+    """Of all these rows, the ones that are meant."""
+
+    @property
+    def count(self) -> int:
+        """Rows of a matrix that are meant."""
+        return self.shape[-2] // (1 if self.part is None else self.part.parts)
 
 
 @dataclass(frozen=True)
@@ -150,14 +165,19 @@ def _token_matrices(spec: ModelSpec) -> Iterator[tuple[str, tuple[Source, ...]]]
 def _layer_matrices(
     spec: ModelSpec, i: int, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
-    mixer, mlp, hidden = spec.layers[i].mixer, spec.layers[i].feed_forward, spec.hidden
-    if isinstance(mixer, ShortConvSpec):
-        yield from _conv_matrices(hidden, mixer, i)
-    elif isinstance(mixer, Mamba2Spec):
-        yield f"layers.{i}.ssm_in", (Source(f"blk.{i}.ssm_in.weight", (mixer.rows, hidden)),)
-        yield f"layers.{i}.ssm_out", (Source(f"blk.{i}.ssm_out.weight", (hidden, mixer.inner)),)
-    else:
-        yield from _attention_matrices(spec, mixer, i, tensors, interleaved)
+    mlp, hidden = spec.layers[i].feed_forward, spec.hidden
+    for mixer in spec.layers[i].mixers:
+        if isinstance(mixer, ShortConvSpec):
+            yield from _conv_matrices(hidden, mixer, i)
+        elif isinstance(mixer, Mamba2Spec):
+            yield f"layers.{i}.ssm_in", (Source(f"blk.{i}.ssm_in.weight", (mixer.rows, hidden)),)
+            yield f"layers.{i}.ssm_out", (Source(f"blk.{i}.ssm_out.weight", (hidden, mixer.inner)),)
+        elif isinstance(mixer, GatedDeltaSpec):
+            yield from _delta_matrices(hidden, mixer, i, tensors)
+        else:
+            yield from _attention_matrices(spec, mixer, i, tensors, interleaved)
+    if not spec.layers[i].has_network:
+        return
     if isinstance(mlp, ExpertsSpec):
         yield from _expert_matrices(hidden, mlp, i, tensors)
     else:
@@ -172,6 +192,23 @@ def _conv_matrices(
     yield f"layers.{i}.conv_out", (Source(f"{start}.out_proj.weight", (hidden, one.width)),)
 
 
+def _delta_matrices(
+    hidden: int, one: GatedDeltaSpec, i: int, tensors: Tensors
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    names = {"qkv": "attn_qkv", "z": "attn_gate", "a": "ssm_alpha", "b": "ssm_beta"}
+    parts = {
+        part: Source(f"blk.{i}.{names[part]}.weight", (rows, hidden))
+        for part, rows in one.parts.items()
+    }
+    fused = f"blk.{i}.ssm_ba.weight"
+    if fused in tensors:  # b, then a, of each head of keys
+        both = Source(fused, (2 * one.heads, hidden))
+        parts["a"] = replace(both, part=HeadPart(one.key_heads, 1, 2))
+        parts["b"] = replace(both, part=HeadPart(one.key_heads, 0, 2))
+    yield from _merged(f"layers.{i}.delta_in.", parts, tensors)
+    yield f"layers.{i}.delta_out", (Source(f"blk.{i}.ssm_out.weight", (hidden, one.inner)),)
+
+
 def _attention_matrices(
     spec: ModelSpec, one: AttentionSpec, i: int, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
@@ -180,6 +217,7 @@ def _attention_matrices(
         return Source(f"blk.{i}.{name}.weight", (rows, columns), paired)
 
     assert not (interleaved and one.values_are_keys), "values keep the order of their rows"
+    assert not (interleaved and one.gated), "gates stand between the queries"
     hidden, q, kv = spec.hidden, one.query_width, one.kv_width
     if f"blk.{i}.attn_qkv.weight" in tensors:
         fused = source("attn_qkv", q + 2 * kv, hidden, one.heads + one.kv_heads)
@@ -190,6 +228,10 @@ def _attention_matrices(
             "k": source("attn_k", kv, hidden, one.kv_heads),
             "v": source("attn_v", kv, hidden),
         }
+        if one.gated:  # behind the queries of each head
+            both = replace(qkv["q"], shape=(2 * q, hidden))
+            qkv["q"] = replace(both, part=HeadPart(one.heads, 0, 2))
+            qkv["gate"] = replace(both, part=HeadPart(one.heads, 1, 2))
         yield from _merged(f"layers.{i}.qkv.", {part: qkv[part] for part in one.parts}, tensors)
     yield f"layers.{i}.o", (source("attn_output", hidden, q),)
 

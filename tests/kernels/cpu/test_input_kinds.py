@@ -26,6 +26,7 @@ NEWER = [kind for kind in KINDS if kind not in ("plain", "norm", "silu")]
 Function = Callable[[Array], Array]
 ACTIVATED: dict[str, Function] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "gelu_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
     "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
 }

@@ -7,7 +7,8 @@ import pytest
 from kernel_tools import Array, build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.state_space import conv_silu, gated_norm, scan
+from mlc_llm.kernels.cpu.silu_conv import conv_silu
+from mlc_llm.kernels.cpu.state_space import gated_norm, scan
 
 HEADS, DIM, SIZE, GROUPS, SLOTS = 4, 8, 16, 2, 7
 INNER = HEADS * DIM

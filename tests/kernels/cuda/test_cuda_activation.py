@@ -35,7 +35,16 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1 + np.vectorize(erf)(x / 2**0.5))
 
 
-ALONE: dict[str, Callable[[Array], Array]] = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(np.minimum(-x, 700)))
+
+
+ALONE: dict[str, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "sigmoid": sigmoid,
+}
 
 
 def wanted(name: str, x: Array, weight: Array, bias: Array, k: int) -> Array:

@@ -7,7 +7,7 @@ import math
 from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.recurrent import Mamba2Spec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec
 from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 MISSING: frozenset[Feature] = frozenset()
@@ -40,19 +40,24 @@ def _check_table(spec: ModelSpec, name: str, columns: int) -> None:
 
 def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     """Raises UnsupportedModel for sizes that vectors or groups of weights do not fit."""
-    one, network = layer.mixer, layer.feed_forward
+    network = layer.feed_forward
     widths, sizes = [network.intermediate, layer.token_input], ""
     if isinstance(network, ExpertsSpec):
         widths.append(network.shared_intermediate)
         _check_stacks(spec, spec.layers.index(layer), network)
     fits = not any(size % 32 for size in (spec.hidden, *widths))
-    if isinstance(one, AttentionSpec):
-        fits = fits and not (one.head_dim % 16 or one.query_width % 32)
-        sizes = f"head size {one.head_dim} (a multiple of 16), all heads {one.query_width}, "
-    if isinstance(one, Mamba2Spec):
-        fits = fits and not (one.state % 16 or one.inner % (32 * one.groups))
-        group = one.inner // one.groups
-        sizes = f"state {one.state} (a multiple of 16), heads of a group {group}, "
+    for one in layer.mixers:
+        if isinstance(one, AttentionSpec):
+            fits = fits and not (one.head_dim % 16 or one.query_width % 32)
+            sizes += f"head size {one.head_dim} (a multiple of 16), all heads {one.query_width}, "
+        if isinstance(one, Mamba2Spec):
+            fits = fits and not (one.state % 16 or one.inner % (32 * one.groups))
+            group = one.inner // one.groups
+            sizes += f"state {one.state} (a multiple of 16), heads of a group {group}, "
+        if isinstance(one, GatedDeltaSpec):
+            fits = fits and not (one.key_dim % 8 or one.head_dim % 8 or one.inner % 32)
+            fits = fits and not one.channels % 16
+            sizes += f"heads of keys {one.key_dim} and of values {one.head_dim} (multiples of 8), "
     if not fits:
         raise UnsupportedModel(
             f"sizes of this model are not supported by the CPU kernels: {sizes}"

@@ -6,13 +6,21 @@ A product reads its input quantised, so `norm` and `gated` compute nothing and r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import ExpertMatrices, Mamba2Vectors, Part, StateInputs
+from mlc_llm.backends.base import (
+    ExpertMatrices,
+    GatedDeltaVectors,
+    Mamba2Vectors,
+    Part,
+    StateInputs,
+)
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
+from mlc_llm.backends.cpu.delta import gated_delta
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
 from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.in_place import (
@@ -34,7 +42,7 @@ from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     ExpertsSpec,
 )
@@ -193,8 +201,18 @@ class CpuOps(AttentionOps):
 
     def mamba2(
         self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
+    ) -> Tensor | Input:
+        y = mamba2(spec, projected, vectors, inputs, self._scratch)
+        return y if spec.norm else self.gated("silu", Part(projected), Part(y), spec.inner)
+
+    def gated_delta(
+        self,
+        spec: GatedDeltaSpec,
+        parts: Sequence[Part],
+        vectors: GatedDeltaVectors,
+        inputs: StateInputs,
     ) -> Tensor:
-        return mamba2(spec, projected, vectors, inputs, self._scratch)
+        return gated_delta(spec, parts, vectors, inputs, self._scratch)
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)

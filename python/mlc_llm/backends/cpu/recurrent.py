@@ -7,7 +7,8 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.base import Mamba2Vectors, StateInputs
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.kernels.cpu.short_conv import short_conv
-from mlc_llm.kernels.cpu.state_space import conv_silu, gated_norm, scan
+from mlc_llm.kernels.cpu.silu_conv import conv_silu
+from mlc_llm.kernels.cpu.state_space import gated_norm, scan
 from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 
 
@@ -29,7 +30,7 @@ def mamba2(
     inputs: StateInputs,
     scratch: Scratch,
 ) -> Tensor:
-    """As `Ops.mamba2`."""
+    """As `Ops.mamba2`; v alone if there is no norm."""
     tokens, columns = projected.shape[0], int(projected.shape[1])
     convs, states = inputs.states
     mixed = float_tensor(tokens, spec.channels)
@@ -45,5 +46,7 @@ def mamba2(
     args.append(scratch.tensor(out.shape))
     shapes = [float_tensor(*states.shape), out]
     _, v = op.tensor_ir_inplace_op(kernel, "selective_scan", args, [6, 7], shapes)
+    if vectors.norm is None:
+        return v
     kernel = gated_norm(spec.groups, spec.inner // spec.groups, columns, vectors.eps)
     return op.tensor_ir_inplace_op(kernel, "gated_norm", [projected, vectors.norm, v], 2, out)

@@ -25,6 +25,8 @@ def activated(activation: Activation, x: Tensor) -> Tensor:
     assert activation != "clamped_swiglu", "a function of two numbers"
     if activation == "silu":
         return op.silu(x)
+    if activation == "sigmoid":
+        return op.sigmoid(x)
     return op.gelu(x, approximate="tanh" if activation == "gelu_tanh" else None)
 
 

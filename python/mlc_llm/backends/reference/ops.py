@@ -14,6 +14,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.base import (
     AttentionBlocks,
     ExpertMatrices,
+    GatedDeltaVectors,
     HeadNorms,
     LayerInputs,
     Mamba2Vectors,
@@ -21,6 +22,7 @@ from mlc_llm.backends.base import (
     StateInputs,
 )
 from mlc_llm.backends.reference.activations import activated, gated
+from mlc_llm.backends.reference.delta import gated_delta
 from mlc_llm.backends.reference.experts import ExpertStack, chosen_experts, weighted_results
 from mlc_llm.backends.reference.recurrent import convolved, mamba2
 from mlc_llm.backends.reference.tensors import (
@@ -35,7 +37,7 @@ from mlc_llm.backends.reference.tensors import (
     times,
 )
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
-from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     Activation,
     AttentionSpec,
@@ -203,6 +205,15 @@ class ReferenceOps:
         self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
     ) -> Tensor:
         return mamba2(spec, projected, vectors, inputs)
+
+    def gated_delta(
+        self,
+        spec: GatedDeltaSpec,
+        parts: Sequence[Part],
+        vectors: GatedDeltaVectors,
+        inputs: StateInputs,
+    ) -> Tensor:
+        return gated_delta(spec, parts, vectors, inputs)
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from tvm.script import tirx as T
 
-from mlc_llm.kernels.cpu.vectors import LOG2E, erf, exp2, fsplat, lanes_at, reduce_sum, splat
+from mlc_llm.kernels.cpu.vectors import LOG2E, erf, exp2, fsplat, lanes_at, reduce_sum, splat, tanh
 from mlc_llm.kernels.row_kinds import CLAMPED, KINDS, Given
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -19,6 +19,12 @@ def _silu(gate: Expr, lanes: int) -> Expr:
     """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
     bounded = T.min(fsplat(0.0, lanes) - gate, fsplat(87.0, lanes))
     return gate / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
+
+
+def _sigmoid(gate: Expr, lanes: int) -> Expr:
+    """1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2, in which a NaN stays."""
+    half = fsplat(0.5, lanes)
+    return half + half * tanh(gate * half, lanes)
 
 
 def _gelu_tanh(gate: Expr, lanes: int) -> Expr:
@@ -47,6 +53,8 @@ def _clamped_swiglu(gate: Expr, up: Expr, lanes: int) -> Expr:
 
 ACTIVATIONS: dict[str, Activation] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
 """Functions of one number."""
+GATES: dict[str, Activation] = {**ACTIVATIONS, "sigmoid": _sigmoid}
+"""The same for gates; that of attention has no bias, and is no network."""
 
 
 @T.inline
@@ -106,4 +114,4 @@ def load(
     up = up + given.bias[at] if which.is_biased else up
     if which.activation == CLAMPED:
         return _clamped_swiglu(gate, up, lanes)
-    return ACTIVATIONS[which.activation](gate, lanes) * up
+    return GATES[which.activation](gate, lanes) * up

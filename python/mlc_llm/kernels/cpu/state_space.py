@@ -1,9 +1,5 @@
 """A selective state space over ragged rows, with a state for each sequence (Mamba 2).
 
-`conv_silu`, in parallel for each stretch of channels, for each row:
-    mixed[t, d] = silu(bias[d] + sum over j of weight[d, j] * value(t - (kernel - 1) + j, d))
-    new state[p, d] = value(p, d) for each of the last kernel - 1 tokens p
-
 `scan`, in parallel for each head, for each row:
     s = old state
     for each token t:                   prompts and decoding alike, so a token's bits are the same
@@ -13,8 +9,7 @@
 
 `gated_norm`, in parallel for each row: v = v * silu(z), each group normalised alone
 
-value(t): an input of the convolution, or what the state keeps of a token before the row. Rows come
-in order: one may read the slot that an earlier one has written.
+Rows come in order: one may read the slot that an earlier one has written.
 """
 
 from __future__ import annotations
@@ -26,127 +21,19 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.activation import each_row
+from mlc_llm.kernels.cpu.silu_conv import L, silu
 from mlc_llm.kernels.cpu.vectors import (
-    LOG2E,
     SCHEDULED,
-    exp2,
     fsplat,
     lanes_at,
     reduce_sum,
     splat,
 )
-from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.kernels.types import Buffer
 
-L = 8
-STRETCH = 16
-"""Channels of a task."""
-MANY = 8
-"""Tokens from which on a second thread is worth its wake-up for the convolution."""
 LARGE = 2**15
-"""The same for the scan, in numbers of all states that are changed, each time counted."""
-
-
-@dataclass(frozen=True, eq=False)
-class Given:
-    """The arguments of `conv_silu`, and the column of the first channel."""
-
-    x: Buffer
-    weight: Buffer
-    bias: Buffer
-    rows: Buffer
-    state: Buffer
-    out: Buffer
-    start: int
-
-    @property
-    def kept(self) -> int:
-        """Tokens that a state keeps."""
-        return int(self.weight.shape[1]) - 1
-
-
-def silu(x: Expr, lanes: int) -> Expr:
-    """x / (1 + e^-x); the exponent is bounded so that the denominator stays finite."""
-    bounded = T.min(fsplat(0.0, lanes) - x, fsplat(87.0, lanes))
-    return x / (fsplat(1.0, lanes) + exp2(bounded * fsplat(LOG2E, lanes), lanes))
-
-
-@T.inline
-def _load(given, row, t, d, value):
-    """value: a vector of channels from d on, of token t of a row; before 0 lies the state."""
-    lane = T.meta_var(lanes_at(0, L))
-    if t < 0:
-        value[lane] = given.state[given.rows[row, 2], t + given.kept, lanes_at(d, L)]
-    else:
-        value[lane] = given.x[given.rows[row, 0] + t, lanes_at(given.start + d, L)]
-
-
-@T.inline
-def _convolve(given, row, d, taps, total, value):
-    """The results of a row, for a vector of channels from d on, and what its new state keeps."""
-    lane = T.meta_var(lanes_at(0, L))
-    for j in T.unroll(given.kept + 1):
-        for i in T.unroll(L):
-            taps[j, i] = given.weight[d + i, j]
-    for t in T.serial(given.rows[row, 1]):
-        total[lane] = fsplat(0.0, L)
-        for j in T.unroll(given.kept + 1):
-            _load(given, row, t + j - given.kept, d, value)
-            total[lane] = total[lane] + taps[j, lane] * value[lane]
-        total[lane] = total[lane] + given.bias[lanes_at(d, L)]
-        given.out[given.rows[row, 0] + t, lanes_at(d, L)] = silu(total[lane], L)
-    for p in T.serial(given.kept):
-        _load(given, row, given.rows[row, 1] + p - given.kept, d, value)
-        given.state[given.rows[row, 3], p, lanes_at(d, L)] = value[lane]
-
-
-@T.inline
-def _channels(given, stretch, r):
-    """A stretch of channels of all rows."""
-    taps = T.alloc_buffer((given.kept + 1, L), "float32")
-    total = T.alloc_buffer((L,), "float32")
-    value = T.alloc_buffer((L,), "float32")
-    for row in T.serial(r):
-        for v in T.serial(STRETCH // L):
-            _convolve(given, row, stretch * STRETCH + v * L, taps, total, value)
-
-
-@cache
-def conv_silu(width: int, kernel: int, columns: int, start: int) -> PrimFunc:
-    """Kernel arguments; width is a multiple of 16, start of 8:
-
-    x       float32 [m, columns]: the channels are the `width` columns from `start` on
-    weight  float32 [width, kernel]: the newest token's last
-    bias    float32 [width]
-    rows    int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
-    state   float32 [slots, kernel - 1, width]: what comes before a row, the oldest first
-    out     float32 [m, width]
-    """
-
-    @T.prim_func(private=True, s_tir=True)
-    def convolution(
-        x: T.handle, weight: T.handle, bias: T.handle, rows: T.handle, state: T.handle,
-        out: T.handle,
-    ):  # fmt: skip
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        r = T.int32()
-        n = T.int32()
-        X = T.match_buffer(x, (m, columns), "float32")
-        W = T.match_buffer(weight, (width, kernel), "float32")
-        B = T.match_buffer(bias, (width,), "float32")
-        R = T.match_buffer(rows, (r, 4), "int32")
-        S = T.match_buffer(state, (n, kernel - 1, width), "float32")
-        O = T.match_buffer(out, (m, width), "float32")
-        with T.sblock("root"):
-            given = T.meta_var(Given(X, W, B, R, S, O, start))
-            if m >= MANY:
-                for u in T.parallel(width // STRETCH):
-                    _channels(given, u, r)
-            else:
-                for u in T.serial(width // STRETCH):
-                    _channels(given, u, r)
-
-    return convolution
+"""Numbers of all states that are changed, each time counted, from which on a second thread is worth
+its wake-up for the scan."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +57,9 @@ class Scan:
 
 
 @T.inline
-def _step_sizes(s, t, h, number):
-    """number: dt of a token, then exp(dt * a). log(1 + e^x) is max(x, 0) + log1p(e^-|x|), and
-    log1p(y) is log(u) * y / (u - 1) for u = 1 + y (Kahan)."""
-    number[0] = s.projected[t, s.start + h] + s.bias[h]
+def softplus(number):
+    """number[0] = log(1 + e^number[0]), of three numbers. log(1 + e^x) is max(x, 0) +
+    log1p(e^-|x|), and log1p(y) is log(u) * y / (u - 1) for u = 1 + y (Kahan)."""
     number[1] = T.exp(T.float32(0) - T.abs(number[0]))
     number[2] = number[1] + T.float32(1)
     number[1] = T.if_then_else(
@@ -182,6 +68,13 @@ def _step_sizes(s, t, h, number):
         T.log(number[2]) * number[1] / (number[2] - T.float32(1)),
     )
     number[0] = T.max(number[0], T.float32(0)) + number[1]
+
+
+@T.inline
+def _step_sizes(s, t, h, number):
+    """number: dt of a token, then exp(dt * a)."""
+    number[0] = s.projected[t, s.start + h] + s.bias[h]
+    softplus(number)
     number[1] = T.exp(number[0] * s.a[h, 0])
 
 

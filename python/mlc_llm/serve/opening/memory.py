@@ -109,9 +109,9 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         groups = tuple(replace(group, layers=group.layers[:1]) for group in groups)
     return ModelSize(
         groups=tuple(_group_size(group, backend) for group in groups),
-        query_width=max(one.query_width for one in layers),
-        kv_width=max(one.kv_width for one in layers),
-        head_dim=max(one.head_dim for one in layers),
+        query_width=max((one.query_width for one in layers), default=0),
+        kv_width=max((one.kv_width for one in layers), default=0),
+        head_dim=max((one.head_dim for one in layers), default=0),
         hidden_size=spec.hidden,
         intermediate_size=max(layer.feed_forward.width for layer in spec.layers),
         vocab_size=spec.vocab,
@@ -137,7 +137,7 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
         total = _aligned(total) + 4 * numbers
     for prefix, sources in plan.matrices.items():
         *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
-        rows = sum(source.shape[-2] for source in sources)
+        rows = sum(source.count for source in sources)
         shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
         total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize
     for rope in plan.spec.ropes:
@@ -149,6 +149,8 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
 
 def _group_size(group: KVGroup, backend: Backend) -> KVSize:
     layers, width = len(group.layers), group.kv_heads * group.head_dim
+    if not layers:
+        return KVSize(0, 1)  # a page table alone has about that: a number, and who uses it
     size = np.dtype(backend.kv_dtype).itemsize
     return KVSize(layers, 2 * layers * width, size, group.window)
 

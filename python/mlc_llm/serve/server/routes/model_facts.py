@@ -85,13 +85,16 @@ def _digest(files: ModelFiles) -> str:
 
 
 def _sizes(spec: ModelSpec) -> dict[str, object]:
-    name, attention = spec.architecture, next(iter(spec.attention_layers.values()))
+    name, attention = spec.architecture, next(iter(spec.attention_layers.values()), None)
+    heads = {
+        f"{name}.attention.head_count": 0 if attention is None else attention.heads,
+        f"{name}.attention.head_count_kv": 0 if attention is None else attention.kv_heads,
+    }
     return {
         f"{name}.block_count": len(spec.layers),
         f"{name}.embedding_length": spec.hidden,
         f"{name}.feed_forward_length": spec.layers[0].feed_forward.width,
-        f"{name}.attention.head_count": attention.heads,
-        f"{name}.attention.head_count_kv": attention.kv_heads,
+        **heads,
         f"{name}.vocab_size": spec.vocab,
     }
 

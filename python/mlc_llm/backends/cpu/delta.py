@@ -1,0 +1,47 @@
+"""The gated delta rule, as calls of CPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.base import GatedDeltaVectors, Part, StateInputs
+from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.kernels.cpu.delta_rule import DeltaShape, delta_scan, normed_gate
+from mlc_llm.kernels.cpu.silu_conv import unbiased_conv_silu
+from mlc_llm.models.recurrent import GatedDeltaSpec
+
+
+def gated_delta(
+    spec: GatedDeltaSpec,
+    parts: Sequence[Part],
+    vectors: GatedDeltaVectors,
+    inputs: StateInputs,
+    scratch: Scratch,
+) -> Tensor:
+    """As `Ops.gated_delta`."""
+    qkv, z, a, b = parts
+    convs, states = inputs.states
+    mixed = float_tensor(qkv.tensor.shape[0], spec.channels)
+    kernel = unbiased_conv_silu(spec.channels, spec.kernel, _columns(qkv), qkv.start)
+    args = [qkv.tensor, vectors.conv, inputs.rows, convs, scratch.tensor(mixed.shape)]
+    shapes = [float_tensor(*convs.shape), mixed]
+    _, mixed = op.tensor_ir_inplace_op(kernel, "conv_silu", args, [3, 4], shapes)
+    out = float_tensor(mixed.shape[0], spec.inner)
+    kernel = delta_scan(
+        DeltaShape(
+            spec.key_heads, spec.key_dim, spec.heads, spec.head_dim, spec.in_turn,
+            (_columns(a), a.start), (_columns(b), b.start),
+        )
+    )  # fmt: skip
+    args = [mixed, a.tensor, b.tensor, vectors.dt_bias, vectors.decay, inputs.rows, states]
+    args.append(scratch.tensor(out.shape))
+    shapes = [float_tensor(*states.shape), out]
+    _, o = op.tensor_ir_inplace_op(kernel, "delta_scan", args, [6, 7], shapes)
+    kernel = normed_gate(spec.heads, spec.head_dim, _columns(z), z.start, vectors.eps)
+    return op.tensor_ir_inplace_op(kernel, "normed_gate", [z.tensor, vectors.norm, o], 2, out)
+
+
+def _columns(part: Part) -> int:
+    return int(part.tensor.shape[1])
