@@ -8,10 +8,12 @@ which random models lack, it writes that of the byte tokenizer.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
-from functools import partial
+import traceback
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +36,36 @@ def converted(model: Any, folder: Path, **fields: Any) -> Path:
     words = json.dumps({"model": model_of_words, "added_tokens": []})
     (folder / "tokenizer.json").write_text(words, encoding="utf-8")
     path = folder / "model.gguf"
-    command = [sys.executable, __file__, str(folder), str(path), json.dumps(fields)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    _in_the_process(folder, path, fields)
     return path
 
 
 def converted_folder(folder: Path, path: Path, file_type: str, rule: str) -> Path:
     """A folder with a tokenizer as a GGUF file. file_type: a name of `LlamaFileType`. rule: of
     cutting words; the converter knows published vocabularies alone."""
-    command = [sys.executable, __file__, str(folder), str(path), "{}", file_type, rule]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    _in_the_process(folder, path, {}, file_type, rule)
     return path
+
+
+def _in_the_process(*given: Any) -> None:
+    """`_convert`. Raises AssertionError with the end of what the process says."""
+    error = _process().submit(_convert, *given).exception()
+    assert error is None, "".join(traceback.format_exception(error))[-3000:]
+
+
+@cache
+def _process() -> ProcessPoolExecutor:
+    """It is kept, because it loads for seconds what the converter needs."""
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
 
 
 def _convert(
     folder: Path, path: Path, fields: dict[str, Any], file_type: str = "ALL_F32", rule: str = ""
 ) -> None:
     """In a process of its own. It writes a vocabulary if a file type is given."""
-    source = Path(os.environ[FOLDER])
-    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    source = os.environ[FOLDER]
+    if source not in sys.path:
+        sys.path[:0] = [source, os.path.join(source, "gguf-py")]
     import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
@@ -78,7 +89,3 @@ def _add_vocabulary(writer: Any) -> None:
     for key, value in byte_tokenizer_metadata().items():
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
         add.get(type(value), writer.add_array)(key, value)
-
-
-if __name__ == "__main__":
-    _convert(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]), *sys.argv[4:])
