@@ -12,7 +12,6 @@ import test_expert_models
 import test_gemma4
 import test_llama_family
 import test_state_spaces
-import torch
 import transformers
 
 SEED = 0
@@ -31,14 +30,10 @@ def random_of(config_class: str) -> Any:
     raise LookupError(f"no test of the oracle makes a {config_class}")
 
 
-def _lfm2() -> Any:
-    torch.manual_seed(SEED)
-    return test_architectures.made("lfm2", SEED)[0].eval()
-
-
-def _granite_hybrid() -> Any:
-    """It saves itself with the names of layers that llama.cpp's converter knows."""
-    model = test_state_spaces.made("experts", SEED)
+def granite_hybrid(kind: str, seed: int) -> Any:
+    """Of `test_state_spaces`. It saves itself with the names of layers that llama.cpp's converter
+    knows."""
+    model = test_state_spaces.made(kind, seed)
     model.save_pretrained = test_state_spaces.Published(model).save_pretrained
     return model
 
@@ -71,8 +66,8 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "Gemma3ForConditionalGeneration": partial(test_llama_family.gemma_3_with_images, SEED),
     "Gemma4ForCausalLM": partial(test_gemma4.made, "all", SEED),
     "Gemma4ForConditionalGeneration": partial(test_gemma4.made_with_images, "all", SEED),
-    "GraniteMoeHybridForCausalLM": _granite_hybrid,
-    "Lfm2ForCausalLM": _lfm2,
+    "GraniteMoeHybridForCausalLM": partial(granite_hybrid, "experts", SEED),
+    "Lfm2ForCausalLM": lambda: test_architectures.random_model("lfm2", SEED)[0],
     "Mamba2ForCausalLM": partial(test_state_spaces.made, "mamba 2", SEED),
     "Qwen3NextForCausalLM": partial(test_state_spaces.made, "qwen next", SEED),
     "Qwen3_5ForCausalLM": partial(test_state_spaces.made, "qwen 3.5", SEED),

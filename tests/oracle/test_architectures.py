@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 
 from hugging_face import write_model  # noqa: E402
+from small_models import VARIED, varied  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 KINDS = ("llama", "qwen3", "qwen3moe", "gemma3", "lfm2")
@@ -123,20 +124,27 @@ def test_spec_from_config_equals_spec_from_gguf(tmp_path: Path, kind: str, seed:
         assert replace(found, norm_eps=in_file) == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
-    from architecture_tools import relative_error, runner_of, runner_of_folder
-
+def random_model(kind: str, seed: int) -> tuple[Any, dict[str, Any]]:
+    """`made`, with norms and biases that are not all alike."""
     torch.manual_seed(seed)
     model, more = made(kind, seed)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             scale = 0.1 if "norm" in name else 0.3
             weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
+    return varied(model).eval(), more
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    from architecture_tools import relative_error, runner_of, runner_of_folder
+
+    model, more = random_model(kind, seed)
+    with torch.no_grad():
         write_model(tmp_path / "model.gguf", kind, model, more)
         tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
-        exact = model.eval()(torch.tensor([tokens])).logits[0].double().numpy()
+        exact = model(torch.tensor([tokens])).logits[0].double().numpy()
     runner = runner_of(tmp_path / "model.gguf", tmp_path, "reference")
     for chunk in (None, 7, 1):
         assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
@@ -146,6 +154,7 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
     assert relative_error(same.logits(tokens), exact) <= WORST
     assert relative_error(same.logits(tokens), runner.logits(tokens)) <= SAME
     greedy = greedy_tokens(model, tokens[:PROMPT])
+    assert len(set(greedy[PROMPT:])) >= VARIED
     assert same.logits(greedy[:-1])[PROMPT - 1 :].argmax(axis=1).tolist() == greedy[PROMPT:]
 
 

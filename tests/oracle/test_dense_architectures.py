@@ -9,51 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_config, read_gguf
 
-torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
+pytest.importorskip("torch", reason="the oracle extra is not installed")
 pytest.importorskip("transformers", reason="the oracle extra is not installed")
 
-from architecture_tools import relative_error, runner_of, runner_of_folder  # noqa: E402
-from converted import converted, needs_converter  # noqa: E402
-from dense_models import CONTEXT, KINDS, SEEDS, fields_of, random_model  # noqa: E402
+from architecture_tools import relative_error, runner_of_folder
+from converted import converted, needs_converter
+from dense_models import CONTEXT, KINDS, SEEDS, fields_of, random_model
+from small_models import HALF_WORST, WORST, check_reference, exact_logits, tokens_of
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
-LENGTH = 80
-WORST, SAME = 1e-4, 1e-6
-"""Of the largest logit."""
-HALF_WORST = 5e-3
-"""The same of kernels that keep keys and values in float16."""
 CPU_KERNELS = ("portable", None, "portable", None)
 """By seed; None is this machine's."""
-
-
-def exact_logits(model: Any, tokens: list[int]) -> npt.NDArray[np.float64]:
-    with torch.no_grad():
-        found = model(torch.tensor([tokens])).logits[0].double().numpy()
-    return np.asarray(found, np.float64)
 
 
 @needs_converter
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
-    model, folder = random_model(kind, seed), tmp_path / "folder"
-    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
-    exact = exact_logits(model, tokens)
-    path = converted(model, folder, **fields_of(model))
-    runner = runner_of_folder(folder, tmp_path, "reference")
-    found = runner.logits(tokens)
-    assert relative_error(found, exact) <= WORST
-    (tmp_path / "of-file").mkdir()
-    of_file = runner_of(path, tmp_path / "of-file", "reference")
-    for chunk in (None, 7, 1):
-        assert relative_error(of_file.logits(tokens, chunk=chunk), exact) <= WORST, chunk
-    assert relative_error(of_file.logits(tokens), found) <= SAME
+    model = random_model(kind, seed)
+    check_reference(converted(model, tmp_path, **fields_of(model)), tmp_path, model, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -61,7 +40,7 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
 def test_cpu_kernels_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
     """All chunk sizes give the same bits."""
     model, folder, kernels = random_model(kind, seed), tmp_path / "folder", CPU_KERNELS[seed]
-    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
+    tokens = tokens_of(seed)
     model.save_pretrained(folder)
     runner = runner_of_folder(folder, tmp_path, kernels)
     whole = runner.logits(tokens)

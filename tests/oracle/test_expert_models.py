@@ -19,12 +19,9 @@ from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 
+from small_models import check_cpu_kernels, check_reference, varied  # noqa: E402
+
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, needs_converter]
-LENGTH = 80
-WORST = 1e-4
-"""Of the largest logit."""
-SAME = 1e-6
-"""The same between the two file formats."""
 HEAD_DIMS, GROUPS, KV_HEADS = (64, 80, 128), (1, 4, 8), (2, 1, 1)
 """By seed."""
 MULTIPLIERS = {
@@ -81,26 +78,7 @@ def made(kind: str, seed: int) -> Any:
         for parameter, weights in model.named_parameters():
             scale = 0.1 if "norm" in parameter else 0.3
             weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
-    return model.eval()
-
-
-def exact_logits(model: Any, tokens: list[int]) -> Any:
-    with torch.no_grad():
-        return model(torch.tensor([tokens])).logits[0].double().numpy()
-
-
-def check_logits(path: Path, folder: Path, tokens: list[int], exact: Any) -> None:
-    """Of a GGUF file in chunks of several sizes, and of the Hugging Face folder."""
-    from architecture_tools import relative_error, runner_of, runner_of_folder
-
-    for part in ("of-file", "of-folder"):
-        (folder / part).mkdir()
-    runner = runner_of(path, folder / "of-file", "reference")
-    for chunk in (None, 7, 1):
-        assert relative_error(runner.logits(tokens, chunk=chunk), exact) <= WORST, chunk
-    found = runner_of_folder(folder, folder / "of-folder", "reference").logits(tokens)
-    assert relative_error(found, exact) <= WORST
-    assert relative_error(found, runner.logits(tokens)) <= SAME
+    return varied(model).eval()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -114,8 +92,13 @@ def test_logits_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None
     of_config = read_config(config)
     in_file = float(np.float32(of_config.norm_eps))  # GGUF has no wider numbers
     assert replace(of_config, norm_eps=in_file) == of_file
-    tokens = np.random.default_rng(seed).integers(0, 256, LENGTH).tolist()
-    check_logits(path, tmp_path, tokens, exact_logits(model, tokens))
+    check_reference(path, tmp_path, model, seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_cpu_kernels_equal_transformers(tmp_path: Path, kind: str, seed: int) -> None:
+    check_cpu_kernels(made(kind, seed), tmp_path, seed)
 
 
 def microscaled(model: Any, rng: np.random.Generator) -> dict[str, Any]:
@@ -165,5 +148,4 @@ def test_experts_in_microscaled_floats(tmp_path: Path) -> None:
     file = GGUFFile.open(path)
     kinds = {name: one.kind for name, one in file.tensors.items() if name.endswith("exps.weight")}
     assert set(kinds.values()) == {"MXFP4"} and len(kinds) == 9
-    tokens = rng.integers(0, 256, LENGTH).tolist()
-    check_logits(path, tmp_path, tokens, exact_logits(model, tokens))
+    check_reference(path, tmp_path, model, seed=0)

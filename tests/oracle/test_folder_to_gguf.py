@@ -117,7 +117,7 @@ def written(kind: str, folder: Path) -> None:
     name, more, rule = KINDS[kind]
     config_name = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
     config = getattr(transformers, config_name)(**(SIZES | more))
-    model = randomized(getattr(transformers, f"{name}ForCausalLM")(config), 0)
+    model = randomized(getattr(transformers, f"{name}ForCausalLM"), config, 0)
     model.to(torch.bfloat16).save_pretrained(folder)
     byte_level(folder, rule) if rule else sentencepiece_model(folder)
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from converted import needs_converter
 
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
+
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 
@@ -53,17 +55,20 @@ def scaled(model: Any, layers: Any) -> Any:
 
 
 def made(kind: str, seed: int) -> Any:
-    model = randomized(transformers.Gemma4ForCausalLM(text_config(kind, seed)), seed)
+    model = randomized(transformers.Gemma4ForCausalLM, text_config(kind, seed), seed)
     return scaled(model, model.model.layers)
 
 
 def made_with_images(kind: str, seed: int) -> Any:
+    """Transformers reads the padding token where text has the token of an image, so that is none of
+    the vocabulary."""
     config = transformers.Gemma4Config(
-        text_config=text_config(kind, seed), image_token_id=290, boi_token_id=291,
-        eoi_token_id=292, vision_config=transformers.Gemma4VisionConfig(**SMALL_IMAGES),
-        audio_config=None, tie_word_embeddings=True,
+        text_config=text_config(kind, seed), image_token_id=VOCABULARY_SIZE,
+        boi_token_id=VOCABULARY_SIZE + 1, eoi_token_id=VOCABULARY_SIZE + 2,
+        vision_config=transformers.Gemma4VisionConfig(**SMALL_IMAGES), audio_config=None,
+        tie_word_embeddings=True,
     )  # fmt: skip
-    model = randomized(transformers.Gemma4ForConditionalGeneration(config), seed)
+    model = randomized(transformers.Gemma4ForConditionalGeneration, config, seed)
     return scaled(model, model.model.language_model.layers)
 
 

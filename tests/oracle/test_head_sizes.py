@@ -34,7 +34,7 @@ def test_logits_equal_transformers(
         "hidden_size": 128, "tie_word_embeddings": is_tied,
     }  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**given)
-    model = randomized(getattr(transformers, f"{name}ForCausalLM")(config), seed=dim + group)
+    model = randomized(getattr(transformers, f"{name}ForCausalLM"), config, seed=dim + group)
     model.save_pretrained(tmp_path)
     tokens = np.random.default_rng(dim).integers(0, 256, LENGTH).tolist()
     with torch.no_grad():

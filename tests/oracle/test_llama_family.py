@@ -88,7 +88,7 @@ def text_config(name: str, more: dict[str, Any], seed: int) -> Any:
 def made(name: str, more: dict[str, Any], seed: int) -> Any:
     """A model of that name."""
     config = text_config(name, more, seed)
-    return randomized(getattr(transformers, f"{name}ForCausalLM")(config), seed)
+    return randomized(getattr(transformers, f"{name}ForCausalLM"), config, seed)
 
 
 @needs_converter
@@ -116,7 +116,7 @@ def gemma_3_with_images(seed: int) -> Any:
         vision_config=transformers.SiglipVisionConfig(**SMALL_IMAGES),
         mm_tokens_per_image=4, image_token_index=290, boi_token_index=291, eoi_token_index=292,
     )  # fmt: skip
-    return randomized(transformers.Gemma3ForConditionalGeneration(config), seed)
+    return randomized(transformers.Gemma3ForConditionalGeneration, config, seed)
 
 
 def mistral_3_with_images(kind: str, seed: int) -> Any:
@@ -125,7 +125,7 @@ def mistral_3_with_images(kind: str, seed: int) -> Any:
         text_config=text, image_token_index=290, tie_word_embeddings=text.tie_word_embeddings,
         vision_config=transformers.PixtralVisionConfig(head_dim=32, **SMALL_IMAGES),
     )  # fmt: skip
-    return randomized(transformers.Mistral3ForConditionalGeneration(config), seed)
+    return randomized(transformers.Mistral3ForConditionalGeneration, config, seed)
 
 
 @needs_converter
