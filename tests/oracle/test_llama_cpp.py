@@ -4,6 +4,7 @@ models, files of each tensor type, and those that we convert."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 pytest.importorskip("transformers", reason="the oracle extra is not installed")
 pytest.importorskip("torch", reason="the oracle extra is not installed")
 
+import test_gemma4
 from agreement import Agreement
 from architecture_tools import relative_error, runner_of
 from conversion_tools import quiet, tiny_gguf
@@ -19,7 +21,7 @@ from dense_models import fields_of
 from ggml_types import SIZES, dequantized, quantized, traits
 from llama_cpp_side import logits_of, needs_llama_cpp, rounding_of
 from ours import greedy
-from random_models import random_of
+from random_models import granite_hybrid, random_of
 
 from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.loader.gguf import GGUFFile
@@ -41,21 +43,38 @@ OF_FILES = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "intermedi
 """Sizes that have whole blocks of every type."""
 KL, SAME = 2e-2, 0.9
 """Mean divergence in nats, and share of tokens, on a trained model: both round activations."""
+GEMMA_4 = [kind for kind in test_gemma4.KINDS if kind != "shared keys and values"]
+"""llama.cpp shares them only if the last layer that has its own has no window, as in "all"."""
 CONVERTED = ("q4_0", "q4_1", "q8_0", "q4_k", "q6_k")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.config for row in ROWS])
 def test_logits_and_greedy_text_equal_those_of_llama_cpp(tmp_path: Path, row: Architecture) -> None:
-    model = random_of(row.config)
-    path = converted(model, tmp_path, **fields_of(model))
-    runner = runner_of(path, tmp_path, "reference")
+    check_model(random_of(row.config), tmp_path, rounding_of(row.gguf))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_state_spaces_equal_those_of_llama_cpp(tmp_path: Path, kind: str, seed: int) -> None:
+    check_model(granite_hybrid(kind, seed), tmp_path, WORST)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", GEMMA_4)
+def test_layers_of_gemma_4_equal_those_of_llama_cpp(tmp_path: Path, kind: str, seed: int) -> None:
+    check_model(test_gemma4.made(kind, seed), tmp_path, rounding_of("gemma4"))
+
+
+def check_model(model: Any, folder: Path, rounding: float) -> None:
+    """rounding: of llama.cpp, as a part of the largest logit."""
+    path = converted(model, folder, **fields_of(model))
+    runner = runner_of(path, folder, "reference")
     answer = greedy(runner, TOKENS[:PROMPT], ANSWER)
     exact = logits_of(path, TOKENS)
-    assert relative_error(runner.logits(TOKENS), exact) <= rounding_of(row.gguf)
+    assert relative_error(runner.logits(TOKENS), exact) <= rounding
     theirs = logits_of(path, TOKENS[:PROMPT] + answer)
     for given, scores in zip(answer, theirs[PROMPT - 1 :], strict=False):
-        behind = scores.max() - scores[given]
-        assert behind <= 2 * rounding_of(row.gguf) * np.abs(theirs).max()
+        assert scores.max() - scores[given] <= 2 * rounding * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize("kind", SIZES)

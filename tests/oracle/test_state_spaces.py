@@ -16,6 +16,8 @@ from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 
+from small_models import VARIED, varied  # noqa: E402
+
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 PROMPT, ANSWER = 16, 64
 WORST = {"reference": 1e-4, None: 3e-3}
@@ -48,7 +50,7 @@ def made(kind: str, seed: int) -> Any:
             weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
             if name.endswith("dt_bias"):
                 weights.copy_(torch.empty_like(weights).uniform_(-5, 0.5))
-    return model.eval()
+    return (varied(model) if kind in ("dense", "experts") else model).eval()
 
 
 def _falcon(kind: str, seed: int) -> Any:
@@ -97,12 +99,13 @@ def _qwen(kind: str, seed: int) -> Any:
 
 
 def _granite(kind: str, seed: int) -> Any:
-    hidden = 64 * (1 + seed)
+    """llama.cpp needs one size of both networks if it is dense."""
+    hidden, is_dense = 64 * (1 + seed), kind == "dense"
     return transformers.GraniteMoeHybridConfig(
-        vocab_size=VOCABULARY_SIZE, hidden_size=hidden, intermediate_size=64,
+        vocab_size=VOCABULARY_SIZE, hidden_size=hidden, intermediate_size=96 if is_dense else 64,
         shared_intermediate_size=96, num_hidden_layers=len(LAYERS[seed]), num_attention_heads=4,
         num_key_value_heads=2, layer_types=list(LAYERS[seed]), max_position_embeddings=256,
-        num_local_experts=4 if kind == "experts" else 0, num_experts_per_tok=2,
+        num_local_experts=0 if is_dense else 4, num_experts_per_tok=0 if is_dense else 2,
         tie_word_embeddings=bool(seed % 2), mamba_n_heads=4 * (1 + seed), mamba_d_head=32,
         mamba_d_state=STATES[seed], mamba_n_groups=GROUPS[seed], mamba_d_conv=4 - seed % 2,
         attention_multiplier=0.25, embedding_multiplier=6.0, logits_scaling=4.0,
@@ -141,6 +144,7 @@ def test_folder_equals_transformers(
         for _ in range(ANSWER):
             tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
         exact = model(torch.tensor([tokens])).logits[0].double().numpy()
+    assert len(set(tokens[PROMPT:])) >= VARIED
     (tmp_path / "out").mkdir()
     runner = runner_of_folder(tmp_path, tmp_path / "out", kernels)
     whole = runner.logits(tokens)
