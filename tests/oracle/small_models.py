@@ -37,6 +37,8 @@ LAST_NORMS = (
     "embedding_norm.weight",
     "ln_f.weight",
     "final_layer_norm.weight",
+    "final_layernorm.weight",
+    "norm_f.weight",
 )
 HEAD_DIMS, GROUPS, KV_HEADS = (64, 80, 96, 128), (1, 4, 8, 2), (2, 1, 1, 2)
 """By seed."""

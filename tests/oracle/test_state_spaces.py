@@ -50,7 +50,7 @@ def made(kind: str, seed: int) -> Any:
             weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
             if name.endswith("dt_bias"):
                 weights.copy_(torch.empty_like(weights).uniform_(-5, 0.5))
-    return (varied(model) if kind in ("dense", "experts") else model).eval()
+    return varied(model).eval()
 
 
 def _falcon(kind: str, seed: int) -> Any:
