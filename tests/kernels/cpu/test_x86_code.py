@@ -14,8 +14,8 @@ from mlc_llm.backends.cpu.target import target_for
 from mlc_llm.kernels.cpu.matmul import matmul
 
 KINDS = ("Q4_0", "Q8_0", "Q6_K", "Q4_K", "Q5_0")
-UNITS_ON_STACK = {"Q6_K": 6, "Q4_K": 10, "Q5_0": 4}
-"""Instructions that move units or weights of a span: sums fill the registers."""
+UNITS_ON_STACK = {"Q4_0": 2, "Q6_K": 4, "Q4_K": 6, "Q5_0": 3}
+"""Instructions that move units, weights or a sum of a group: sums fill the registers."""
 VECTOR_ON_STACK = re.compile(r"^\tv\w+\t.*%zmm\d+.*\(%[re]sp\)", re.MULTILINE)
 
 
@@ -35,12 +35,12 @@ def instructions(code: str) -> Counter[str]:
 def test_bytes_are_multiplied_four_at_once_and_sums_stay_in_registers(kind: str) -> None:
     code = assembly(VNNI, kind)
     found = instructions(code)
-    assert found["vpdpbusd"] > 100 and found["vpmaddwd"] == 0
+    assert found["vpdpbusd"] >= 80 and found["vpmaddwd"] == 0
     assert len(VECTOR_ON_STACK.findall(code)) <= UNITS_ON_STACK.get(kind, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_are_multiplied_where_there_is_nothing_better(kind: str) -> None:
     found = instructions(assembly(AVX2, kind))
-    assert found["vpmaddwd"] > 100 and found["vpdpbusd"] == 0
+    assert found["vpmaddwd"] >= 80 and found["vpdpbusd"] == 0
     assert found["vcvtph2ps"] > 0

@@ -11,7 +11,7 @@ BLOCK = 32
 PAGE = 16
 """Tokens a KV page."""
 UNIT_WORDS = BLOCK // 2
-"""32-bit words of the units of a block and span."""
+"""32-bit words of the units of a block and span: a float16 a row and kind."""
 _BYTES = {"float32": 4, "float16": 2, "int16": 2, "int8": 1}
 
 
@@ -25,9 +25,9 @@ class WeightFormat:
 
     value = scale * (q - offset), or scale * q + minimum.
 
-    With a `span` above 1 the tensor is [n/32, k/group/span, stride]. The words of `span` groups
-    come first, then their scales, then their minima: whole numbers (int8) in units. The units of
-    the scales stand behind them, then those of the minima, a float16 for each row.
+    With a `span` above 1 the tensor is [n/32, k/group/span, stride]. The units of a span come
+    first, a float16 for each row: those of its scales, then those of its minima. Its groups follow,
+    whose scales and minima are whole numbers (int8) in these units.
 
     In a fixed-point format scales and minima are int16, in units of their row. A group more behind
     the last one begins with the 32 rows' units, float32.
@@ -66,13 +66,18 @@ class WeightFormat:
 
     @property
     def high_bits(self) -> int:
-        """Bits of a value above its low four that lie in a word of their own, the last one."""
+        """Bits of a value above its low four that lie in a word of their own, the first one."""
         return self.bits - 4 if self.bits < 8 else 0
+
+    @property
+    def high_words(self) -> int:
+        """Words that come before the low words: one if there are high bits."""
+        return 1 if self.high_bits else 0
 
     @property
     def low_words(self) -> int:
         """Words without that of the high bits."""
-        return self.words - (1 if self.high_bits else 0)
+        return self.words - self.high_words
 
     @property
     def parts(self) -> int:
@@ -85,17 +90,23 @@ class WeightFormat:
         return BLOCK * _BYTES[self.scale_dtype] // 4
 
     @property
+    def unit_words(self) -> int:
+        """32-bit words of the units of a block and span: a float16 a row and kind."""
+        return _kinds(self) * UNIT_WORDS if self.span > 1 else 0
+
+    @property
+    def group_stride(self) -> int:
+        """32-bit words of a block and group."""
+        return self.scale_start(_kinds(self))
+
+    @property
     def stride(self) -> int:
         """32-bit words of a block and span."""
-        return self.unit_start(_kinds(self) if self.span > 1 else 0)
+        return self.unit_words + self.span * self.group_stride
 
     def scale_start(self, kind: int) -> int:
-        """Where the scales (kind 0) or minima (1) of the span begin; they come group by group."""
-        return self.span * (self.words * BLOCK + kind * self.scale_words)
-
-    def unit_start(self, kind: int) -> int:
-        """Where the units of the scales (kind 0) or minima (1) of the span begin."""
-        return self.scale_start(_kinds(self)) + kind * UNIT_WORDS
+        """Where the scales (kind 0) or minima (1) begin in a group."""
+        return self.words * BLOCK + kind * self.scale_words
 
     @property
     def name(self) -> str:

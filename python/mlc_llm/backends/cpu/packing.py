@@ -2,14 +2,14 @@
 
 A matrix [n, k] is cut into blocks of 32 rows and groups of columns. Each block and group has its
 words first, the 32 rows side by side, then the scales, then the minima if there are any. In
-formats with spans, several groups have their words, then their scales and so on. With
-quads = group / 4:
+formats with spans, the units of several groups lie before them. So a product reads the bytes in
+their order, and the processor's own prefetching keeps up with it. With quads = group / 4:
 
     8-bit  word j (of quads):      byte i holds element  quads * i + j
     4-bit  word j (of quads / 2):  byte i holds element  quads * i + j  in its low nibble
                                    and  quads * i + j + quads / 2  in its high nibble
-    5-bit  as 4-bit; the last word has the bits above the nibbles: bit (6-bit: pair of bits) j of
-    6-bit  its byte i belongs to element  quads * i + j
+    5-bit  as 4-bit behind a word that has the bits above the nibbles: bit (6-bit: pair of bits) j
+    6-bit  of its byte i belongs to element  quads * i + j
 
 Rows are padded to a multiple of 32 with zero scales.
 """
@@ -58,9 +58,11 @@ def pack(grouped: Grouped, fmt: WeightFormat) -> Packed:
         [_factors(s, u, fmt) for s, u in zip(scales, shared, strict=True)] if shared else scales
     )
     parts += [_interleaved(_pad(scale).astype(fmt.scale_dtype)) for scale in scales]
-    parts += [_interleaved(_pad(unit).astype("float16")) for unit in shared]
-    blocks, spans = parts[0].shape[0], k // fmt.group // fmt.span
-    tensor = np.concatenate([part.reshape(blocks, spans, -1) for part in parts], axis=2)
+    tensor = np.concatenate(parts, axis=2)
+    if shared:
+        blocks, spans = parts[0].shape[0], k // fmt.group // fmt.span
+        heads = [_interleaved(_pad(unit).astype("float16")) for unit in shared]
+        tensor = np.concatenate([*heads, tensor.reshape(blocks, spans, -1)], axis=2)
     if units is not None:
         tensor = np.concatenate([tensor, _unit_group(units, fmt)], axis=1)
     return Packed(fmt, n, k, tensor)
@@ -133,11 +135,15 @@ def unpack(packed: Packed) -> npt.NDArray[np.float32]:
         return floats
     spans = k // fmt.group // fmt.span
     tensor = packed.tensor[:, :spans]
-    q = _values(tensor[..., : fmt.scale_start(0)], fmt)
-    scale, *minimum = (_scales(tensor, fmt, kind) for kind in range(1 + fmt.has_minimum))
+    groups = tensor[..., fmt.unit_words :].reshape(len(tensor), -1, fmt.group_stride)
+    q = _values(groups[..., : fmt.scale_start(0)], fmt)
+    scale, *minimum = (_scales(groups, fmt, kind) for kind in range(1 + fmt.has_minimum))
+    if fmt.span > 1:
+        units = (_span_units(tensor, fmt, kind) for kind in range(1 + fmt.has_minimum))
+        scale, *minimum = (a * b for a, b in zip((scale, *minimum), units, strict=True))
     if fmt.is_fixed_point:
-        units = np.ascontiguousarray(packed.tensor[:, spans, :BLOCK]).view(np.float32)
-        scale, *minimum = (part * units.reshape(-1, 1, 1) for part in (scale, *minimum))
+        of_row = np.ascontiguousarray(packed.tensor[:, spans, :BLOCK]).view(np.float32)
+        scale, *minimum = (part * of_row.reshape(-1, 1, 1) for part in (scale, *minimum))
     if fmt.float8:
         q = E4M3[q.astype(np.uint8)]
     elif not minimum:
@@ -155,7 +161,7 @@ def _words(q: Array, fmt: WeightFormat) -> Array:
     if fmt.parts == 2:
         octets = octets & 15 | (split[..., 1, :] << 4)
     if fmt.high_bits:
-        octets = np.concatenate([octets, _high_octets(split, fmt)], axis=4)
+        octets = np.concatenate([_high_octets(split, fmt), octets], axis=4)
     ordered = octets.transpose(0, 2, 4, 1, 3)  # [blocks, groups, words, 32, byte]
     return np.ascontiguousarray(ordered).view("<i4").reshape(n // BLOCK, k // fmt.group, -1)
 
@@ -169,32 +175,33 @@ def _high_octets(split: Array, fmt: WeightFormat) -> Array:
 
 
 def _values(words: Array, fmt: WeightFormat) -> Array:
-    """float32 [rows, groups, group] of the values in the words [blocks, spans, ...]."""
-    blocks, spans, _ = words.shape
+    """float32 [rows, groups, group] of the values in the words [blocks, groups, words * 32]."""
+    blocks, groups, _ = words.shape
     split = np.ascontiguousarray(words).view(np.uint8)
-    octets = split.reshape(blocks, spans * fmt.span, fmt.words, BLOCK, 4)
-    low = octets[:, :, : fmt.low_words]
+    octets = split.reshape(blocks, groups, fmt.words, BLOCK, 4)
+    low = octets[:, :, fmt.high_words :]
     parts = np.stack([low & 15, low >> 4] if fmt.parts == 2 else [low])
     q = parts.transpose(1, 4, 2, 5, 0, 3)  # [blocks, 32, groups, byte, part, word]
     q = q.reshape(*q.shape[:4], -1)
     if fmt.high_bits:
         shifts = fmt.high_bits * np.arange(fmt.group // 4, dtype=np.uint8)
-        high = octets[:, :, -1].transpose(0, 2, 1, 3)[..., None] >> shifts
+        high = octets[:, :, 0].transpose(0, 2, 1, 3)[..., None] >> shifts
         q = q | (high & ((1 << fmt.high_bits) - 1)) << 4
-    values: Array = q.reshape(blocks * BLOCK, spans * fmt.span, fmt.group).astype(np.float32)
+    values: Array = q.reshape(blocks * BLOCK, groups, fmt.group).astype(np.float32)
     return values
 
 
-def _scales(tensor: Array, fmt: WeightFormat, kind: int) -> Array:
-    """float32 [rows, groups, 1]: the scales (kind 0) or minima (1)."""
-    start, size = fmt.scale_start(kind), fmt.span * fmt.scale_words
-    scale = _floats(tensor[..., start : start + size], fmt.scale_dtype)
-    if fmt.span == 1:
-        return scale
-    start = fmt.unit_start(kind)
-    unit = _floats(tensor[..., start : start + UNIT_WORDS], "float16")
-    product: Array = scale * np.repeat(unit, fmt.span, axis=1)
-    return product
+def _scales(groups: Array, fmt: WeightFormat, kind: int) -> Array:
+    """float32 [rows, groups, 1]: the scales (kind 0) or minima (1), in units if there are any."""
+    start = fmt.scale_start(kind)
+    return _floats(groups[..., start : start + fmt.scale_words], fmt.scale_dtype)
+
+
+def _span_units(tensor: Array, fmt: WeightFormat, kind: int) -> Array:
+    """float32 [rows, groups, 1]: the units of the scales (kind 0) or minima (1)."""
+    start = kind * UNIT_WORDS
+    units = _floats(tensor[..., start : start + UNIT_WORDS], "float16")
+    return np.repeat(units, fmt.span, axis=1)
 
 
 def _pad(rows: Array) -> Array:

@@ -12,7 +12,7 @@ X  int32 [planes, quads]   activation words, quads = group / 4
 
 Byte `i` of word `j` belongs to element `quads * i + j` of the group (`backends/cpu/packing.py`), so
 activations pack with plain vector arithmetic. Values of 5 or 6 bits are nibbles like those of 4
-bits, and a last word has the bits above them: byte `i` those of all quads, the first ones lowest.
+bits, and a first word has the bits above them: byte `i` those of all quads, the first ones lowest.
 The planes are:
 
 * VNNI and Arm: the signed high bytes, then the signed low bytes of the 16-bit values. Each plane
@@ -49,9 +49,10 @@ def weight_values(
 
     places: where they begin; byte: the first one that is taken, which is shifted down.
     """
+    word = w(fmt.high_words + j)
     if fmt.bits == 8:
-        return w(j) if places == BYTES else _taken(w(j), 8 * byte, 8, places, lanes)
-    low = _taken(w(j), 4 * part + 8 * byte, 4, places, lanes)
+        return word if places == BYTES else _taken(word, 8 * byte, 8, places, lanes)
+    low = _taken(word, 4 * part + 8 * byte, 4, places, lanes)
     if not fmt.high_bits:
         return low
     return low | _high_values(fmt, w, j + part * fmt.low_words, lanes, places, byte)
@@ -62,7 +63,7 @@ def _high_values(
 ) -> Expr:
     """The bits of a quad's values above the low four, where they belong."""
     start = fmt.high_bits * quad + 8 * byte
-    high = _taken(w(fmt.low_words), start, fmt.high_bits, places, lanes)
+    high = _taken(w(0), start, fmt.high_bits, places, lanes)
     return T.shift_left(high, splat(T.int32(4), lanes))
 
 
@@ -140,7 +141,7 @@ def _dot_dotprod(
 
 def _octets(fmt: WeightFormat, w: Words, j: Index, part: int) -> Expr:
     """`weight_values` of all four bytes. They are shifted as bytes, which needs no mask."""
-    octets = T.reinterpret(w(j), dtype="uint8x16")
+    octets = T.reinterpret(w(fmt.high_words + j), dtype="uint8x16")
     if fmt.bits == 8:
         return octets
     low = T.shift_right(octets, splat(T.uint8(4), 16)) if part else octets & splat(T.uint8(15), 16)

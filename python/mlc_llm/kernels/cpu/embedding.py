@@ -19,7 +19,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.kernels.cpu.float8 import e4m3
-from mlc_llm.kernels.cpu.scales import minimum_of, scale_of
+from mlc_llm.kernels.cpu.scales import group_start, minimum_of, scale_of
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Expr
 
@@ -56,15 +56,15 @@ def _whole(
     """The whole number behind a value."""
 
     def taken(word: Expr | int, start: Expr, bits: int) -> Expr:
-        at = (g % fmt.span * fmt.words + word) * BLOCK + row % BLOCK
+        at = group_start(fmt, g) + word * BLOCK + row % BLOCK
         shifted = T.shift_right(table[row // BLOCK, g // fmt.span, at], start)
         return T.bitwise_and(shifted, T.int32((1 << bits) - 1))
 
-    low = taken(j, byte * 8 + part * 4, 8 // fmt.parts)
+    low = taken(fmt.high_words + j, byte * 8 + part * 4, 8 // fmt.parts)
     if not fmt.high_bits:
         return low
     start = byte * 8 + fmt.high_bits * (j + part * fmt.low_words)
-    return low | T.shift_left(taken(fmt.low_words, start, fmt.high_bits), T.int32(4))
+    return low | T.shift_left(taken(0, start, fmt.high_bits), T.int32(4))
 
 
 def _packed_rows(n: int, k: int, fmt: WeightFormat, factor: float) -> PrimFunc:

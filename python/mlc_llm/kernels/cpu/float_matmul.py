@@ -23,7 +23,7 @@ from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import BYTE, Words, weight_values
 from mlc_llm.kernels.cpu.float8 import e4m3
-from mlc_llm.kernels.cpu.row_block import ask_for_group, clear, store, words_ahead
+from mlc_llm.kernels.cpu.row_block import clear, store
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.types import Expr, Index
@@ -56,27 +56,22 @@ class DequantisedProduct:
         self.apart, self.size = n // BLOCK, isa.row_block
         self.lanes, self.vectors = isa.lanes, BLOCK // isa.lanes
         self.lane = lanes_at(0, isa.lanes)
-        self.ahead = words_ahead(fmt, 1)
 
     @T.inline
     def multiply(self, X, W, Y, block, m):
         """All m rows times column block `block`."""
-        for _ in T.serial(T.min(m // self.size, 1)):
-            self.multiply_block(X, W, Y, block, 0, self.size, True)
-        for t in T.serial(T.max(m // self.size, 1) - 1):
-            self.multiply_block(X, W, Y, block, (t + 1) * self.size, self.size, False)
+        for t in T.serial(m // self.size):
+            self.multiply_block(X, W, Y, block, t * self.size, self.size)
         for t in T.serial(m % self.size):
-            self.multiply_block(X, W, Y, block, m - m % self.size + t, 1, True)
+            self.multiply_block(X, W, Y, block, m - m % self.size + t, 1)
 
     @T.inline
-    def multiply_block(self, X, W, Y, block, row, rows, is_first):
-        """One row block. The first one asks for weights; they are in the cache for the others."""
+    def multiply_block(self, X, W, Y, block, row, rows):
+        """One row block."""
         sums = T.alloc_buffer((rows, self.vectors, self.lanes), "float32")
         weights = T.alloc_buffer((self.vectors, self.lanes), "float32")
         clear(sums, rows, self.lanes)
         for g in T.serial(self.groups):
-            if is_first:
-                ask_for_group(self.fmt, W, block, g // self.fmt.span, g % self.fmt.span, self.ahead)
             for j in T.serial(self.fmt.low_words):
                 for part in T.unroll(self.fmt.parts):
                     for byte in T.unroll(4):

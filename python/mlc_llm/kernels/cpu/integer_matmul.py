@@ -141,24 +141,18 @@ class IntegerProduct:
         no row block go one by one through all streams."""
         size = T.meta_var(self.isa.row_block)
         for s in T.serial(self.streams):
-            for _ in T.serial(T.min(count // size, 1)):
+            for t in T.serial(count // size):
                 self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start, size), True, planes
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * size, size), planes
                 )
-            for t in T.serial(T.max(count // size, 1) - 1):
-                self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start + (t + 1) * size, size),
-                    False, planes,
-                )  # fmt: skip
         for t in T.serial(count % size):
             self.multiply_block(
-                X, W, Y, RowBlock(block, self.streams, start + count - count % size + t, 1),
-                True, planes,
-            )  # fmt: skip
+                X, W, Y, RowBlock(block, self.streams, start + count - count % size + t, 1), planes
+            )
 
     @T.inline
-    def multiply_block(self, X, W, Y, at, is_first, planes):
-        """One row block. The first one asks for weights; they are in the cache for the others.
+    def multiply_block(self, X, W, Y, at, planes):
+        """One row block.
 
         The planes have a buffer each: TVM keeps those of 1 KiB in memory, smaller ones in
         registers.
@@ -169,7 +163,7 @@ class IntegerProduct:
         clear(sums, at.sums, self.lanes)
         for span in T.serial(self.groups // self.fmt.span):
             for i in T.serial(self.fmt.span):
-                if is_first:
+                if self.streams > 1:
                     for s in T.unroll(at.streams):
                         ask_for_group(self.fmt, W, at.block + s * self.apart, span, i, self.ahead)
                 self.clear_group(high, low, at.sums, planes)
@@ -252,9 +246,11 @@ class IntegerProduct:
 def _streams(n: int, isa: Isa) -> int:
     """Column blocks that a single row goes through side by side, each from another part of W.
 
-    One is faster on AMD's EPYC (Zen 4): of two it read 20 to 30 % less a second, by 512-bit and by
-    256-bit vectors alike. Machines with AMX keep two, which were faster when they came and were
-    not compared since; there is one stream where threads could not share pairs evenly.
+    A single one reads as fast as the memory allows on AMD's EPYC (Zen 4): the bytes come in their
+    order, and the processor's own prefetching keeps up. Of two it read 20 to 30 % less a second,
+    and asking ahead cost 10 to 20 %. Machines with AMX keep two and ask ahead, which was faster
+    when it came and was not compared since; there is one where threads could not share pairs
+    evenly.
     """
     blocks = n // BLOCK
     is_even = blocks % 4 == 0 or (blocks % 2 == 0 and blocks >= 64)

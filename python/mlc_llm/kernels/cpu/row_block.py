@@ -37,18 +37,15 @@ class RowBlock(NamedTuple):
 
 def words_ahead(fmt: WeightFormat, streams: int) -> int:
     """How many words ahead each stream asks for weights: whole groups, or their share of a span."""
-    share = fmt.stride // fmt.span
-    return max(1, PREFETCH_BYTES // streams // (4 * share)) * share
+    return max(1, PREFETCH_BYTES // streams // (4 * fmt.group_stride)) * fmt.group_stride
 
 
 @T.inline
 def ask_for_group(fmt, W, block, span, group, ahead):
     """Asks for as many weights as a group of a span has, so many words ahead of it; past the end
     they are ignored."""
-    for line in T.unroll(-(-fmt.stride // fmt.span // LINE_WORDS)):
-        T.evaluate(
-            prefetch(W, block, span, group * (fmt.stride // fmt.span) + ahead + line * LINE_WORDS)
-        )
+    for line in T.unroll(-(-fmt.group_stride // LINE_WORDS)):
+        T.evaluate(prefetch(W, block, span, group * fmt.group_stride + ahead + line * LINE_WORDS))
 
 
 @T.inline

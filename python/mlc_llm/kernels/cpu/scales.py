@@ -13,12 +13,17 @@ from collections.abc import Callable
 
 from tvm.script import tirx as T
 
-from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
+from mlc_llm.backends.cpu.formats import BLOCK, UNIT_WORDS, WeightFormat
 from mlc_llm.kernels.cpu.vectors import lanes_at
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 SCALES, MINIMA = 0, 1
 """Kinds of numbers that a group has beside its values."""
+
+
+def group_start(fmt: WeightFormat, group: Index) -> Index:
+    """Where a group of columns begins in its span, with its words."""
+    return fmt.unit_words + group % fmt.span * fmt.group_stride
 
 
 def weight_words(
@@ -28,7 +33,7 @@ def weight_words(
     number."""
 
     def word(j: Index) -> Expr:
-        at = (group % fmt.span * fmt.words + j) * BLOCK + start
+        at = group_start(fmt, group) + j * BLOCK + start
         return W[block, group // fmt.span, lanes_at(at, lanes)]
 
     return word
@@ -66,7 +71,7 @@ def whole_at(
     fmt: WeightFormat, W: Buffer, block: Index, group: Index, kind: int, vector: Index, lanes: int
 ) -> Expr:
     """int16 `SCALES` or `MINIMA` of a fixed-point format, of the rows of `scale_at`."""
-    start = fmt.words * BLOCK + kind * fmt.scale_words + vector * (lanes // 2)
+    start = fmt.scale_start(kind) + vector * (lanes // 2)
     return T.reinterpret(W[block, group, lanes_at(start, lanes // 2)], dtype=f"int16x{lanes}")
 
 
@@ -81,7 +86,7 @@ def _floats(
 ) -> Expr:
     """A vector of the scales or minima of a group."""
     span = group // fmt.span
-    start = fmt.scale_start(kind) + group % fmt.span * fmt.scale_words
+    start = group_start(fmt, group) + fmt.scale_start(kind)
     if fmt.scale_dtype == "float32":
         words = W[block, span, lanes_at(start + vector * lanes, lanes)]
         return T.reinterpret(words, dtype=f"float32x{lanes}")
@@ -90,7 +95,7 @@ def _floats(
     at = start + vector * (lanes // 4)
     octets = W[block, span, at if lanes == 4 else lanes_at(at, lanes // 4)]
     whole = T.cast(T.reinterpret(octets, dtype=f"int8x{lanes}"), f"float32x{lanes}")
-    return whole * _halves(W, block, span, fmt.unit_start(kind), vector, lanes)
+    return whole * _halves(W, block, span, kind * UNIT_WORDS, vector, lanes)
 
 
 def _halves(W: Buffer, block: Index, span: Index, start: Index, vector: Index, lanes: int) -> Expr:
@@ -102,12 +107,12 @@ def _halves(W: Buffer, block: Index, span: Index, start: Index, vector: Index, l
 def _float(fmt: WeightFormat, W: Buffer, block: Index, group: Index, kind: int, row: Index) -> Expr:
     """One of the scales or minima of a group."""
     span = group // fmt.span
-    start = fmt.scale_start(kind) + group % fmt.span * fmt.scale_words
+    start = group_start(fmt, group) + fmt.scale_start(kind)
     if fmt.scale_dtype == "float32":
         return T.reinterpret(W[block, span, start + row], dtype="float32")
     if fmt.span > 1:
         octet = T.shift_right(W[block, span, start + row // 4], row % 4 * 8)
-        unit = _half(W, block, span, fmt.unit_start(kind), row)
+        unit = _half(W, block, span, kind * UNIT_WORDS, row)
         return T.cast(T.cast(octet, "int8"), "float32") * T.cast(
             T.reinterpret(unit, dtype="float16"), "float32"
         )
