@@ -25,7 +25,7 @@ from common import Spread, print_configuration
 from machine import CHAINS, LANES, TURNS, built, multiplying, written
 from matvec import SHAPES
 
-from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, format_of_kind, tensor_shape
+from mlc_llm.backends.cpu.formats import WeightFormat, format_of_kind, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
@@ -71,7 +71,11 @@ def _weights(fmt: WeightFormat, shape: tuple[int, ...], dtype: str) -> np.ndarra
     """Random weights whose scales are 1/16, in the same kind of memory as a model's."""
     packed = written(int(np.prod(shape)) * 4).view(dtype).reshape(shape)
     packed[...] = np.random.default_rng(5).integers(0, 2**31, shape, np.int32)
-    packed[..., fmt.words * BLOCK :] = 0x2C002C00
+    groups = packed[..., fmt.unit_words :].reshape(len(packed), -1, fmt.group_stride)
+    whole = fmt.scale_dtype == "int8"
+    groups[..., fmt.scale_start(0) :] = 0x01010101 if whole else 0x2C002C00
+    packed[..., : fmt.unit_words] = 0x2C002C00
+    packed[..., fmt.unit_words :] = groups.reshape(*packed.shape[:2], -1)
     return packed
 
 
@@ -105,13 +109,17 @@ def main() -> None:
         kinds = arguments.kinds or [KINDS[model]]
         for kind, planes, rows in itertools.product(kinds, arguments.planes, arguments.rows):
             fmt, chosen = format_of_kind(kind, half=isa.half), replace(isa, one_plane=planes == 1)
+            fitting = [(n, k) for n, k in shapes if k % (fmt.group * fmt.span) == 0]
+            if not fitting:
+                print(f"{model} {kind}: no matrix has whole blocks in a row")
+                continue
             seconds = 0.0
-            for n, k in shapes:
+            for n, k in fitting:
                 share = shares(product(chosen, fmt, n, k, rows), most, arguments.rounds)
                 seconds += n * k / share.median
                 spread = f"{share.median:.1%} ({share.low:.1%} to {share.high:.1%})"
                 print(f"{model} {kind} {n}x{k}, planes {planes}, rows {rows}: {spread}", flush=True)
-            whole = sum(n * k for n, k in shapes) / seconds
+            whole = sum(n * k for n, k in fitting) / seconds
             print(f"{model} {kind} together, planes {planes}, rows {rows}: {whole:.1%}", flush=True)
 
 
