@@ -56,8 +56,7 @@ SPEED_TESTS = (
 )
 QUICK_TESTS = SPEED_TESTS[:3]
 REAL_TESTS = SPEED_TESTS[:2]
-"""Of models of real shapes, which are measured beside these peers, and without other settings of
-ours."""
+"""Of models of real shapes, which are measured beside these peers."""
 REAL_PEERS = (LLAMA, IK_LLAMA)
 DEPTHS = (8160, 4096, 2048, 1024, 512, 128)
 QUICK_DEPTHS = (2048, 512, 128)
@@ -173,8 +172,6 @@ class Comparison:
         return f"{side.name} on {name}" not in self.results.missing
 
     def _ours(self, model: str) -> list[Ours]:
-        if model in REAL_SHAPES:
-            return [self.ours]
         sides = [self.ours, *([self.fast] if self.fast else [])]
         return sides + ([self.avx2] if self.wants("avx2", model) and self.avx2_peers else [])
 
@@ -194,7 +191,7 @@ class Comparison:
         sides: list[Side] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
         tests: Sequence[Trial] = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
         if name in REAL_SHAPES:
-            sides = [self.ours, *(one for one in self.peers if one.name in REAL_PEERS)]
+            sides = [one for one in sides if one not in self.peers or one.name in REAL_PEERS]
             tests = REAL_TESTS
         if self.wants("speed", name):
             peers = {side.name for side in self.peers}

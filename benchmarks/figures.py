@@ -346,6 +346,9 @@ def real_rows(results: Results) -> Iterator[Row]:
             note = f"the faster peer ({peer[2]})" if best else ""
             figure = f"{what}, {TITLES[model]}"
             yield from versus(results, figure, 1.0, (model, what, OURS), peer, note=note)
+            if what != "decode":
+                fast = f"{figure}, faster setting: 8-bit activations, as peers have"
+                yield from versus(results, fast, 1.0, (model, what, FAST), peer, note=note)
         if shape.is_dense:
             yield from read_share(results, f"decode, {TITLES[model]}", model, 0.85)
 

@@ -211,6 +211,18 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
         assert y[:fast].tobytes() == few[np.arange(fast) % 7].tobytes(), f"{fast} fast rows"
 
 
+@pytest.mark.parametrize(
+    ("kind", "m", "add"), [("Q6_K", 70, False), ("Q5_1", 530, True), ("Q5_0", 64, True)]
+)
+@each_isa(where=lambda isa: isa.lanes == 16)
+def test_many_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: bool) -> None:
+    """Weights of 5 or 6 bits are unpacked once for all rows."""
+    w, x = many(isa, kind, m)
+    into = np.ones((m, padded_rows(ROWS)), np.float32) if add else None
+    few = product(isa, w, x[:7], into=None if into is None else into[:7])
+    assert product(isa, w, x, into=into).tobytes() == few[np.arange(m) % 7].tobytes()
+
+
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])

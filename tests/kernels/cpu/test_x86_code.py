@@ -14,7 +14,7 @@ from mlc_llm.backends.cpu.target import target_for
 from mlc_llm.kernels.cpu.matmul import matmul
 
 KINDS = ("Q4_0", "Q8_0", "Q6_K", "Q4_K", "Q5_0")
-UNITS_ON_STACK = {"Q4_0": 2, "Q6_K": 4, "Q4_K": 6, "Q5_0": 3}
+UNITS_ON_STACK = {"Q4_0": 2, "Q6_K": 6, "Q4_K": 6, "Q5_0": 10}
 """Instructions that move units, weights or a sum of a group: sums fill the registers."""
 VECTOR_ON_STACK = re.compile(r"^\tv\w+\t.*%zmm\d+.*\(%[re]sp\)", re.MULTILINE)
 

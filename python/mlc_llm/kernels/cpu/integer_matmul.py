@@ -108,7 +108,7 @@ class IntegerProduct:
     def run(self, X, W, Y, start, count, planes):
         """Rows `start` to `start + count` of the whole matrix, if there are any, on all threads."""
         if self.unpacks(planes):
-            many = T.meta_var(self.of_many())
+            many = T.meta_var(self.of_many(planes))
             if count >= LEAST_ROWS:
                 many.multiply(X, W, Y, start, count)
             elif count > 0:
@@ -123,12 +123,13 @@ class IntegerProduct:
             self.multiply_rows(X, W, Y, block, start, count, planes)
 
     def unpacks(self, planes: int) -> bool:
-        """Whether weights are unpacked once for many rows."""
-        return self.isa.lanes == LANES and planes == 1
+        """Whether weights are unpacked once for many rows. Products of two planes leave the
+        processor time to unpack nibbles and bytes for each row block, but not 5 or 6 bits."""
+        return self.isa.lanes == LANES and (planes == 1 or self.fmt.high_bits > 0)
 
-    def of_many(self) -> UnpackedProduct:
+    def of_many(self, planes: int) -> UnpackedProduct:
         """The product of LEAST_ROWS rows or more."""
-        return UnpackedProduct(self.n, self.k, self.fmt, self.isa, self.accumulate)
+        return UnpackedProduct(self.n, self.k, self.fmt, planes, self.isa.sums, self.accumulate)
 
     @T.inline
     def multiply(self, X, W, Y, block, m):

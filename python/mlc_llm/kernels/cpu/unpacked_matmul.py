@@ -1,4 +1,4 @@
-"""Products of many rows by one plane on AVX-512 VNNI: weights are unpacked once for all rows.
+"""Products of many rows on AVX-512 VNNI: weights are unpacked once for all rows.
 
     for turn in turns of TURN rows:
       P = X of the turn, in the order in which it is read                 parallel
@@ -18,8 +18,8 @@
 
 X, W, Y  see `integer_matmul.py`
 P  int32 [panels, k blocks, row blocks, groups, ROWS, words]   of each row and group: the words of
-                                           the high plane, SCALE, and SCALED_SUM or, for weights
-                                           with an offset, what it takes off
+                                           its planes, SCALE, and SCALED_SUM or, for weights with
+                                           an offset, what it takes off
 U  int32 [groups, quads, 32]               weights, a byte each. U and F stay in the first cache,
 F  float32 [2, groups, 32]                 a part of a row panel of P in the second one
 S  float32 [blocks, rows of a panel, 32]   sums so far
@@ -46,8 +46,7 @@ from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 LEAST_ROWS = 64
-"""Fewer rows do not pay for unpacking, and two planes do not need it: their products leave the
-processor time to unpack for each row block."""
+"""Fewer rows do not pay for unpacking."""
 ROWS = 4
 """Rows of a row block. Eight would not leave registers for their float32 sums."""
 TURN = 512
@@ -62,15 +61,19 @@ LANES, VECTORS = 16, BLOCK // 16
 
 
 class UnpackedProduct:
-    """A product of the high plane of activations."""
+    """A product of both planes of activations, or of the high plane alone."""
 
-    def __init__(self, n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool) -> None:
-        self.fmt, self.accumulate = fmt, accumulate
+    def __init__(
+        self, n: int, k: int, fmt: WeightFormat, planes: int, sums: int, accumulate: bool
+    ) -> None:
+        self.fmt, self.planes, self.accumulate = fmt, planes, accumulate
+        self.is_high = planes < sums
         self.groups, self.quads = k // fmt.group, fmt.group // 4
         self.k_blocks = -(-k // max(K_BLOCK, fmt.span * fmt.group))
         self.k_groups = -(-self.groups // fmt.span // self.k_blocks) * fmt.span
         self.part = max(1, PART // fmt.group // self.k_groups)
-        self.words = self.quads + 2
+        self.scale = planes * self.quads
+        self.words = self.scale + 2
         row_bytes = min(k, PART) // fmt.group * 4 * self.words
         self.panel = min(PANEL_BYTES // row_bytes, TURN) // ROWS
         blocks = n // BLOCK
@@ -112,11 +115,11 @@ class UnpackedProduct:
         for g in T.serial(self.groups):
             k_block, i = T.meta_var((g // self.k_groups, g % self.k_groups))
             for r in T.unroll(ROWS):
-                x = T.meta_var(description(X, row + r, g, self.fmt.group, True))
-                plane = T.meta_var(lanes_at(0, self.quads))
-                P[panel, k_block, block, i, r, plane] = X[row + r, g, plane]
-                P[panel, k_block, block, i, r, self.quads] = x(SCALE)
-                P[panel, k_block, block, i, r, self.quads + 1] = self.second(x)
+                x = T.meta_var(description(X, row + r, g, self.fmt.group, self.is_high))
+                planes = T.meta_var(lanes_at(0, self.scale))
+                P[panel, k_block, block, i, r, planes] = X[row + r, g, planes]
+                P[panel, k_block, block, i, r, self.scale] = x(SCALE)
+                P[panel, k_block, block, i, r, self.scale + 1] = self.second(x)
 
     def second(self, x: Callable[[int], Expr]) -> Expr:
         """What stands behind SCALE in P."""
@@ -183,7 +186,7 @@ class UnpackedProduct:
         """One k block of a row block, which begins with that row of Y, or with row `last` if that
         is an earlier one. The sums of the last k block go to Y."""
         sums = T.alloc_buffer((ROWS, VECTORS, LANES), "float32")
-        high = T.alloc_buffer((ROWS, VECTORS, LANES), "int32")
+        whole = T.alloc_buffer((ROWS, VECTORS, LANES), "int32")
         lane = T.meta_var(lanes_at(0, LANES))
         x = T.meta_var(lambda g, r, word: P[panel, k_block, b, g, r, word])
         if k_block == 0:
@@ -193,10 +196,12 @@ class UnpackedProduct:
                 for v in T.unroll(VECTORS):
                     sums[r, v, lane] = S[c, b * ROWS + r, lanes_at(v * LANES, LANES)]
         for g in T.serial(self.count(k_block)):
-            self.multiply_group(U, high, g, x)
+            self.multiply_group(U, whole, g, x)
             for r in T.unroll(ROWS):
                 for v in T.unroll(VECTORS):
-                    sums[r, v, lane] = self.added(sums[r, v, lane], high[r, v, lane], F, g, v, r, x)
+                    sums[r, v, lane] = self.added(
+                        sums[r, v, lane], whole[r, v, lane], F, g, v, r, x
+                    )
         if k_block == self.k_blocks - 1:
             self.store(Y, sums, block + c, row, last)
         else:
@@ -205,21 +210,42 @@ class UnpackedProduct:
                     S[c, b * ROWS + r, lanes_at(v * LANES, LANES)] = sums[r, v, lane]
 
     @T.inline
-    def multiply_group(self, U, high, g, x):
-        """The integer sums of a group."""
+    def multiply_group(self, U, whole, g, x):
+        """The integer sums of a group. The high one of two planes counts 256 times."""
         lane = T.meta_var(lanes_at(0, LANES))
         for r in T.unroll(ROWS):
             for v in T.unroll(VECTORS):
-                high[r, v, lane] = splat(self.begin(x, g, r), LANES)
+                whole[r, v, lane] = splat(
+                    self.begin(x, g, r) if self.planes == 1 else T.int32(0), LANES
+                )
+        self.add_plane(U, whole, g, x, 0)
+        if self.planes == 2:
+            for r in T.unroll(ROWS):
+                for v in T.unroll(VECTORS):
+                    whole[r, v, lane] = self.shifted(whole[r, v, lane], x, g, r)
+            self.add_plane(U, whole, g, x, 1)
+
+    @T.inline
+    def add_plane(self, U, whole, g, x, plane):
+        """Adds the products of one plane to the integer sums."""
+        lane = T.meta_var(lanes_at(0, LANES))
         for q in T.unroll(self.quads):
             for r in T.unroll(ROWS):
                 for v in T.unroll(VECTORS):
-                    w = T.meta_var(U[g, q, lanes_at(v * LANES, LANES)])
-                    high[r, v, lane] = multiply_bytes(high[r, v, lane], w, x(g, r, q))
+                    whole[r, v, lane] = multiply_bytes(
+                        whole[r, v, lane],
+                        U[g, q, lanes_at(v * LANES, LANES)],
+                        x(g, r, plane * self.quads + q),
+                    )
 
     def begin(self, x: Words, g: Index, r: Index) -> Expr:
         """What an integer sum begins with: what an offset takes off."""
-        return T.int32(0) if self.fmt.has_minimum else x(g, r, self.quads + 1)
+        return T.int32(0) if self.fmt.has_minimum else x(g, r, self.scale + 1)
+
+    def shifted(self, whole: Expr, x: Words, g: Index, r: Index) -> Expr:
+        """The sum of the high plane, before the low one is added."""
+        high = T.shift_left(whole, splat(T.int32(8), LANES))
+        return high if self.fmt.has_minimum else high + splat(self.begin(x, g, r), LANES)
 
     def added(
         self, sums: Expr, whole: Expr, F: Buffer, g: Index, v: Index, r: Index, x: Words
@@ -229,7 +255,7 @@ class UnpackedProduct:
         minimum = F[1, g, lanes] if self.fmt.has_minimum else None
         return add_group(
             *(sums, whole, F[0, g, lanes], minimum),
-            *(x(g, r, self.quads), x(g, r, self.quads + 1), LANES),
+            *(x(g, r, self.scale), x(g, r, self.scale + 1), LANES),
         )
 
     @T.inline
