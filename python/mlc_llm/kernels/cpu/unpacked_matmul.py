@@ -36,7 +36,6 @@ from typing import TypeAlias
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
-from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description
 from mlc_llm.kernels.cpu.dot import BYTES, multiply_bytes, weight_values
 from mlc_llm.kernels.cpu.prefetch import prefetch
