@@ -4,6 +4,7 @@
     python benchmarks/models.py --only gemma3   # one; the figures of the others stay
     python benchmarks/models.py --missing       # those that have no figures, or no KL yet
     python benchmarks/models.py --peer          # only the errors of llama.cpp, which are quick
+    python benchmarks/models.py --speed FOLDER  # only the speeds; FOLDER is compare.py's --peer-dir
     python benchmarks/models.py --render        # only the page, from the figures that are kept
 
 The figures are kept in models.json and encoders.json, beside this script. To measure needs the
@@ -213,6 +214,31 @@ def measure_peer(rows: Sequence[Architecture], figures: Figures) -> None:
             write_figures(figures)
 
 
+def measure_speed(rows: Sequence[Architecture], figures: Figures, peer_folder: Path) -> list[str]:
+    """Only the speeds, of architectures that have figures; each is kept at once. Returns what
+    `measure` returns."""
+    from model_speeds import measured_speed
+    from peers.base import Missing
+
+    failed = []
+    for row in rows:
+        if row.config not in figures or "text_config" in figures[row.config]["config"]:
+            continue  # the second kind has the decoder of another row
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found = measured_speed(
+                    row, figures[row.config]["config"], Path(folder), peer_folder
+                )
+            except (AssertionError, Missing) as error:
+                print(f"{row.config}: {str(error).strip()[-500:]}", flush=True)
+                failed.append(row.config)
+                continue
+        print(row.config, found, flush=True)
+        figures[row.config]["speed"] = found
+        write_figures(figures)
+    return failed
+
+
 def _encoders(only: Sequence[str], *, missing: bool) -> list[str]:
     """Measure these encoders, or all. Returns what `measure` returns."""
     figures = read_encoder_figures()
@@ -226,6 +252,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--missing", action="store_true", help="only what has no figures")
     parser.add_argument("--peer", action="store_true", help="only the errors of llama.cpp")
+    parser.add_argument("--speed", type=Path, metavar="FOLDER", help="only the speeds")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     given = parser.parse_args()
     known = {name for row in (*ROWS, *ENCODERS) for name in (row.gguf, row.config)}
@@ -236,7 +263,9 @@ def main() -> None:
         sys.path[:0] = [str(TESTS / name) for name in ("oracle", "models", "")]
         rows = [row for row in ROWS if not given.only or {row.gguf, row.config} & set(given.only)]
         rows = [row for row in rows if not given.missing or is_missing(row, figures)]
-        if given.peer:
+        if given.speed:
+            failed = measure_speed(rows, figures, given.speed)
+        elif given.peer:
             measure_peer(rows, figures)
         else:
             failed = measure(rows, figures) + _encoders(given.only, missing=given.missing)

@@ -79,7 +79,8 @@ class Measured(TypedDict):
     """Of llama.cpp itself, which runs the GGUF file."""
     quantized: Quantized | None
     speed: dict[str, float] | None
-    """Decoded tokens a second by program, ours as "mlc_llm"; None: not measured."""
+    """Decoded tokens a second by program, ours as "mlc_llm", and those of prompts as
+    "mlc_llm, prompts"; None: not measured."""
 
 
 Figures = dict[str, Measured]
@@ -128,7 +129,7 @@ def page(figures: Figures) -> str:
 
 ARCHITECTURE_HEAD = (
     "GGUF", "class in config.json", "kernels", "error, GGUF", "error, folder", f"error, {PEER}",
-    "same greedy text", "KL, quantised", f"tok/s, {PEER}'s",
+    "same greedy text", "KL, quantised", f"tok/s, {PEER}'s; of prompts",
 )  # fmt: skip
 
 
@@ -162,7 +163,10 @@ def _kl(found: Measured, lacks: str) -> str:
 
 def _speed(found: Measured) -> str:
     speed = found["speed"]
-    return f"{speed['mlc_llm']:.0f}, {speed[PEER]:.0f}" if speed else NOT_MEASURED
+    if not speed:
+        return NOT_MEASURED
+    names = ("mlc_llm", PEER, "mlc_llm, prompts", f"{PEER}, prompts")
+    return "{:.0f}, {:.0f}; {:.0f}, {:.0f}".format(*(speed[name] for name in names))
 
 
 def notes(figures: Figures) -> Iterator[str]:
@@ -272,8 +276,10 @@ Each architecture is measured on one small model of Transformers with random wei
 * *KL, quantised*: the mean KL divergence, in nats, of the CPU kernels' next-token probabilities
   from those of the reference kernels, on the same quantised copy of the weights. Random weights
   tell about the arithmetic only; `performance.md` has the figures of a trained model.
-* *tok/s*: decoded tokens a second, ours and llama.cpp's, for a model of a real shape
-  (`benchmarks/compare.py --models`)."""
+* *tok/s*: decoded tokens a second behind 128 others, ours and llama.cpp's; then those of prompts of
+  512. Medians of three, 2 threads, the same Q4_0 file with random weights: hidden size about 1,024,
+  12 layers or more, 300 tokens in the vocabulary (`models.py --speed`). `performance.md` has
+  models of real shapes and sizes."""
 TENSOR_TYPES = """## Tensor types of GGUF files
 
 Split files load too. A type that does not load is refused by its name. The columns of kernels are

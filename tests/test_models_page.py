@@ -103,10 +103,11 @@ def test_figures_and_what_went_wrong_are_told() -> None:
     found["folder"]["greedy"] = False
     found["peer"] = {"error": 3e-6}
     found["quantized"] = {"name": "q4_0", "kernels": "vnni", "kl": 1e-7}
-    found["speed"] = {"mlc_llm": 101.6, "llama.cpp": 99.2}
+    prompts = {"mlc_llm, prompts": 512.2, "llama.cpp, prompts": 400.0}
+    found["speed"] = {"mlc_llm": 101.6, "llama.cpp": 99.2, **prompts}
     cells = architecture(QWEN3, {QWEN3.config: found})
     assert cells[3:] == [
-        "refused", "2.0e-06", "3.0e-06", "**no**", "1.0e-07 (q4_0, vnni)", "102, 99"
+        "refused", "2.0e-06", "3.0e-06", "**no**", "1.0e-07 (q4_0, vnni)", "102, 99; 512, 400"
     ]  # fmt: skip
     assert "no such model" in "\n".join(notes({QWEN3.config: found}))
 
