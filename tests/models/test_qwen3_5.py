@@ -13,7 +13,7 @@ from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.registry import architecture_of, read_config, read_gguf
 from mlc_llm.models.row_order import row_order
-from mlc_llm.models.spec import AttentionSpec, DenseSpec
+from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec
 from mlc_llm.models.weight_plan import HeadPart, plan_weights, wanted_tensors
 
 TEXT: dict[str, Any] = {
@@ -41,12 +41,17 @@ class Tensor(NamedTuple):
     kind: str = "F32"
 
 
-def of_gguf(config: dict[str, Any], more: dict[str, Tensor] | None = None, **changes: Any) -> Any:
+def of_gguf(
+    config: dict[str, Any],
+    more: dict[str, Tensor] | None = None,
+    architecture: str = "qwen35",
+    **changes: Any,
+) -> Any:
     """The spec of a file whose tensors are those of a `config.json`, and some more."""
     names = wanted_tensors(read_config(config))
     found = {n.replace("ffn_norm", "post_attention_norm"): Tensor(s) for n, s in names.items()}
-    own = {f"qwen35.{key}": value for key, value in (METADATA | changes).items()}
-    metadata = {"general.architecture": "qwen35", **own}
+    own = {f"{architecture}.{key}": value for key, value in (METADATA | changes).items()}
+    metadata = {"general.architecture": architecture, **own}
     return replace(read_gguf(metadata, {**found, **(more or {})}).spec, kinds={})
 
 
@@ -85,6 +90,27 @@ class Data(NamedTuple):
     shape: tuple[int, ...]
     kind: str
     data: Any
+
+
+def test_experts_in_place_of_networks() -> None:
+    more = {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 64,
+    }  # fmt: skip
+    config = {**CONFIG, **more, "architectures": ["Qwen3_5MoeForCausalLM"]}
+    network = ExpertsSpec(8, 2, 32, renormalize=True, shared_intermediate=64, shared_gate=True)
+    spec = read_config(config)
+    expected = read_config(CONFIG).with_feed_forward(network)
+    assert spec == replace(expected, architecture="qwen35moe")
+    said = {
+        "expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32,
+        "expert_shared_feed_forward_length": 64,
+    }  # fmt: skip
+    assert of_gguf(config, architecture="qwen35moe", **said) == in_turn(spec)
+    with pytest.raises(UnsupportedModel, match="norm_topk_prob is False"):
+        read_config({**config, "norm_topk_prob": False})
+    images = {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": TEXT | more}
+    assert replace(read_config(images), tied_head=True) == spec
 
 
 def test_folders_of_models_that_read_images() -> None:

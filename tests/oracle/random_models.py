@@ -38,10 +38,10 @@ def granite_hybrid(kind: str, seed: int) -> Any:
     return model
 
 
-def _qwen_3_5_with_images() -> Any:
+def _qwen_3_5_with_images(kind: str, name: str) -> Any:
     """The language model of a small Qwen3.5, under the names of a model that reads images."""
-    text = test_state_spaces.made("qwen 3.5", SEED)
-    config = transformers.Qwen3_5Config(
+    text = test_state_spaces.made(kind, SEED)
+    config = getattr(transformers, f"{name}Config")(
         text_config=text.config.to_dict(),
         vision_config={
             "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
@@ -49,7 +49,7 @@ def _qwen_3_5_with_images() -> Any:
         },
         tie_word_embeddings=text.config.tie_word_embeddings,
     )  # fmt: skip
-    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
     model.model.language_model.load_state_dict(text.model.state_dict())
     model.lm_head.load_state_dict(text.lm_head.state_dict())
     return model
@@ -71,7 +71,11 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "Mamba2ForCausalLM": partial(test_state_spaces.made, "mamba 2", SEED),
     "Qwen3NextForCausalLM": partial(test_state_spaces.made, "qwen next", SEED),
     "Qwen3_5ForCausalLM": partial(test_state_spaces.made, "qwen 3.5", SEED),
-    "Qwen3_5ForConditionalGeneration": _qwen_3_5_with_images,
+    "Qwen3_5ForConditionalGeneration": partial(_qwen_3_5_with_images, "qwen 3.5", "Qwen3_5"),
+    "Qwen3_5MoeForCausalLM": partial(test_state_spaces.made, "qwen 3.5 moe", SEED),
+    "Qwen3_5MoeForConditionalGeneration": partial(
+        _qwen_3_5_with_images, "qwen 3.5 moe", "Qwen3_5Moe"
+    ),
     "Mistral3ForConditionalGeneration": partial(
         test_llama_family.mistral_3_with_images, "ministral 3", SEED
     ),

@@ -35,11 +35,15 @@ GROUPS, STATES = (1, 2, 1), (16, 32, 128)
 PUBLISHED = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-KINDS = ("dense", "experts", "falcon", "falcon with a norm", "mamba 2", "qwen 3.5", "qwen next")
+KINDS = (
+    "dense", "experts", "falcon", "falcon with a norm", "mamba 2", "qwen 3.5", "qwen 3.5 moe",
+    "qwen next",
+)  # fmt: skip
 
 
 def made(kind: str, seed: int) -> Any:
-    """A Granite 4, dense or with experts, a Falcon-H1, a Mamba 2, a Qwen3.5 or a Qwen3-Next."""
+    """A Granite 4, dense or with experts, a Falcon-H1, a Mamba 2, a Qwen3.5, with
+    experts or without, or a Qwen3-Next."""
     makers = {"falcon": _falcon, "mamba": _mamba, "qwen": _qwen}
     config = makers.get(kind.split(maxsplit=1)[0], _granite)(kind, seed)
     torch.manual_seed(seed)
@@ -81,14 +85,18 @@ def _mamba(kind: str, seed: int) -> Any:
 def _qwen(kind: str, seed: int) -> Any:
     layers = [*LAYERS[seed], "linear_attention"]
     rope = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
-    classes = {"qwen 3.5": "Qwen3_5TextConfig", "qwen next": "Qwen3NextConfig"}
+    classes = {
+        "qwen 3.5": "Qwen3_5TextConfig", "qwen next": "Qwen3NextConfig",
+        "qwen 3.5 moe": "Qwen3_5MoeTextConfig",
+    }  # fmt: skip
     experts = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 64,
     }  # fmt: skip
     return getattr(transformers, classes[kind])(
-        **(experts if kind == "qwen next" else {}),
-        vocab_size=VOCABULARY_SIZE, hidden_size=64 * (1 + seed), intermediate_size=96,
+        **({} if kind == "qwen 3.5" else experts),
+        **({} if "moe" in kind else {"intermediate_size": 96}),
+        vocab_size=VOCABULARY_SIZE, hidden_size=64 * (1 + seed),
         num_hidden_layers=len(layers), layer_types=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=256, rms_norm_eps=1e-6,
         tie_word_embeddings=bool(seed % 2), linear_num_key_heads=2, linear_key_head_dim=32,

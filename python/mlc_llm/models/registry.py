@@ -99,6 +99,14 @@ ROWS = (
     Architecture("qwen3moe", "Qwen3MoeForCausalLM", "qwen3_moe", "qwen3_moe"),
     Architecture("qwen35", "Qwen3_5ForCausalLM", "qwen3_5_text", "qwen3_5"),
     Architecture("qwen35", "Qwen3_5ForConditionalGeneration", "qwen3_5", "qwen3_5", is_part=True),
+    Architecture("qwen35moe", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", "qwen3_5_moe"),
+    Architecture(
+        "qwen35moe",
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        "qwen3_5_moe",
+        is_part=True,
+    ),
     Architecture("qwen3next", "Qwen3NextForCausalLM", "qwen3_next", "qwen3_next"),
     Architecture("seed_oss", "SeedOssForCausalLM", "seed_oss", "seed_oss"),
     Architecture("smollm3", "SmolLM3ForCausalLM", "smollm3", "smollm3"),
@@ -121,7 +129,8 @@ _ALL = (*ROWS, *ENCODERS)
 ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(_ALL)}
 """By `general.architecture` of GGUF; where rows have one name there, the first of them."""
 _BY_CLASS = {row.config: row for row in _ALL}
-_BY_TYPE = {row.model_type: row for row in _ALL}
+_BY_TYPE = {row.model_type: row for row in reversed(_ALL)}
+"""Where rows have one type, the first of them."""
 
 
 def check_architecture(metadata: Mapping[str, object]) -> str:
