@@ -139,6 +139,7 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         lambda: model(replace(PLAIN, pre_norms=False, sum_norms=True)),
     ),
     "encoder": ("encoders", lambda: model(encoder=EncoderSpec())),
+    "both sides": ("windows on both sides", lambda: attention(reach=8)),
     "positions": ("learned positions", lambda: model(learned_positions=64)),
     "logits": ("logit multipliers", lambda: model(logit_scale=0.5)),
     "logit caps": ("logit caps", lambda: model(logit_cap=30.0)),

@@ -108,6 +108,8 @@ def test_classes_that_are_not_written_are_named(
         "Qwen3NextForCausalLM",
         "Qwen3_5ForCausalLM",
         "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForCausalLM",
+        "Qwen3_5MoeForConditionalGeneration",
     }
     model = tiny_gguf(tmp_path / "model.gguf")
     path = folder_of(model, tmp_path / "folder", architectures=["LlamaForCausalLM"])

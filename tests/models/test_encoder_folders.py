@@ -113,7 +113,8 @@ def test_configs() -> None:
     assert read_config(encoder_config("roberta")).context_window == CONTEXT
     nomic = read_config({**FIRST_NOMIC, "n_positions": 64})
     assert (nomic.context_window, nomic.ropes[0].theta) == (64, 1000.0)
-    for row in ENCODERS:
+    windowed = ("gemma_embedding", "modern_bert")  # they have a test of their own
+    for row in [one for one in ENCODERS if one.file not in windowed]:
         config = encoder_config({"nomic_bert": "nomic"}.get(row.file, row.file))
         found = read_config({**config, "architectures": None, "model_type": row.model_type})
         assert found.encoder is not None and found.hidden == HIDDEN
@@ -125,7 +126,7 @@ def test_configs() -> None:
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"is_decoder": True}, "is_decoder"),
         ("bert", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
-        ("bert", {"architectures": ["ModernBertModel"]}, "'ModernBertModel' is not supported"),
+        ("bert", {"architectures": ["DebertaModel"]}, "'DebertaModel' is not supported"),
         ("roberta", {"pad_token_id": 0}, "pad_token_id is 0"),
         ("nomic", {"hidden_act": "gelu"}, "hidden_act"),
         ("first nomic", {"activation_function": "gelu"}, "activation_function"),

@@ -18,7 +18,7 @@ HEAD_DIMS = (32, 64, 80)
 """By seed."""
 LENGTHS = (1, 7, 16, 33, 128)
 PAIRS = "ForSequenceClassification"
-_FAMILIES = ("XLMRoberta", "Roberta", "NomicBert", "Bert")
+_FAMILIES = ("XLMRoberta", "Roberta", "NomicBert", "ModernBert", "Gemma3Text", "Bert")
 """Beginnings of the names of classes."""
 _FIRST_NAMES = {
     "self_attn.o_proj": "attn.out_proj", "mlp.up_proj": "mlp.fc11", "mlp.gate_proj": "mlp.fc12",
@@ -38,13 +38,14 @@ def random_encoder(config_class: str, seed: int) -> Any:
     """A model of this class of Transformers. All weights, biases and norms are random."""
     family = next(one for one in _FAMILIES if config_class.startswith(one))
     heads, is_roberta = 2, "Roberta" in family
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=VOCABULARY, hidden_size=heads * HEAD_DIMS[seed], num_hidden_layers=2,
-        num_attention_heads=heads, intermediate_size=96 + 32 * seed,
-        max_position_embeddings=CONTEXT + 2 * is_roberta, type_vocab_size=1 if is_roberta else 2,
-        pad_token_id=PADDING if is_roberta else 0, num_labels=1, layer_norm_eps=1e-5,
-        attn_implementation="eager",
-    )  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**{
+        "vocab_size": VOCABULARY, "hidden_size": heads * HEAD_DIMS[seed], "num_hidden_layers": 2,
+        "num_attention_heads": heads, "intermediate_size": 96 + 32 * seed,
+        "max_position_embeddings": CONTEXT + 2 * is_roberta,
+        "type_vocab_size": 1 if is_roberta else 2, "pad_token_id": PADDING if is_roberta else 0,
+        "num_labels": 1, "layer_norm_eps": 1e-5, "attn_implementation": "eager",
+        **_own_fields(family, seed),
+    })  # fmt: skip
     torch.manual_seed(seed)
     model = getattr(transformers, config_class)(config)
     with torch.no_grad():
@@ -52,6 +53,28 @@ def random_encoder(config_class: str, seed: int) -> Any:
             scale = 0.1 if "norm" in name.lower() else 0.3
             weights.add_(torch.randn_like(weights) * scale / max(weights.shape) ** 0.25)
     return model.eval()
+
+
+def _own_fields(family: str, seed: int) -> dict[str, Any]:
+    """Of models that have windows: shorter and longer than a page, and longer than texts."""
+    window = (6, 40, 512)[seed]
+    if family == "ModernBert":
+        more = {"local_attention": window, "classifier_pooling": ("cls", "mean", "mean")[seed]}
+        special = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+        return {
+            **special,
+            **more,
+            "num_hidden_layers": 4,
+            "classifier_bias": seed == 1,
+            "decoder_bias": False,
+        }
+    if family == "Gemma3Text":
+        return {
+            "num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": HEAD_DIMS[seed],
+            "query_pre_attn_scalar": HEAD_DIMS[seed], "sliding_window": window,
+            "use_bidirectional_attention": True,
+        }  # fmt: skip
+    return {}
 
 
 def exact_hidden(model: Any, ids: Sequence[int]) -> Array:
@@ -63,9 +86,11 @@ def exact_hidden(model: Any, ids: Sequence[int]) -> Array:
 
 def exact_score(model: Any, ids: Sequence[int], second_at: int) -> float:
     """Of a pair; models with one type of tokens are told nothing of the second text."""
-    types = [int(i >= second_at and model.config.type_vocab_size > 1) for i in range(len(ids))]
+    count = getattr(model.config, "type_vocab_size", 0)
+    types = [int(i >= second_at and count > 1) for i in range(len(ids))]
+    more = {"token_type_ids": torch.tensor([types])} if count else {}
     with torch.no_grad():
-        found = model(torch.tensor([list(ids)]), token_type_ids=torch.tensor([types])).logits
+        found = model(torch.tensor([list(ids)]), **more).logits
     return float(found[0, 0])
 
 

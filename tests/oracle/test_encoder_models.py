@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from encoder_tools import computed, runner_of
+from encoder_tools import computed, runner_of, runner_of_plan
 
-pytest.importorskip("torch", reason="the oracle extra is not installed")
+torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 
 from converted import converted, needs_converter  # noqa: E402
@@ -31,6 +31,7 @@ from tiny_encoders import TOKENS  # noqa: E402
 
 from mlc_llm import MLCEngine  # noqa: E402
 from mlc_llm.errors import UnsupportedModel  # noqa: E402
+from mlc_llm.model_files.huggingface import HuggingFaceModel  # noqa: E402
 from mlc_llm.models.registry import ENCODERS  # noqa: E402
 from mlc_llm.runtime.encoder_runner import EncoderRunner  # noqa: E402
 from mlc_llm.tokenizers import Tokenizer  # noqa: E402
@@ -84,6 +85,34 @@ def check(runner: EncoderRunner, model: Any, seed: int, worst: float) -> None:
     if type(model).__name__.endswith(PAIRS):
         for text, (score,) in zip(texts[1:], computed(runner, texts[1:], second_at=3), strict=True):
             assert score == pytest.approx(exact_score(model, text, 3), abs=10 * worst)
+
+
+def test_dense_modules_of_a_gemma(tmp_path: Path) -> None:
+    """As sentence-transformers compute them: the mean, then each matrix."""
+    from safetensors.torch import save_file
+
+    model, folder = random_encoder("Gemma3TextModel", 0), tmp_path / "folder"
+    model.save_pretrained(folder)
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    layers, columns = [], model.config.hidden_size
+    for i, rows in enumerate((40, 24)):  # kernels pad both
+        layers.append(torch.nn.Linear(columns, rows, bias=False))
+        columns, path = rows, f"{i + 2}_Dense"
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text('{"bias": false}')
+        modules.append({"type": "sentence_transformers.models.Dense", "path": path})
+        tensors = {"linear.weight": layers[-1].weight.detach()}
+        save_file(tensors, str(folder / path / "model.safetensors"))
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    found = HuggingFaceModel.open(folder)
+    for kernels in (None, "reference"):
+        runner = runner_of_plan(found.plan(), found.tensors, tmp_path, kernels)
+        for text, vector in zip(texts_of(0), computed(runner, texts_of(0)), strict=True):
+            exact = torch.tensor(exact_hidden(model, text).mean(axis=0), dtype=torch.float32)
+            exact = torch.nn.Sequential(*layers)(exact).detach().numpy()
+            assert cosine(vector, exact) >= LEAST
 
 
 @pytest.fixture

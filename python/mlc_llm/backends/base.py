@@ -128,6 +128,9 @@ class LayerInputs:
     page_ids: Tensor
     window: Tensor
     pages: Tensor
+    first_seen: Tensor | None = None
+    """int32 [tokens], the first place that each token sees, where the spec has a reach; else
+    `window` says it."""
 
 
 @dataclass(frozen=True)

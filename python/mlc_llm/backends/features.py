@@ -49,6 +49,7 @@ Feature: TypeAlias = Literal[
     "layer norms",
     "norms behind sums",
     "encoders",
+    "windows on both sides",
     "learned positions",
     "logit multipliers",
     "logit caps",
@@ -96,6 +97,7 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "queries scaled by position": lambda layer: _attention(
         layer, lambda one: one.query_scaling is not None
     ),
+    "windows on both sides": lambda layer: _attention(layer, lambda one: one.reach is not None),
     "norms of values": lambda layer: _attention(layer, lambda one: one.value_norm),
     "values that are keys": lambda layer: _attention(layer, lambda one: one.values_are_keys),
     "keys and values of another layer": lambda layer: _attention(

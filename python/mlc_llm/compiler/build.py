@@ -106,7 +106,16 @@ def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
 def encoder_info(spec: ModelSpec) -> EncoderInfo | None:
     """None for a decoder."""
     one = spec.encoder
-    return None if one is None else EncoderInfo(one.token_types, one.labels)
+    if one is None:
+        return None
+    return EncoderInfo(
+        token_types=one.token_types,
+        labels=one.labels,
+        pair_pooling=one.pair.pooling,
+        reaches=spec.reaches,
+        width=one.projections[-1] if one.projections else spec.hidden,
+        is_projected=bool(one.projections),
+    )
 
 
 def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
@@ -120,9 +129,9 @@ def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, o
 
 def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
     dims = tuple(rope.dim for rope in spec.ropes)
-    if spec.encoder is not None:
+    if encoder := encoder_info(spec):
         return encoder_signatures(
-            _tensor, hidden=spec.hidden, rope_dims=dims, kv=kv, labels=spec.encoder.labels
+            _tensor, hidden=spec.hidden, rope_dims=dims, kv=kv, encoder=encoder
         )
     return signatures(
         _tensor,

@@ -21,6 +21,7 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.types import Buffer, Expr
 
 PAGE = 16
@@ -68,11 +69,15 @@ class Attended:
     page_ids: Buffer
     window: Buffer
     sink: Buffer
+    first_seen: Buffer
     scores: Buffer
     heads_per_kv: int
+    both_sides: bool
 
     def sees(self, row: Expr, t: Expr) -> Expr:
         """Whether that token sees place t, which is not behind its own."""
+        if self.both_sides:
+            return t >= self.first_seen[row]
         return T.Or(t < self.window[1], t > self.place[row] - self.window[0])
 
     def query(self, row: Expr, h: Expr, t: Expr, d: Expr) -> Expr:
@@ -121,7 +126,12 @@ def _sum_values(given, block, row, h, best, total, out):
 
 @cache
 def attention(
-    heads: int, kv_heads: int, head_dim: int, scale: float, cap: float | None = None
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    scale: float,
+    cap: float | None = None,
+    both_sides: bool = False,
 ) -> PrimFunc:
     """softmax(q k^T * scale) v over what each token sees. Arguments as in
     `library/signatures.py`, a query block for each token; scores are kept in `scores`:
@@ -129,6 +139,8 @@ def attention(
     q         float32 [m, heads, head_dim], rotated; of_sinks: the query with which the first
               window[1] tokens are seen
     sink      float32 [heads]: a score more, without a value; LOWEST if the model has none
+    first_seen  int32 [m], the first place that each token sees, in place of a window; it is there
+                if `both_sides`
     scores    float32 [positions]: room for one row of scores
     out       float32 [m, heads, head_dim]
 
@@ -145,6 +157,7 @@ def attention(
         page_ids: T.handle,
         window: T.handle,
         sink: T.handle,
+        first_seen: T.handle,
         scores: T.handle,
         out: T.handle,
     ):
@@ -162,10 +175,12 @@ def attention(
         IDS = T.match_buffer(page_ids, (ids,), "int32")
         W = T.match_buffer(window, (2,), "int32")
         L = T.match_buffer(sink, (heads,), "float32")
+        FIRST = T.match_buffer(first_seen, (m,), "int32")
         S = T.match_buffer(scores, (positions,), "float32")
         O = T.match_buffer(out, (m, heads, head_dim), "float32")
         with T.sblock("root"):
-            given = T.meta_var(Attended(Q, F, P, AT, B, IDS, W, L, S, heads // kv_heads))
+            per_kv = T.meta_var(heads // kv_heads)
+            given = T.meta_var(Attended(Q, F, P, AT, B, IDS, W, L, FIRST, S, per_kv, both_sides))
             best = T.alloc_buffer((1,), "float32")
             total = T.alloc_buffer((1,), "float32")
             for block, h in T.grid(b, heads):
@@ -175,7 +190,7 @@ def attention(
                 for d in T.serial(head_dim):
                     O[row, h, d] = O[row, h, d] / total[0]
 
-    return paged_attention
+    return without(paged_attention, *(() if both_sides else ("FIRST",)))
 
 
 @cache

@@ -11,12 +11,14 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlc_llm.pooling import Pooling
+
 METADATA_FILE = "metadata.json"
 PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 9
+VERSION = 10
 
 
 def rope_param(index: int) -> str:
@@ -104,6 +106,13 @@ class EncoderInfo:
 
     token_types: int
     labels: int
+    pair_pooling: Pooling
+    """Of pairs."""
+    reaches: tuple[int, ...]
+    width: int
+    """Numbers of a text's vector."""
+    is_projected: bool
+    """It is made of the pooled vector by matrices."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class Metadata:
             raise ValueError("the metadata does not match its own hash")
         raw["kv"] = _kv(raw["kv"])
         raw["states"] = tuple(StateInfo(s["layer"], tuple(s["shape"])) for s in raw["states"])
-        raw["encoder"] = None if raw["encoder"] is None else EncoderInfo(**raw["encoder"])
+        raw["encoder"] = None if raw["encoder"] is None else _encoder(raw["encoder"])
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]
@@ -164,6 +173,10 @@ class Metadata:
 def _kv(raw: dict[str, Any]) -> KVInfo:
     groups = (KVGroupInfo(**{**group, "layers": tuple(group["layers"])}) for group in raw["groups"])
     return KVInfo(raw["page_size"], raw["dtype"], tuple(groups))
+
+
+def _encoder(raw: dict[str, Any]) -> EncoderInfo:
+    return EncoderInfo(**{**raw, "reaches": tuple(raw["reaches"])})
 
 
 def _digest(raw: dict[str, object]) -> str:

@@ -10,13 +10,20 @@ from pathlib import Path
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.loader.huggingface import HuggingFaceFolder
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.dense_modules import dense_modules
 from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.quantized_folder import plain_tensors
-from mlc_llm.models.registry import architecture_of, read_config
+from mlc_llm.models.registry import architecture_of, is_encoder, read_config
 from mlc_llm.models.tensor_names import has_origin
-from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
+from mlc_llm.models.weight_plan import (
+    PROJECTIONS,
+    WeightPlan,
+    plan_weights,
+    wanted_tensors,
+    with_projections,
+)
 from mlc_llm.tokenizers import Tokenizer
 
 HEAD = "output.weight"
@@ -34,6 +41,10 @@ class HuggingFaceModel:
     def open(cls, path: Path) -> HuggingFaceModel:
         """Raises ModelNotFound, ModelFileError, UnsupportedModel."""
         folder = HuggingFaceFolder.open(path)
+        if is_encoder(folder.config):
+            more = dense_modules(path)
+            tensors, opened = {**folder.tensors, **more.tensors}, folder.opened + more.opened
+            folder = replace(folder, tensors=tensors, opened=opened)
         return cls(folder, *plan_folder(folder.config, folder.tensors))
 
     @property
@@ -58,7 +69,8 @@ class HuggingFaceModel:
 
     @property
     def pooling(self) -> str | None:
-        return folder_pooling(self.path)
+        has_dense = self.weights.spec.encoder is not None
+        return folder_pooling(self.path, with_dense=has_dense)
 
     def check_sums(self) -> None:
         """The format has none."""
@@ -84,6 +96,9 @@ def plan_folder(
     """
     names, spec = architecture_of(config).names_of(config), read_config(config)
     tensors = plain_tensors(config, tensors)
+    if spec.encoder is not None:
+        spec = with_projections(spec, tensors)
+        names |= {f"{one}.weight": f"{one}.weight" for one in PROJECTIONS}
     if spec.encoder is None and spec.tied_head and has_origin(names.origins[HEAD], tensors):
         spec = replace(spec, tied_head=False)
     heads = [one.heads for one in spec.attention_layers.values()] or [1]

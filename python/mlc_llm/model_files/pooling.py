@@ -41,26 +41,34 @@ def gguf_pooling(metadata: Mapping[str, object]) -> str | None:
     return NUMBERS[value]
 
 
-def folder_pooling(folder: Path) -> str | None:
-    """None: the folder says nothing. Raises ModelFileError."""
-    if not (folder / MODULES).is_file():
-        return None
+def folder_pooling(folder: Path, *, with_dense: bool = False) -> str | None:
+    """None: the folder says nothing. with_dense: modules of type Dense are computed (see
+    `dense_modules.py`), and are no word of this. Raises ModelFileError."""
     found = []
-    modules = read_json(folder / MODULES, MAX_BYTES)
-    for one in modules if isinstance(modules, list) else ():
-        fields = one if isinstance(one, dict) else {}
-        kind = str(fields.get("type")).rpartition(".")[2]
+    for kind, path in module_list(folder):
         if kind == "Pooling":
-            found += _stated(folder, str(fields.get("path")))
-        elif kind not in _NOTHING_MORE:
+            found += _stated(folder, path)
+        elif kind not in _NOTHING_MORE and not (with_dense and kind == "Dense"):
             found.append(kind)
     return "+".join(found) or None
 
 
+def module_list(folder: Path) -> list[tuple[str, str]]:
+    """Type and folder of each module of sentence-transformers. Raises ModelFileError."""
+    if not (folder / MODULES).is_file():
+        return []
+    found, modules = [], read_json(folder / MODULES, MAX_BYTES)
+    for one in modules if isinstance(modules, list) else ():
+        fields = one if isinstance(one, dict) else {}
+        kind, path = str(fields.get("type")).rpartition(".")[2], str(fields.get("path"))
+        if kind not in _NOTHING_MORE and (Path(path).name != path or path == ".."):
+            raise ModelFileError(f"{folder / MODULES}: path {path[:40]!r} should be a folder in it")
+        found.append((kind, path))
+    return found
+
+
 def _stated(folder: Path, name: str) -> list[str]:
     """The words of the flags that are set, or the one of `pooling_mode`."""
-    if Path(name).name != name:
-        raise ModelFileError(f"{folder / MODULES}: path {name[:40]!r} should be a folder in it")
     config = read_json_object(folder / name / "config.json", MAX_BYTES)
     found = [key.removeprefix(_PREFIX) for key, value in config.items() if value is True]
     found = [one for one in found if f"{_PREFIX}{one}" in config]

@@ -129,12 +129,18 @@ def read_config(config: Mapping[str, object], unused_positions: int = 0) -> Mode
 
 def config_encoder(values: Values) -> EncoderSpec:
     """Raises ModelFileError."""
+    types = values.count("type_vocab_size", 2, most=MOST_TYPES)
+    return EncoderSpec(types, config_labels(values))
+
+
+def config_labels(values: Values) -> int:
+    """Of a class that compares two texts; 0 for any other. Raises ModelFileError."""
     classes, labels = values.get("architectures"), 0
     if isinstance(classes, list) and classes and str(classes[0]).endswith(COMPARES):
         names = values.get("id2label")
         labels = len(names) if isinstance(names, Mapping) else values.count("num_labels", 2)
         values.check("id2label", 0 < labels <= MOST_LABELS, f"1 to {MOST_LABELS} labels")
-    return EncoderSpec(values.count("type_vocab_size", 2, most=MOST_TYPES), labels)
+    return labels
 
 
 def _spec(sizes: Sizes, activation: Activation, encoder: EncoderSpec) -> ModelSpec:

@@ -168,15 +168,20 @@ def normed(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -
     """x behind a norm of the model's kind, whose vectors the owner has under this name."""
     weight = getattr(owner, name)
     if model.norm == "layer":
-        return ops.layer_norm(x, weight, getattr(owner, f"{name}_bias"), model.norm_eps)
+        return ops.layer_norm(x, weight, norm_bias(owner, name, model), model.norm_eps)
     return ops.norm(x, weight, model.norm_eps)
+
+
+def norm_bias(owner: nn.Module, name: str, model: ModelSpec) -> Tensor:
+    """Of a layer norm."""
+    return getattr(owner, f"{name}_bias") if model.norm_bias else op.zeros((model.hidden,))
 
 
 def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec) -> Tensor:
     """The same as a plain tensor in float32, on any backend: for a few rows."""
     weight = getattr(owner, name)
     if model.norm == "layer":
-        bias = getattr(owner, f"{name}_bias")
+        bias = norm_bias(owner, name, model)
         return op.layer_norm(x, model.hidden, weight, bias, model.norm_eps)
     return op.rms_norm(x, weight, axes=-1, epsilon=model.norm_eps)
 

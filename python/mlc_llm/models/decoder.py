@@ -14,6 +14,7 @@ from mlc_llm.models.blocks import (
     TokenBlock,
     feed_forward_block,
     mixer_block,
+    norm_bias,
     normed,
     normed_rows,
 )
@@ -52,7 +53,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
 
     def _halves(self, x: Tensor, inputs: Sequence[MixerInputs]) -> Tensor:
         self.ops.begin_layer()
-        read = self._normed(x, "attention_norm")
+        read = self._normed(x, "attention_norm") if self.spec.mixer_norm else x
         # All parts have read x before anything is added to it, which may be in place.
         mixed = [mix(read, given) for mix, given in zip(self.mixers, inputs, strict=True)]
         if self.feed_forward is None:
@@ -77,8 +78,9 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         x = self._sum(x, result, half)
         if not self.spec.sum_norms:
             return x
-        weight, bias = (getattr(self, f"{half}_sum_norm{end}") for end in ("", "_bias"))
-        return self.ops.layer_normed(x, weight, bias, self.model.norm_eps)
+        name = f"{half}_sum_norm"
+        bias = norm_bias(self, name, self.model)
+        return self.ops.layer_normed(x, getattr(self, name), bias, self.model.norm_eps)
 
     def _sum(self, x: Tensor, result: Result, half: str) -> Tensor:
         """x + result, with a norm and a factor before the sum if the spec says so."""

@@ -46,6 +46,12 @@ HF_NAMES = LLAMA_NAMES | GEMMA_NAMES
 def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     """Raises UnsupportedModel or ModelFileError naming the key or tensor at fault."""
     values = GGUFValues(metadata, "gemma3")
+    cap = values.cap("final_logit_softcapping")
+    return plan_weights(replace(gguf_spec(values, tensors), logit_cap=cap), tensors)
+
+
+def gguf_spec(values: GGUFValues, tensors: Tensors) -> ModelSpec:
+    """Without a cap of logits. Raises UnsupportedModel, ModelFileError."""
     sizes = values.sizes(tensors)
     is_largest = sizes.layers == LARGEST_LAYERS
     scaled_by = sizes.hidden // sizes.heads if is_largest else sizes.head_dim
@@ -57,9 +63,7 @@ def read_gguf(metadata: Mapping[str, object], tensors: Tensors) -> WeightPlan:
     if values.has("attention.sliding_window"):
         windowed = values.windowed(sizes.layers, GLOBAL_EVERY)
     window = values.count("attention.sliding_window") if any(windowed) else None
-    spec = _spec(sizes, sizes.attention(scaled_by**-0.5), window, ropes, windowed)
-    cap = values.cap("final_logit_softcapping")
-    return plan_weights(replace(spec, logit_cap=cap), tensors)
+    return _spec(sizes, sizes.attention(scaled_by**-0.5), window, ropes, windowed)
 
 
 def read_config(config: Mapping[str, object]) -> ModelSpec:

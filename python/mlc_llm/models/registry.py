@@ -122,6 +122,10 @@ ENCODERS = (
     Architecture("bert", "RobertaForSequenceClassification", "roberta", "roberta"),
     Architecture("bert", "XLMRobertaModel", "xlm-roberta", "roberta"),
     Architecture("bert", "XLMRobertaForSequenceClassification", "xlm-roberta", "roberta"),
+    Architecture("gemma-embedding", "Gemma3TextModel", "gemma3_text", "gemma_embedding"),
+    Architecture("modern-bert", "ModernBertModel", "modernbert", "modern_bert"),
+    Architecture("modern-bert", "ModernBertForMaskedLM", "modernbert", "modern_bert"),
+    Architecture("modern-bert", "ModernBertForSequenceClassification", "modernbert", "modern_bert"),
     Architecture("nomic-bert", "NomicBertModel", "nomic_bert", "nomic_bert"),
 )
 """Those that make vectors of texts."""
@@ -156,6 +160,11 @@ def architecture_of(config: Mapping[str, object]) -> Architecture:
     if isinstance(classes, list) and classes:
         return _row(classes[0], _BY_CLASS)
     return _row(config.get("model_type"), _BY_TYPE)
+
+
+def is_encoder(config: Mapping[str, object]) -> bool:
+    """Whether the model of a `config.json` makes vectors of texts. Raises UnsupportedModel."""
+    return architecture_of(config) in ENCODERS
 
 
 def _row(name: object, rows: Mapping[str, Architecture]) -> Architecture:

@@ -68,6 +68,8 @@ class AttentionSpec:
     """Index into `ModelSpec.ropes`; None: queries and keys are not rotated."""
     window: int | None = None
     """A token sees the last `window` tokens, itself included; None: all before it."""
+    reach: int | None = None
+    """Of an encoder: a token sees so many tokens on each side; None: all of its text."""
     sink_query: bool = False
     """The engine's window, not the model's own, decides what is seen: the first tokens of a
     sequence are seen with a query of their own, turned by `sink_position`."""
@@ -182,6 +184,8 @@ class LayerSpec:
     beside: Recurrent | None = None
     """Another mixer, beside one of attention: it reads the same norm, and both are added."""
     pre_norms: bool = True
+    mixer_norm: bool = True
+    """With `pre_norms`, the mixer has one; else it reads x itself."""
     post_norms: bool = False
     sum_norms: bool = False
     residual_scale: float = 1.0
@@ -236,6 +240,8 @@ class ModelSpec:
     embedding_scale: float = 1.0
     norm: Norm = "rms"
     """Of the layers and of the last one."""
+    norm_bias: bool = True
+    """Layer norms have biases."""
     learned_positions: int = 0
     """Rows of a table, one a position, which are added to the embedding; 0: there is no table."""
     logit_scale: float = 1.0
@@ -285,6 +291,12 @@ class ModelSpec:
         if not groups:
             return (KVGroup((), 0, 0, 0, None),)
         return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
+
+    @property
+    def reaches(self) -> tuple[int, ...]:
+        """Of the layers of an encoder, each once, in the order of their first layers."""
+        found = (one.reach for one in self.attention_layers.values())
+        return tuple(dict.fromkeys(one for one in found if one is not None))
 
     @property
     def has_sink_queries(self) -> bool:

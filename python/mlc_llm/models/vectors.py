@@ -44,12 +44,19 @@ def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
 
 
 def _encoder_vectors(spec: ModelSpec, encoder: EncoderSpec) -> dict[str, Vector]:
-    found = _norm_vectors(spec, "embedding_norm", "token_embd_norm.weight")
+    found: dict[str, Vector] = {}
+    if encoder.embedding_norm:
+        found |= _norm_vectors(spec, "embedding_norm", "token_embd_norm.weight")
+    if encoder.last_norm:
+        found |= _norm_vectors(spec, "norm", LAST_NORM)
     if encoder.token_types:
         table = (encoder.token_types, spec.hidden)
         found["token_types"] = Vector("token_types.weight", table)
     if encoder.labels:
-        found["pair_dense_bias"] = Vector("cls.bias", (spec.hidden,))
+        if encoder.pair.bias:
+            found["pair_dense_bias"] = Vector("cls.bias", (spec.hidden,))
+        if encoder.pair.norm:
+            found |= _norm_vectors(spec, "pair_norm", "cls.norm.weight")
         found["pair_out"] = Vector("cls.output.weight", (encoder.labels, spec.hidden))
         found["pair_out_bias"] = Vector("cls.output.bias", (encoder.labels,))
     return found
@@ -60,7 +67,8 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
     found: dict[str, Vector] = {}
     hidden = spec.hidden
     if layer.pre_norms:
-        found |= _norm_vectors(spec, "attention_norm", "attn_norm.weight")
+        if layer.mixer_norm:
+            found |= _norm_vectors(spec, "attention_norm", "attn_norm.weight")
         if layer.has_network and not layer.one_norm:
             found |= _norm_vectors(spec, "mlp_norm", "ffn_norm.weight")
     for one in layer.mixers:
@@ -138,7 +146,7 @@ def _expert_biases(hidden: int, spec: ExpertsSpec) -> dict[str, Vector]:
 
 def _norm_vectors(spec: ModelSpec, name: str, tensor: str) -> dict[str, Vector]:
     found = {name: Vector(tensor, (spec.hidden,))}
-    if spec.norm == "layer":
+    if spec.norm == "layer" and spec.norm_bias:
         bias = f"{tensor.removesuffix('weight')}bias"
         found[f"{name}_bias"] = Vector(bias, (spec.hidden,))
     return found

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -27,6 +28,8 @@ from mlc_llm.models.vectors import LAST_NORM, layer_vectors, model_vectors
 SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 FLOAT_KINDS = ("F32", "F16", "BF16")
 """Tensor types that vectors may have."""
+PROJECTIONS = ("dense_2", "dense_3")
+"""Of the vectors of texts: the numbers of these modules in the first folders that had them."""
 
 
 class TensorInfo(Protocol):
@@ -142,11 +145,35 @@ def _matrices(
     yield "embedding", (Source("token_embd.weight", table),)
     if not spec.tied_head:
         yield "head", (Source("output.weight", table),)
-    if spec.encoder is not None and spec.encoder.labels:
-        yield "pair_dense", (Source("cls.weight", (spec.hidden, spec.hidden)),)
+    if spec.encoder is not None:
+        yield from _encoder_matrices(spec.hidden, spec.encoder)
     yield from _token_matrices(spec)
     for i in range(len(spec.layers)):
         yield from _layer_matrices(spec, i, tensors, interleaved)
+
+
+def _encoder_matrices(
+    hidden: int, encoder: EncoderSpec
+) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    """Behind the layers."""
+    if encoder.labels:
+        yield "pair_dense", (Source("cls.weight", (hidden, hidden)),)
+    columns = hidden
+    for name, rows in zip(PROJECTIONS, encoder.projections, strict=False):
+        yield name, (Source(f"{name}.weight", (rows, columns)),)
+        columns = rows
+
+
+def with_projections(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
+    """An encoder with as many projections as there are tensors of them. Raises ModelFileError."""
+    assert spec.encoder is not None
+    rows: list[int] = []
+    for i, name in enumerate(f"{one}.weight" for one in PROJECTIONS):
+        if name in tensors and len(rows) == i:
+            if len(tensors[name].shape) != 2:
+                raise ModelFileError(f"tensor {name} has shape {tensors[name].shape}")
+            rows.append(tensors[name].shape[0])
+    return replace(spec, encoder=replace(spec.encoder, projections=tuple(rows)))
 
 
 def _token_matrices(spec: ModelSpec) -> Iterator[tuple[str, tuple[Source, ...]]]:

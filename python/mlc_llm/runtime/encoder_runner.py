@@ -6,13 +6,13 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import RequestError
-from mlc_llm.library.encoder_signatures import ENCODE, SCORE
+from mlc_llm.library.encoder_signatures import ENCODE, PROJECT, SCORE
 from mlc_llm.library.metadata import BrokenLibrary, KVGroupInfo
 from mlc_llm.pooling import Pooling
 from mlc_llm.precision import Precision
@@ -69,7 +69,7 @@ class EncoderRunner:
             max_batch_tokens=max_batch_tokens,
             context_window=context_window,
             vocab_size=metadata.vocab_size,
-            hidden_size=metadata.hidden_size,
+            hidden_size=metadata.encoder.width,
             precision=precision,
             is_encoder=True,
             scores=metadata.encoder.labels,
@@ -78,6 +78,7 @@ class EncoderRunner:
         self._load(read(weights), pages)
         self._encode = self._library[ENCODE]
         self._score = self._library[SCORE] if metadata.encoder.labels else None
+        self._project = self._library[PROJECT] if metadata.encoder.is_projected else None
         self._sequences: set[int] = set()
         self.before_compute: Callable[[], None] = _nothing
         """As of `ModelRunner`."""
@@ -132,19 +133,26 @@ class EncoderRunner:
         rows = batch.rows
         for row in rows:
             self._check(row)
-        hidden = self._compute.call(self._hidden, rows)
-        ends = np.cumsum([len(row.token_ids) for row in rows])
-        vectors = [
-            self._pooled(hidden[end - len(row.token_ids) : end])
-            for row, end in zip(rows, ends, strict=True)
-        ]
-        pairs = [i for i, row in enumerate(rows) if row.second_at]
-        if pairs:
-            firsts = [ends[i] - len(rows[i].token_ids) for i in pairs]
-            scores = self._compute.call(self._scores, hidden[firsts])
-            for i, found in zip(pairs, scores, strict=True):
-                vectors[i] = found
+        hidden, encoder = self._compute.call(self._hidden, rows), self.metadata.encoder
+        assert encoder is not None
+        vectors, end = [], 0
+        for row in rows:
+            of_row, end = hidden[end : end + len(row.token_ids)], end + len(row.token_ids)
+            pooling = encoder.pair_pooling if row.second_at else self.pooling
+            vectors.append(pooled(of_row, pooling))
+        self._change(vectors, [i for i, row in enumerate(rows) if row.second_at], self._score)
+        if self._project is not None:
+            texts = [i for i, row in enumerate(rows) if not row.second_at]
+            self._change(vectors, texts, self._project)
         return BatchOutput([[_sampled(one)] for one in vectors])
+
+    def _change(self, vectors: list[Floats], which: Sequence[int], function: Any) -> None:
+        """Some of the vectors become what a function of the library makes of them."""
+        if which:
+            assert function is not None, "the model compares no texts"
+            made = self._compute.call(self._made, function, np.stack([vectors[i] for i in which]))
+            for i, found in zip(which, made, strict=True):
+                vectors[i] = found
 
     def _check(self, row: BatchRow) -> None:
         """Raises RequestError."""
@@ -162,14 +170,18 @@ class EncoderRunner:
         position = array("i", [at for row in rows for at in range(len(row.token_ids))])
         ropes, position, _ = self._ropes.rows(position)
         tables = _tables(rows, self.metadata.kv.groups[0], self._limits.page_size, self._fast.count)
+        assert self.metadata.encoder is not None
+        near = [_near(rows, reach) for reach in self.metadata.encoder.reaches]
         staged = self._staging.tensors(
             (tokens, 0), (self._types(rows), 0), (position, 0), (array("i", [self._fast.count]), 0),
-            *tables,
+            *tables, *((last, 0) for last, _ in near), *((first, 0) for _, first in near),
         )  # fmt: skip
         self.before_compute()
+        seen, count = staged[8:], len(near)
         found = self._encode(
-            *staged[:4], ropes, *staged[4:], self._window, self._pages, self._params
-        )
+            *staged[:4], ropes, *staged[4:8], seen[:count], seen[count:], self._window, self._pages,
+            self._params,
+        )  # fmt: skip
         hidden: Floats = self._read(found)
         return hidden
 
@@ -183,18 +195,26 @@ class EncoderRunner:
             found.extend([0] * first + [second] * (count - first))
         return found
 
-    def _scores(self, first: Floats) -> Floats:
-        """Of pairs, from the vectors of their first tokens."""
-        assert self._score is not None, "the model compares no texts"
-        staged = self._staging.tensors((array("f", first.ravel()), first.shape[1]))
-        scores: Floats = self._read(self._score(*staged, self._params))
-        return scores
+    def _made(self, function: Any, given: Floats) -> Floats:
+        staged = self._staging.tensors((array("f", given.ravel()), given.shape[1]))
+        return np.array(self._read(function(*staged, self._params)))
 
-    def _pooled(self, hidden: Floats) -> Floats:
-        """hidden: of the tokens of one text."""
-        if self.pooling == "mean":
-            return np.asarray(hidden.mean(axis=0, dtype=np.float32))
-        return np.asarray(hidden[0 if self.pooling == "cls" else -1])
+
+def pooled(hidden: Floats, pooling: Pooling) -> Floats:
+    """hidden: of the tokens of one text."""
+    if pooling == "mean":
+        return np.asarray(hidden.mean(axis=0, dtype=np.float32))
+    return np.array(hidden[0 if pooling == "cls" else -1])
+
+
+def _near(rows: Sequence[BatchRow], reach: int) -> tuple[array[int], array[int]]:
+    """The last place of its text that each token sees, and the first one."""
+    last, first = array("i"), array("i")
+    for row in rows:
+        count = len(row.token_ids)
+        last.extend(min(at + reach, count - 1) for at in range(count))
+        first.extend(max(at - reach, 0) for at in range(count))
+    return last, first
 
 
 def _tables(rows: Sequence[BatchRow], group: KVGroupInfo, size: int, fast: int) -> list[Table]:

@@ -93,13 +93,15 @@ def attend(
     for_sinks: Array | None = None,
     cap: float | None = None,
     sinks: Array | None = None,
+    reach: int | None = None,
 ) -> Array:
     """The kernel on these rows; q float32 [m, heads * head_dim], not yet scaled.
 
     fast: how many of the first rows are fast; None: the kernel without fast tokens. for_sinks: a
     second query for each, like q; None: the kernel without them. sinks: learned ones, or none.
+    reach: what tokens of whole sequences see on each side; None: what is behind them, by `window`.
     """
-    blocks, page_ids, places = [], [], []
+    blocks, page_ids, places, firsts = [], [], [], []
     for i, (index, start, end) in enumerate(rows):
         size = query_block_tokens(heads, cache.kv_heads, isa)
         if i < (fast or 0):
@@ -108,13 +110,16 @@ def attend(
             blocks.append((len(places) + at, min(size, end - start - at), len(page_ids)))
         page_ids += cache.tables[index][: -(-end // PAGE)]
         places += range(start, end)
+        firsts += [max(at - (reach or 0), 0) for at in range(start, end)]
+        if reach is not None:
+            places[start - end :] = [min(at + reach, end - 1) for at in range(start, end)]
     both = q if for_sinks is None else np.concatenate([q, for_sinks], axis=1)
     scaled = both * np.float32(LOG2E * cache.head_dim**-0.5)
     out = np.full_like(q, np.nan)
     kernel = attention if fast is None else fast_attention
     tokens = [sum(end - start for _, start, end in rows[:fast])]
     shape: tuple[object, ...] = (heads, cache.kv_heads, cache.head_dim, isa, cache.dtype)
-    shape += (for_sinks is not None, cap, sinks is not None)
+    shape += (for_sinks is not None, cap, sinks is not None, reach is not None)
     build(isa, kernel, *shape)(
         scaled,
         cache.only(rows, window),
@@ -123,6 +128,7 @@ def attend(
         np.asarray(page_ids, np.int32),
         np.asarray(window, np.int32),
         *([] if sinks is None else [sinks]),
+        *([] if reach is None else [np.asarray(firsts, np.int32)]),
         *([] if fast is None else [np.asarray(tokens, np.int32)]),
         out,
     )
@@ -162,6 +168,7 @@ def reference(
     for_sinks: Array | None = None,
     cap: float | None = None,
     sinks: Array | None = None,
+    reach: int | None = None,
 ) -> tuple[Array, Array]:
     """Exact attention, and a bound of what such rounding may make of it; float64 like q.
 
@@ -178,6 +185,8 @@ def reference(
         first += end - start
         key, token = np.arange(end)[None, None], np.arange(start, end)[:, None, None]
         seen = (key <= token) & ((key > token - window[0]) | (key < window[1]))
+        if reach is not None:
+            seen = abs(key - token) <= reach
         scores = np.einsum("qhd,khd->qhk", own, keys) * dim**-0.5
         of_sinks = -(-window[1] // SPLIT_KEYS) * SPLIT_KEYS
         scores[..., :of_sinks] = np.einsum("qhd,khd->qhk", other, keys[:of_sinks]) * dim**-0.5

@@ -83,6 +83,26 @@ def test_windows(isa: Isa, window: Window) -> None:
     check_alone(isa, (9, 3, 64), window)
 
 
+TEXTS: Rows = [(i, 0, length) for i, length in enumerate(LENGTHS)]
+
+
+@pytest.mark.one_of(3)
+@pytest.mark.parametrize("reach", [0, 5, 16, 40, 127, 1000])
+@each_isa_and("shape", [(9, 3, 64), (2, 2, 64), (8, 1, 64)])
+def test_windows_on_both_sides(isa: Isa, shape: tuple[int, int, int], reach: int) -> None:
+    heads, kv_heads, head_dim = shape
+    cache, q = Cache(kv_heads, head_dim, isa.kv_dtype, LENGTHS), queries(TEXTS, heads, head_dim)
+    out = attend(isa, heads, cache, TEXTS, q, reach=reach)
+    expected, bound = reference(heads, cache, TEXTS, q, ALL, reach=reach)
+    assert (np.abs(out - expected) <= bound).all()
+    first = 0
+    for row in TEXTS:
+        own = slice(first, first + row[2])
+        alone = attend(isa, heads, cache, [row], q[own], reach=reach)
+        assert alone.tobytes() == out[own].tobytes(), row
+        first += row[2]
+
+
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("window", [(5, 3), (30, 130), (16, 0)], ids=str)
 @each_isa()

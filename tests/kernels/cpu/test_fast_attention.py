@@ -72,6 +72,20 @@ def test_caps_and_learned_sinks(isa: Isa, window: Window) -> None:
     assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
 
 
+@pytest.mark.parametrize("reach", [0, 40, 127])
+@each_isa(with_amx=True)
+def test_windows_on_both_sides(isa: Isa, reach: int) -> None:
+    texts = [(i, 0, length) for i, length in enumerate(LENGTHS)]
+    cache, q = Cache(3, 64, isa.kv_dtype, LENGTHS), queries(texts, 9, 64)
+    outs = [attend(FAST, 9, cache, texts, q, reach=reach, fast=n) for n in (len(texts), 2, None)]
+    expected, bound = reference(9, cache, texts, q, ALL, reach=reach, rounding=BFLOAT16)
+    for out in outs:
+        assert (np.abs(out - expected) <= bound).all()
+    tokens = sum(LENGTHS[:2])
+    assert outs[1][:tokens].tobytes() == outs[0][:tokens].tobytes()
+    assert outs[1][tokens:].tobytes() == outs[2][tokens:].tobytes()
+
+
 @pytest.mark.parametrize("window", [(5, 3), (30, 130)], ids=str)
 @each_isa(with_amx=True)
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:

@@ -41,13 +41,14 @@ class AttentionOps:
         heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
         args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
         args += [learned_sinks] if spec.learned_sinks else []
+        args += [] if layer.first_seen is None else [layer.first_seen]
         build: Any = attention
         if has_fast_attention(dim, self._isa):
             build = fast_attention
             args.append(self._fast_tokens)
         kernel = build(
             heads, kv_heads, dim, self._isa, self._isa.kv_dtype, spec.sink_query,
-            spec.score_cap, spec.learned_sinks,
+            spec.score_cap, spec.learned_sinks, layer.first_seen is not None,
         )  # fmt: skip
         out = float_tensor(rotated.shape[0], spec.query_width)
         return self._scratch.call(kernel, "attention", args, out)

@@ -167,7 +167,11 @@ class ReferenceOps:
         pages = layer.pages if is_shared else self._stored(spec, qkv[1:], norms, layer)
         args = [q, of_sinks, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
         args += [op.full((spec.heads,), LOWEST) if learned_sinks is None else learned_sinks]
-        kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.score_cap)
+        args += [] if layer.first_seen is None else [layer.first_seen]
+        kernel = attention(
+            spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.score_cap,
+            layer.first_seen is not None,
+        )  # fmt: skip
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
         return op.reshape(out, (q.shape[0], spec.query_width))

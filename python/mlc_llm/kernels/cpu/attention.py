@@ -38,8 +38,10 @@ from mlc_llm.kernels.cpu.attention_shape import (
     Arguments,
     QueryRows,
     Shape,
+    before_window,
     sees_split,
     split_count,
+    unread,
 )
 from mlc_llm.kernels.cpu.attention_softmax import clear, fold, new_softmax, write
 from mlc_llm.kernels.cpu.attention_tasks import (
@@ -82,7 +84,7 @@ def _attend_block(shape, given, block, kv_head):
         clear(shape, state, r, given, kv_head * per_kv + r % per_kv)
     newest: T.let[T.int32] = given.place[token[tokens - 1]]
     for which in T.serial(split_count(newest)):
-        if sees_split(which, given.place[token[0]], given.window):
+        if sees_split(which, before_window(shape, given, token[0]), given.window):
             attend_split(shape, given, rows, which, scores, part, zero)
             for r in T.serial(count):
                 fold(shape, state, r, part, r)
@@ -114,12 +116,13 @@ def _run_task(shape, given, task, parts, first_token):
     task.kv_head[0] = task.number[0] // task.part_count[0]
     block = T.meta_var(task.block[0])
     place = T.meta_var(given.place[given.blocks[block, 0]])
+    before = T.meta_var(before_window(shape, given, given.blocks[block, 0]))
     if given.blocks[block, 0] < first_token:
         T.evaluate(0)
     elif given.blocks[block, 1] > 1 or task.part_count[0] < split_count(place):
         if task.split[0] == 0:
             _attend_block(shape, given, block, task.kv_head[0])
-    elif T.And(task.split[0] < split_count(place), sees_split(task.split[0], place, given.window)):
+    elif T.And(task.split[0] < split_count(place), sees_split(task.split[0], before, given.window)):
         _attend_part(shape, given, task, parts)
 
 
@@ -132,7 +135,7 @@ def _fold_parts(shape, given, block, kv_head, first_part, parts):
     for r in T.unroll(per_kv):
         clear(shape, state, r, given, kv_head * per_kv + r)
     for which in T.serial(split_count(given.place[token])):
-        if sees_split(which, given.place[token], given.window):
+        if sees_split(which, before_window(shape, given, token), given.window):
             for r in T.unroll(per_kv):
                 fold(
                     *(shape, state, r, parts),
@@ -189,6 +192,7 @@ def attention(
     sink_query: bool = False,
     score_cap: float | None = None,
     learned_sinks: bool = False,
+    both_sides: bool = False,
 ) -> PrimFunc:
     """Kernel arguments:
 
@@ -201,12 +205,16 @@ def attention(
     window      int32 [2]: a token sees the last window[0] tokens, itself included, and the first
                 window[1] of its sequence
     sinks       float32 [heads]: learned sinks; there are none unless `learned_sinks`
+    first_seen  int32 [m], the first place that each token sees, in place of window[0]; it is there
+                if `both_sides`
     out         float32 [m, heads * head_dim]
 
     sink_query: a row of `queries` is twice as long. Its second half is the query for the KV splits
     that hold any of the first window[1] tokens. score_cap: see `Shape`.
     """
-    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks)
+    shape = Shape(
+        heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks, both_sides
+    )
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -217,6 +225,7 @@ def attention(
         page_ids: T.handle,
         window: T.handle,
         sinks: T.handle,
+        first_seen: T.handle,
         out: T.handle,
     ):
         T.func_attr(SCHEDULED)
@@ -231,8 +240,9 @@ def attention(
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
         SINKS = T.match_buffer(sinks, (heads,), "float32")
+        FIRST = T.match_buffer(first_seen, (m,), "int32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
-            attend(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, O, m, b, n), 0)
+            attend(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, FIRST, O, m, b, n), 0)
 
-    return without(paged_attention, *(() if learned_sinks else ("SINKS",)))
+    return without(paged_attention, *unread(shape))

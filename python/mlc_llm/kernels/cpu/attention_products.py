@@ -30,6 +30,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
     Shape,
+    before_window,
     is_seen,
     new_split,
     query_column,
@@ -218,7 +219,7 @@ def _count_values(given, split, p, tokens):
     """tokens[0]: how many tokens of page p of the split have a weight. Values of others may be
     anything, so they must not be multiplied."""
     tokens[0] = T.min(PAGE, split.newest[0] + 1 - (split.first[0] + p) * PAGE)
-    if T.Not(is_seen((split.first[0] + p) * PAGE, PAGE, split.oldest[0], given.window)):
+    if T.Not(is_seen((split.first[0] + p) * PAGE, PAGE, split.before_oldest[0], given.window)):
         tokens[0] = 0
 
 
@@ -279,6 +280,10 @@ def attend_split(shape, given, rows, which, scores, state, first_row):
     split = T.meta_var(new_split())
     split.oldest[0] = given.place[rows.token[0]]
     split.newest[0] = given.place[rows.token[(rows.count - 1) // shape.heads_per_kv]]
+    split.before_oldest[0] = before_window(shape, given, rows.token[0])
+    split.before_newest[0] = before_window(
+        shape, given, rows.token[(rows.count - 1) // shape.heads_per_kv]
+    )
     split.last[0] = split.newest[0] // PAGE
     split.first[0] = which * KV_SPLIT
     split.count[0] = T.min(KV_SPLIT, split.last[0] + 1 - split.first[0])
@@ -287,7 +292,7 @@ def attend_split(shape, given, rows, which, scores, state, first_row):
     cap_scores(shape, shape.lanes, scores, split.count, rows.count)
     if T.Or(
         (split.first[0] + split.count[0]) * PAGE > split.oldest[0] + 1,
-        split.first[0] * PAGE <= split.newest[0] - given.window[0],
+        split.first[0] * PAGE <= split.before_newest[0],
     ):
         mask(shape, given, rows, split, scores)
     softmax(shape.lanes, scores, state, first_row, split.count, rows.count)

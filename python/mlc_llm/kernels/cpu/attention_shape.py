@@ -36,6 +36,8 @@ class Shape:
     """A score s becomes cap * tanh(s / cap), before the softmax."""
     learned_sinks: bool = False
     """Each query head has a score more, without a value."""
+    both_sides: bool = False
+    """`Arguments.first_seen` says where the window of a token begins."""
 
     @property
     def lanes(self) -> int:
@@ -70,6 +72,7 @@ class Arguments:
     page_ids: Buffer
     window: Buffer
     sinks: Buffer
+    first_seen: Buffer
     out: Buffer
     tokens: Expr
     """m"""
@@ -110,22 +113,39 @@ class Split:
     """Place of the last token of the rows."""
     oldest: Buffer
     """Place of the first token of the rows."""
+    before_oldest: Buffer
+    """`before_window` of that token."""
+    before_newest: Buffer
+    """`before_window` of the last token."""
+
+
+def unread(shape: Shape) -> tuple[str, ...]:
+    """The buffers of arguments that a kernel of this shape has not."""
+    sinks = () if shape.learned_sinks else ("SINKS",)
+    return sinks if shape.both_sides else (*sinks, "FIRST")
 
 
 def new_split() -> Split:
     """Scratch for a split, with nothing in it."""
-    return Split(*(T.alloc_buffer((1,), "int32") for _ in range(5)))
+    return Split(*(T.alloc_buffer((1,), "int32") for _ in range(7)))
 
 
-def is_seen(first: Index, count: Index, oldest: Expr, window: Buffer) -> Expr:
-    """Whether a token at place `oldest`, or one after it, sees any of `count` places from `first`
-    on that are before it."""
-    return T.Or(first < window[1], first + count > oldest - window[0] + 1)
+def before_window(shape: Shape, given: Arguments, token: Index) -> Expr:
+    """The place before the first one in the window of a token."""
+    if shape.both_sides:
+        return given.first_seen[token] - 1
+    return given.place[token] - given.window[0]
 
 
-def sees_split(which: Index, oldest: Expr, window: Buffer) -> Expr:
+def is_seen(first: Index, count: Index, before: Expr, window: Buffer) -> Expr:
+    """Whether a token with that `before_window`, or one after it, sees any of `count` places from
+    `first` on that are before it."""
+    return T.Or(first < window[1], first + count > before + 1)
+
+
+def sees_split(which: Index, before: Expr, window: Buffer) -> Expr:
     """`is_seen` for the KV split with that number."""
-    return is_seen(which * KV_SPLIT * PAGE, SPLIT_KEYS, oldest, window)
+    return is_seen(which * KV_SPLIT * PAGE, SPLIT_KEYS, before, window)
 
 
 def split_count(place: Expr) -> Expr:

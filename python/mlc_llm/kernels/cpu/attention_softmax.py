@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
+from mlc_llm.kernels.cpu.attention_shape import before_window
 from mlc_llm.kernels.cpu.vectors import (
     LOG2E,
     capped,
@@ -56,10 +57,13 @@ def new_softmax(rows: Index, head_dim: int) -> Softmax:
     )
 
 
-def seen_score(score: Expr, first: Index, place: Expr, window: Buffer, lanes: int) -> Expr:
-    """Scores of keys from place `first` on, MASKED where a token at `place` does not see them."""
+def seen_score(
+    score: Expr, first: Index, place: Expr, before: Expr, window: Buffer, lanes: int
+) -> Expr:
+    """Scores of keys from place `first` on, MASKED where a token at `place`, with that
+    `before_window`, does not see them."""
     key = T.ramp(first, 1, lanes)
-    is_near = T.And(key <= splat(place, lanes), key > splat(place - window[0], lanes))
+    is_near = T.And(key <= splat(place, lanes), key > splat(before, lanes))
     is_sink = T.And(key <= splat(place, lanes), key < splat(window[1], lanes))
     return T.Select(T.Or(is_near, is_sink), score, fsplat(MASKED, lanes))
 
@@ -94,7 +98,9 @@ def mask(shape, given, rows, split, scores):
         for v in T.serial(split.count[0] * (PAGE // L)):
             scores[r, lanes_at(v * L, L)] = seen_score(
                 *(scores[r, lanes_at(v * L, L)], split.first[0] * PAGE + v * L),
-                *(given.place[rows.token[r // shape.heads_per_kv]], given.window, L),
+                given.place[rows.token[r // shape.heads_per_kv]],
+                before_window(shape, given, rows.token[r // shape.heads_per_kv]),
+                *(given.window, L),
             )
 
 

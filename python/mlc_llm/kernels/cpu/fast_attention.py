@@ -34,9 +34,11 @@ from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
     Arguments,
     Shape,
+    before_window,
     query_column,
     sees_split,
     split_count,
+    unread,
 )
 from mlc_llm.kernels.cpu.attention_softmax import (
     cap_scores,
@@ -78,12 +80,14 @@ def _begin(shape, given, scratch, block, kv_head):
             r // shape.heads_per_kv, given.blocks[block, 1] - 1
         )
         scratch.place[r] = given.place[scratch.token[r]]
+        scratch.before[r] = before_window(shape, given, scratch.token[r])
         clear(
             *(shape, scratch.state, r, given),
             kv_head * shape.heads_per_kv + r % shape.heads_per_kv,
         )
         load_query(shape, given, scratch, kv_head, r)
     scratch.oldest[0] = given.place[given.blocks[block, 0]]
+    scratch.before_oldest[0] = before_window(shape, given, given.blocks[block, 0])
     scratch.newest[0] = given.place[given.blocks[block, 0] + given.blocks[block, 1] - 1]
 
 
@@ -114,6 +118,7 @@ def _mask(given, scratch, group):
                 scratch.scores[r, lanes_at(page * L, L)],
                 first,
                 scratch.place[group * PAIR + r],
+                scratch.before[group * PAIR + r],
                 given.window,
                 L,
             )
@@ -126,7 +131,7 @@ def _fold_split(shape, given, scratch, group):
     cap_scores(shape, L, scratch.scores, scratch.count, PAIR)
     if T.Or(
         (scratch.first[0] + scratch.count[0]) * PAGE > scratch.oldest[0] + 1,
-        scratch.first[0] * PAGE <= scratch.newest[0] - given.window[0],
+        scratch.first[0] * PAGE <= scratch.before[scratch.rows - 1],
     ):
         _mask(given, scratch, group)
     softmax(L, scratch.scores, scratch.part, scratch.zero, scratch.count, PAIR)
@@ -142,7 +147,7 @@ def _attend_block(shape, given, block, kv_head):
     scratch = T.meta_var(new_scratch(shape))
     _begin(shape, given, scratch, block, kv_head)
     for which in T.serial(split_count(scratch.newest[0])):
-        if sees_split(which, scratch.oldest[0], given.window):
+        if sees_split(which, scratch.before_oldest[0], given.window):
             _load_split(shape, given, scratch, block, kv_head, which)
             for group in T.serial(T.ceildiv(given.blocks[block, 1] * per_kv, PAIR)):
                 _fold_split(shape, given, scratch, group)
@@ -179,13 +184,16 @@ def fast_attention(
     sink_query: bool = False,
     score_cap: float | None = None,
     learned_sinks: bool = False,
+    both_sides: bool = False,
 ) -> PrimFunc:
     """Kernel arguments: those of `attention.attention`, and F int32 [1] before `out`.
 
     The first F[0] tokens are fast. Their query blocks come first, of up to
     `fast_query_block_tokens` tokens each.
     """
-    shape = Shape(heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks)
+    shape = Shape(
+        heads, kv_heads, head_dim, isa, kv_dtype, sink_query, score_cap, learned_sinks, both_sides
+    )
 
     @T.prim_func(private=True, s_tir=True)
     def attention_of_fast_and_exact(
@@ -196,6 +204,7 @@ def fast_attention(
         page_ids: T.handle,
         window: T.handle,
         sinks: T.handle,
+        first_seen: T.handle,
         F: T.Buffer((1,), "int32"),
         out: T.handle,
     ):
@@ -211,11 +220,13 @@ def fast_attention(
         IDS = T.match_buffer(page_ids, (n,), "int32")
         W = T.match_buffer(window, (2,), "int32")
         SINKS = T.match_buffer(sinks, (heads,), "float32")
+        FIRST = T.match_buffer(first_seen, (m,), "int32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         with T.sblock("root"):
+            given = T.meta_var(Arguments(Q, P, AT, B, IDS, W, SINKS, FIRST, O, m, b, n))
             if F[0] > 0:
-                _attend_fast(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, O, m, b, n), F[0])
+                _attend_fast(shape, given, F[0])
             if F[0] < m:
-                attend(shape, Arguments(Q, P, AT, B, IDS, W, SINKS, O, m, b, n), F[0])
+                attend(shape, given, F[0])
 
-    return without(attention_of_fast_and_exact, *(() if learned_sinks else ("SINKS",)))
+    return without(attention_of_fast_and_exact, *unread(shape))

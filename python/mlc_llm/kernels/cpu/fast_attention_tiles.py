@@ -66,6 +66,8 @@ class Scratch:
     state: Softmax
     place: Buffer
     """int32 [R]: the place of each row's token."""
+    before: Buffer
+    """int32 [R]: its `before_window`."""
     token: Buffer
     """int32 [R]: the token of each row. Rows behind the last token repeat it."""
     first: Buffer
@@ -74,6 +76,8 @@ class Scratch:
     """int32 [1]: pages of the split that are read."""
     oldest: Buffer
     """int32 [1]: place of the first token."""
+    before_oldest: Buffer
+    """int32 [1]: its `before_window`."""
     newest: Buffer
     """int32 [1]: place of the last token."""
     zero: Buffer
@@ -102,10 +106,12 @@ def new_scratch(shape: Shape) -> Scratch:
         part=new_softmax(PAIR, D),
         state=new_softmax(rows, D),
         place=number(rows),
+        before=number(rows),
         token=number(rows),
         first=number(),
         count=number(),
         oldest=number(),
+        before_oldest=number(),
         newest=number(),
         zero=number(),
         column=number(),
@@ -156,7 +162,7 @@ def _kept_bits(given: Arguments, scratch: Scratch, page: Expr, i: Expr, bits: in
     """`bits` where any row sees token i of a page of the sequence, else 0: what is not seen may be
     anything, and no product may meet it."""
     is_known = page * PAGE + i <= scratch.newest[0]
-    seen = T.And(is_known, is_seen(page * PAGE, PAGE, scratch.oldest[0], given.window))
+    seen = T.And(is_known, is_seen(page * PAGE, PAGE, scratch.before_oldest[0], given.window))
     return T.if_then_else(seen, T.int32(bits), T.int32(0))
 
 
