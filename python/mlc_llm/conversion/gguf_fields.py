@@ -11,16 +11,29 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mlc_llm.conversion.gguf_entries import Value
-from mlc_llm.models.recurrent import ShortConvSpec
+from mlc_llm.conversion.state_fields import (
+    Config,
+    Fields,
+    alone,
+    by_layer,
+    delta_rule,
+    endless,
+    hybrid,
+    in_turn,
+    multiplied,
+    side_by_side,
+    state_space,
+)
+from mlc_llm.models.falcon_h1 import FFN_NORM, file_names
+from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
     ModelSpec,
 )
+from mlc_llm.models.tensor_names import FolderNames
 
-Fields = dict[str, Value]
-Config = Mapping[str, object]
 _THETA = 10000.0
 """What readers assume where a file does not say it."""
 
@@ -34,19 +47,19 @@ def _experts(spec: ModelSpec) -> ExpertsSpec | None:
     return next((one for one in found if isinstance(one, ExpertsSpec)), None)
 
 
-def _wide(spec: ModelSpec, config: Config) -> int:
-    """The width of dense networks, also where all layers have experts."""
+def _wide(spec: ModelSpec, config: Config) -> Fields:
+    """The width of dense networks, also where all layers have experts, if the config says it."""
     found = (one.feed_forward for one in spec.layers)
     dense = next((one for one in found if isinstance(one, DenseSpec)), None)
     stated = config.get("intermediate_size")
-    if dense is None and type(stated) is int:
-        return stated
-    return spec.layers[0].feed_forward.intermediate if dense is None else dense.intermediate
+    if dense is not None:
+        return {"feed_forward_length": dense.intermediate}
+    return {"feed_forward_length": stated} if type(stated) is int else {}
 
 
 def _kv_heads(spec: ModelSpec) -> Value:
     """Of all layers, or of each one: recurrent layers have none."""
-    if not any(isinstance(one.mixer, ShortConvSpec) for one in spec.layers):
+    if not any(isinstance(one.mixer, (ShortConvSpec, Mamba2Spec)) for one in spec.layers):
         return _attention(spec).kv_heads
     mixers = [one.mixer for one in spec.layers]
     return [one.kv_heads if isinstance(one, AttentionSpec) else 0 for one in mixers]
@@ -87,7 +100,7 @@ def sizes(spec: ModelSpec, config: Config) -> Fields:
         "block_count": len(spec.layers),
         "context_length": spec.context_window,
         "embedding_length": spec.hidden,
-        "feed_forward_length": _wide(spec, config),
+        **_wide(spec, config),
         "attention.head_count": one.heads,
         f"attention.{norm}": spec.norm_eps,
     }
@@ -274,6 +287,10 @@ class Class(NamedTuple):
     """What is one tensor: keys of `JOINED`."""
     divides: bool = False
     """A tensor may have divisors of rotary frequencies."""
+    names: Callable[[Config], FolderNames] | None = None
+    """Of the folder's tensors, where the files have them otherwise than the model reads them."""
+    says: Callable[[ModelSpec], ModelSpec] | None = None
+    """What the files say of a model, if that is not its spec."""
 
 
 JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")}
@@ -283,23 +300,39 @@ _USUAL = (sizes, grouped, theta, head_dim, scaling)
 _LLAMA = (*_USUAL, experts, vocab, rotated)
 _GRANITE = (sizes, grouped, theta, scaling, experts, vocab, rotated, multipliers, shared)
 _GEMMA3 = (*_USUAL, window, caps, local_theta)
+_GEMMA4 = (sizes, grouped, theta, window, caps, local_theta, by_layer)
+_DELTA = (*_USUAL, rotated, experts, expert_widths, delta_rule)
 CLASSES = {
     "Exaone4ForCausalLM": Class((*_USUAL, vocab, some_windows), divides=True),
     "Gemma2ForCausalLM": Class((sizes, grouped, other_theta, head_dim, window, caps)),
     "Gemma3ForCausalLM": Class(_GEMMA3),
     "Gemma3ForConditionalGeneration": Class(_GEMMA3),
+    "FalconH1ForCausalLM": Class(
+        (sizes, grouped, theta, vocab, side_by_side, state_space),
+        renamed={"ffn_norm.weight": FFN_NORM},
+        names=file_names,
+        says=multiplied,
+    ),
     "GPT2LMHeadModel": Class((sizes,), joined=("attn_qkv",)),
     "GPTNeoXForCausalLM": Class((sizes, other_theta, rotated, parallel), joined=("attn_qkv",)),
+    "Gemma4ForCausalLM": Class(_GEMMA4, divides=True),
+    "Gemma4ForConditionalGeneration": Class(_GEMMA4, divides=True),
     "Glm4ForCausalLM": Class((*_USUAL, rotated), joined=("ffn_up",)),
     "GptOssForCausalLM": Class((*_USUAL, experts, window, expert_widths), renamed=_AFTER),
     "GraniteForCausalLM": Class(_GRANITE, pairs_rows=True, divides=True),
     "GraniteMoeForCausalLM": Class(_GRANITE, pairs_rows=True, divides=True),
     "GraniteMoeSharedForCausalLM": Class(_GRANITE, pairs_rows=True, divides=True),
+    "GraniteMoeHybridForCausalLM": Class(
+        (sizes, grouped, scaling, vocab, multipliers, hybrid, state_space),
+        pairs_rows=True,
+        says=endless,
+    ),
     "Lfm2ForCausalLM": Class(
         (*_USUAL, vocab, kept_inputs),
         renamed={"output_norm.weight": "token_embd_norm.weight"},
     ),
     "LlamaForCausalLM": Class(_LLAMA, pairs_rows=True, divides=True),
+    "Mamba2ForCausalLM": Class((alone, state_space)),
     "MistralForCausalLM": Class(_LLAMA, pairs_rows=True, divides=True),
     "MixtralForCausalLM": Class(_LLAMA, pairs_rows=True, divides=True),
     "Ministral3ForCausalLM": Class((*_LLAMA, query_scaling), pairs_rows=True, divides=True),
@@ -318,6 +351,10 @@ CLASSES = {
     "Qwen2MoeForCausalLM": Class((*_USUAL, experts, expert_widths)),
     "Qwen3ForCausalLM": Class(_USUAL),
     "Qwen3MoeForCausalLM": Class((*_USUAL, experts, expert_widths)),
+    "Qwen3_5ForCausalLM": Class(_DELTA, renamed=_AFTER, says=in_turn),
+    "Qwen3_5ForConditionalGeneration": Class(_DELTA, renamed=_AFTER, says=in_turn),
+    "Qwen3_5MoeForCausalLM": Class(_DELTA, renamed=_AFTER, says=in_turn),
+    "Qwen3_5MoeForConditionalGeneration": Class(_DELTA, renamed=_AFTER, says=in_turn),
     "SeedOssForCausalLM": Class(_USUAL, renamed=_AFTER),
     "SmolLM3ForCausalLM": Class(_LLAMA, pairs_rows=True, divides=True),
     "StableLmForCausalLM": Class((sizes, grouped, other_theta, rotated, parallel)),

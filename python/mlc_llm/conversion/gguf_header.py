@@ -43,11 +43,13 @@ def metadata_of(files: HuggingFaceModel, tensors: Mapping[str, Tensor]) -> dict[
     UnsupportedModel for a model of which such a file cannot say everything; ModelFileError."""
     spec, config = files.plan().spec, text_config(files.folder.config)
     found: dict[str, Value] = {}
-    for make in class_of(files).fields:
+    way = class_of(files)
+    for make in way.fields:
         found |= make(spec, config)
     name = spec.architecture
     own: dict[str, Value] = {f"{name}.{key}": value for key, value in found.items()}
-    _check_same({"general.architecture": name, **own}, tensors, spec)
+    said = spec if way.says is None else way.says(spec)
+    _check_same({"general.architecture": name, **own}, tensors, said)
     return {
         "general.architecture": text_entry(name),
         "general.type": text_entry("model"),

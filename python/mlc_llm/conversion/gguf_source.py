@@ -12,14 +12,18 @@ import numpy.typing as npt
 
 from mlc_llm.conversion.gguf_fields import JOINED, Class, rope_config, text_config
 from mlc_llm.conversion.gguf_header import class_of, metadata_of
+from mlc_llm.conversion.head_order import with_heads_in_turn
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
+from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.model_files.tensor_views import StackView, View
 from mlc_llm.models.spec import AttentionSpec, ModelSpec
+from mlc_llm.models.weight_plan import wanted_tensors
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.names import FOLDERS
 
@@ -59,7 +63,12 @@ def gguf_source(files: ModelFiles, importance: Mapping[str, Floats] = {}) -> GGU
 
 def _as_written(files: HuggingFaceModel, way: Class) -> dict[str, Tensor]:
     """The tensors that the new file has."""
-    spec, found = files.plan().spec, dict(files.tensors)
+    spec, found = files.plan().spec, files.tensors
+    if way.names is not None:
+        config = files.folder.config
+        origins = plain_tensors(config, files.folder.tensors)
+        found = named_tensors(wanted_tensors(spec), way.names(config), origins)
+    found = with_heads_in_turn(spec, found)
     for i, layer in enumerate(spec.layers):
         one = layer.mixer
         if way.pairs_rows and isinstance(one, AttentionSpec):

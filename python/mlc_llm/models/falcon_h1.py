@@ -15,7 +15,7 @@ from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.state_spaces import NO_LIMITS, config_mixer, gguf_mixer, mixer_names
-from mlc_llm.models.tensor_names import LLAMA_NAMES, FolderNames, Scaled, layers
+from mlc_llm.models.tensor_names import LLAMA_NAMES, FolderNames, Origin, Scaled, layers
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 THETA = 10_000.0
@@ -90,6 +90,39 @@ def config_names(config: Mapping[str, object]) -> FolderNames:
     if set(parts) != {1.0}:
         rows = _parts(_mixer(values))
         changed["blk.{i}.ssm_in.weight"] = Scaled(f"{mixer}.in_proj.weight", parts, rows)
+    return HF_NAMES | changed
+
+
+def file_names(config: Mapping[str, object]) -> FolderNames:
+    """The table with all multipliers, each where a GGUF file's weights have it, in the order of
+    llama.cpp's converter. Raises ModelFileError."""
+    values = ConfigValues(config)
+
+    def number(key: str) -> float:
+        return values.positive(key, 1.0)
+
+    gate, down = _numbers(values, "mlp_multipliers", 2)
+    heard = number("attention_in_multiplier")
+    factors: dict[str, tuple[float, ...]] = {
+        "token_embd": (number("embedding_multiplier"),),
+        "output": (number("lm_head_multiplier"),),
+        "blk.{i}.attn_q": (heard,),
+        "blk.{i}.attn_k": (number("key_multiplier"), heard),
+        "blk.{i}.attn_v": (heard,),
+        "blk.{i}.attn_output": (number("attention_out_multiplier"),),
+        "blk.{i}.ffn_gate": (gate,),
+        "blk.{i}.ffn_down": (down,),
+        "blk.{i}.ssm_out": (number("ssm_out_multiplier"),),
+        "blk.{i}.ssm_in": (number("ssm_in_multiplier"),),
+    }
+    changed: dict[str, Origin] = {}
+    for start, several in factors.items():
+        name = f"{start}.weight"
+        changed[name] = HF_NAMES.origins[name]
+        for one in several:
+            changed[name] = Scaled(changed[name], (one,))
+    parts, rows = _numbers(values, "ssm_multipliers", 5), _parts(_mixer(values))
+    changed["blk.{i}.ssm_in.weight"] = Scaled(changed["blk.{i}.ssm_in.weight"], parts, rows)
     return HF_NAMES | changed
 
 

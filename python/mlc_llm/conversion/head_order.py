@@ -1,0 +1,69 @@
+"""Heads of values in the order of GGUF files of Qwen3.5: in turn for each head of keys.
+
+A folder has the heads of values that share a head of keys side by side (llama.cpp, conversion of
+Qwen3.5: "reorders V heads from grouped to tiled order").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.loader.tensor import Tensor
+from mlc_llm.model_files.tensor_views import View
+from mlc_llm.models.recurrent import GatedDeltaSpec
+from mlc_llm.models.spec import ModelSpec
+from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES
+
+Order = npt.NDArray[np.int64]
+
+
+def with_heads_in_turn(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors; those of delta rules have their heads of values in turn. Raises
+    UnsupportedModel."""
+    found = dict(tensors)
+    for i, one in spec.recurrent_layers.items():
+        if isinstance(one, GatedDeltaSpec) and one.heads != one.key_heads:
+            _change(found, f"blk.{i}.", one)
+    return found
+
+
+def _change(found: dict[str, Tensor], start: str, one: GatedDeltaSpec) -> None:
+    heads = np.arange(one.heads).reshape(one.key_heads, -1).T.reshape(-1)
+    values = (heads[:, None] * one.head_dim + np.arange(one.head_dim)).reshape(-1)
+    behind = np.concatenate([np.arange(2 * one.keys), 2 * one.keys + values])
+    rows = {
+        "attn_qkv.weight": behind, "ssm_conv1d.weight": behind, "attn_gate.weight": values,
+        "ssm_alpha.weight": heads, "ssm_beta.weight": heads, "ssm_a": heads, "ssm_dt.bias": heads,
+    }  # fmt: skip
+    for name, order in rows.items():
+        found[start + name] = Reordered(*_plain(found[start + name]), order, 0)
+    found[f"{start}ssm_out.weight"] = Reordered(*_plain(found[f"{start}ssm_out.weight"]), values, 1)
+
+
+def _plain(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """It and its shape. Raises UnsupportedModel."""
+    if tensor.kind not in FLOAT_BYTES:
+        words = "quantised heads of values cannot be put in turn"
+        raise UnsupportedModel(f"tensor {tensor.name} of type {tensor.kind}: {words}")
+    return tensor, tensor.shape
+
+
+@dataclass(frozen=True, eq=False)
+class Reordered(View):
+    """A tensor of plain numbers with its rows, or its columns, in another order."""
+
+    order: Order
+    axis: int
+    """0: rows, or numbers of a vector; 1: columns."""
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        size = FLOAT_BYTES[self.kind]
+        cells: npt.NDArray[Any] = self.of.data.reshape(*self.shape, size)
+        return np.ascontiguousarray(np.take(cells, self.order, axis=self.axis)).reshape(-1)
