@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from adapter_files import random_pairs, write_lora_gguf
 from conversion_tools import SHAPE
 
 from mlc_llm.cli import generate
@@ -13,6 +15,7 @@ from mlc_llm.cli.__main__ import main
 from mlc_llm.cli.compile import is_windowed
 from mlc_llm.errors import UserError
 from mlc_llm.library.metadata import METADATA_FILE
+from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 
@@ -61,6 +64,19 @@ def test_mistakes_are_named(
     assert main(["convert_weight", model, *words]) == 2
     assert said in line(capsys)
     assert not (tmp_path / "new").exists()
+
+
+def test_adapters_are_merged(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = write_lora_gguf(tmp_path / "lora.gguf", random_pairs(SHAPE), SHAPE)
+    words = ["convert_weight", model, "--quantization", "f32", "-o", str(tmp_path / "new.gguf")]
+    assert main([*words, "--lora", str(tmp_path / "none")]) == 2
+    assert "none': no such file or folder; give a folder with adapter_config.json" in line(capsys)
+    assert main([*words, "--lora", str(adapter), "--lora", str(adapter), "--quiet"]) == 0
+    old, new = GGUFFile.open(model).tensors, GGUFFile.open(tmp_path / "new.gguf").tensors
+    name = "blk.0.ffn_up.weight"
+    assert not np.allclose(new[name].data.view("<f4"), old[name].data.view("<f2"), atol=0.1)
 
 
 def test_a_config_is_written_and_changed(

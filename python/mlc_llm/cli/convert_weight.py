@@ -13,6 +13,7 @@ from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.conversion.importance import read_importance
 from mlc_llm.conversion.output import check_free
 from mlc_llm.errors import UserError
+from mlc_llm.model_files.adapters import merged, open_adapter
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.names import NAMES, WEIGHTED, check_name
@@ -49,6 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the chat template in mlc-chat-config.json (default: one like the model's own)",
     )
     parser.add_argument(
+        "--lora",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="an adapter that is merged into the weights before they are quantised: a PEFT folder, "
+        "or a .gguf file; several are merged one after the other",
+    )
+    _add_weighing(parser)
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+
+
+def _add_weighing(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say what an error in a column costs."""
+    parser.add_argument(
         "--calibrate",
         metavar="FILE",
         help="a text: scales of groups are chosen so that errors cost least on it, and the gain is "
@@ -59,7 +74,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the same choice by what llama.cpp's llama-imatrix has measured, a .gguf or .dat file",
     )
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     text = None if args.calibrate is None else _text(args.calibrate)
     files = open_model(args.model).files
     assert files is not None
+    for source in args.lora:
+        files = merged(files, open_adapter(source))
     importance: Mapping[str, Floats] = {}
     if text is not None:
         importance = _importance(files, args.quantization, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
@@ -67,6 +67,32 @@ def named_tensors(
     return views
 
 
+def leaf_of(name: str, names: FolderNames, tensors: Container[str]) -> str | None:
+    """The tensor of a folder that a matrix is made of, by GGUF's name of the matrix; None: none of
+    these. A stack of matrices has none."""
+    pattern, numbers = _pattern(name)
+    origin = names.origins.get(pattern)
+    return None if origin is None else _leaf_of(origin, numbers, tensors)
+
+
+def _leaf_of(origin: Origin, numbers: dict[str, str], tensors: Container[str]) -> str | None:
+    if isinstance(origin, str):
+        name = None if "{e}" in origin else origin.format(**numbers)
+        return name if name in tensors else None
+    if isinstance(origin, Either):
+        found = (_leaf_of(one, numbers, tensors) for one in origin.origins)
+        return next((one for one in found if one is not None), None)
+    return None if isinstance(origin, Microscaled) else _leaf_of(origin.of, numbers, tensors)
+
+
+def _pattern(name: str) -> tuple[str, dict[str, str]]:
+    """A name of GGUF with {i} for its layer, and the number of that."""
+    layer = _LAYER.match(name)
+    if layer is None:
+        return name, {}
+    return f"blk.{{i}}.{name[layer.end() :]}", {"i": layer[1]}
+
+
 class _Found:
     """Looks tensors up and notes which ones were used."""
 
@@ -83,11 +109,9 @@ class _Found:
 
     def tensor(self, name: str) -> Tensor:
         """By GGUF's name, in the shape that is wanted."""
-        layer = _LAYER.match(name)
-        pattern = name if layer is None else f"blk.{{i}}.{name[layer.end() :]}"
+        pattern, numbers = _pattern(name)
         if pattern not in self._origins:
             raise UnsupportedModel(f"no name is known of the folder's tensor {name}")
-        numbers = {} if layer is None else {"i": layer[1]}
         return self._made(self._origins[pattern], name, self._wanted[name], numbers)
 
     def _made(self, origin: Origin, name: str, shape: Shape, numbers: dict[str, str]) -> Tensor:

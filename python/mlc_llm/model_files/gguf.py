@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -26,6 +26,8 @@ class GGUFModel:
     file: GGUFFile
     stop_token_ids: frozenset[int] = frozenset()
     """The tokenizer knows all of them."""
+    changed: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors that others take the place of."""
 
     @classmethod
     def open(cls, path: Path | str) -> GGUFModel:
@@ -47,7 +49,7 @@ class GGUFModel:
     @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Raises ModelFileError for experts that do not fit together."""
-        return with_stacks(self.file.tensors)
+        return with_stacks({**self.file.tensors, **self.changed})
 
     @property
     def context_window(self) -> int:

@@ -85,6 +85,14 @@ class HuggingFaceModel:
         return folder_template(self.path)
 
 
+def with_tensors(model: HuggingFaceModel, tensors: Mapping[str, Tensor]) -> HuggingFaceModel:
+    """The model with other tensors of the same names and shapes."""
+    config = model.folder.config
+    names = architecture_of(config).names_of(config)
+    weights = plan_weights(model.weights.spec, tensors, interleaved_rope=names.interleaved_rope)
+    return replace(model, weights=weights, tensors=tensors)
+
+
 def plan_folder(
     config: Mapping[str, object], tensors: Mapping[str, Tensor]
 ) -> tuple[WeightPlan, dict[str, Tensor]]:

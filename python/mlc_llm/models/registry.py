@@ -167,6 +167,14 @@ def is_encoder(config: Mapping[str, object]) -> bool:
     return architecture_of(config) in ENCODERS
 
 
+def names_of_gguf(architecture: str) -> FolderNames | None:
+    """Names in the Hugging Face folders of an architecture of GGUF; None: only a folder's config
+    says them. All rows of one architecture name their matrices alike."""
+    row = ARCHITECTURES[architecture]
+    has_own = hasattr(_reader(row.file, row.is_part), "config_names")
+    return None if has_own else row.names
+
+
 def _row(name: object, rows: Mapping[str, Architecture]) -> Architecture:
     if not isinstance(name, str) or name not in rows:
         known = ", ".join(sorted(rows))

@@ -143,6 +143,21 @@ class FolderNames:
         """The table that knows more tensors which are not needed."""
         return replace(self, ignored=self.ignored + names)
 
+    def of_rows(self) -> FolderNames:
+        """The table of factors [rows, rank] of the matrices: nothing of them is transposed, and
+        nothing ignored."""
+        origins = {name: _as_rows(one) for name, one in self.origins.items()}
+        return replace(self, origins=origins, ignored=())
+
+
+def _as_rows(origin: Origin) -> Origin:
+    if isinstance(origin, str | Microscaled):
+        return origin
+    if isinstance(origin, Either):
+        return Either(tuple(map(_as_rows, origin.origins)))
+    of = _as_rows(origin.of)
+    return of if isinstance(origin, Transposed) else origin._replace(of=of)
+
 
 def has_origin(origin: Origin, tensors: Container[str]) -> bool:
     """Whether a folder has what an origin says, of a tensor that belongs to no layer."""
