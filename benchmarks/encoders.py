@@ -19,11 +19,12 @@ from encoders_page import (
     write_encoder_figures,
 )
 
+from mlc_llm import MLCEngine
 from mlc_llm.backends.base import Backend
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.registry import Architecture
+from mlc_llm.models.registry import EMBEDDERS, Architecture
 from mlc_llm.models.spec import ModelSpec
 
 SEED = 0
@@ -53,6 +54,8 @@ def _measured(row: Architecture, folder: Path, circumstances: dict[str, str]) ->
     from converted import converted
     from encoder_models import FirstNomic, random_encoder
 
+    if row in EMBEDDERS:
+        return _measured_decoder(row, folder, circumstances)
     model = random_encoder(row.config, SEED)
     given = FirstNomic(model) if "Nomic" in row.config else model
     path = converted(given, folder / "files")
@@ -64,6 +67,40 @@ def _measured(row: Architecture, folder: Path, circumstances: dict[str, str]) ->
         "folder": _distance(model, folder / "folder", folder / "of-folder", "reference"),
         "cpu": _distance(model, folder / "folder", folder / "of-folder", None),
     }
+
+
+def _measured_decoder(
+    row: Architecture, folder: Path, circumstances: dict[str, str]
+) -> MeasuredEncoder:
+    """The same of a decoder, through the engine."""
+    from converted import converted
+    from encoder_models import random_decoder
+    from tiny_folders import tokenizer_files
+
+    model = random_decoder(row.config, SEED)
+    path = converted(model, folder / "files")
+    model.save_pretrained(folder / "folder")
+    for name, text in tokenizer_files().items():
+        (folder / "folder" / name).write_text(text, encoding="utf-8")
+    return {
+        "measured": circumstances,
+        "kernels": choose_backend().name,
+        "gguf": _distance_of_last(model, path, "reference"),
+        "folder": _distance_of_last(model, folder / "folder", "reference"),
+        "cpu": _distance_of_last(model, folder / "folder", None),
+    }
+
+
+def _distance_of_last(model: Any, path: Path, kernels: str | None) -> Distance:
+    from encoder_models import cosine, exact_hidden, texts_of
+
+    texts = texts_of(SEED)
+    config = {} if kernels is None else {"kernels": kernels}
+    with MLCEngine(str(path), engine_config=config) as engine:
+        found = engine.embeddings.create(input=texts).data
+    pairs = zip(found, texts, strict=True)
+    far = max(1 - cosine(one.embedding, exact_hidden(model, text)[-1]) for one, text in pairs)
+    return {"distance": float(f"{max(far, 0.0):.2g}")}
 
 
 def built(spec: ModelSpec, backend: Backend, folder: Path, **_: object) -> None:

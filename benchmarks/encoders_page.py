@@ -13,9 +13,11 @@ from typing import TypedDict
 from page_table import NOT_MEASURED, table
 from typing_extensions import NotRequired
 
-from mlc_llm.models.registry import ENCODERS, Architecture
+from mlc_llm.models.registry import EMBEDDERS, ENCODERS, Architecture
 
 FIGURES = Path(__file__).resolve().parent / "encoders.json"
+VECTOR_ROWS = (*ENCODERS, *EMBEDDERS)
+"""All that have a row."""
 HEAD = ("GGUF", "class in config.json", "GGUF, reference", "folder, reference", "folder, CPU")
 
 
@@ -51,13 +53,13 @@ def read_encoder_figures() -> EncoderFigures:
 
 def write_encoder_figures(figures: EncoderFigures) -> None:
     """In the order of the registry, a line for each class."""
-    known = [row.config for row in ENCODERS if row.config in figures]
+    known = [row.config for row in VECTOR_ROWS if row.config in figures]
     lines = [f"{json.dumps(name)}: {json.dumps(figures[name])}" for name in known]
     FIGURES.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def encoders_section(figures: EncoderFigures) -> str:
-    rows = [encoder_cells(row, figures) for row in ENCODERS]
+    rows = [encoder_cells(row, figures) for row in VECTOR_ROWS]
     return "\n\n".join([INTRODUCTION, table(HEAD, rows), "\n".join(encoder_notes(figures))])
 
 
@@ -96,4 +98,6 @@ They make vectors of texts ([embeddings](server.md#embeddings)) and scores of pa
 ([reranking](server.md#reranking)), and write no text. Each class is measured on one small model of
 Transformers with random weights. The figures are 1 - cosine of the mean vector to Transformers' in
 float32, for the worst of five texts of 1 to 128 tokens. The GGUF file is made by llama.cpp's
-converter, the folder by Transformers. Every other encoder is refused by its name."""
+converter, the folder by Transformers. Every other encoder is refused by its name.
+
+`Qwen3Model` (Qwen3 Embedding) is a decoder: its figures are of the vector of the last token."""

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 from agreement import Agreement
 from encoders import built, measure_encoders
-from encoders_page import read_encoder_figures
+from encoders_page import VECTOR_ROWS, read_encoder_figures
 from models_page import (
     PAGE,
     Compared,
@@ -51,7 +51,7 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.quantized import QuantizedModel
-from mlc_llm.models.registry import ENCODERS, ROWS, Architecture
+from mlc_llm.models.registry import ROWS, Architecture
 from mlc_llm.support.machine import describe
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def measure_speed(rows: Sequence[Architecture], figures: Figures, peer_folder: P
 def _encoders(only: Sequence[str], *, missing: bool) -> list[str]:
     """Measure these encoders, or all. Returns what `measure` returns."""
     figures = read_encoder_figures()
-    rows = [row for row in ENCODERS if not only or {row.gguf, row.config} & set(only)]
+    rows = [row for row in VECTOR_ROWS if not only or {row.gguf, row.config} & set(only)]
     rows = [row for row in rows if not missing or row.config not in figures]
     return measure_encoders(rows, figures, _circumstances())
 
@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--speed", type=Path, metavar="FOLDER", help="only the speeds")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     given = parser.parse_args()
-    known = {name for row in (*ROWS, *ENCODERS) for name in (row.gguf, row.config)}
+    known = {name for row in (*ROWS, *VECTOR_ROWS) for name in (row.gguf, row.config)}
     if unknown := set(given.only) - known:
         parser.error(f"--only: {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
     figures, failed = read_figures(), []

@@ -27,7 +27,7 @@ from models_page import (
 
 from mlc_llm.loader.gguf_tensors import KINDS, OTHER_KINDS
 from mlc_llm.model_files.quantized_folder import METHODS
-from mlc_llm.models.registry import ENCODERS, ROWS, Architecture
+from mlc_llm.models.registry import EMBEDDERS, ENCODERS, ROWS, Architecture
 from mlc_llm.quantization.group_schemes import SCHEMES
 
 QWEN3 = next(row for row in ROWS if row.config == "Qwen3ForCausalLM")
@@ -52,8 +52,8 @@ def test_the_page_has_the_rows_of_the_registry_and_no_others() -> None:
     assert list(names) == [(row.gguf, row.config) for row in ROWS]
     assert set(FIGURES) <= {row.config for row in ROWS}
     names = zip(first_cells("Encoders"), first_cells("Encoders", 1), strict=True)
-    assert list(names) == [(row.gguf, row.config) for row in ENCODERS]
-    assert set(ENCODER_FIGURES) <= {row.config for row in ENCODERS}
+    assert list(names) == [(row.gguf, row.config) for row in (*ENCODERS, *EMBEDDERS)]
+    assert set(ENCODER_FIGURES) <= {row.config for row in (*ENCODERS, *EMBEDDERS)}
 
 
 def test_the_page_has_every_type_and_no_others() -> None:

@@ -250,6 +250,18 @@ def llama(**more: Shape) -> dict[str, GGUFTensor]:
     return folder(**shapes, **more)
 
 
+def test_layers_alone_have_no_head() -> None:
+    """As models for embeddings are saved."""
+    bare = {name.removeprefix("model."): one for name, one in llama().items()}
+    for said in ({}, {"tie_word_embeddings": False}):
+        plan, tensors = plan_folder({**LLAMA, **said}, bare)
+        assert (
+            plan.spec.tied_head and tensors["token_embd.weight"].name == "model.embed_tokens.weight"
+        )
+    with pytest.raises(UnsupportedModel, match=r"lm_head"):
+        plan_folder(LLAMA, {**bare, "lm_head.weight": bare["embed_tokens.weight"]})
+
+
 def test_a_head_of_its_own_is_used() -> None:
     assert plan_folder(LLAMA, llama())[0].spec.tied_head
     plan, tensors = plan_folder(LLAMA, llama(lm_head__weight=(300, 64)))

@@ -13,6 +13,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
+
 VOCABULARY, CONTEXT, PADDING = 300, 128, 1
 HEAD_DIMS = (32, 64, 80)
 """By seed."""
@@ -75,6 +77,23 @@ def _own_fields(family: str, seed: int) -> dict[str, Any]:
             "use_bidirectional_attention": True,
         }  # fmt: skip
     return {}
+
+
+def random_decoder(config_class: str, seed: int) -> Any:
+    """The layers of a decoder of this class alone, with the tokens of the byte tokenizer."""
+    family = config_class.removesuffix("Model")
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=VOCABULARY_SIZE, hidden_size=128, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=HEAD_DIMS[seed],
+        max_position_embeddings=256, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        tie_word_embeddings=False, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = getattr(transformers, config_class)(config)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.add_(torch.randn_like(weights) * 0.3 / max(weights.shape) ** 0.25)
+    return model.eval()
 
 
 def exact_hidden(model: Any, ids: Sequence[int]) -> Array:

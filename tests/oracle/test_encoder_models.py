@@ -24,10 +24,12 @@ from encoder_models import (  # noqa: E402
     cosine,
     exact_hidden,
     exact_score,
+    random_decoder,
     random_encoder,
     texts_of,
 )
 from tiny_encoders import TOKENS  # noqa: E402
+from tiny_folders import tokenizer_files  # noqa: E402
 
 from mlc_llm import MLCEngine  # noqa: E402
 from mlc_llm.errors import UnsupportedModel  # noqa: E402
@@ -120,6 +122,28 @@ def cache(tmp_path: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLC_LLM_HOME", str(tmp_path / "cache"))
         yield
+
+
+@needs_converter
+@pytest.mark.parametrize("kernels", ["reference", None])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_decoders_give_the_vector_of_the_last_token(
+    tmp_path: Path, cache: None, seed: int, kernels: str | None
+) -> None:
+    """Through the engine, from both files."""
+    model = random_decoder("Qwen3Model", seed)
+    path = converted(model, tmp_path / "files")
+    model.save_pretrained(tmp_path / "folder")
+    for name, text in tokenizer_files().items():
+        (tmp_path / "folder" / name).write_text(text, encoding="utf-8")
+    texts = texts_of(seed)
+    for one in (path, tmp_path / "folder"):
+        config = {} if kernels is None else {"kernels": kernels}
+        with MLCEngine(str(one), engine_config=config) as engine:
+            answer = engine.embeddings.create(input=texts)
+        assert answer.pooling == "last_token"
+        for text, found in zip(texts, answer.data, strict=True):
+            assert cosine(found.embedding, exact_hidden(model, text)[-1]) >= LEAST
 
 
 TEXTS = ["The cat sat on the mat.", "a dog", "Dogs, sleeping!", "x " * (CONTEXT // 2)]

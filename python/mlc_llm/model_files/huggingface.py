@@ -27,6 +27,8 @@ from mlc_llm.models.weight_plan import (
 from mlc_llm.tokenizers import Tokenizer
 
 HEAD = "output.weight"
+TABLE = "embed_tokens.weight"
+"""The embedding, in a folder of a decoder's layers alone."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +101,19 @@ def plan_folder(
     """The plan of a model and its tensors by GGUF's names. No weight is read.
 
     config: what config.json says. tensors: by the names of the folder. A head of its own is used
-    even if the config says that it is tied, as Transformers does. Raises UnsupportedModel or
-    ModelFileError naming the field or the tensor at fault.
+    even if the config says that it is tied, as Transformers does. A folder of a decoder's layers
+    alone, as models for embeddings are saved, has no head: its table stands for it. Raises
+    UnsupportedModel or ModelFileError naming the field or the tensor at fault.
     """
     names, spec = architecture_of(config).names_of(config), read_config(config)
     tensors = plain_tensors(config, tensors)
     if spec.encoder is not None:
         spec = with_projections(spec, tensors)
         names |= {f"{one}.weight": f"{one}.weight" for one in PROJECTIONS}
-    if spec.encoder is None and spec.tied_head and has_origin(names.origins[HEAD], tensors):
+    elif TABLE in tensors:
+        tensors = {f"model.{name}": one for name, one in tensors.items()}
+        spec = replace(spec, tied_head=True)
+    elif spec.tied_head and has_origin(names.origins[HEAD], tensors):
         spec = replace(spec, tied_head=False)
     heads = [one.heads for one in spec.attention_layers.values()] or [1]
     found = named_tensors(wanted_tensors(spec), names, tensors, heads[0])

@@ -129,7 +129,9 @@ ENCODERS = (
     Architecture("nomic-bert", "NomicBertModel", "nomic_bert", "nomic_bert"),
 )
 """Those that make vectors of texts."""
-_ALL = (*ROWS, *ENCODERS)
+EMBEDDERS = (Architecture("qwen3", "Qwen3Model", "qwen3", "qwen3"),)
+"""Decoders whose folders have no head: they are for the vector of a text's last token."""
+_ALL = (*ROWS, *ENCODERS, *EMBEDDERS)
 ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(_ALL)}
 """By `general.architecture` of GGUF; where rows have one name there, the first of them."""
 _BY_CLASS = {row.config: row for row in _ALL}
