@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -85,18 +86,20 @@ def _measured_decoder(
     return {
         "measured": circumstances,
         "kernels": choose_backend().name,
-        "gguf": _distance_of_last(model, path, "reference"),
-        "folder": _distance_of_last(model, folder / "folder", "reference"),
-        "cpu": _distance_of_last(model, folder / "folder", None),
+        "gguf": _distance_of_last(model, path, folder, "reference"),
+        "folder": _distance_of_last(model, folder / "folder", folder, "reference"),
+        "cpu": _distance_of_last(model, folder / "folder", folder, None),
     }
 
 
-def _distance_of_last(model: Any, path: Path, kernels: str | None) -> Distance:
+def _distance_of_last(model: Any, path: Path, folder: Path, kernels: str | None) -> Distance:
+    """folder: for what the engine keeps."""
     from encoder_models import cosine, exact_hidden, texts_of
 
     texts = texts_of(SEED)
     config = {} if kernels is None else {"kernels": kernels}
-    with MLCEngine(str(path), engine_config=config) as engine:
+    kept_here = mock.patch.dict(os.environ, MLC_LLM_HOME=str(folder / "cache"))
+    with kept_here, MLCEngine(str(path), engine_config=config) as engine:
         found = engine.embeddings.create(input=texts).data
     pairs = zip(found, texts, strict=True)
     far = max(1 - cosine(one.embedding, exact_hidden(model, text)[-1]) for one, text in pairs)
