@@ -16,6 +16,7 @@ CONTRACTS = {
     "serve.serving_metrics",
     "serve.serving_page",
     "serve.event_trace_recorder",
+    "serve.echo_model",
     "serve.kv_events.settings",
 }
 """Plain values of `serve` that every layer of it may read."""
@@ -60,6 +61,7 @@ BUNDLE = {f"serve.opening.{name}" for name in ("bundle", "header_cache", "settin
 OPENS_A_BUNDLE = {
     *GROUND,
     *BUNDLE,
+    "serve.echo_model",
     "support",
     "loader",
     "protocol",

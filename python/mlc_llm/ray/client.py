@@ -20,8 +20,9 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.core.mock_echo import EchoPolicy
 from mlc_llm.serve.core.policy import RequestPolicy
+from mlc_llm.serve.echo_model import is_echo
 from mlc_llm.serve.openai.requests import ChatModel
-from mlc_llm.serve.opening.bundle import MOCK_ECHO, ModelBundle, echo_bundle, open_model
+from mlc_llm.serve.opening.bundle import ModelBundle, echo_bundle, open_model
 from mlc_llm.serve.server.pool.openers import Plan
 from mlc_llm.serve.threaded.work_loop import Progress
 from mlc_llm.serve.threaded_engine import TERMINATED, ThreadedEngine
@@ -73,7 +74,7 @@ class ReplicaClient(EngineClient[AsyncReader]):
         remote = RemoteEngine(
             replicas.send,
             self._bundle,
-            _admission(self._bundle, facts, self._config, is_echo=settings.model == MOCK_ECHO),
+            _admission(self._bundle, facts, self._config, is_echo=is_echo(settings.model)),
             fingerprint=facts.fingerprint,
             load_id=self._model.load_id,
             loop=loop,
@@ -136,7 +137,7 @@ class ReplicaOpener:
 
 
 def _bundle(settings: ModelSettings, config: EngineConfig) -> ModelBundle:
-    if settings.model == MOCK_ECHO:
+    if is_echo(settings.model):
         return echo_bundle(config.max_single_sequence_length or 0)
     return open_model(settings.model, quantization=config.quantization)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import abc
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +23,7 @@ from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.sequence import RequestState, Sequence
+from mlc_llm.serve.echo_model import EchoPace
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.tokenizers import Tokenizer
 
@@ -35,16 +37,19 @@ _HIDDEN = 8
 
 
 def echo_core(
-    tokenizer: Tokenizer, config: EngineConfig, trace: EventTraceRecorder | None = None
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    trace: EventTraceRecorder | None = None,
+    pace: EchoPace | None = None,
 ) -> EngineCore:
     """An engine that streams the tokens of each prompt back, one a step, to every sequence.
 
     A sequence ends with `stop` behind the last of them, and with `length` where `max_tokens` comes
     first. Stop strings and the request's own stop tokens end it too. `config` is as from
-    `echo_config`.
+    `echo_config`. `pace`: None is as fast as it can.
     """
     # No stop tokens: a chat prompt is full of the model's own.
-    runner = EchoRunner(config, tokenizer.vocab_size)
+    runner = EchoRunner(config, tokenizer.vocab_size, pace)
     return EngineCore(runner, tokenizer, config, trace=trace, policy=EchoPolicy())
 
 
@@ -71,7 +76,7 @@ class EchoPolicy(RequestPolicy):
 class EchoRunner:
     """Implements `mlc_llm.runtime.batch.Runner`."""
 
-    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+    def __init__(self, config: EngineConfig, vocab_size: int, pace: EchoPace | None = None) -> None:
         sequences, context = config.max_num_sequence, config.max_single_sequence_length
         chunk = config.prefill_chunk_size
         assert sequences and context and chunk
@@ -85,6 +90,7 @@ class EchoRunner:
             hidden_size=_HIDDEN,
         )
         self._sequences: dict[int, _EchoSequence] = {}
+        self._pace = pace
 
     @property
     def free_pages(self) -> int:
@@ -113,6 +119,9 @@ class EchoRunner:
         del self._sequences[seq_id]
 
     def run(self, batch: Batch) -> BatchOutput:
+        if self._pace is not None:
+            prompt = sum(row.prompt_tokens for row in batch.rows)
+            time.sleep(self._pace.step_s + self._pace.prompt_s * prompt)
         return BatchOutput([self._run_row(row) for row in batch.rows])
 
     def reset(self) -> None:

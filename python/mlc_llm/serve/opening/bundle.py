@@ -12,6 +12,7 @@ from mlc_llm.errors import ModelNotFound, UnsupportedModel
 from mlc_llm.loader.gguf import Value
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.serve.echo_model import MOCK_ECHO
 from mlc_llm.serve.opening.header_cache import open_with_head
 from mlc_llm.serve.opening.settings import (
     ModelSettings,
@@ -26,7 +27,6 @@ from mlc_llm.tokenizers.byte_level import CHARACTERS
 if TYPE_CHECKING:
     from mlc_llm.protocol.conversation_protocol import Conversation
 
-MOCK_ECHO = "mock://echo"
 SHARD_INDEXES = ("tensor-cache.json", "ndarray-cache.json")
 """One of them is in MLC LLM's folders."""
 

@@ -21,11 +21,11 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
+from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.arguments import detect_device
 from mlc_llm.serve.opening.bundle import (
-    MOCK_ECHO,
     ModelBundle,
     ModelInfo,
     echo_bundle,
@@ -77,8 +77,8 @@ def open_engine(
         with ReadAhead() as own:
             return open_engine(config, device, trace, own)
     kind = str(detect_device(device)).partition(":")[0]
-    if MOCK_ECHO in (config.model, config.model_lib):
-        return _open_echo(config, trace)
+    if echo := next(filter(is_echo, (config.model, config.model_lib)), None):
+        return _open_echo(config, trace, echo_pace(echo))
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = open_models(
@@ -183,15 +183,17 @@ def _drafter(runner: AnyRunner) -> Drafter:
     return DraftModel(runner)
 
 
-def _open_echo(config: EngineConfig, trace: EventTraceRecorder | None) -> OpenEngine:
+def _open_echo(
+    config: EngineConfig, trace: EventTraceRecorder | None, pace: EchoPace
+) -> OpenEngine:
     """The echo engine with the tokenizer of a model, or with one of bytes and no model at all."""
     from mlc_llm.serve.core.mock_echo import echo_config, echo_core
 
     complete = echo_config(config)
     context = complete.max_single_sequence_length
     assert context is not None
-    is_bare = config.model == MOCK_ECHO
+    is_bare = is_echo(config.model)
     bundle = echo_bundle(context) if is_bare else open_without_weights(config.model, context)
-    core = echo_core(bundle.tokenizer, complete, trace)
+    core = echo_core(bundle.tokenizer, complete, trace, pace)
     publish_events(core, None, complete)
     return OpenEngine(core, bundle, complete)

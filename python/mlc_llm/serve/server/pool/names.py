@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.serve.opening.bundle import MOCK_ECHO
+from mlc_llm.serve.echo_model import MOCK_ECHO, is_echo
 from mlc_llm.serve.server.pool.registry import DEFAULT_NAME
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.support.model_source import resolve_model
@@ -45,7 +45,7 @@ def _split(text: str) -> tuple[str | None, str | None]:
 
 
 def _own_name(model: str | None) -> str:
-    return MOCK_ECHO if model == MOCK_ECHO else resolve_model(model).name
+    return MOCK_ECHO if is_echo(model) else resolve_model(model).name
 
 
 def _refuse_equal(names: Sequence[str]) -> None:

@@ -10,10 +10,11 @@ from mlc_llm.errors import UserError
 from mlc_llm.serve.async_reader import AsyncClient, deliver_to_loops
 from mlc_llm.serve.client import EngineClient
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.echo_model import is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import DEFAULT_UTILIZATION, complete_config
 from mlc_llm.serve.memory_plan import ModelSize
-from mlc_llm.serve.opening.bundle import MOCK_ECHO, open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
 ALONE = 0.5
@@ -52,7 +53,7 @@ class EngineOpener:
 
     def plan(self, model: str | None, budget: int | None, share: int | None) -> Plan:
         """Reads the header of the model, no weights."""
-        if budget is None or share is None or model == MOCK_ECHO:
+        if budget is None or share is None or is_echo(model):
             return Plan(self._config)
         size = model_size(
             open_model(model, quantization=self._config.quantization), self._config.kernels

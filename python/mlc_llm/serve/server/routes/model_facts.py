@@ -12,9 +12,10 @@ from pathlib import Path
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.spec import ModelSpec
+from mlc_llm.serve.echo_model import is_echo
 from mlc_llm.serve.ollama.model_facts import ModelFacts
 from mlc_llm.serve.openai.model import ChatModel
-from mlc_llm.serve.opening.bundle import MOCK_ECHO, ModelBundle
+from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.support.content import content_of
 from mlc_llm.support.model_source import resolve_model
 
@@ -46,7 +47,7 @@ def facts_of(bundle: ModelBundle, model: ChatModel) -> ModelFacts:
 
 def facts_of_closed(source: str | None) -> ModelFacts:
     """What is known of a model that is not open. source: see `open_model`."""
-    if source == MOCK_ECHO:
+    if is_echo(source):
         return NO_FILES
     path = resolve_model(source).path
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]

@@ -1,0 +1,247 @@
+"""Kills replicas at random moments while clients stream, and counts what became of each request.
+
+    python benchmarks/scale_chaos.py --seconds 600 --kills 500
+    python benchmarks/scale_chaos.py --model path/to/model.gguf --replicas 2
+
+First each prompt is asked once, and nothing is killed: that is the undisturbed text. Then clients
+ask the same prompts with the same seeds. An answer is whole if its stream has one end, its text is
+the undisturbed one, and its usage came once with the undisturbed number of tokens. Everything else
+is counted by what was wrong with it, and the script ends with 1.
+
+Kills are SIGKILL to the process of one replica, also of one that is starting. They come at random
+moments, `--kills` in `--seconds` on average; where no replica is there to kill, the next one waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scale_app import Served, application
+
+LONGEST_S = 600.0
+"""A request that has not ended then is lost."""
+LINE_BYTES = 1 << 20
+WORDS = tuple("one two three four five six seven eight nine ten red green blue".split())  # noqa: SIM905
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A prompt, and the random numbers of its answer."""
+
+    text: str
+    seed: int
+    tokens: int
+
+    def body(self) -> bytes:
+        return json.dumps(
+            {
+                "model": "model",
+                "messages": [{"role": "user", "content": self.text}],
+                "seed": self.seed,
+                "temperature": 1.0,
+                "max_tokens": self.tokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+
+
+@dataclass
+class Answer:
+    """What came of an answer."""
+
+    text: str = ""
+    ends: list[str] = field(default_factory=list)
+    """Finish reasons."""
+    usages: list[int] = field(default_factory=list)
+    """Tokens of the answer, each time they were told."""
+    done: int = 0
+    error: str | None = None
+
+    def wrong(self, true: Answer | None) -> str | None:
+        """What is wrong with it; None: it is whole. true: the undisturbed one."""
+        if self.error is not None:
+            return f"error: {self.error[:80]}"
+        if (len(self.ends), len(self.usages), self.done) != (1, 1, 1):
+            return f"{len(self.ends)} ends, {len(self.usages)} usages, {self.done} [DONE]"
+        if true is not None and (self.text, self.usages) != (true.text, true.usages):
+            return "another text"
+        return None
+
+
+@dataclass
+class Tally:
+    """What has been seen."""
+
+    whole: int = 0
+    wrong: Counter[str] = field(default_factory=Counter)
+    kills: int = 0
+    hit: int = 0
+    """Kills of replicas that had been there for some seconds, most likely with answers."""
+    longest_s: float = 0.0
+
+
+def asks(number: int, tokens: int, seed: int) -> list[Ask]:
+    """Prompts of different lengths."""
+    chance = random.Random(seed)
+    texts = [" ".join(chance.choices(WORDS, k=chance.randint(4, 120))) for _ in range(number)]
+    return [Ask(text, chance.getrandbits(31), tokens) for text in texts]
+
+
+async def answer(port: int, ask: Ask) -> Answer:
+    """Send it and read to the end. It raises nothing: what fails is the answer's error."""
+    found = Answer()
+    try:
+        await asyncio.wait_for(_read(port, ask, found), LONGEST_S)
+    except asyncio.TimeoutError:
+        found.error = "no end"
+    except (OSError, EOFError, ValueError) as error:
+        found.error = f"{type(error).__name__}: {error}"
+    return found
+
+
+async def _read(port: int, ask: Ask, found: Answer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=LINE_BYTES)
+    try:
+        body = ask.body()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await writer.drain()
+        status = await reader.readline()
+        async for data in _events(reader):
+            _take(data, found)
+        if b" 200 " not in status:
+            found.error = f"status {status.decode('latin-1').strip()[9:]}"
+    finally:
+        writer.close()
+
+
+async def _events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Data of server-sent events. The lengths of chunks are lines of their own between them."""
+    async for line in reader:
+        if line.startswith(b"data: "):
+            yield line[6:].strip()
+
+
+def _take(data: bytes, found: Answer) -> None:
+    if data == b"[DONE]":
+        found.done += 1
+        return
+    event = json.loads(data)
+    if event.get("error"):
+        found.error = str(event["error"].get("message", event["error"]))
+        return
+    for choice in event.get("choices", []):
+        found.text += choice["delta"].get("content") or ""
+        if choice.get("finish_reason"):
+            found.ends.append(choice["finish_reason"])
+    if event.get("usage"):
+        found.usages.append(event["usage"]["completion_tokens"])
+
+
+async def _client(
+    served: Served, work: Sequence[tuple[Ask, Answer]], tally: Tally, until: float, number: int
+) -> None:
+    chance = random.Random(number)
+    while time.monotonic() < until:
+        ask, true = chance.choice(work)
+        started = time.monotonic()
+        found = await answer(served.port, ask)
+        tally.longest_s = max(tally.longest_s, time.monotonic() - started)
+        wrong = found.wrong(true)
+        if wrong is None:
+            tally.whole += 1
+        else:
+            tally.wrong[wrong] += 1
+
+
+async def _killer(served: Served, kills: int, seconds: float, tally: Tally) -> None:
+    chance, since = random.Random(7), dict[int, float]()
+    started, due = time.monotonic(), 0.0
+    while (due := due + chance.expovariate(kills / seconds)) < seconds:
+        await asyncio.sleep(max(0.0, started + due - time.monotonic()))
+        while not (there := await asyncio.to_thread(served.replicas)):
+            if time.monotonic() - started > seconds:
+                return
+            await asyncio.sleep(0.05)
+        now = time.monotonic()
+        for one in there:
+            since.setdefault(one, now)
+        chosen = chance.choice(there)
+        try:
+            os.kill(chosen, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        tally.kills += 1
+        tally.hit += now - since[chosen] > 3.0
+
+
+async def chaos(
+    served: Served, work: Sequence[Ask], *, clients: int, kills: int, seconds: float
+) -> Tally:
+    """Kill for so long; every request that was sent is waited for."""
+    gate = asyncio.Semaphore(8)
+
+    async def undisturbed(ask: Ask) -> Answer:
+        async with gate:
+            return await answer(served.port, ask)
+
+    true = await asyncio.gather(*map(undisturbed, work))
+    for one in true:
+        if one.wrong(None):
+            raise SystemExit(f"an answer is wrong before anything was killed: {one.wrong(None)}")
+    tally = Tally()
+    pairs = list(zip(work, true, strict=True))
+    until = time.monotonic() + seconds
+    await asyncio.gather(
+        _killer(served, kills, seconds, tally),
+        *(_client(served, pairs, tally, until, number) for number in range(clients)),
+    )
+    return tally
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--model", default="mock://echo?step_ms=10")
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--prompts", type=int, default=64, help="different ones")
+    parser.add_argument("--tokens", type=int, default=400, help="of an answer, at most")
+    parser.add_argument("--attempts", type=int, default=10)
+    parser.add_argument("--log", type=Path, help="for the output of the application")
+    args = parser.parse_args()
+    more = {"replicas": args.replicas, "attempts": args.attempts, "resume": "replica"}
+    work = asks(args.prompts, args.tokens, seed=1)
+    with application(args.model, args.log, **more) as served:
+        tally = asyncio.run(
+            chaos(
+                served, work, clients=args.clients, kills=args.kills, seconds=args.seconds
+            )
+        )  # fmt: skip
+    print(f"{args.model}, {args.replicas} replicas, {args.clients} clients, {args.seconds:g} s")
+    print(f"kills {tally.kills}, of them {tally.hit} of replicas older than 3 s")
+    print(f"whole answers {tally.whole}, longest {tally.longest_s:.1f} s")
+    for words, count in tally.wrong.most_common():
+        print(f"WRONG {count}: {words}")
+    return 1 if tally.wrong or not tally.whole else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
