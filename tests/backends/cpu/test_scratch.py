@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
+from mlc_llm.backends.cpu.scratch import Scratch
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import export_specs, kv_info
 from mlc_llm.library.signatures import FORWARD
@@ -35,3 +38,21 @@ def made(path: Path, layers: int, kinds: dict[str, str]) -> list[str]:
 def test_more_layers_make_no_more_tensors(tmp_path: Path, kinds: dict[str, str]) -> None:
     few, many = (made(tmp_path / f"{n}.gguf", n, kinds) for n in (1, 3))
     assert few == many != []
+
+
+def test_layers_that_call_other_kernels_share_their_tensors() -> None:
+    orders: list[tuple[tuple[int, ...], ...]] = [((2, 4), (8,), (2, 4)), ((8,), (2, 4), (2, 4))]
+    found: list[list[object]] = []
+
+    class Layers(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scratch = Scratch()
+            for shapes in orders:
+                scratch.start_layer()
+                found.append([scratch.tensor(shape) for shape in shapes])
+            return x
+
+    Layers().export_tvm({"forward": {"x": nn.spec.Tensor((1,), "float32")}})
+    (first, flat, second), (same_flat, same_first, same_second) = found
+    assert (first, flat, second) == (same_first, same_flat, same_second)
+    assert first is not second

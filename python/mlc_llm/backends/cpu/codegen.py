@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from mlc_llm.backends.base import Compiled
+from mlc_llm.backends.cpu.overwrites import check_overwrites
 
 BYTECODE_FILE = "vm.bin"
 KERNELS_FILE = "kernels.o"
@@ -53,6 +54,7 @@ def compile_module(
     without: Sequence[str] = (),
 ) -> Compiled:
     """Writes both files into `folder`, which exists. without: passes of TVM that are left out."""
+    check_overwrites(module)
     with tvm.transform.PassContext(disabled_pass=list(without)):
         executable = relax.build(module, target=target, relax_pipeline=pipeline())
     executable.mod.write_to_file(str(folder / BYTECODE_FILE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import tvm
@@ -18,24 +19,27 @@ def float_tensor(*shape: Index) -> Tensor:
 class Scratch:
     """The tensors that the first layer makes; later layers write into the same ones.
 
-    The virtual machine takes longer to make a tensor than to call a small kernel.
+    The virtual machine takes longer to make a tensor than to call a small kernel. The first tensor
+    of a shape is the same one in all layers, also where they call different kernels. What a layer
+    returns must not be a scratch tensor (`overwrites.py` looks for that).
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[tuple[int | str, ...], Tensor] = {}
-        self._count = 0
+        self._tensors: dict[tuple[str, ...], list[Tensor]] = {}
+        self._used: Counter[tuple[str, ...]] = Counter()
 
     def start_layer(self) -> None:
         """From here on the tensors of the layer before may be overwritten."""
-        self._count = 0
+        self._used.clear()
 
     def tensor(self, shape: Sequence[Index], dtype: str = "float32") -> Tensor:
         """A tensor to write into; its values are not defined."""
-        key: tuple[int | str, ...] = (self._count, dtype, *map(str, shape))
-        self._count += 1
-        if key not in self._tensors:
-            self._tensors[key] = op.empty(list(shape), dtype)
-        return self._tensors[key]
+        key = (dtype, *map(str, shape))
+        made, used = self._tensors.setdefault(key, []), self._used[key]
+        self._used[key] += 1
+        if used == len(made):
+            made.append(op.empty(list(shape), dtype))
+        return made[used]
 
     def call(
         self, kernel: tvm.tirx.PrimFunc, name: str, args: Sequence[Tensor], out: Tensor
