@@ -106,6 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         *GROUND,
         "backends.base",
         "models.encoder_spec",
+        "models.heads_spec",
         "models.recurrent",
         "models.spec",
     },
@@ -124,7 +125,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends.reference": {*DEVICE, "kernels", "backends.cpu"},
     "models.recurrent": GROUND,
     "models.encoder_spec": GROUND,
-    "models.spec": {*GROUND, "models.encoder_spec", "models.recurrent"},
+    "models.heads_spec": GROUND,
+    "models.spec": {*GROUND, "models.encoder_spec", "models.heads_spec", "models.recurrent"},
     "model_files": {
         *GROUND,
         "loader",

@@ -81,6 +81,7 @@ LAZY = {
     # Only folders need it, with all block formats.
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.huggingface"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.mlc"),
+    ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.medusa"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.quantized"),
     ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
@@ -91,6 +92,7 @@ LAZY = {
     # Most engines draft with no second model, and do not echo.
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.mock_echo"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
+    ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.publisher"),

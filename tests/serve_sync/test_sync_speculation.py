@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from eager_drafts import draft_always
+from tiny_heads import TinyMedusa
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -18,6 +20,7 @@ from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.opening import open_engine
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.sync_engine import SyncMLCEngine
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
 pytestmark = pytest.mark.usefixtures("tiny")
@@ -61,10 +64,14 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The model, and a smaller and different one."""
+    """The model, a smaller and different one, and heads."""
     small = TinyShape(layers=1, hidden=32, intermediate=32)
-    path = tmp_path_factory.mktemp("models") / "small.gguf"
-    return {"model": str(tiny), "small": str(write_tiny_model(path, shape=small))}
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "model": str(tiny),
+        "small": str(write_tiny_model(folder / "small.gguf", shape=small)),
+        "medusa": str(TinyMedusa(vocab=VOCABULARY_SIZE).write(folder / "heads")),
+    }
 
 
 class Opened:
@@ -103,6 +110,8 @@ def config_of(mode: str, models: dict[str, str], **limits: Any) -> EngineConfig:
     if mode in ("model", "small"):
         limits |= {"additional_models": [models[mode]]}
         mode = "small_draft"
+    if mode == "medusa":
+        limits |= {"additional_models": [models[mode]]}
     return EngineConfig.from_mapping({"speculative_mode": mode, **limits})
 
 
@@ -119,7 +128,7 @@ class Eager:
     narrow: Opened
 
 
-@pytest.fixture(scope="module", params=["prompt_lookup", "model", "small"])
+@pytest.fixture(scope="module", params=["prompt_lookup", "model", "small", "medusa"])
 def eager(request: pytest.FixtureRequest, models: dict[str, str]) -> Eager:
     opened = (
         Opened(models["model"], config_of(request.param, models, **limits))
@@ -189,6 +198,45 @@ def test_a_draft_model_with_other_tokens_is_refused(
     with pytest.raises(InvalidField, match="has 256 tokens and the model 300") as caught:
         SyncMLCEngine(models["model"], engine_config=config_of("small", models))
     assert caught.value.field == "additional_models"
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        (TinyMedusa(hidden=32, vocab=VOCABULARY_SIZE), "of 32 numbers and the model's have 64"),
+        (TinyMedusa(vocab=100), "it has 100 tokens and the model"),
+    ],
+)
+def test_heads_of_another_model_are_refused(
+    models: dict[str, str], heads: TinyMedusa, words: str, tmp_path: Path
+) -> None:
+    wrong = config_of("medusa", {"medusa": str(heads.write(tmp_path / "heads"))})
+    with pytest.raises(InvalidField, match=words) as caught:
+        SyncMLCEngine(models["model"], engine_config=wrong)
+    assert caught.value.field == "additional_models"
+
+
+def test_heads_draft_what_numpy_does(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their vectors are those of the text that the model has read."""
+    opened = Opened(models["model"], config_of("medusa", models))
+    seen: list[tuple[int, Any, list[int]]] = []
+    assert opened.core._speculator is not None
+    heads: Any = opened.core._speculator._drafter._heads  # type: ignore[attr-defined]
+    sample = heads.sample
+
+    def watched(head: int, hidden: Any, samplings: Any) -> Any:
+        found = sample(head, hidden, samplings)
+        seen.append((head, np.array(hidden, np.float32), [one.token_id for one in found]))
+        return found
+
+    monkeypatch.setattr(heads, "sample", watched)
+    opened.ask(CONFIGS["greedy"], together=True)
+    assert {head for head, _, _ in seen} == {0, 1, 2}
+    wanted = TinyMedusa(vocab=VOCABULARY_SIZE)
+    for head, hidden, tokens in seen:
+        assert wanted.logits(head, hidden).argmax(1).tolist() == tokens
 
 
 def test_a_draft_model_may_have_other_rows_behind_its_tokens(

@@ -79,10 +79,14 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         "--speculative",
         choices=BUILT_SPECULATIVE_MODES,
         metavar="NAME",
-        help="draft tokens, for the same answer in less time: prompt_lookup, or small_draft with "
-        f"--draft-model (default: {EngineConfig.speculative_mode})",
+        help="draft tokens, for the same answer in less time: prompt_lookup, or small_draft or "
+        f"medusa with --draft-model (default: {EngineConfig.speculative_mode})",
     )
-    group.add_argument("--draft-model", metavar="MODEL", help="the smaller model of small_draft")
+    group.add_argument(
+        "--draft-model",
+        metavar="MODEL",
+        help="the smaller model of small_draft, or the folder of heads of medusa",
+    )
     group.add_argument(
         "--precision",
         choices=ENGINE_PRECISIONS,

@@ -11,6 +11,7 @@ from tvm.relax.frontend import nn
 from mlc_llm.backends.base import AttentionBlocks, Backend, Ops
 from mlc_llm.errors import CompileError, MLCError
 from mlc_llm.library.encoder_signatures import encoder_signatures
+from mlc_llm.library.medusa_signatures import DRAFT, medusa_signatures
 from mlc_llm.library.metadata import (
     METADATA_FILE,
     VERSION,
@@ -24,6 +25,7 @@ from mlc_llm.library.metadata import (
 from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.models.decoder import decoder_of
 from mlc_llm.models.encoder import Encoder
+from mlc_llm.models.medusa import Medusa
 from mlc_llm.models.spec import ModelSpec
 
 
@@ -37,7 +39,7 @@ def build_library(
     """
     backend.check(spec)
     ops = backend.ops()
-    model = decoder_of(spec, ops) if spec.encoder is None else Encoder(spec, ops)
+    model = _module(spec, ops)
     kv = kv_info(spec, backend, ops)
     try:
         module, params = model.export_tvm(export_specs(spec, kv, ops))
@@ -63,10 +65,18 @@ def build_library(
         kv=kv,
         states=state_infos(spec),
         encoder=encoder_info(spec),
+        medusa_heads=0 if spec.medusa is None else spec.medusa.heads,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in compiled.files},
     )
     (folder / METADATA_FILE).write_text(metadata.to_json(), encoding="utf-8")
+
+
+def _module(spec: ModelSpec, ops: Ops) -> nn.Module:
+    """What computes a model."""
+    if spec.medusa is not None:
+        return Medusa(spec, ops)
+    return decoder_of(spec, ops) if spec.encoder is None else Encoder(spec, ops)
 
 
 def file_sha256(path: Path) -> str:
@@ -122,7 +132,8 @@ def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, o
     """The argument shapes of the model's methods, in the form of `export_tvm`."""
     found = _signatures(spec, kv, ops)
     for name, arguments in found.items():
-        mode = "packed" if name in WITH_PARAMS or spec.encoder is not None else "none"
+        has_params = name in WITH_PARAMS or name.startswith(DRAFT) or spec.encoder is not None
+        mode = "packed" if has_params else "none"
         arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
     return found
 
@@ -132,6 +143,14 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
     if encoder := encoder_info(spec):
         return encoder_signatures(
             _tensor, hidden=spec.hidden, rope_dims=dims, kv=kv, encoder=encoder
+        )
+    if spec.medusa is not None:
+        return medusa_signatures(
+            _tensor,
+            vocab=spec.tokens,
+            padded_vocab=ops.padded_rows(spec.vocab),
+            hidden=spec.hidden,
+            heads=spec.medusa.heads,
         )
     return signatures(
         _tensor,

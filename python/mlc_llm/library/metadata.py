@@ -143,7 +143,9 @@ class Metadata:
     states: tuple[StateInfo, ...]
     """Of the layers that keep no pages."""
     encoder: EncoderInfo | None
-    """None: the model is a decoder."""
+    """None: the model is a decoder, or draft heads."""
+    medusa_heads: int
+    """Heads that draft tokens for another model; 0: it is a model."""
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]
     """Of the other files, in the order in which they are linked."""

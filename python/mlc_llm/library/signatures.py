@@ -88,7 +88,7 @@ def signatures(
     groups, pages = range(len(kv.groups)), _pages(tensor, kv)
     return {
         FORWARD: _forward(tensor, ropes, len(kv.groups), pages) | _states(tensor, states),
-        **_sampling(tensor, vocab, padded_vocab),
+        **sampling_signatures(tensor, vocab, padded_vocab),
         LAST_HIDDEN: {"hidden": tensor("float32", "s", hidden), "rows": tensor("int32", "r")},
         COPY_PAGES: {
             "sources": [tensor("int32", f"n{g}") for g in groups],
@@ -98,7 +98,9 @@ def signatures(
     }
 
 
-def _sampling(tensor: Tensor, vocab: int, padded_vocab: int) -> dict[str, dict[str, object]]:
+def sampling_signatures(
+    tensor: Tensor, vocab: int, padded_vocab: int
+) -> dict[str, dict[str, object]]:
     """Functions that read logits."""
     logits, rows = tensor("float32", "s", padded_vocab), tensor("int32", "r")
     return {

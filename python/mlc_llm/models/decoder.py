@@ -18,6 +18,7 @@ from mlc_llm.models.blocks import (
     normed,
     normed_rows,
 )
+from mlc_llm.models.chooser import TokenChooser
 from mlc_llm.models.merged import Part
 from mlc_llm.models.product import Product
 from mlc_llm.models.spec import ModelSpec
@@ -96,11 +97,11 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         return ops.add_norm(x, y, weight, self.model.norm_eps)
 
 
-class BaseDecoder(nn.Module):  # type: ignore[misc]
+class BaseDecoder(TokenChooser):
     """Its public methods become the functions of a model library (`library/signatures.py`)."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
-        self.spec, self.ops = spec, ops
+        super().__init__(spec, ops)
         self.embedding = ops.matrix(spec.vocab, spec.hidden, spec.kinds["embedding"], "embedding")
         self.layers = nn.ModuleList([DecoderLayer(spec, i, ops) for i in range(len(spec.layers))])
         for name, vector in model_vectors(spec).items():
@@ -174,23 +175,6 @@ class BaseDecoder(nn.Module):  # type: ignore[misc]
 
     def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
         return normed_rows(self, "norm", self.ops.take_rows(hidden, rows), self.spec)
-
-    def sample(self, logits: Tensor, options: Tensor, top_k: Tensor) -> Tensor:
-        return self.ops.sample(self.spec.tokens, logits, options, top_k)
-
-    def top_tokens(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.ops.top_tokens(self.spec.tokens, logits, rows)
-
-    def edit_logits(
-        self, place: Tensor, number: Tensor, masked: Tensor, allowed: Tensor, logits: Tensor
-    ) -> Tensor:
-        return self.ops.edit_logits(self.spec.tokens, place, number, masked, allowed, logits)
-
-    def keep_logits(self, logits: Tensor, rows: Tensor) -> Tensor:
-        return self.ops.take_rows(logits, rows)
-
-    def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
-        return self.ops.chosen_logits(kept, rows, token)
 
     def copy_pages(
         self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]

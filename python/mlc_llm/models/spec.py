@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
+from mlc_llm.models.heads_spec import MedusaSpec
 from mlc_llm.models.recurrent import RECURRENT, Recurrent
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "sigmoid", "clamped_swiglu"]
@@ -224,7 +225,8 @@ class KVGroup:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder."""
+    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder, or
+    draft heads."""
 
     architecture: str
     hidden: int
@@ -250,6 +252,8 @@ class ModelSpec:
     """A logit z becomes cap * tanh(z / cap)."""
     encoder: EncoderSpec | None = None
     """What makes it an encoder; None: it is a decoder."""
+    medusa: MedusaSpec | None = None
+    """What makes it Medusa heads for another model: it has no layers and no embedding."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
     active_vocab: int | None = None

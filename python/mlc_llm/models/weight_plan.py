@@ -121,10 +121,23 @@ def plan_weights(
         for factors in (rope.factors, rope.long_factors)
         if isinstance(factors, str)
     }
+    return checked_plan(spec, matrices, vectors, tensors, ropes)
+
+
+def checked_plan(
+    spec: ModelSpec,
+    matrices: dict[str, tuple[Source, ...]],
+    vectors: dict[str, Source],
+    tensors: Tensors,
+    more: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+) -> WeightPlan:
+    """The plan of these parameters, with the tensor types filled into its spec. more: shapes of
+    vectors that are no parameters. Raises UnsupportedModel or ModelFileError naming the tensor at
+    fault: one that is missing, in the way, of another shape or type."""
     wanted = {s.tensor: s.shape for sources in matrices.values() for s in sources}
-    wanted |= {s.tensor: s.shape for s in vectors.values()} | ropes
+    wanted |= {s.tensor: s.shape for s in vectors.values()} | dict(more)
     _check_all_used(wanted, tensors)
-    for name in [*(s.tensor for s in vectors.values()), *ropes]:
+    for name in [*(s.tensor for s in vectors.values()), *more]:
         if tensors[name].kind not in FLOAT_KINDS:
             raise UnsupportedModel(f"tensor {name} of type {tensors[name].kind}")
     kinds = {prefix: tensors[sources[0].tensor].kind for prefix, sources in matrices.items()}

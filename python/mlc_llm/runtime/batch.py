@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from mlc_llm.precision import Precision
 
@@ -24,6 +24,8 @@ LEAST_SCORES = 16
 MOST_SCORES = 128
 KEPT_STATES = 2
 """Earlier states that a sequence keeps: as many beginnings that others can take over."""
+Hidden: TypeAlias = Sequence[float]
+"""A hidden vector behind the last norm."""
 LOGIT_BYTES = 12
 """Bytes of a logit in a step: itself, a copy of the raw value, and the sampler's scratch."""
 
@@ -132,7 +134,7 @@ class Sampled:
     """Natural log-softmax of the raw logits at `token_id`; None unless asked for."""
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability), most likely first."""
-    hidden: Sequence[float] | None = None
+    hidden: Hidden | None = None
     """The hidden vector behind the last norm, if it was asked for."""
     error: str | None = None
     """Set when this one failed (NaN or infinite logits); `token_id` means nothing then."""
@@ -251,6 +253,18 @@ class RunnerLimits:
         if window is not None and window.most_pages(self.page_size) <= self.num_pages:
             return max(tokens, self.context_window)
         return tokens
+
+
+class DraftHeads(Protocol):
+    """Heads that draft tokens from a hidden vector of the model, each for its own place."""
+
+    @property
+    def count(self) -> int: ...
+
+    def sample(
+        self, head: int, hidden: Sequence[Hidden], samplings: Sequence[Sampling]
+    ) -> Sequence[Sampled]:
+        """Draft a token for each vector, that of token p of a sequence: head 0 for place p + 2."""
 
 
 class Runner(Protocol):

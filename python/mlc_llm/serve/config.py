@@ -20,8 +20,12 @@ EngineMode = Literal["local", "interactive", "server"]
 MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
 SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
-BUILT_SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup")
+BUILT_SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "medusa")
 """The modes that this version has."""
+HEAD_MODES = ("medusa",)
+"""Those whose drafter reads the hidden vectors of the model."""
+DRAFTERS = {"small_draft": "the draft model", "medusa": "the folder of the heads"}
+"""What the modes are that take an additional model."""
 MAX_DRAFT_LENGTH = 16
 """The most draft tokens of one sequence in one step."""
 MAX_DRAFTED = 32
@@ -51,7 +55,8 @@ class EngineConfig:
     model_lib: str | None = None
     """The engine has an argument `model_lib`; leave it out here."""
     additional_models: list[str | tuple[str, str]] = field(default_factory=list)
-    """The draft model of `small_draft`: a path, or a path and its library."""
+    """The draft model of `small_draft`, or the folder of the heads of `medusa`: a path, or a path
+    and its library."""
     mode: EngineMode | None = None
     """The engine has an argument `mode`; leave it out here. It sets the limits below that are None.
     local: 4 answers run at a time and share the pages of one context, at most of 8192 tokens; other
@@ -99,8 +104,9 @@ class EngineConfig:
     )
     """The drafter: who makes draft tokens, which the model verifies. `small_draft` is a smaller
     model with the same vocabulary. `prompt_lookup` looks for an earlier place of the last tokens
-    in the text and takes the tokens that followed there. This version has no `eagle` and no
-    `medusa`."""
+    in the text and takes the tokens that followed there. `medusa` are heads that were trained for
+    the model: each drafts one token from the model's last hidden vector. They are a folder of
+    config.json and safetensors, as their authors' code writes it. This version has no `eagle`."""
     spec_draft_length: int = 0
     """The most draft tokens of a sequence in one step, 0 to 16. 0 learns the best number. There
     are no draft tokens while plain steps are faster."""
@@ -142,7 +148,8 @@ class EngineConfig:
     kernels that this machine can run."""
     quantization: str | None = None
     """The model's matrices are quantised when they are packed: `q4f16_1`, `q4_0` and others, which
-    an error lists. None: they stay as the files have them. A draft model always stays so."""
+    an error lists. None: they stay as the files have them. A draft model always stays so, and draft
+    heads have a field `quantization` in their own config.json."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -204,11 +211,12 @@ class EngineConfig:
 
     def _refuse_contradictions(self) -> None:
         mode, models = self.speculative_mode, self.additional_models
-        if mode == "small_draft" and len(models) != 1:
-            words = "speculative_mode 'small_draft' takes exactly one, the draft model"
+        if mode in DRAFTERS and len(models) != 1:
+            words = f"speculative_mode {mode!r} takes exactly one, {DRAFTERS[mode]}"
             raise InvalidField("additional_models", models, words)
-        if mode != "small_draft" and models:
-            words = f"speculative_mode {mode!r} uses none; leave it out, or set 'small_draft'"
+        if mode not in DRAFTERS and models:
+            known = " or ".join(map(repr, DRAFTERS))
+            words = f"speculative_mode {mode!r} uses none; leave it out, or set {known}"
             raise InvalidField("additional_models", models, words)
         if mode == "disable" and self.spec_draft_length:
             words = "speculative_mode is 'disable'; leave it out, or choose a mode"
@@ -219,7 +227,7 @@ class EngineConfig:
 
 
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
-_NO_HEADS = "draft heads are not supported in this version; take 'small_draft' or 'prompt_lookup'"
+_NO_HEADS = "EAGLE heads are not supported in this version; take 'medusa' or 'small_draft'"
 _NO_TREE = "drafts are chains in this version; leave it out or give 1"
 _NO_RNN = "recurrent models are not supported in this version"
 

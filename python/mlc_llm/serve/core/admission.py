@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import RunnerLimits
-from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
@@ -55,6 +55,7 @@ class Admission:
         self._is_encoder, self._compares = limits.is_encoder, limits.scores > 0
         self._stop_token_ids = stop_token_ids
         self._policy = policy
+        self._wants_hidden = config.speculative_mode in HEAD_MODES
         self._can_pin = config.prefix_cache_mode == "radix" and not limits.only_whole
         longest = limits.context_window
         self.context = min(config.max_single_sequence_length or longest, longest)
@@ -91,6 +92,7 @@ class Admission:
             scores=self._scores(request, prompt),
             is_embedding=request.is_embedding,
             second_at=request.second_at,
+            wants_hidden=self._wants_hidden,
         )
         for i in range(config.n):
             state.sequences.append(self._sequence(state, i, prepared))

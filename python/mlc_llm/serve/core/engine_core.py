@@ -287,6 +287,8 @@ class EngineCore:
             return
         finally:
             plan.chosen += len(sequence.generated) - generated
+        if sequence.request.wants_hidden:
+            sequence.keep_hidden(known, samples)
         if draft_tokens:
             self._verifier.verify_drafts(plan, sequence, row, known)
         if metrics.jump_forward_tokens > jumped:

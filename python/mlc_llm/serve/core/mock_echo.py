@@ -18,7 +18,7 @@ from mlc_llm.runtime.batch import (
     Sampling,
     Scoring,
 )
-from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config import DRAFTERS, EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
 from mlc_llm.serve.core.policy import RequestPolicy
@@ -187,8 +187,10 @@ def echo_config(config: EngineConfig) -> EngineConfig:
 
     Raises `InvalidField` for a limit that it cannot keep.
     """
-    if config.speculative_mode == "small_draft":
-        words = "the echo engine has no draft model; take 'prompt_lookup' or leave it out"
+    if config.speculative_mode in DRAFTERS:
+        words = (
+            "the echo engine has no draft model and no heads; take 'prompt_lookup' or leave it out"
+        )
         raise InvalidField("speculative_mode", config.speculative_mode, words)
     limits = {name: _within(config, name, limit) for name, limit in ECHO_LIMITS.items()}
     total = limits["max_num_sequence"] * limits["max_single_sequence_length"]

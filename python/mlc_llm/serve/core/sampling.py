@@ -29,7 +29,7 @@ def sampling_of(sequence: Sequence) -> Sampling:
         token_counts=state.token_counts,
         allowed=None if grammar is None else grammar.mask(),
         top_logprobs=config.top_logprobs if config.logprobs else -1,
-        wants_hidden=request.is_embedding,
+        wants_hidden=request.wants_hidden,
     )
     if config.temperature <= GREEDY and grammar is None and not request.counts_tokens:
         state.lasting = sampling

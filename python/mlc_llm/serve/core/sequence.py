@@ -12,7 +12,7 @@ from collections import abc
 from typing import TYPE_CHECKING
 
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import LogitBias
+from mlc_llm.runtime.batch import Hidden, LogitBias, Sampled
 from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progress, SamplingState
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class Sequence:
     """One continuation of a prompt."""
 
-    __slots__ = ("generated", "grammar", "index", "output", "progress", "request", "sampling")
+    __slots__ = (
+        "generated", "grammar", "hidden", "index", "output", "progress", "request", "sampling",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,6 +46,9 @@ class Sequence:
         self.progress = Progress()
         self.sampling = SamplingState(_seed(request, index))
         self.output = OutputState(stops)
+        self.hidden: tuple[int, Hidden] | None = None
+        """For draft heads: how many tokens were known, the last of which was chosen with this
+        hidden vector."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -128,6 +133,16 @@ class Sequence:
             counts = self.sampling.token_counts
             counts[token_id] = counts.get(token_id, 0) + 1
 
+    def keep_hidden(self, known_before: int, samples: abc.Sequence[Sampled]) -> None:
+        """Remember the hidden vector behind which the last known token was chosen.
+
+        samples: of a row, the first of which followed `known_before` tokens. No vector is kept if
+        the last token was forced by a grammar.
+        """
+        index = self.known - known_before - 1
+        vector = samples[index].hidden if 0 <= index < len(samples) else None
+        self.hidden = None if vector is None else (self.known, vector)
+
 
 class RequestState:
     """An accepted request, from `add_request` to its usage output."""
@@ -145,9 +160,11 @@ class RequestState:
         scores: PromptScores | None = None,
         is_embedding: bool = False,
         second_at: int = 0,
+        wants_hidden: bool = False,
     ) -> None:
         """arrival: number of the request in the order in which they were added. cache_salt: see
-        `Request`. scores: for the log-probabilities of the prompt, if they are wanted."""
+        `Request`. scores: for the log-probabilities of the prompt, if they are wanted.
+        wants_hidden: draft heads read the hidden vectors of its sequences."""
         self.request_id = request_id
         self.prompt = prompt
         self.config = config
@@ -163,6 +180,7 @@ class RequestState:
         self.scores = scores
         self.is_embedding = is_embedding
         self.second_at = second_at
+        self.wants_hidden = wants_hidden or is_embedding
         self.embedding: abc.Sequence[float] | None = None
         """What the request is about, with `is_embedding`, once it is known."""
         self.error: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,6 +72,11 @@ class ModelBundle:
         return self.files is not None and self.files.plan().spec.encoder is not None
 
     @property
+    def is_medusa(self) -> bool:
+        """It is no model, but Medusa heads for one."""
+        return self.files is not None and self.files.plan().spec.medusa is not None
+
+    @property
     def scores(self) -> int:
         """Scores that it gives to a pair of texts; 0: it compares none."""
         encoder = None if self.files is None else self.files.plan().spec.encoder
@@ -91,9 +96,14 @@ def parse_models(
 
 
 def open_models(
-    models: list[ModelInfo], on_files: OnFiles | None = None, quantization: str | None = None
+    models: list[ModelInfo],
+    on_files: OnFiles | None = None,
+    quantization: str | None = None,
+    *,
+    has_heads: bool = False,
 ) -> list[ModelBundle]:
-    """Open every model; `on_files`: see `open_model`. quantization: of the first model.
+    """Open every model; `on_files`: see `open_model`. quantization: of the first model. has_heads:
+    the others are draft heads for it.
 
     Raises `ModelNotFound` for a library that is not there, and what `open_model` raises.
     """
@@ -105,7 +115,20 @@ def open_models(
             )
     first, *more = models
     main = open_model(first.model, on_files, quantization)
+    if has_heads:
+        return [main, *(_open_heads(one, main, on_files) for one in more)]
     return [main, *(open_model(one.model, on_files) for one in more)]
+
+
+def _open_heads(info: ModelInfo, main: ModelBundle, on_files: OnFiles | None) -> ModelBundle:
+    """Draft heads, with what they have of the model. Raises what `open_medusa` raises."""
+    from mlc_llm.model_files.medusa import open_medusa
+
+    source = resolve_model(info.model)
+    files = open_medusa(source.path)
+    if on_files is not None:
+        on_files(files)
+    return replace(main, source=source, files=files, name=source.name, chat_template=None)
 
 
 def open_model(

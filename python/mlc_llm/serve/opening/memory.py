@@ -113,7 +113,7 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         kv_width=max((one.kv_width for one in layers), default=0),
         head_dim=max((one.head_dim for one in layers), default=0),
         hidden_size=spec.hidden,
-        intermediate_size=max(layer.feed_forward.width for layer in spec.layers),
+        intermediate_size=max((layer.feed_forward.width for layer in spec.layers), default=0),
         vocab_size=spec.vocab,
         context_window=bundle.context_window,
         weight_bytes=packed_bytes(plan, backend),

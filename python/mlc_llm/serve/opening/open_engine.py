@@ -18,12 +18,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
-from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
-from mlc_llm.serve.memory_plan import ModelSize
+from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 from mlc_llm.serve.opening.arguments import detect_device
 from mlc_llm.serve.opening.bundle import (
     ModelBundle,
@@ -85,6 +86,7 @@ def open_engine(
         models,
         lambda files: begin_weights(reading, files, memory.free, config.kernels),
         config.quantization,
+        has_heads=config.speculative_mode in HEAD_MODES,
     )
     if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
         for bundle in bundles:
@@ -92,21 +94,25 @@ def open_engine(
     size = _size(bundles, config.kernels)
     config = with_precision(config, bundles[0])
     complete, plan, held = memory.take(config, size, bundles[0].name)
-    if config.verbose:
-        _log.info("memory: %s", plan.describe())
-        _log.info("precision: %s", complete.precision)
+    _log_plan(complete, plan)
     try:
         configs = _configs(complete, models, bundles)
         pairs = zip(bundles, configs, strict=True)
         runners = tuple(create_runner(*pair, kind, reading.take) for pair in pairs)
         core = _core(runners, bundles[0], complete, trace)
-        publish_events(core, runners[0].limits, complete)
+        publish_events(core, core.limits, complete)
     except BaseException:
         held.release()
         raise
     memory.opened(held, size)
     weakref.finalize(core, held.release)  # its pages go with it
     return OpenEngine(core, bundles[0], complete, runners)
+
+
+def _log_plan(complete: EngineConfig, plan: MemoryPlan) -> None:
+    if complete.verbose:
+        _log.info("memory: %s", plan.describe())
+        _log.info("precision: %s", complete.precision)
 
 
 def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
@@ -123,6 +129,12 @@ def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
     tokens = _tokens(bundle, size)
     for draft in drafts:
         found = model_size(draft, kernels)
+        if draft.is_medusa and found.hidden_size != size.hidden_size:
+            words = (
+                f"these heads read hidden vectors of {found.hidden_size} numbers and the model's "
+                f"have {size.hidden_size}: they are for another model"
+            )
+            raise InvalidField("additional_models", draft.name, words)
         if _tokens(draft, found) != tokens:
             words = (
                 f"it has {_tokens(draft, found)} tokens and the model {tokens}: a draft model "
@@ -167,8 +179,10 @@ def _core(
     trace: EventTraceRecorder | None,
 ) -> EngineCore:
     """The core of the first runner; the second one, if there is one, makes drafts for it."""
+    model = runners[0]
+    assert not isinstance(model, MedusaRunner), "heads are of a model"
     return EngineCore(
-        runners[0],
+        model,
         bundle.tokenizer,
         config,
         stop_token_ids=bundle.stop_token_ids,
@@ -179,7 +193,10 @@ def _core(
 
 def _drafter(runner: AnyRunner) -> Drafter:
     from mlc_llm.serve.core.speculation.draft_model import DraftModel
+    from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 
+    if isinstance(runner, MedusaRunner):
+        return MedusaDrafter(runner)
     return DraftModel(runner)
 
 

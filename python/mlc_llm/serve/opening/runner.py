@@ -15,6 +15,7 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.pooling import encoder_pooling
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.encoder_runner import EncoderRunner
+from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
@@ -22,7 +23,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import window_of
 from mlc_llm.serve.opening.bundle import ModelBundle
 
-AnyRunner: TypeAlias = ModelRunner | EncoderRunner
+AnyRunner: TypeAlias = ModelRunner | EncoderRunner | MedusaRunner
 _log = logging.getLogger(__name__)
 
 
@@ -108,6 +109,8 @@ def _runner(
 ) -> AnyRunner:
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
+    if bundle.is_medusa:
+        return MedusaRunner(library, weights, read)
     if bundle.is_encoder:
         return EncoderRunner(
             library,
