@@ -57,7 +57,9 @@ class MedusaRunner:
         device, vocab = self._library.device, self.metadata.vocab_size
         choice = Choice.of(samplings, vocab, device)
         width = self.metadata.hidden_size
-        flat = array("f", [number for vector in hidden for number in vector])
+        flat = array("f")
+        for vector in hidden:
+            flat.extend(vector)
         if len(flat) != width * len(samplings):
             raise RequestError(f"hidden vectors of other sizes than {width}")
         drawn = self._compute.call(self._drawn, head, (flat, width), choice)
