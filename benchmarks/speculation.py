@@ -1,36 +1,45 @@
 """Compares speculative decoding with plain decoding: the same requests, in turns.
 
-    python benchmarks/speculation.py [--rounds N] [--streams N] [--length N] [--draft FILE.gguf]
+    python benchmarks/speculation.py [--rounds N] [--streams N] [--length N]
+                                     [--draft FILE.gguf | --heads FOLDER] [--always]
 
 * `loop`: the model continues a text that repeats itself (draft tokens are mostly right)
 * `repeat`: in a chat, the user asks for a text word for word
 * `code`: the model writes a function again with one name changed
 * `prose`: the model continues a free text (draft tokens are mostly wrong; it should lose nothing)
 
+* `chat 0` to `chat 9`, with `--heads`: questions of `prompts.json`, from which no heads have learnt
+
 Each runs greedily and at temperature 0.8. The ratio is that of the tokens a second in one round.
 Both cores share one runner, and their answers are compared token by token. With `--draft`, a second
-model drafts. (The model's own file as a draft model is always right and never faster.)
+model drafts. (The model's own file as a draft model is always right and never faster.) With
+`--heads`, Medusa heads draft: `train_heads.py` trains some. `--always` drafts in each step, whether
+that pays or not: to see how many tokens are accepted. Tokens a step are those that a step adds to a
+stream behind its first token, the model's own one included.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common import HERE, Spread, model_path, print_configuration
+from common import HERE, Spread, model_path, print_configuration, read_json
 from ours import add_engine_options, open_runner, versions
 
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.core.speculation.drafter import Drafter
+from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.data import TokenData
-from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.bundle import ModelInfo, open_model, open_models
+from mlc_llm.serve.opening.runner import create_runner
 from mlc_llm.serve.request import Request
 
 TEXT = (
@@ -83,10 +92,18 @@ class Run:
 
     tokens: dict[str, list[int]]
     seconds: float
+    steps: int
+    """Behind the first token of every stream."""
 
     @property
     def speed(self) -> float:
         return sum(map(len, self.tokens.values())) / self.seconds
+
+    @property
+    def per_step(self) -> float:
+        """Tokens that a step adds to a stream; exact for a single one."""
+        behind_first = sum(len(one) - 1 for one in self.tokens.values())
+        return behind_first / max(self.steps, 1) / len(self.tokens)
 
 
 def run(core: EngineCore, case: Case, streams: int, length: int) -> Run:
@@ -96,16 +113,17 @@ def run(core: EngineCore, case: Case, streams: int, length: int) -> Run:
         tokens[str(i)] = []
         config = case.config(seed=i, length=length)
         core.add_request(Request(str(i), [TokenData(case.prompt)], config))
-    start = None
+    start, steps = None, 0
     while not core.is_idle:
         if start is None and all(tokens.values()):
             start = time.perf_counter()
+        steps += start is not None
         for output in core.step():
             for i, sequence in enumerate(output.unpack()[1]):
                 assert i == 0 and sequence.error is None
                 tokens[output.request_id] += sequence.delta_token_ids
     assert start is not None, "a stream ended before the others began"
-    return Run(tokens, time.perf_counter() - start)
+    return Run(tokens, time.perf_counter() - start, steps)
 
 
 def acceptance(core: EngineCore) -> str:
@@ -114,7 +132,8 @@ def acceptance(core: EngineCore) -> str:
     drafted = sum(spec["draft_count"])
     if not drafted:
         return "no draft tokens"
-    return f"{drafted} draft tokens, {100 * sum(spec['accept_count']) / drafted:.0f} % accepted"
+    accepted = sum(spec["accept_count"])
+    return f"{drafted} draft tokens, {100 * accepted / drafted:.0f} % accepted"
 
 
 def measure(
@@ -133,8 +152,51 @@ def measure(
     count = sum(map(len, found[plain].tokens.values()))
     yield (
         f"{case.name:7} {case.temperature:3}  {Spread.of(ratios[1:])!s:24} "
-        f"{Spread.of(speeds[1:])!s:28} {count:5} tokens, {acceptance(drafting)}"
+        f"{Spread.of(speeds[1:])!s:28} {count:5} tokens, {found[drafting].per_step:.2f} a step, "
+        f"{acceptance(drafting)}"
     )
+
+
+class Always:
+    """Drafts as much as is offered, whether it pays or not."""
+
+    def choose(
+        self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
+    ) -> list[int]:
+        return [offered for offered, _ in offers]
+
+    def learn(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learns nothing."""
+
+    def failed(self) -> None:
+        raise AssertionError("drafting failed")
+
+
+def drafter_of(options: argparse.Namespace, model: Path) -> Drafter:
+    """Who drafts; prompt lookup if nothing else is asked for."""
+    if options.draft:
+        path = Path(options.draft)
+        return DraftModel(open_runner(path, options.kernels, options.threads, CONFIG))
+    if not options.heads:
+        return PromptLookup()
+    models = [ModelInfo(str(model)), ModelInfo(options.heads)]
+    heads = create_runner(open_models(models, has_heads=True)[1], CONFIG, "cpu")
+    assert isinstance(heads, MedusaRunner)
+    return MedusaDrafter(heads)
+
+
+def prompts_of(options: argparse.Namespace) -> dict[str, str]:
+    """By name of the case."""
+    prose = (HERE / "public_domain.txt").read_text(encoding="utf-8")[:1200]
+    found = {
+        "loop": TEXT * 4,
+        "repeat": chat(f"Repeat this text word for word: {TEXT * 2}"),
+        "code": chat(f"Write this code again, with `total` renamed to `sum`:\n\n{CODE}"),
+        "prose": prose,
+    }
+    if options.heads:
+        found |= {f"chat {i}": chat(one) for i, one in enumerate(read_json("prompts.json")["chat"])}
+    return found
 
 
 def main() -> None:
@@ -144,37 +206,33 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--length", type=int, default=200, help="tokens of an answer, at most")
     parser.add_argument("--draft", help="GGUF file of a draft model")
+    parser.add_argument("--heads", help="folder of Medusa heads")
+    parser.add_argument("--always", action="store_true", help="draft whether it pays or not")
     options = parser.parse_args()
     model = model_path(options.model)
     runner = open_runner(model, options.kernels, options.threads, CONFIG)
-    drafter: Drafter = PromptLookup()
-    if options.draft:
-        drafter = DraftModel(
-            open_runner(Path(options.draft), options.kernels, options.threads, CONFIG)
-        )
-    tokenizer = open_model(str(model)).tokenizer
+    tokenizer, config = open_model(str(model)).tokenizer, CONFIG
+    if options.heads:  # else no vector is asked of the model
+        config = replace(CONFIG, speculative_mode="medusa", additional_models=[options.heads])
     cores = (
         EngineCore(runner, tokenizer, CONFIG),
-        EngineCore(runner, tokenizer, CONFIG, drafter=drafter),
+        EngineCore(runner, tokenizer, config, drafter=drafter_of(options, model)),
     )
-    prose = (HERE / "public_domain.txt").read_text(encoding="utf-8")[:1200]
-    prompts = {
-        "loop": TEXT * 4,
-        "repeat": chat(f"Repeat this text word for word: {TEXT * 2}"),
-        "code": chat(f"Write this code again, with `total` renamed to `sum`:\n\n{CODE}"),
-        "prose": prose,
-    }
+    if options.always:
+        assert cores[1]._speculator is not None
+        cores[1]._speculator.lengths = Always()
     print_configuration(
         "speculative decoding",
         model=model.name,
         kernels=runner.metadata.backend,
-        drafter=options.draft or "prompt lookup",
+        drafter=options.draft or options.heads or "prompt lookup",
+        always=options.always,
         streams=options.streams,
         rounds=options.rounds,
         **versions(),
     )
     print("case     temp ratio to plain           tokens a second")
-    for name, prompt in prompts.items():
+    for name, prompt in prompts_of(options).items():
         for temperature in (0.0, 0.8):
             case = Case(name, tokenizer.encode(prompt, special=True), temperature)
             for line in measure(cores, case, options):
