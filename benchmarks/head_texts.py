@@ -91,9 +91,11 @@ class Listener:
         for one in sequences:
             if one.hidden is None or one.hidden[0] != one.known:
                 continue
-            heard = self.heard.setdefault(one.key, _Heard(one, one.known - 1))
-            if heard.first + len(heard.vectors) == one.known - 1:
-                heard.vectors.append(np.array(one.hidden[1], np.float16))
+            heard = self.heard.get(one.key)
+            # A step that reads a prompt beside others asks no drafter: all begins anew behind it.
+            if heard is None or heard.first + len(heard.vectors) != one.known - 1:
+                heard = self.heard[one.key] = _Heard(one, one.known - 1)
+            heard.vectors.append(np.array(one.hidden[1], np.float16))
         return [Offer()] * len(sequences)
 
     def cost(self, rows: int, depth: int) -> float:
