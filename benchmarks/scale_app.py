@@ -72,6 +72,7 @@ def plain_server(model: str, config: Mapping[str, object]) -> Iterator[Served]:
 @contextmanager
 def _running(arguments: list[str], port: int, log: Path | None) -> Iterator[Served]:
     environment = {**os.environ, MARK: str(port), "RAY_AUTH_MODE": "disabled"}
+    environment["RAY_DEDUP_LOGS"] = "0"  # lines of the log are counted
     environment.pop("RAY_ADDRESS", None)
     command = [sys.executable, "-m", "mlc_llm", "serve", *arguments]
     with open(log or os.devnull, "wb") as output:

@@ -8,8 +8,9 @@ ask the same prompts with the same seeds. An answer is whole if its stream has o
 the undisturbed one, and its usage came once with the undisturbed number of tokens. Everything else
 is counted by what was wrong with it, and the script ends with 1.
 
-Kills are SIGKILL to the process of one replica, also of one that is starting. They come at random
-moments, `--kills` in `--seconds` on average; where no replica is there to kill, the next one waits.
+Kills are SIGKILL to the process of one replica. They come at random moments, `--kills` in
+`--seconds` on average. Replicas younger than `--grown` seconds are left alone, because most of them
+have no answers yet; where all are younger, the kill waits for one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from scale_app import Served, application
 LONGEST_S = 600.0
 """A request that has not ended then is lost."""
 LINE_BYTES = 1 << 20
+RESENT = b"goes to another replica"
+"""In the log, for each time."""
 WORDS = tuple("one two three four five six seven eight nine ten red green blue".split())  # noqa: SIM905
 
 
@@ -87,8 +90,6 @@ class Tally:
     whole: int = 0
     wrong: Counter[str] = field(default_factory=Counter)
     kills: int = 0
-    hit: int = 0
-    """Kills of replicas that had been there for some seconds, most likely with answers."""
     longest_s: float = 0.0
 
 
@@ -170,32 +171,44 @@ async def _client(
             tally.wrong[wrong] += 1
 
 
-async def _killer(served: Served, kills: int, seconds: float, tally: Tally) -> None:
-    chance, since = random.Random(7), dict[int, float]()
-    started, due = time.monotonic(), 0.0
-    while (due := due + chance.expovariate(kills / seconds)) < seconds:
-        await asyncio.sleep(max(0.0, started + due - time.monotonic()))
-        while not (there := await asyncio.to_thread(served.replicas)):
-            if time.monotonic() - started > seconds:
-                return
-            await asyncio.sleep(0.05)
-        now = time.monotonic()
-        for one in there:
-            since.setdefault(one, now)
-        chosen = chance.choice(there)
+@dataclass
+class Killer:
+    """Kills replicas. `grown`: the age in seconds from which on one may be killed."""
+
+    served: Served
+    grown: float
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+    since: dict[int, float] = field(default_factory=dict)
+    """When each was seen first."""
+
+    async def run(self, kills: int, until: float, tally: Tally) -> None:
+        started = time.monotonic()
+        pace, due = kills / (until - started), started
+        while (due := due + self.chance.expovariate(pace)) < until:
+            while (now := time.monotonic()) < until:
+                grown = await self._grown(now)
+                if now >= due and grown:
+                    tally.kills += self._kill(self.chance.choice(grown))
+                    break
+                await asyncio.sleep(0.1)
+
+    async def _grown(self, now: float) -> list[int]:
+        there = await asyncio.to_thread(self.served.replicas)
+        return [one for one in there if now - self.since.setdefault(one, now) >= self.grown]
+
+    def _kill(self, process: int) -> bool:
         try:
-            os.kill(chosen, signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
-            continue
-        tally.kills += 1
-        tally.hit += now - since[chosen] > 3.0
+            return False
+        return True
 
 
 async def chaos(
-    served: Served, work: Sequence[Ask], *, clients: int, kills: int, seconds: float
+    killer: Killer, work: Sequence[Ask], *, clients: int, kills: int, seconds: float
 ) -> Tally:
     """Kill for so long; every request that was sent is waited for."""
-    gate = asyncio.Semaphore(8)
+    gate, served = asyncio.Semaphore(8), killer.served
 
     async def undisturbed(ask: Ask) -> Answer:
         async with gate:
@@ -209,7 +222,7 @@ async def chaos(
     pairs = list(zip(work, true, strict=True))
     until = time.monotonic() + seconds
     await asyncio.gather(
-        _killer(served, kills, seconds, tally),
+        killer.run(kills, until, tally),
         *(_client(served, pairs, tally, until, number) for number in range(clients)),
     )
     return tally
@@ -225,6 +238,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=64, help="different ones")
     parser.add_argument("--tokens", type=int, default=400, help="of an answer, at most")
     parser.add_argument("--attempts", type=int, default=10)
+    parser.add_argument("--grown", type=float, default=0.0, help="age of a replica to kill, in s")
     parser.add_argument("--log", type=Path, help="for the output of the application")
     args = parser.parse_args()
     more = {"replicas": args.replicas, "attempts": args.attempts, "resume": "replica"}
@@ -232,11 +246,17 @@ def main() -> int:
     with application(args.model, args.log, **more) as served:
         tally = asyncio.run(
             chaos(
-                served, work, clients=args.clients, kills=args.kills, seconds=args.seconds
+                Killer(served, args.grown),
+                work,
+                clients=args.clients,
+                kills=args.kills,
+                seconds=args.seconds,
             )
-        )  # fmt: skip
+        )
     print(f"{args.model}, {args.replicas} replicas, {args.clients} clients, {args.seconds:g} s")
-    print(f"kills {tally.kills}, of them {tally.hit} of replicas older than 3 s")
+    print(f"kills {tally.kills}, of replicas older than {args.grown:g} s")
+    if args.log is not None:
+        print(f"sent to another replica {args.log.read_bytes().count(RESENT)} times")
     print(f"whole answers {tally.whole}, longest {tally.longest_s:.1f} s")
     for words, count in tally.wrong.most_common():
         print(f"WRONG {count}: {words}")

@@ -175,3 +175,13 @@ def test_killed_replicas_are_not_seen(app: Application) -> None:
     for one in threads:
         one.join(LONGEST_S)
     assert results == [long] * 6
+
+
+def test_metrics_are_those_of_all_replicas(app: Application) -> None:
+    """The one that was killed is replaced, and both answer."""
+    end = time.monotonic() + LONGEST_S
+    while b"\nreplicas_answering 2\n" not in (page := app.get("/metrics")):
+        assert time.monotonic() < end, page
+        time.sleep(0.2)
+    assert b'vllm:num_requests_running{engine="0",model_name="echo"} 0' in page
+    assert b'mlc_llm:engine_responds{model_name="echo"} 1' in page

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.client import ReplicaClient
 from mlc_llm.ray.raw_engine import Outputs
-from mlc_llm.ray.remote_engine import ReplicaLost, Sender
+from mlc_llm.ray.remote_engine import Asker, ReplicaLost, Sender
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts, WireRequest
@@ -33,6 +33,13 @@ class Local:
     @property
     def send(self) -> Sender:
         return self._send
+
+    @property
+    def ask(self) -> Asker:
+        return self._ask
+
+    async def _ask(self) -> list[Mapping[str, object]]:
+        return [await one.metrics() for one in self.all]
 
     def facts(self) -> ReplicaFacts:
         return self.all[0].facts()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mlc_llm.errors import UserError
+from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.ray.resources import check_resources
 from mlc_llm.ray.settings import AppSettings, ModelSettings
 
 MODEL = {"name": "chat", "model": "mock://echo"}
@@ -51,3 +52,23 @@ def test_settings() -> None:
 def test_a_wrong_field_is_named(args: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         AppSettings.of(args)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"num_cpus": 4}, r"models\[0\]\.num_cpus = 4 .* largest node has 3"),
+        ({"num_cpus": 2, "replicas": 3}, r"num_cpus = 6\.1 .* together have 6"),
+        ({"num_gpus": 2}, r"models\[0\]\.num_gpus = 2 .* largest node has 1"),
+        ({"num_gpus": 1, "replicas": 2}, r"num_gpus = 2\.0 .* together have 1"),
+        (
+            {"num_gpus": 1, "autoscaling": {"min_replicas": 2, "max_replicas": 3}},
+            r"num_gpus = 2\.0",
+        ),
+    ],
+)
+def test_more_than_the_nodes_have_is_refused(more: dict[str, object], words: str) -> None:
+    nodes = [{"CPU": 3.0}, {"CPU": 3.0, "GPU": 1.0}]
+    check_resources(AppSettings.of({"models": [MODEL]}), nodes)
+    with pytest.raises(InvalidField, match=words):
+        check_resources(AppSettings.of({"models": [{**MODEL, **more}]}), nodes)

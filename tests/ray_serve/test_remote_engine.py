@@ -13,9 +13,11 @@ from mlc_llm.ray.client import ReplicaClient
 from mlc_llm.ray.replay import NotTheSame, Replay
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.settings import Autoscaling
+from mlc_llm.ray.sum_metrics import summed
 from mlc_llm.ray.wire import WireRequest, WrongReplica
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.kv_events.blocks import block_keys, root_key
+from mlc_llm.serve.server.routes.info import engine_metrics
 
 TEXT = "the tokens of this text come back"
 PROMPT = list(TEXT.encode())
@@ -160,6 +162,48 @@ def test_a_replica_refuses_requests_for_another_model(replicas: list[ModelReplic
             await anext(replicas[0].generate(wire))  # type: ignore[call-overload]
 
     run(work)
+
+
+def test_a_replica_refuses_requests_of_another_version(replicas: list[ModelReplica]) -> None:
+    async def work() -> None:
+        own = replicas[0]._load.fingerprint
+        wire = WireRequest("a", (1, 2), "{}", own, version="0.0.1")
+        with pytest.raises(WrongReplica, match=r"version 0\.0\.1"):
+            await anext(replicas[0].generate(wire))  # type: ignore[call-overload]
+
+    run(work)
+
+
+def test_metrics_are_those_of_all_replicas() -> None:
+    own = [replica(), replica()]
+
+    async def work() -> None:
+        ingress = Ingress(Local(own))
+        for _ in range(3):  # two for one of them
+            await ingress.ask(PROMPT)
+        found = await engine_metrics(ingress.client, 30.0)  # type: ignore[arg-type]
+        assert found is not None
+        serving = found.metrics["serving"]
+        assert found.metrics["replicas_answering"] == 2
+        assert found.metrics["completion_tokens_sum"] == 3 * len(PROMPT)
+        assert "last_finished_request" not in found.metrics
+        assert serving["prompt_tokens"] == 3 * len(PROMPT)
+        assert serving["ended"]["stop"] == 3
+        buckets = serving["end_to_end"]["buckets"]
+        assert buckets[-1][1] == 3
+        assert [one for one, _ in buckets] == sorted(one for one, _ in buckets)
+        assert serving["kv_cache_usage"] == 0.0
+        assert not ingress.client._engine._sent  # type: ignore[attr-defined]
+
+    try:
+        run(work)
+    finally:
+        for one in own:
+            one.close()
+
+
+def test_metrics_of_no_replica_are_missing() -> None:
+    assert summed([]) == {"replicas_answering": 0}
 
 
 def test_replicas_of_another_version_are_refused(

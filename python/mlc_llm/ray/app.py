@@ -16,8 +16,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from mlc_llm.ray.client import ReplicaOpener, Replicas
-from mlc_llm.ray.remote_engine import Outputs, ReplicaLost, Sender
+from mlc_llm.ray.remote_engine import Asker, Outputs, ReplicaLost, Sender
 from mlc_llm.ray.replica import ModelReplica
+from mlc_llm.ray.resources import INGRESS_CPUS
 from mlc_llm.ray.scaling import QUEUED_TOKENS
 from mlc_llm.ray.settings import AppSettings, ModelSettings
 from mlc_llm.ray.wire import STATS, ReplicaFacts, ReplicaStats, WireRequest
@@ -30,9 +31,10 @@ from mlc_llm.serve.server.pool.registry import ModelRegistry
 from mlc_llm.serve.server.pool.slot import ModelSlot
 
 FACTS_S = 600.0
+METRICS_S = 3.0
+"""For all replicas together."""
 MOST_ONGOING = 4096
 """Requests that one replica or one ingress may have. The server's own limits are smaller."""
-INGRESS_CPUS = 0.1
 USUAL_ANSWERS = 128
 """Answers at a time of an engine in the mode of servers."""
 PREFIX = "mlc_llm.ray.prefix_router:PrefixRouter"
@@ -77,6 +79,10 @@ class HandleReplicas:
     def send(self) -> Sender:
         return self._send
 
+    @property
+    def ask(self) -> Asker:
+        return self._ask
+
     def facts(self) -> ReplicaFacts:
         """Waits until a replica is ready."""
         found = self._handle.facts.remote().result(timeout_s=FACTS_S)
@@ -98,6 +104,11 @@ class HandleReplicas:
         finally:
             if not is_over:
                 response.cancel()
+
+    async def _ask(self) -> list[Mapping[str, object]]:
+        answers = self._handle.broadcast("metrics")
+        found = await answers.results_async(timeout_s=METRICS_S, return_exceptions=True)
+        return [one for one in found if not isinstance(one, BaseException)]
 
 
 @serve.ingress()
@@ -142,6 +153,7 @@ def build_app(args: Mapping[str, object]) -> serve.Application:
         name="ingress",
         num_replicas=settings.ingresses,
         max_ongoing_requests=MOST_ONGOING,
+        graceful_shutdown_timeout_s=max(one.drain_s for one in settings.models),
         ray_actor_options={"num_cpus": INGRESS_CPUS},
     )
     return ingress.bind(settings, handles)

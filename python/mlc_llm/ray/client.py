@@ -11,7 +11,7 @@ from typing import Protocol, cast
 from mlc_llm import __version__
 from mlc_llm.errors import EngineDead
 from mlc_llm.protocol.checks import MAX_INT32
-from mlc_llm.ray.remote_engine import RemoteEngine, Rules, Sender
+from mlc_llm.ray.remote_engine import Asker, RemoteEngine, Rules, Sender
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts
 from mlc_llm.serve.async_reader import AsyncClient, AsyncReader, deliver_to_loops
@@ -35,6 +35,9 @@ class Replicas(Protocol):
 
     @property
     def send(self) -> Sender: ...
+
+    @property
+    def ask(self) -> Asker: ...
 
     def facts(self) -> ReplicaFacts:
         """Of any of them. It waits; not for the event loop. Raises if there is none."""
@@ -73,6 +76,7 @@ class ReplicaClient(EngineClient[AsyncReader]):
         )
         remote = RemoteEngine(
             replicas.send,
+            replicas.ask,
             self._bundle,
             _admission(self._bundle, facts, self._config, is_echo=is_echo(settings.model)),
             fingerprint=facts.fingerprint,

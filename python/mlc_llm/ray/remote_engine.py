@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.replay import Replay
+from mlc_llm.ray.sum_metrics import summed
 from mlc_llm.ray.wire import WireRequest
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.kv_events.blocks import block_keys, root_key
+from mlc_llm.serve.metrics import special_usage_json
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded.inbox import Arrival
@@ -39,6 +41,12 @@ class Sender(Protocol):
     """Sends a request to some replica. Raises `ReplicaLost`; cancelling it aborts the request."""
 
     def __call__(self, wire: WireRequest) -> AsyncIterator[Outputs]: ...
+
+
+class Asker(Protocol):
+    """Asks all replicas for their metrics. Those that do not answer are left out."""
+
+    async def __call__(self) -> list[Mapping[str, object]]: ...
 
 
 @dataclass
@@ -64,6 +72,7 @@ class RemoteEngine:
     def __init__(
         self,
         send: Sender,
+        ask: Asker,
         bundle: ModelBundle,
         admission: Admission,
         *,
@@ -73,7 +82,8 @@ class RemoteEngine:
         rules: Rules,
     ) -> None:
         """loop: where requests are sent from."""
-        self._send, self._bundle, self._admission = send, bundle, admission
+        self._send, self._ask = send, ask
+        self._bundle, self._admission = bundle, admission
         self._fingerprint, self._load_id = fingerprint, load_id
         self._loop, self._rules = loop, rules
         self._sent: dict[str, _Sent] = {}
@@ -136,7 +146,11 @@ class RemoteEngine:
         wire = self._wire(arrival)
         replay = Replay(request_id, sent.n, len(wire.token_ids))
         try:
-            await self._attempts(wire, replay)
+            if arrival.request.is_special:
+                usage = special_usage_json(summed(await self._ask()))
+                self.give(replay.fresh([RequestStreamOutput.usage(request_id, usage)]))
+            else:
+                await self._attempts(wire, replay)
         except asyncio.CancelledError:
             self.give(replay.end("abort"))
         except Exception as error:
@@ -172,11 +186,11 @@ class RemoteEngine:
             tuple(prompt),
             config.asjson(),
             self._fingerprint,
-            request.cache_salt,
-            request.prompt_logprobs,
-            request.is_embedding,
-            request.second_at,
-            tuple(block_keys(prompt[:-1], root_key(request.cache_salt))),
+            cache_salt=request.cache_salt,
+            prompt_logprobs=request.prompt_logprobs,
+            is_embedding=request.is_embedding,
+            second_at=request.second_at,
+            keys=tuple(block_keys(prompt[:-1], root_key(request.cache_salt))),
         )
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import cast
 
 from mlc_llm import __version__
+from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.prefix_choice import USUAL_SPEED
 from mlc_llm.ray.raw_engine import Outputs, RawEngine
@@ -36,6 +40,7 @@ class ModelReplica:
         os.environ.setdefault(THREADS, str(max(1, int(settings.num_cpus))))
         self._engine = RawEngine(settings.model, settings.device, config)
         self._load = self._engine.loaded
+        self._asked = itertools.count()
         self._waiting: dict[str, int] = {}
         """Prompt tokens of requests without a first token."""
 
@@ -57,6 +62,9 @@ class ModelReplica:
 
         Raises `WrongReplica`.
         """
+        if wire.version != __version__:
+            words = f"made by version {wire.version}, and this replica has {__version__}"
+            raise WrongReplica(f"{wire.request_id}: {words}")
         own = self._load.fingerprint
         if wire.fingerprint != own:
             words = f"{wire.request_id}: made for {wire.fingerprint}, and this replica has {own}"
@@ -71,6 +79,17 @@ class ModelReplica:
         finally:
             self._waiting.pop(wire.request_id, None)
             await stream.aclose()
+
+    async def metrics(self) -> Mapping[str, object]:
+        """The engine's numbers. Raises `RuntimeError` if it does not give them."""
+        debug = DebugConfig(special_request="query_engine_metrics")
+        config = GenerationConfig(debug_config=debug).merged_over(self._load.bundle.defaults)
+        request = Request(f"metrics-{next(self._asked)}", [], config, self._load.load_id)
+        async for outputs in self._engine.stream(request):
+            usage = outputs[-1].request_final_usage_json_str
+            if usage is not None:
+                return cast("Mapping[str, object]", json.loads(usage)["extra"])
+        raise RuntimeError("the engine has given no metrics")
 
     @property
     def waiting_tokens(self) -> int:

@@ -17,7 +17,8 @@ import yaml
 from ray import serve
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.ray.app import INGRESS_CPUS, build_app
+from mlc_llm.ray.app import build_app
+from mlc_llm.ray.resources import check_resources
 from mlc_llm.ray.settings import AppSettings
 from mlc_llm.serve.server.limits.settings import LOCAL_NAMES
 
@@ -74,7 +75,7 @@ def serve_file(path: Path, say: Callable[[str], object]) -> int:
     own = {} if address else {"object_store_memory": OWN_STORE_BYTES, "include_dashboard": False}
     ray.init(address=address, logging_level="warning", log_to_driver=True, **own)
     try:
-        check_resources(file.settings, ray.cluster_resources())
+        check_resources(file.settings, [one["Resources"] for one in ray.nodes() if one["Alive"]])
         with _signals() as came:
             options = {"host": file.host, "port": file.port}
             serve.start(http_options=options)
@@ -87,18 +88,6 @@ def serve_file(path: Path, say: Callable[[str], object]) -> int:
     finally:
         ray.shutdown()
     return 0
-
-
-def check_resources(settings: AppSettings, there: Mapping[str, float]) -> None:
-    """Raises `InvalidField` if the replicas that must run need more than all nodes have."""
-    for name, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU")):
-        needed = settings.ingresses * INGRESS_CPUS if kind == "CPU" else 0.0
-        for model in settings.models:
-            fewest = model.replicas if model.autoscaling is None else model.autoscaling.min_replicas
-            needed += fewest * getattr(model, name)
-        if needed > there.get(kind, 0.0):
-            words = f"all nodes together have {there.get(kind, 0.0):g}; take less, or add nodes"
-            raise InvalidField(name, round(needed, 3), words)
 
 
 @contextmanager

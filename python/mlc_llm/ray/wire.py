@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlc_llm import __version__
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.data import TokenData
@@ -51,6 +52,8 @@ class WireRequest:
     """The complete `GenerationConfig`, as JSON."""
     fingerprint: str
     """Of the model that it was made for."""
+    version: str = __version__
+    """Of the ingress."""
     cache_salt: str = ""
     prompt_logprobs: int | None = None
     is_embedding: bool = False
