@@ -12,6 +12,7 @@
     │   └── CacheError                  the cache folder cannot be written or is full
     ├── CompileError                    TVM could not build the model library
     ├── RequestError                    one request failed; the engine goes on
+    │   └── TransferRefused             KV pages of another engine cannot be taken over
     └── EngineDead                      the engine stopped; all waiting and later requests get this
 
 `assert` is only for bugs of this package.
@@ -103,6 +104,10 @@ class CompileError(MLCError):
 
 class RequestError(MLCError):
     """One request failed. The engine and the other requests go on."""
+
+
+class TransferRefused(RequestError):
+    """KV pages of another engine cannot be taken over. Computing their tokens is always right."""
 
 
 class EngineDead(MLCError):

@@ -157,6 +157,18 @@ def test_a_fork_goes_its_own_way(runner: ModelRunner) -> None:
     runner.check_integrity()
 
 
+def test_a_state_goes_to_another_runner(model: Path) -> None:
+    first, second = (runner_of(model, model.parent, "reference") for _ in range(2))
+    start, left = TOKENS[:18], TOKENS[20:26]
+    first.add_sequence(0)
+    ask(first, (0, start))
+    second.add_sequence(0)
+    ask(second, (0, left))
+    second.import_pages(1, first.export_pages(0), len(start))
+    assert ask(second, (1, left)) == [alone(first, start + left)]
+    second.check_integrity()
+
+
 def test_states_are_kept_in_the_middle_of_a_step(runner: ModelRunner) -> None:
     start, left, right = TOKENS[:18], TOKENS[20:26], TOKENS[40:43]
     for i in (0, 1):

@@ -73,7 +73,7 @@ def serve_file(path: Path, say: Callable[[str], object]) -> int:
     file = read_file(path)
     address = os.environ.get("RAY_ADDRESS")
     own = {} if address else {"object_store_memory": OWN_STORE_BYTES, "include_dashboard": False}
-    ray.init(address=address, logging_level="warning", log_to_driver=True, **own)
+    ray.init(address=address or "local", logging_level="warning", log_to_driver=True, **own)
     try:
         check_resources(file.settings, [one["Resources"] for one in ray.nodes() if one["Alive"]])
         with _signals() as came:

@@ -75,6 +75,17 @@ def group_pages(windows: Sequence[Window | None], limits: RunnerLimits) -> tuple
     return tuple(found)
 
 
+class Contents(NamedTuple):
+    """Where a sequence lies: what a copy of it has to have."""
+
+    pages: Sequence[Numbers]
+    """Of each group."""
+    freed: Sequence[range]
+    """Places of pages that each group gave back."""
+    slot: int | None
+    """None: no layer is recurrent."""
+
+
 class KVCache:
     """Not thread safe: one engine thread owns it."""
 
@@ -133,6 +144,24 @@ class KVCache:
         self._main.rollback(seq_id, num_tokens)
         for table in self._others:
             table.rollback(seq_id, num_tokens)
+
+    def contents(self, seq_id: int) -> Contents:
+        """Where the sequence lies."""
+        found = [table.contents(seq_id) for table in self._tables]
+        slot = None if self._states is None else self._states.slot(seq_id)
+        return Contents([pages for pages, _ in found], [freed for _, freed in found], slot)
+
+    def restore(self, seq_id: int, length: int, freed: Sequence[range]) -> Contents:
+        """Room for a sequence whose pages and state come from elsewhere; freed: as in its
+        `contents`. Raises RequestError before any change."""
+        pages = {self._main: self._main.restore(seq_id, length, freed[self._index(self._main)])}
+        for table in self._others:
+            pages[table] = table.restore(seq_id, length, freed[self._index(table)])
+        slot = None if self._states is None else self._states.restore(seq_id, length)
+        return Contents([pages[table] for table in self._tables], freed, slot)
+
+    def _index(self, table: PageTable) -> int:
+        return self._tables.index(table)
 
     def kept_states(self, seq_id: int) -> Sequence[int]:
         """Numbers of tokens behind which an earlier state of the sequence is kept."""

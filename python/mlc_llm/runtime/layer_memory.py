@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tvm_ffi
 
-from mlc_llm.library.metadata import KVInfo, StateInfo
+from mlc_llm.errors import InvalidField
+from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
 from mlc_llm.runtime.batch import Window, state_slots
 
 if TYPE_CHECKING:
@@ -36,3 +37,11 @@ def window_tensors(windows: Sequence[Window | None], device: Device) -> tvm_ffi.
     """`forward`'s input `windows`; without a window a token sees all before it."""
     seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
     return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])
+
+
+def check_window(metadata: Metadata, window: Window | None) -> None:
+    """Raises InvalidField unless the library was made with a window, or without, as this."""
+    if metadata.has_window != (window is not None):
+        has = "for" if metadata.has_window else "without"
+        words = f"this library is one {has} sliding windows; leave model_lib out"
+        raise InvalidField("sliding_window_size", window.size if window else -1, words)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.errors import InvalidField
-from mlc_llm.library.metadata import Metadata
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import (
@@ -34,13 +32,19 @@ from mlc_llm.runtime.kv_cache import (
     main_group,
     narrower_windows,
 )
-from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
+from mlc_llm.runtime.layer_memory import (
+    allocate_pages,
+    allocate_states,
+    check_window,
+    window_tensors,
+)
 from mlc_llm.runtime.library import Library, item
 from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
 from mlc_llm.runtime.step_inputs import StepInputs, step_tables
+from mlc_llm.runtime.transfer import Carrier, Transfer
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -102,7 +106,7 @@ class ModelRunner:
             hidden_size=metadata.hidden_size,
             precision=precision,
         )
-        _check_window(metadata, window)
+        check_window(metadata, window)
         self._fast = FastTokens(metadata, precision)
         self._set_params(read(weights), device, window)
         self._allocate(windows, device)
@@ -111,7 +115,7 @@ class ModelRunner:
         self._sampler, self._inputs = Sampler(self._library), StepInputs([], (), (), (), [])
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
-        self.before_compute: Callable[[], None] = _nothing
+        self.before_compute: Callable[[], None] = lambda: None
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
 
     def _allocate(self, windows: Sequence[Window | None], device: Device) -> None:
@@ -124,6 +128,7 @@ class ModelRunner:
         self._cache = KVCache(
             info.kv, counts, sequences, self._copy_pages, windows, has_states=bool(info.states)
         )
+        self._carrier = Carrier(info.kv, self._cache, self._pages, self._states, device)
 
     def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
         arrays = params_in(packed)
@@ -164,6 +169,13 @@ class ModelRunner:
 
     def remove_sequence(self, seq_id: int) -> None:
         self._cache.remove(seq_id)
+
+    def export_pages(self, seq_id: int, length: int | None = None) -> Transfer:
+        return self._carrier.take(seq_id, self.identity, length)
+
+    def import_pages(self, seq_id: int, transfer: Transfer, length: int) -> None:
+        transfer.check(self.identity, length)
+        self._carrier.put(seq_id, transfer)
 
     def reset(self) -> None:
         self._cache.reset()
@@ -284,15 +296,3 @@ class ModelRunner:
             tables += [(array("i", ids) if g == group else none, 0) for g in range(groups)]
         tensors = self._staging.tensors(*tables)
         self._compute.call(self._copy, tensors[:groups], tensors[groups:], self._pages)
-
-
-def _check_window(metadata: Metadata, window: Window | None) -> None:
-    """Raises InvalidField unless the library was made with a window, or without, as this."""
-    if metadata.has_window != (window is not None):
-        has = "for" if metadata.has_window else "without"
-        words = f"this library is one {has} sliding windows; leave model_lib out"
-        raise InvalidField("sliding_window_size", window.size if window else -1, words)
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""

@@ -125,6 +125,22 @@ class PageTable:
             sequence.pages[-1] = self._copied(shared)
             self._drop([shared])
 
+    def contents(self, seq_id: int) -> tuple[Numbers, range]:
+        """The pages that the sequence has, and the places of those that it gave back."""
+        sequence = self._sequences[seq_id]
+        return sequence.owned, sequence.freed
+
+    def restore(self, seq_id: int, length: int, freed: range) -> Numbers:
+        """A sequence whose pages come from elsewhere: `contents` of the other one. Returns its
+        pages, which mean nothing yet. Raises RequestError before any change."""
+        count = self._pages_for(length)
+        if count - len(freed) > len(self._free):
+            raise RequestError(f"{count - len(freed)} KV pages needed, {len(self._free)} are free")
+        self.add(seq_id)
+        pages = array("i", [0 if place in freed else self._take() for place in range(count)])
+        self._sequences[seq_id] = restored = SequencePages(pages, length, freed)
+        return restored.owned
+
     def trim(self, seq_id: int, undone: int = 0) -> None:
         """Gives back the pages that neither the last token nor a later one sees, even if the last
         `undone` tokens are rolled back."""

@@ -70,6 +70,18 @@ class StateTable:
         assert seq_id not in self._sequences, f"sequence {seq_id} exists"
         self._sequences[seq_id] = SequenceState()
 
+    def slot(self, seq_id: int) -> int:
+        """Where the state behind all its tokens lies."""
+        return self._sequences[seq_id].slot
+
+    def restore(self, seq_id: int, length: int) -> int:
+        """A sequence whose state comes from elsewhere. Returns its slot, which means nothing yet.
+        What was before is not kept."""
+        slot = self._free.pop()
+        self._references[slot] = 1
+        self._sequences[seq_id] = SequenceState(slot, length)
+        return slot
+
     def fork(self, parent: int, child: int, length: int) -> None:
         """AssertionError unless `length` is all of the parent, or its state there is kept. The
         child keeps the states before it too."""
