@@ -28,6 +28,7 @@ from encoder_models import (  # noqa: E402
     random_encoder,
     texts_of,
 )
+from server_harness import running  # noqa: E402
 from tiny_encoders import TOKENS  # noqa: E402
 from tiny_folders import tokenizer_files  # noqa: E402
 
@@ -36,6 +37,8 @@ from mlc_llm.errors import UnsupportedModel  # noqa: E402
 from mlc_llm.model_files.huggingface import HuggingFaceModel  # noqa: E402
 from mlc_llm.models.registry import ENCODERS  # noqa: E402
 from mlc_llm.runtime.encoder_runner import EncoderRunner  # noqa: E402
+from mlc_llm.serve.config import EngineConfig  # noqa: E402
+from mlc_llm.serve.server.pool.openers import EngineOpener  # noqa: E402
 from mlc_llm.tokenizers import Tokenizer  # noqa: E402
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
@@ -166,6 +169,46 @@ def test_texts_equal_those_of_transformers(
         exact = exact_hidden(model, theirs(text)["input_ids"]).mean(axis=0)
         assert cosine(vector, exact) >= LEAST, text
     check_pair(Tokenizer(folder), theirs, has_types=True)
+
+
+@pytest.mark.parametrize("kernels", ["reference", None])
+def test_reranking_with_a_modern_bert(tmp_path: Path, cache: None, kernels: str | None) -> None:
+    """From the texts to the scores of pairs, with the template of its tokenizer.json."""
+    import tokenizers as hf
+
+    model, folder = random_encoder(f"ModernBert{PAIRS}", 1), tmp_path / "folder"
+    model.save_pretrained(folder)
+    alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
+    special = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    vocabulary = {text: i for i, text in enumerate([*special, *alphabet])}
+    made = hf.Tokenizer(hf.models.BPE(vocabulary, []))
+    made.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = hf.decoders.ByteLevel()
+    made.add_special_tokens(special)
+    made.post_processor = hf.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
+    )  # fmt: skip
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]",
+        unk_token="[UNK]", mask_token="[MASK]",
+    )  # fmt: skip
+    theirs.save_pretrained(folder)
+    config = EngineConfig(mode="server", kernels=kernels)
+    query, documents = "where is the cat?", ["The cat sat on the mat.", "a dog", "cats " * 12]
+    with running(models=[str(folder)], opener=EngineOpener("cpu", config)) as server:
+        body: dict[str, Any] = {"model": "default", "query": query, "documents": documents}
+        found = server.call("POST", "/v1/rerank", body).json["results"]
+        body = {"model": "default", "input": documents}
+        vectors = server.call("POST", "/v1/embeddings", body).json["data"]
+    assert sorted(one["index"] for one in found) == [0, 1, 2]
+    for one in found:
+        ids = theirs(query, documents[one["index"]])["input_ids"]
+        exact = 1 / (1 + np.exp(-exact_score(model, ids, 1)))
+        assert one["relevance_score"] == pytest.approx(exact, abs=WORST[kernels])
+    for text, vector in zip(documents, vectors, strict=True):
+        mean = exact_hidden(model, theirs(text)["input_ids"]).mean(axis=0)
+        assert cosine(vector["embedding"], mean) >= LEAST, text
 
 
 def test_pairs_of_xlm_roberta(tmp_path: Path) -> None:
