@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 PROMPT, ANSWER = 16, 64
 WORST = {"reference": 1e-4, None: 3e-3}
 """Of the largest logit, by kernels; None being this machine's, which keep keys in float16."""
-SAME = 3e-6
-"""The same between the two file formats: powers of e are those of two libraries, and Falcon-H1's
-weights are multiplied in another order."""
+SAME = 1e-5
+"""The same between the two file formats: powers of e are those of two libraries, Falcon-H1's
+weights are multiplied in another order, and Qwen3.5's heads are added in another order."""
 LAYERS = (
     ("linear_attention", "full_attention", "linear_attention"),
     ("linear_attention", "linear_attention", "full_attention", "full_attention"),
@@ -46,7 +46,7 @@ def made(kind: str, seed: int) -> Any:
     experts or without, or a Qwen3-Next."""
     makers = {"falcon": _falcon, "mamba": _mamba, "qwen": _qwen}
     config = makers.get(kind.split(maxsplit=1)[0], _granite)(kind, seed)
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + (7 if kind == "falcon" else 0))  # texts that vary
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, weights in model.named_parameters():
@@ -65,10 +65,10 @@ def _falcon(kind: str, seed: int) -> Any:
         mamba_d_ssm=32 * 4 * (1 + seed), mamba_n_heads=4 * (1 + seed), mamba_d_head=32,
         mamba_d_state=STATES[seed], mamba_n_groups=GROUPS[seed], mamba_d_conv=4 - seed % 2,
         mamba_rms_norm=kind != "falcon", mamba_norm_before_gate=False,
-        lm_head_multiplier=0.5, embedding_multiplier=3.1, mlp_multipliers=[0.88, 0.44],
-        key_multiplier=0.39, attention_in_multiplier=1.3, attention_out_multiplier=0.94,
+        lm_head_multiplier=0.5, embedding_multiplier=0.31, mlp_multipliers=[1.88, 1.44],
+        key_multiplier=0.39, attention_in_multiplier=1.3, attention_out_multiplier=2.94,
         ssm_multipliers=[0.35, 0.25, 0.18, 0.5, 0.31], ssm_in_multiplier=1.25,
-        ssm_out_multiplier=0.24, rope_parameters={"rope_type": "default", "rope_theta": 1e5},
+        ssm_out_multiplier=2.4, rope_parameters={"rope_type": "default", "rope_theta": 1e5},
         pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
 
