@@ -30,8 +30,8 @@ from ours import add_engine_options, open_runner, versions
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.serve.opening.bundle import open_model
 
-BATCH = 512
-OTHERS = 1024
+BATCH = 256
+OTHERS = 512
 """Tokens, chosen at random, from which a head has to tell the right one while it learns, beside all
 that the batch has. All that occur would be five times as slow."""
 HELD_BACK = 16
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--prompts", type=int, default=800)
     parser.add_argument("--length", type=int, default=200, help="tokens of an answer, at most")
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=25, help="of training")
     options = parser.parse_args()
