@@ -83,6 +83,7 @@ LAZY = {
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.mlc"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.medusa"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.quantized"),
+    ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.rescaled"),
     ("mlc_llm.serve.opening.settings", "mlc_llm.serve.opening.chat_config"),
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.build"),  # a model found in the cache needs no TVM
     ("mlc_llm.compiler.jit", "mlc_llm.compiler.weights"),

@@ -88,7 +88,7 @@ def test_packed_weights_have_a_name_of_their_own(tmp_path: Path) -> None:
     models = [old, *(QuantizedModel.of_files(old, name) for name in ("q4f16_1", "q4_0"))]
     assert len({content_of_model(model) for model in models}) == 3
     backend = choose_backend("portable")
-    kept = [weights_purposes("c", old.path, backend, model.quantization) for model in models]
+    kept = [weights_purposes("c", old.path, backend, model.changes) for model in models]
     assert len({purpose for pair in kept for purpose in pair}) == 6
 
 

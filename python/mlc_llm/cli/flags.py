@@ -19,6 +19,7 @@ ENGINE_FLAGS = {
     "precision": "--precision",
     "kernels": "--kernels",
     "quantization": "--quantization",
+    "rope_scaling": "--rope-scaling",
     "model_lib": "--model-lib",
 }
 """Field of `EngineConfig` -> the flag that sets it."""

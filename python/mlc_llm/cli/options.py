@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mlc_llm.cli import shape
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import (
     BUILT_SPECULATIVE_MODES,
     ENGINE_PRECISIONS,
@@ -116,6 +118,12 @@ def _add_kernels(group: argparse._ArgumentGroup) -> None:
         help="quantise the weights when they are packed: q4f16_1, q4_0 and others, as for "
         "convert_weight (default: they stay as they are)",
     )
+    group.add_argument(
+        "--rope-scaling",
+        metavar="JSON",
+        help='scale the rotary embedding for longer texts, as in a config.json: {"rope_type": '
+        '"yarn", "factor": 4.0} (default: as the model says)',
+    )
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -157,10 +165,16 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "precision": args.precision,
         "kernels": args.kernels,
         "quantization": args.quantization,
+        "rope_scaling": _scaling(args.rope_scaling),
         "model_lib": args.model_lib,
     }
     with naming_flags():
         return EngineConfig.from_mapping(given)
+
+
+def _scaling(text: str | None) -> Mapping[str, object] | None:
+    """Raises `UserError`."""
+    return None if text is None else parse_json_object(text, "--rope-scaling")
 
 
 def completed(config: GenerationConfig, defaults: GenerationConfig) -> GenerationConfig:

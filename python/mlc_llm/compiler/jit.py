@@ -96,7 +96,7 @@ def prepare_weights(
 def _weights(work: _Work, content: str, rebuild: bool) -> Path:
     model, backend = work.model, work.backend
     folder = packed_folder() / weights_key(content, backend)
-    purposes = weights_purposes(content, model.path, backend, model.quantization)
+    purposes = weights_purposes(content, model.path, backend, model.changes)
     _make(folder, INDEX_FILE, purposes, partial(work.pack, content), rebuild)
     return folder
 
@@ -195,7 +195,7 @@ def _named(model: ModelFiles, contents: Sequence[Content]) -> str:
     for (path, stat), content in zip(model.opened, contents, strict=True):
         if content.state != FileState.of(stat):
             raise ModelFileError(f"{path} was changed while it was opened; start again")
-    return model_content((content.hash for content in contents), model.quantization)
+    return model_content((content.hash for content in contents), model.changes)
 
 
 class LibraryNames(NamedTuple):

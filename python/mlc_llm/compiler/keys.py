@@ -35,13 +35,13 @@ def digest(value: object) -> str:
 
 
 def weights_purposes(
-    content: str, model: Path, backend: Backend, quantization: str | None = None
+    content: str, model: Path, backend: Backend, changes: str | None = None
 ) -> tuple[str, str]:
     """The purposes of packed weights. Newer weights replace older ones that share one of the two:
     the same content of the model, or the same path of its file."""
     layout = backend.weights_identity()
-    if quantization is not None:
-        layout = {**layout, "quantization": quantization}
+    if changes is not None:
+        layout = {**layout, "changes": changes}
     same_file = digest({"file": str(model.resolve()), **layout})
     return digest({"content": content, **layout}), same_file
 
@@ -58,10 +58,10 @@ def weights_key(content: str, backend: Backend) -> str:
     return digest({"content": content, **layout})
 
 
-def model_content(hashes: Iterable[str], quantization: str | None = None) -> str:
-    """Name of a model from the hashes of its files, in order, and from what its matrices are
-    quantised to when they are read. Paths do not matter."""
-    return digest([*hashes, *([] if quantization is None else [f"as {quantization}"])])
+def model_content(hashes: Iterable[str], changes: str | None = None) -> str:
+    """Name of a model from the hashes of its files, in order, and from what is changed when they
+    are read (`ModelFiles.changes`). Paths do not matter."""
+    return digest([*hashes, *([] if changes is None else [f"as {changes}"])])
 
 
 def known_weights(model: Path, backend: Backend) -> Path | None:

@@ -32,6 +32,12 @@ class ModelFiles(Protocol):
         ...
 
     @property
+    def changes(self) -> str | None:
+        """What is changed in the files when they are read, as a part of the name of the packed
+        weights; None: nothing."""
+        ...
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         """By GGUF's names, as the plan has them."""
         ...

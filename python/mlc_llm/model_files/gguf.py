@@ -39,6 +39,10 @@ class GGUFModel:
         return None
 
     @property
+    def changes(self) -> str | None:
+        return None
+
+    @property
     def path(self) -> Path:
         return self.file.path
 

@@ -54,6 +54,10 @@ class HuggingFaceModel:
         return None
 
     @property
+    def changes(self) -> str | None:
+        return None
+
+    @property
     def path(self) -> Path:
         return self.folder.path
 

@@ -35,6 +35,10 @@ class MedusaHeads:
         return None
 
     @property
+    def changes(self) -> str | None:
+        return None
+
+    @property
     def tensors(self) -> Mapping[str, Tensor]:
         return self.folder.tensors
 

@@ -65,6 +65,10 @@ class MLCModel:
         return None
 
     @property
+    def changes(self) -> str | None:
+        return None
+
+    @property
     def path(self) -> Path:
         return self.shards.path
 

@@ -119,7 +119,7 @@ class QuantizedView(View):
 
 @dataclass(frozen=True)
 class QuantizedModel:
-    """See `ModelFiles`. `quantization` is a part of the name of its packed weights."""
+    """See `ModelFiles`."""
 
     of: ModelFiles
     quantization: str | None
@@ -140,6 +140,10 @@ class QuantizedModel:
                     check_rows(one, target, quantization)
                     tensors[name] = QuantizedView(one, one.shape, target, importance.get(name))
         return cls(files, quantization, tensors)
+
+    @property
+    def changes(self) -> str | None:
+        return self.quantization
 
     @property
     def path(self) -> Path:

@@ -143,7 +143,8 @@ class ReplicaOpener:
 def _bundle(settings: ModelSettings, config: EngineConfig) -> ModelBundle:
     if is_echo(settings.model):
         return echo_bundle(config.max_single_sequence_length or 0)
-    return open_model(settings.model, quantization=config.quantization)
+    quantization, scaling = config.quantization, config.rope_scaling
+    return open_model(settings.model, quantization=quantization, rope_scaling=scaling)
 
 
 def _admission(

@@ -150,6 +150,11 @@ class EngineConfig:
     """The model's matrices are quantised when they are packed: `q4f16_1`, `q4_0` and others, which
     an error lists. None: they stay as the files have them. A draft model always stays so, and draft
     heads have a field `quantization` in their own config.json."""
+    rope_scaling: Mapping[str, object] | None = None
+    """The rotary embedding is scaled for longer texts, with the fields that config.json has for it:
+    `{"rope_type": "yarn", "factor": 4.0}`; `linear`, `llama3` and `longrope` too. The factor is of
+    `original_max_position_embeddings`, or of what the model's files call its context. None: as the
+    files say. A draft model always stays so."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -275,6 +280,12 @@ def _path(name: str, value: object) -> str:
     return checks.string(name, value, MAX_PATH_CHARS, min_chars=1)
 
 
+def _mapping(name: str, value: object) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InvalidField(name, value, "should be an object, such as {'rope_type': 'yarn'}")
+    return dict(value)
+
+
 def _integer(low: int, high: int = MAX_INT32) -> Callable[[str, object], int]:
     return lambda name, value: checks.integer(name, value, low, high)
 
@@ -317,5 +328,6 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "prompt_precision": _one_of(tuple(PROMPT_PRECISIONS)),
     "kernels": lambda name, value: checks.string(name, value, 32),
     "quantization": lambda name, value: checks.string(name, value, 32),
+    "rope_scaling": _mapping,
     "verbose": checks.boolean,
 }

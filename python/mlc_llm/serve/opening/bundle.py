@@ -31,6 +31,8 @@ SHARD_INDEXES = ("tensor-cache.json", "ndarray-cache.json")
 """One of them is in MLC LLM's folders."""
 
 OnFiles = Callable[[ModelFiles], None]
+RopeScaling = Mapping[str, object]
+"""See `EngineConfig.rope_scaling`."""
 
 
 class ModelInfo(NamedTuple):
@@ -99,11 +101,12 @@ def open_models(
     models: list[ModelInfo],
     on_files: OnFiles | None = None,
     quantization: str | None = None,
+    rope_scaling: RopeScaling | None = None,
     *,
     has_heads: bool = False,
 ) -> list[ModelBundle]:
-    """Open every model; `on_files`: see `open_model`. quantization: of the first model. has_heads:
-    the others are draft heads for it.
+    """Open every model; `on_files`: see `open_model`. quantization, rope_scaling: of the first
+    model. has_heads: the others are draft heads for it.
 
     Raises `ModelNotFound` for a library that is not there, and what `open_model` raises.
     """
@@ -114,7 +117,7 @@ def open_models(
                 "compiled for this machine"
             )
     first, *more = models
-    main = open_model(first.model, on_files, quantization)
+    main = open_model(first.model, on_files, quantization, rope_scaling)
     if has_heads:
         return [main, *(_open_heads(one, main, on_files) for one in more)]
     return [main, *(open_model(one.model, on_files) for one in more)]
@@ -132,7 +135,10 @@ def _open_heads(info: ModelInfo, main: ModelBundle, on_files: OnFiles | None) ->
 
 
 def open_model(
-    model: str | None = None, on_files: OnFiles | None = None, quantization: str | None = None
+    model: str | None = None,
+    on_files: OnFiles | None = None,
+    quantization: str | None = None,
+    rope_scaling: RopeScaling | None = None,
 ) -> ModelBundle:
     """Open a `.gguf` file, a folder with a model, one that has to be fetched, or the default one.
 
@@ -145,6 +151,8 @@ def open_model(
     files: ModelFiles = _open_folder(source.path) if path is None else open_with_head(path)
     if quantization is not None:
         files = _quantized(files, quantization)
+    if rope_scaling is not None:
+        files = _rescaled(files, rope_scaling)
     if on_files is not None:
         on_files(files)
     settings = _settings_of(model, path or source.path)
@@ -156,7 +164,9 @@ def open_model(
         tokenizer=tokenizer,
         chat_template=template or settings.template,
         name=source.name,
-        context_window=_context_window(files, settings),
+        context_window=(
+            _context_window(files, settings) if rope_scaling is None else files.context_window
+        ),
         stop_token_ids=_stop_token_ids(tokenizer, settings, files.stop_token_ids),
         defaults=settings.defaults(with_template=template is None),
         sliding_window=settings.sliding_window,
@@ -169,6 +179,12 @@ def _quantized(files: ModelFiles, quantization: str) -> ModelFiles:
     from mlc_llm.model_files.quantized import QuantizedModel
 
     return QuantizedModel.of_files(files, quantization)
+
+
+def _rescaled(files: ModelFiles, rope_scaling: RopeScaling) -> ModelFiles:
+    from mlc_llm.model_files.rescaled import RescaledModel
+
+    return RescaledModel.of_files(files, rope_scaling)
 
 
 def _open_folder(path: Path) -> ModelFiles:

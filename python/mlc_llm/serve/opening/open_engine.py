@@ -85,7 +85,7 @@ def open_engine(
     bundles = open_models(
         models,
         lambda files: begin_weights(reading, files, memory.free, config.kernels),
-        config.quantization,
+        *(config.quantization, config.rope_scaling),
         has_heads=config.speculative_mode in HEAD_MODES,
     )
     if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one

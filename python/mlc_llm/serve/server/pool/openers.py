@@ -55,9 +55,11 @@ class EngineOpener:
         """Reads the header of the model, no weights."""
         if budget is None or share is None or is_echo(model):
             return Plan(self._config)
-        size = model_size(
-            open_model(model, quantization=self._config.quantization), self._config.kernels
+        config = self._config
+        bundle = open_model(
+            model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
+        size = model_size(bundle, config.kernels)
         try:
             return plan_within(self._config, size, share)
         except UserError:
