@@ -22,7 +22,8 @@ CONTRACTS = {
 """Plain values of `serve` that every layer of it may read."""
 
 GROUND = {"errors", "json_file", "pooling", "precision"}
-CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "tokenizers", "protocol"}
+CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
+CORE |= {"tokenizers", "protocol"}
 BACKENDS = {"backends.base", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
@@ -166,8 +167,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "support",
     },
     "compiler": COMPILER,
-    "runtime": {*GROUND, *BACKENDS, "runtime.batch", "library", "protocol", "support"},
-    "runtime.batch": GROUND,
+    "runtime": {
+        *GROUND,
+        *BACKENDS,
+        *("runtime.batch", "runtime.transfer", "library", "protocol", "support"),
+    },
+    "runtime.batch": {*GROUND, "runtime.transfer"},
+    "runtime.transfer": GROUND,
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},

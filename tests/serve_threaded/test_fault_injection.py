@@ -69,6 +69,7 @@ FAULTS = [
     Fault(InstructionKind.kReloadEngine, "reset", "abort", "abort"),
     Fault(InstructionKind.kReloadEngine, "open", "abort", "abort", FAULT),
     Fault(InstructionKind.kDebugCallFuncOnAllAllWorker, "function", "stop", "stop", FAULT),
+    Fault(InstructionKind.kCallCore, "function", "stop", "stop", FAULT),
 ]
 
 
@@ -104,6 +105,7 @@ def ask(running: Running, one: Fault, function: str) -> Callable[[], None]:
         InstructionKind.kDebugCallFuncOnAllAllWorker: lambda: engine.debug_call_func_on_all_worker(
             function
         ),
+        InstructionKind.kCallCore: lambda: engine.call_core(fault),
     }[one.kind]
 
 

@@ -32,6 +32,7 @@ def test_instruction_kinds() -> None:
         ("kReloadEngine", 3),
         ("kResetEngine", 4),
         ("kDebugCallFuncOnAllAllWorker", 5),
+        ("kCallCore", 6),
     ]
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from mlc_llm.precision import Precision
+from mlc_llm.runtime.transfer import Transfer
 
 DRAFT_PAGES = 4
 """Pages of a windowed sequence beyond its window: drafted tokens that are not trimmed yet."""
@@ -287,6 +288,18 @@ class Runner(Protocol):
 
     def kept_states(self, seq_id: int) -> Sequence[int]:
         """Numbers of tokens behind which an earlier state of the sequence is kept."""
+
+    def export_pages(self, seq_id: int, length: int | None = None) -> Transfer:
+        """A copy of the first `length` tokens of a sequence, for another runner; None: of all. A
+        sequence with a state or a window can be copied whole only.
+
+        Raises `TransferRefused` if this runner has nothing to copy.
+        """
+
+    def import_pages(self, seq_id: int, transfer: Transfer, length: int) -> None:
+        """A new sequence with `length` tokens that another runner has computed, as though they had
+        been computed here. Raises `TransferRefused`, and `RequestError` if pages lack; nothing has
+        changed then."""
 
     def remove_sequence(self, seq_id: int) -> None:
         """Give the sequence's pages back."""

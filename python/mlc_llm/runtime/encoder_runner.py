@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.errors import RequestError
+from mlc_llm.errors import RequestError, TransferRefused
 from mlc_llm.library.encoder_signatures import ENCODE, PROJECT, SCORE
 from mlc_llm.library.metadata import BrokenLibrary, KVGroupInfo
 from mlc_llm.pooling import Pooling
@@ -25,6 +25,7 @@ from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import NOT_FINITE
+from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Table
@@ -119,6 +120,12 @@ class EncoderRunner:
 
     def kept_states(self, seq_id: int) -> Sequence[int]:
         return ()
+
+    def export_pages(self, seq_id: int, length: int | None = None) -> Transfer:
+        raise TransferRefused("nothing of a text is kept")
+
+    def import_pages(self, seq_id: int, transfer: Transfer, length: int) -> None:
+        raise TransferRefused("nothing of a text is kept")
 
     def remove_sequence(self, seq_id: int) -> None:
         self._sequences.remove(seq_id)

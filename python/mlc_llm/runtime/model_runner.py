@@ -21,6 +21,7 @@ from mlc_llm.runtime.batch import (
     Sampled,
     Window,
 )
+from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.gathered import by_row, gathered
@@ -44,7 +45,7 @@ from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
 from mlc_llm.runtime.step_inputs import StepInputs, step_tables
-from mlc_llm.runtime.transfer import Carrier, Transfer
+from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
     import tvm_ffi

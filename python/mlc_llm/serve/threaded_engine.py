@@ -17,6 +17,7 @@ from mlc_llm.errors import EngineDead, MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
@@ -25,7 +26,14 @@ from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
-from mlc_llm.serve.threaded.inbox import Arrival, DebugCall, Instruction, InstructionKind, Payload
+from mlc_llm.serve.threaded.inbox import (
+    Arrival,
+    CoreCall,
+    DebugCall,
+    Instruction,
+    InstructionKind,
+    Payload,
+)
 from mlc_llm.serve.threaded.intake import Intake
 from mlc_llm.serve.threaded.open_requests import OpenRequests
 from mlc_llm.serve.threaded.outbox import Outbox
@@ -178,6 +186,12 @@ class ThreadedEngine(Stoppable):
         """
         kind = InstructionKind.kDebugCallFuncOnAllAllWorker
         self._ask(kind, DebugCall(func_name, func_args))
+
+    def call_core(self, function: Callable[[EngineCore], None]) -> None:
+        """Call a function with the core on the engine's thread, between two steps, and wait for it.
+        It must be quick: nothing is computed meanwhile. Raises what the function raises, and
+        `MLCError` if no model is loaded."""
+        self._ask(InstructionKind.kCallCore, CoreCall(function))
 
     def run_background_loop(self) -> None:
         """The engine's thread runs this. It returns after `exit_background_loop`."""

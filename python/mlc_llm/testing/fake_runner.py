@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import (
     Batch,
@@ -21,6 +23,7 @@ from mlc_llm.runtime.batch import (
     Scoring,
     Window,
 )
+from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.testing.fake_sampling import fake_logits, log_softmax, sample
 
 HIDDEN = 8
@@ -139,6 +142,17 @@ class FakeRunner:
     def kept_states(self, seq_id: int) -> Sequence[int]:
         return ()
 
+    def export_pages(self, seq_id: int, length: int | None = None) -> Transfer:
+        tokens = self.tokens_of(seq_id)[:length]
+        return Transfer("fake", len(tokens), (), (np.array(tokens, np.int32),)).sealed()
+
+    def import_pages(self, seq_id: int, transfer: Transfer, length: int) -> None:
+        transfer.check("fake", length)
+        if self._pages_for(length) > self.free_pages:
+            raise RequestError("no free page for a sequence from elsewhere")
+        self.add_sequence(seq_id)
+        self._append(self.sequences[seq_id], transfer.tensors[0].tolist())
+
     def remove_sequence(self, seq_id: int) -> None:
         for page in self.sequences.pop(seq_id).owned:
             self._pages.drop(page)
@@ -188,11 +202,7 @@ class FakeRunner:
 
     def _run_row(self, row: BatchRow) -> list[Sampled]:
         sequence = self.sequences[row.seq_id]
-        for token in row.token_ids:
-            if sequence.length % self.limits.page_size == 0:
-                sequence.pages.append(self._pages.take())
-            self._pages.tokens[sequence.pages[-1]].append(token)
-            sequence.length += 1
+        self._append(sequence, row.token_ids)
         assert sequence.length <= self.limits.context_window
         tokens = self.tokens_of(row.seq_id)
         first = len(tokens) - len(row.samplings) + 1
@@ -202,6 +212,13 @@ class FakeRunner:
         if len(row.samplings) <= 1:
             self._trim(sequence)
         return scores + [self._sample(*pair) for pair in zip(seen, row.samplings, strict=True)]
+
+    def _append(self, sequence: FakeSequence, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if sequence.length % self.limits.page_size == 0:
+                sequence.pages.append(self._pages.take())
+            self._pages.tokens[sequence.pages[-1]].append(token)
+            sequence.length += 1
 
     def _scores(self, row: BatchRow, tokens: list[int], scoring: Scoring) -> list[Sampled]:
         start = len(tokens) - len(row.token_ids) + scoring.first + 1

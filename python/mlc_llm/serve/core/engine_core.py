@@ -17,6 +17,7 @@ from collections import abc
 
 from mlc_llm.errors import InvalidField, RequestError
 from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
+from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.admission import Admission, Prepared
@@ -184,6 +185,30 @@ class EngineCore:
             outputs = self._collapse(error)
         self._is_torn = False
         return self._given(outputs)
+
+    def export_prefix(self, tokens: abc.Sequence[int], salt: str = "") -> Transfer:
+        """What the prefix cache has of the beginning of a prompt, for `import_prefix` of another
+        engine with the same model. Raises `TransferRefused` if it has not all of it."""
+        assert not self._is_torn, "an operation is half done"
+        return self._scheduler.slots.export(tokens, salt)
+
+    def import_prefix(self, tokens: abc.Sequence[int], transfer: Transfer, salt: str = "") -> None:
+        """Take over what another engine has computed: the next prompt that begins with these tokens
+        finds them in the prefix cache. salt: only prompts with the same one do.
+
+        Raises `TransferRefused` and `RequestError`; then nothing but the cache has changed.
+        """
+        self._mend()
+        running = self._scheduler.num_running
+        self._is_torn = True
+        try:
+            self._scheduler.slots.take_in(tokens, transfer, salt, running)
+        except RequestError:
+            self._is_torn = False
+            raise
+        self._is_torn = False
+        if self.prefix_cache.observer is not None:
+            self.prefix_cache.observer.settled()
 
     def reset(self) -> Outputs:
         """Abort everything; forget all metrics and all that the prefix cache keeps.

@@ -7,6 +7,8 @@ import time
 from collections import abc
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import (
@@ -18,6 +20,7 @@ from mlc_llm.runtime.batch import (
     Sampling,
     Scoring,
 )
+from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import DRAFTERS, EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
@@ -32,6 +35,8 @@ ECHO_LIMITS = {
     "max_single_sequence_length": 4096,
     "prefill_chunk_size": 1024,
 }
+ECHO = "echo"
+"""What its pages belong to."""
 _PAGE_SIZE = 16
 _HIDDEN = 8
 
@@ -114,6 +119,15 @@ class EchoRunner:
         if not sequence.has_drafts:
             sequence.prompt_length = None  # the prefix cache rolls back, for the next prompt
         sequence.has_drafts = False
+
+    def export_pages(self, seq_id: int, length: int | None = None) -> Transfer:
+        tokens = self._sequences[seq_id].tokens[:length]
+        return Transfer(ECHO, len(tokens), (), (np.array(tokens, np.int32),)).sealed()
+
+    def import_pages(self, seq_id: int, transfer: Transfer, length: int) -> None:
+        transfer.check(ECHO, length)
+        self.add_sequence(seq_id)
+        self._sequences[seq_id].tokens = transfer.tensors[0].tolist()
 
     def remove_sequence(self, seq_id: int) -> None:
         del self._sequences[seq_id]

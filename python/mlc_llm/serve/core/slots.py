@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 from collections import abc
 
+from mlc_llm.errors import TransferRefused
 from mlc_llm.runtime.batch import Runner
+from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.prefix_cache import PrefixCache, PrefixMatch
@@ -75,6 +77,40 @@ class Slots:
         self.cache.begin(seq_id, prefix, salt=sequence.request.cache_salt)
         parted = 0 if prefix.divergence is None else prefix.divergence.position
         sequence.progress.begin(seq_id, prefix.length, sequence.known, parted)
+
+    def export(self, tokens: abc.Sequence[int], salt: str) -> Transfer:
+        """What the cache has of these tokens, for another engine. Raises `TransferRefused` if it
+        has not all of them."""
+        self._check_portable()
+        found = self.cache.lookup([*tokens, 0], salt=salt)
+        if found.source is None or found.length < len(tokens):
+            raise TransferRefused("the prefix cache does not have all of these tokens")
+        return self._runner.export_pages(found.source, len(tokens))
+
+    def take_in(self, tokens: abc.Sequence[int], transfer: Transfer, salt: str, spare: int) -> None:
+        """Keep what another engine has computed, as though a sequence had ended here. spare: pages
+        to leave free. Raises `TransferRefused`, `RequestError`."""
+        self._check_portable()
+        if self.cache.lookup([*tokens, 0], salt=salt).length == len(tokens):
+            return  # it is here already
+        needed = -(-len(tokens) // self._runner.limits.page_size) + spare
+        while not self._free_ids or needed > self._runner.free_pages:
+            if not self.cache.evict():
+                raise TransferRefused("there is no room for pages from elsewhere")
+        seq_id = heapq.heappop(self._free_ids)
+        try:
+            self._runner.import_pages(seq_id, transfer, len(tokens))
+        except BaseException:
+            heapq.heappush(self._free_ids, seq_id)
+            raise
+        self.cache.begin(seq_id, PrefixMatch(), salt=salt)
+        self.cache.extend(seq_id, tokens)
+        self.cache.finish(seq_id)
+
+    def _check_portable(self) -> None:
+        if self._runner.limits.only_whole or not self.cache.is_enabled:
+            raise TransferRefused("models with windows or states, and engines without a prefix "
+                                  "cache, take over no prompts of other engines")  # fmt: skip
 
     def states_to_keep(self, sequence: Sequence, count: int) -> tuple[int, ...]:
         """Behind how many tokens the next `count` tokens leave a state that others may go on from:

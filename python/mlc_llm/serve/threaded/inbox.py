@@ -12,6 +12,7 @@ from typing import NamedTuple
 from mlc_llm.errors import EngineDead, MLCError
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Prepared
+from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded.open_requests import OpenRequest
 
@@ -25,6 +26,7 @@ class InstructionKind(IntEnum):
     kReloadEngine = 3
     kResetEngine = 4
     kDebugCallFuncOnAllAllWorker = 5
+    kCallCore = 6
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ class DebugCall(NamedTuple):
     argument: str | None
 
 
-Payload = Arrival | OpenRequest | EngineConfig | DebugCall | None
+class CoreCall(NamedTuple):
+    """What to do with the core, between two steps."""
+
+    function: Callable[[EngineCore], None]
+
+
+Payload = Arrival | OpenRequest | EngineConfig | DebugCall | CoreCall | None
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Instruction:
     kind: InstructionKind
     payload: Payload = None
     """By kind: `Arrival` to add; `OpenRequest` to abort, or None for an id that is not open;
-    `EngineConfig` to reload; `DebugCall` to call a function; None to unload and to reset."""
+    `EngineConfig` to reload; `DebugCall` to call a function; `CoreCall` to
+    use the core; None to unload and to reset."""
     done: Future[None] | None = None
     """Set when a caller waits for this instruction: it gets the end or the error."""
 

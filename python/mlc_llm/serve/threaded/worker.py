@@ -18,7 +18,7 @@ from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
-from mlc_llm.serve.threaded.inbox import Arrival, DebugCall, Instruction, InstructionKind
+from mlc_llm.serve.threaded.inbox import Arrival, CoreCall, DebugCall, Instruction, InstructionKind
 from mlc_llm.serve.threaded.open_requests import OpenRequest, OpenRequests
 from mlc_llm.serve.threaded.outbox import Outbox, Outputs
 
@@ -122,6 +122,10 @@ class Worker:
                 self._reload(config)
             case DebugCall() as call:
                 self._debug_call(call)
+            case CoreCall() as use:
+                if self.loaded is None:
+                    raise MLCError(self.why_not_loaded)
+                use.function(self.loaded.core)
             case None if instruction.kind is InstructionKind.kUnloadEngine:
                 self._unload()
             case None if instruction.kind is InstructionKind.kResetEngine:
