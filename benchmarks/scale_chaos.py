@@ -20,6 +20,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -33,6 +34,8 @@ from scale_app import Served, application
 LONGEST_S = 600.0
 """A request that has not ended then is lost."""
 LINE_BYTES = 1 << 20
+NAMES = r"chatcmpl-\w+"
+"""Of requests: errors are counted without them."""
 RESENT = b"goes to another replica"
 """In the log, for each time."""
 WORDS = tuple("one two three four five six seven eight nine ten red green blue".split())  # noqa: SIM905
@@ -75,7 +78,7 @@ class Answer:
     def wrong(self, true: Answer | None) -> str | None:
         """What is wrong with it; None: it is whole. true: the undisturbed one."""
         if self.error is not None:
-            return f"error: {self.error[:80]}"
+            return f"error: {re.sub(NAMES, '...', self.error)[:120]}"
         if (len(self.ends), len(self.usages), self.done) != (1, 1, 1):
             return f"{len(self.ends)} ends, {len(self.usages)} usages, {self.done} [DONE]"
         if true is not None and (self.text, self.usages) != (true.text, true.usages):
@@ -237,7 +240,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--prompts", type=int, default=64, help="different ones")
     parser.add_argument("--tokens", type=int, default=400, help="of an answer, at most")
-    parser.add_argument("--attempts", type=int, default=10)
+    parser.add_argument("--attempts", type=int, default=100)
     parser.add_argument("--grown", type=float, default=0.0, help="age of a replica to kill, in s")
     parser.add_argument("--log", type=Path, help="for the output of the application")
     args = parser.parse_args()

@@ -56,7 +56,8 @@ class Application:
                 parents = (place / "environ").read_bytes()
             except OSError:
                 continue
-            if words.startswith(b"ray::ServeReplica:llm:echo") and self._mark in parents:
+            is_own = words.startswith(b"ray::ServeReplica:llm:echo") and b"-prefill" not in words
+            if is_own and self._mark in parents:
                 found.append(int(place.name))
         return found
 
@@ -71,7 +72,9 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     model = {"name": "echo", "model": "mock://echo", "replicas": 2, "num_cpus": 0.3}
-    args = {"models": [{**model, "resume": "replica", "drain_s": 5}]}
+    args = {
+        "models": [{**model, "resume": "replica", "drain_s": 5, "prefill": {"min_tokens": 1500}}]
+    }
     file = tmp_path_factory.mktemp("ray") / "app.yaml"
     entry = {"name": "llm", "import_path": "mlc_llm.ray:build_app", "args": args}
     http = {"host": "127.0.0.1", "port": port}
@@ -144,6 +147,22 @@ def _cached(app: Application, text: str) -> int:
     found = app.client.completions.create(model="echo", prompt=text, max_tokens=1)
     assert found.usage is not None and found.usage.prompt_tokens_details is not None
     return found.usage.prompt_tokens_details.cached_tokens or 0
+
+
+def test_long_prompts_are_computed_elsewhere_while_replicas_are_busy(app: Application) -> None:
+    """Its pages come through Ray's store, so its replica finds all but the last token."""
+    streams = [app.stream("a" * 3000) for _ in range(4)]
+    for number in range(20):
+        found = app.client.completions.create(
+            model="echo", prompt=f"{number} " + "long " * 320, max_tokens=30
+        )
+        assert found.choices[0].text == (f"{number} " + "long " * 320)[:30]
+        if found.usage.prompt_tokens_details.cached_tokens == found.usage.prompt_tokens - 1:
+            break
+    else:
+        raise AssertionError(found.usage)
+    for one in streams:
+        one.close()
 
 
 def test_a_client_that_goes_frees_its_replica(app: Application) -> None:

@@ -54,6 +54,18 @@ def test_a_wrong_field_is_named(args: Any, words: str) -> None:
         AppSettings.of(args)
 
 
+def test_prefill_replicas_have_a_name_of_their_own() -> None:
+    model = {**MODEL, "prefill": {"min_tokens": 100}}
+    found = AppSettings.of({"models": [model]}).models[0].prefill
+    assert found is not None and (found.replicas, found.min_tokens) == (1, 100)
+    with pytest.raises(InvalidField, match="chat-prefill"):
+        AppSettings.of({"models": [model, {**MODEL, "name": "chat-prefill"}]})
+    with pytest.raises(InvalidField, match=r"models\[0\]\.prefill\.min_tokens"):
+        AppSettings.of({"models": [{**MODEL, "prefill": {"min_tokens": 1}}]})
+    with pytest.raises(InvalidField, match="6"):
+        check_resources(AppSettings.of({"models": [{**model, "num_cpus": 3}]}), [{"CPU": 5.0}])
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

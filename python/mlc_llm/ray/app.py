@@ -16,12 +16,13 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from mlc_llm.ray.client import ReplicaOpener, Replicas
-from mlc_llm.ray.remote_engine import Asker, Outputs, ReplicaLost, Sender
+from mlc_llm.ray.handles import HandleReplicas
+from mlc_llm.ray.raw_engine import Outputs
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.resources import INGRESS_CPUS
 from mlc_llm.ray.scaling import QUEUED_TOKENS
 from mlc_llm.ray.settings import AppSettings, ModelSettings
-from mlc_llm.ray.wire import STATS, ReplicaFacts, ReplicaStats, WireRequest
+from mlc_llm.ray.wire import STATS, ReplicaStats, WireRequest
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
 from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.calls.context import ServerContext
@@ -30,9 +31,6 @@ from mlc_llm.serve.server.limits.tenants import Keyring, read_keys
 from mlc_llm.serve.server.pool.registry import ModelRegistry
 from mlc_llm.serve.server.pool.slot import ModelSlot
 
-FACTS_S = 600.0
-METRICS_S = 3.0
-"""For all replicas together."""
 MOST_ONGOING = 4096
 """Requests that one replica or one ingress may have. The server's own limits are smaller."""
 USUAL_ANSWERS = 128
@@ -55,6 +53,20 @@ class Replica(ModelReplica):
         await asyncio.to_thread(ModelReplica.__init__, self, settings, config)
         await self.probe()
 
+    async def put_prefill(self, wire: WireRequest) -> list[Any]:
+        """The place of a `prefill` in Ray's store of objects. (Alone in a list it stays a place,
+        and the ingress never gets the pages.)"""
+        return [ray.put(await self.prefill(wire))]
+
+    async def generate_from(self, wire: WireRequest, place: list[Any]) -> AsyncIterator[Outputs]:
+        """`generate`, with the prompt of `put_prefill`. If that is lost, it is computed here."""
+        try:
+            await self.take_in(wire, await place[0])
+        except ray.exceptions.RayError as error:
+            _log.warning("request %s: its prompt is lost: %s", wire.request_id, error)
+        async for outputs in self.generate(wire):
+            yield outputs
+
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Ray gives them to the autoscaler."""
         return {QUEUED_TOKENS: float(self.waiting_tokens)}
@@ -66,49 +78,6 @@ class Replica(ModelReplica):
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
             self.close()
-
-
-class HandleReplicas:
-    """The replicas behind a handle. See `Replicas`."""
-
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        self._streams = handle.options(stream=True)
-        self._handle = handle
-
-    @property
-    def send(self) -> Sender:
-        return self._send
-
-    @property
-    def ask(self) -> Asker:
-        return self._ask
-
-    def facts(self) -> ReplicaFacts:
-        """Waits until a replica is ready."""
-        found = self._handle.facts.remote().result(timeout_s=FACTS_S)
-        assert isinstance(found, ReplicaFacts)
-        return found
-
-    async def _send(self, wire: WireRequest) -> AsyncIterator[Outputs]:
-        response = self._streams.generate.remote(wire)
-        is_over = False
-        try:
-            async for outputs in response:
-                yield outputs
-            is_over = True
-        except ray.exceptions.RayError as error:
-            if isinstance(error, ray.exceptions.RayTaskError):
-                is_over = True  # the replica lives and has answered with an error
-                raise
-            raise ReplicaLost(f"the replica is gone: {type(error).__name__}") from error
-        finally:
-            if not is_over:
-                response.cancel()
-
-    async def _ask(self) -> list[Mapping[str, object]]:
-        answers = self._handle.broadcast("metrics")
-        found = await answers.results_async(timeout_s=METRICS_S, return_exceptions=True)
-        return [one for one in found if not isinstance(one, BaseException)]
 
 
 @serve.ingress()
@@ -124,7 +93,10 @@ class Ingress:
         loop = asyncio.get_running_loop()
         settings = self._settings
         replicas: dict[str | None, Replicas] = {
-            name: HandleReplicas(one) for name, one in self._handles.items()
+            one.name: HandleReplicas(
+                self._handles[one.name], one, self._handles.get(one.prefill_name)
+            )
+            for one in settings.models
         }
         models: dict[str | None, ModelSettings] = {one.name: one for one in settings.models}
         registry = ModelRegistry(
@@ -148,7 +120,11 @@ def build_app(args: Mapping[str, object]) -> serve.Application:
     """The application of these `args`, for `serve run` and `serve deploy`. Raises `UserError` for
     what they cannot have."""
     settings = AppSettings.of(args)
-    handles = {one.name: _deployment(one) for one in settings.models}
+    handles = {one.name: _deployment(one, one.name) for one in settings.models}
+    for one in settings.models:
+        if one.prefill is not None:
+            alone = replace(one, replicas=one.prefill.replicas, autoscaling=None)
+            handles[one.prefill_name] = _deployment(alone, one.prefill_name)
     ingress = serve.deployment(Ingress).options(
         name="ingress",
         num_replicas=settings.ingresses,
@@ -184,9 +160,9 @@ def _number(model: ModelSettings) -> dict[str, Any]:
     return {"autoscaling_config": config}
 
 
-def _deployment(model: ModelSettings) -> serve.Application:
+def _deployment(model: ModelSettings, name: str) -> serve.Application:
     deployment = serve.deployment(Replica).options(
-        name=model.name,
+        name=name,
         **_number(model),
         max_ongoing_requests=MOST_ONGOING,
         graceful_shutdown_timeout_s=model.drain_s,

@@ -50,6 +50,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
         self._choice: PrefixChoice[str] = PrefixChoice()
         self._subscriber = EventSubscriber(self._told)
         self._followed: dict[str, ReplicaStats] = {}
+        self._dead: set[str] = set()
+        """Replicas that have died, while Ray's controller still names them."""
         self._sent: dict[str, tuple[str, int]] = {}
         """By request: the replica, and the prompt tokens that it has to compute."""
 
@@ -58,7 +60,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """See `RequestRouter`."""
+        """See `RequestRouter`. With an empty list Ray asks again a little later."""
+        dead = self._dead
+        candidate_replicas = [
+            one for one in candidate_replicas if _name(one.replica_id) not in dead
+        ]
         if not candidate_replicas:
             return []
         by_name = {_name(one.replica_id): one for one in candidate_replicas}
@@ -71,6 +77,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
         first = by_name[found[0]]
         others = [one for one in candidate_replicas if one is not first]
         return [[first], others] if others else [[first]]
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """See `RequestRouter`. Ray forgets it here too, and takes it back with the next list of the
+        controller, which may not know of the death for seconds: whatever is sent there is lost."""
+        self._dead.add(_name(replica_id))
+        super().on_replica_actor_died(replica_id)
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult

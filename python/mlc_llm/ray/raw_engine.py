@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.request import Request
@@ -16,6 +18,7 @@ from mlc_llm.serve.threaded.loops import LoopThreads
 from mlc_llm.serve.threaded.work_loop import Progress
 from mlc_llm.serve.threaded_engine import ThreadedEngine
 
+FoundT = TypeVar("FoundT")
 Outputs = list[RequestStreamOutput]
 
 
@@ -81,6 +84,12 @@ class RawEngine:
                 self._readers.pop(name, None)
             if not is_over:
                 self._engine.abort_request(name)
+
+    async def call_core(self, function: Callable[[EngineCore], FoundT]) -> FoundT:
+        """What the function makes of the core, between two steps. Raises what it raises."""
+        found: list[FoundT] = []
+        await asyncio.to_thread(self._engine.call_core, lambda core: found.append(function(core)))
+        return found[0]
 
     def terminate(self) -> None:
         """Abort everything and end the threads."""

@@ -8,15 +8,18 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import cast
 
 from mlc_llm import __version__
+from mlc_llm.errors import RequestError
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.prefix_choice import USUAL_SPEED
 from mlc_llm.ray.raw_engine import Outputs, RawEngine
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts, ReplicaStats, WireRequest, WrongReplica
+from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.chat_model import chat_model_of
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import TokenData
@@ -62,13 +65,7 @@ class ModelReplica:
 
         Raises `WrongReplica`.
         """
-        if wire.version != __version__:
-            words = f"made by version {wire.version}, and this replica has {__version__}"
-            raise WrongReplica(f"{wire.request_id}: {words}")
-        own = self._load.fingerprint
-        if wire.fingerprint != own:
-            words = f"{wire.request_id}: made for {wire.fingerprint}, and this replica has {own}"
-            raise WrongReplica(words)
+        self._check(wire)
         request = wire.request(self._load.load_id)
         self._waiting[wire.request_id] = len(wire.token_ids)
         stream = self._engine.stream(request)
@@ -79,6 +76,34 @@ class ModelReplica:
         finally:
             self._waiting.pop(wire.request_id, None)
             await stream.aclose()
+
+    async def prefill(self, wire: WireRequest) -> Transfer:
+        """Compute all tokens of the prompt but the last, for `take_in` of another replica. Raises
+        `WrongReplica`, and `RequestError` if that fails."""
+        self._check(wire)
+        config = json.dumps({**json.loads(wire.config), "max_tokens": 1, "n": 1})
+        request = replace(wire, config=config).request(self._load.load_id)
+        async for outputs in self._engine.stream(request):
+            errors = [one.error for one in outputs if one.error]
+            if errors:
+                raise RequestError(f"the prompt was not computed: {errors[0]}")
+        tokens = wire.token_ids[:-1]
+        return await self._engine.call_core(
+            lambda core: core.export_prefix(tokens, wire.cache_salt)
+        )
+
+    async def take_in(self, wire: WireRequest, transfer: Transfer) -> bool:
+        """Take over what another replica has computed of the prompt. False: it was refused, and the
+        prompt is computed here."""
+        tokens = wire.token_ids[:-1]
+        try:
+            await self._engine.call_core(
+                lambda core: core.import_prefix(tokens, transfer, wire.cache_salt)
+            )
+        except RequestError as error:
+            _log.warning("request %s: its prompt is computed here: %s", wire.request_id, error)
+            return False
+        return True
 
     async def metrics(self) -> Mapping[str, object]:
         """The engine's numbers. Raises `RuntimeError` if it does not give them."""
@@ -103,6 +128,16 @@ class ModelReplica:
             return ReplicaStats(self._speed())
         publisher = ledger.publisher
         return ReplicaStats(self._speed(), publisher.endpoint, publisher.replay_endpoint)
+
+    def _check(self, wire: WireRequest) -> None:
+        """Raises `WrongReplica`."""
+        if wire.version != __version__:
+            words = f"made by version {wire.version}, and this replica has {__version__}"
+            raise WrongReplica(f"{wire.request_id}: {words}")
+        own = self._load.fingerprint
+        if wire.fingerprint != own:
+            words = f"{wire.request_id}: made for {wire.fingerprint}, and this replica has {own}"
+            raise WrongReplica(words)
 
     def _speed(self) -> float:
         """Prompt tokens a second so far, rounded so that it seldom changes."""

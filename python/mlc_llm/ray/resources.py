@@ -22,6 +22,8 @@ def check_resources(settings: AppSettings, nodes: Sequence[Mapping[str, float]])
                 words = f"the largest node has {max(there, default=0.0):g}; take less"
                 raise InvalidField(f"models[{number}].{name}", wanted, words)
             fewest = model.replicas if model.autoscaling is None else model.autoscaling.min_replicas
+            if model.prefill is not None:
+                fewest += model.prefill.replicas
             needed += fewest * wanted
         if needed > sum(there):
             words = f"all nodes together have {sum(there):g}; take less, or add nodes"

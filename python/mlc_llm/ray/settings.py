@@ -34,6 +34,23 @@ class Autoscaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prefill:
+    """Replicas that compute long prompts for the others while these are busy with answers."""
+
+    replicas: int = 1
+    min_tokens: int = 2048
+    """Shorter prompts stay where their answer is computed."""
+    busy_answers: int = 1
+    """Answers for each replica of the model, from which on it counts as busy."""
+
+    def check(self, place: str) -> None:
+        """Raises `InvalidField`."""
+        checks.integer(f"{place}.replicas", self.replicas, 1, MOST_REPLICAS)
+        checks.integer(f"{place}.min_tokens", self.min_tokens, 2, checks.MAX_INT32)
+        checks.integer(f"{place}.busy_answers", self.busy_answers, 0, checks.MAX_INT32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """A model, and its replicas."""
 
@@ -47,6 +64,8 @@ class ModelSettings:
     replicas: int = 1
     autoscaling: Autoscaling | None = None
     """None: always `replicas`."""
+    prefill: Prefill | None = None
+    """None: each replica computes the prompts of its answers."""
     num_cpus: float = 1
     """Of each replica. Its threads are as many, at least 1."""
     num_gpus: float = 0
@@ -72,11 +91,16 @@ class ModelSettings:
         checks.number(f"{place}.num_gpus", self.num_gpus, 0, 64)
         checks.one_of(f"{place}.routing", self.routing, ROUTINGS)
         checks.one_of(f"{place}.resume", self.resume, RESUME)
-        checks.integer(f"{place}.attempts", self.attempts, 1, 10)
+        checks.integer(f"{place}.attempts", self.attempts, 1, 1000)
         checks.number(f"{place}.drain_s", self.drain_s, 0, 86_400)
         if self.engine.kv_events is not None:
             words = "replicas publish by themselves, at addresses of their own; leave it out"
             raise InvalidField(f"{place}.engine_config.kv_events", "given", words)
+
+    @property
+    def prefill_name(self) -> str:
+        """Of the deployment that computes its long prompts."""
+        return f"{self.name}-prefill"
 
     @property
     def most_replicas(self) -> int:
@@ -111,6 +135,7 @@ class AppSettings:
         for number, one in enumerate(self.models):
             one.check(f"models[{number}]")
         names = [one.name for one in self.models]
+        names += [one.prefill_name for one in self.models if one.prefill is not None]
         for name in names:
             if names.count(name) > 1:
                 raise InvalidField("models", name, "two models have this name")
@@ -144,11 +169,16 @@ def _model(place: str, value: object) -> ModelSettings:
         own = f"{place}.autoscaling"
         values["autoscaling"] = _made(Autoscaling, own, _object(own, scaling))
         values["autoscaling"].check(own)
+    prefill = values.get("prefill")
+    if prefill is not None:
+        own = f"{place}.prefill"
+        values["prefill"] = _made(Prefill, own, _object(own, prefill))
+        values["prefill"].check(own)
     config = _object(f"{place}.engine_config", values.get("engine_config", {}))
     return _made(ModelSettings, place, {**values, "engine_config": dict(config)})
 
 
-MadeT = TypeVar("MadeT", AppSettings, ModelSettings, Autoscaling)
+MadeT = TypeVar("MadeT", AppSettings, ModelSettings, Autoscaling, Prefill)
 
 
 def _made(kind: type[MadeT], place: str, values: Mapping[str, Any]) -> MadeT:
