@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -103,6 +104,31 @@ def test_several_choices_go_on(replicas: list[ModelReplica]) -> None:
         texts, ends = await Ingress(local, resume="replica").ask(PROMPT, n=3)
         assert texts == [TEXT] * 3
         assert ends == ["stop"] * 3 + [3 * len(PROMPT)]
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    ("clients", "kills"), [(16, 100), pytest.param(64, 2000, marks=pytest.mark.slow)]
+)
+def test_chaos_is_not_seen(replicas: list[ModelReplica], clients: int, kills: int) -> None:
+    """Deaths at random moments: each client has its whole text, and one usage."""
+
+    async def work() -> None:
+        chance, local = random.Random(3), Local(replicas)
+        deaths = [chance.randrange(len(PROMPT)) for _ in range(kills)]
+        local.kill_after = list(deaths)
+        ingress = Ingress(local, resume="replica", attempts=1000)
+        prompts = [[*PROMPT, 33 + number] for number in range(clients)]
+        found = await asyncio.gather(*map(ingress.ask, prompts))
+        for prompt, answer in zip(prompts, found, strict=True):
+            assert answer == ([bytes(prompt).decode()], ["stop", len(prompt)])
+        assert not local.kill_after and len(local.sent) == len(deaths) + len(prompts)
+        assert not ingress.client._engine._sent  # type: ignore[attr-defined]
+        for one in replicas:
+            while not one._load.core.is_idle:
+                await asyncio.sleep(0.001)
+            one._load.core.check_integrity()
 
     run(work)
 
