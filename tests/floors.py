@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tokenizers": GROUND,
     "support": GROUND,
     "loader": GROUND,
+    "images": GROUND,
     "kernels": KERNELS,
     "kernels.arguments": set(),
     "kernels.heads": set(),

@@ -1,0 +1,133 @@
+"""Decodes one image. `decoder.py` does it in a process of its own, behind pipes.
+
+Decoders are C code that reads bytes of strangers, and a small file may ask for much memory. So the
+process that runs this file decodes one image, has little memory and time, and can open and write no
+file. It imports only Pillow and the standard library.
+
+In: a line of JSON (`Task`), then the bytes of the image. Out: a line of JSON, {"error": ...} or
+{"width": ..., "height": ...}; behind the second one 3 bytes for each pixel of the asked size, row
+by row.
+"""
+
+from __future__ import annotations
+
+import copy  # noqa: F401 - Pillow imports it late, when no file can be opened any more
+import io
+import json
+import signal
+import sys
+from typing import IO, TypedDict
+
+from PIL import Image, ImageOps
+
+try:
+    import resource
+except ImportError:  # not a POSIX system: there, only time limits the process
+    resource = None  # type: ignore[assignment]
+
+FORMATS = {
+    "image/png": "PNG",
+    "image/jpeg": "JPEG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/bmp": "BMP",
+}
+"""Media types -> their names in Pillow. Of an animation, the first picture counts."""
+
+
+class Task(TypedDict):
+    """What to make of the bytes."""
+
+    media_type: str | None
+    """What the sender says of the bytes. None: nothing."""
+    max_pixels: int
+    width: int
+    """Of the result. 0, with `height`: the image keeps its size."""
+    height: int
+    resample: int
+    """As in Pillow: 0 nearest, 1 Lanczos, 2 bilinear, 3 bicubic, 4 box, 5 Hamming."""
+    memory: int
+    """Bytes of address space of the process."""
+    seconds: float
+
+
+class Refused(Exception):
+    """The image is not accepted. The words continue "an image that"."""
+
+
+def serve(task_and_image: IO[bytes], answer: IO[bytes]) -> None:
+    """All that the process does."""
+    task: Task = json.loads(task_and_image.readline())
+    image = task_and_image.read()
+    Image.init()  # imports all decoders, while files can be opened
+    _limit(task)
+    try:
+        width, height, pixels = decode(image, task)
+    except Exception as error:
+        _write(answer, {"error": _words(error)})
+    else:
+        _write(answer, {"width": width, "height": height})
+        answer.write(pixels)
+    answer.flush()
+
+
+def decode(image: bytes, task: Task) -> tuple[int, int, bytes]:
+    """(width, height, RGB bytes). Upright, without transparency. Raises `Refused`, and whatever
+    Pillow raises for broken bytes."""
+    Image.MAX_IMAGE_PIXELS = None  # `_check` counts them
+    with Image.open(io.BytesIO(image), formats=list(FORMATS.values())) as opened:
+        _check(opened, task)
+        rgb = ImageOps.exif_transpose(opened).convert("RGB")
+    if task["width"]:
+        rgb = rgb.resize((task["width"], task["height"]), Image.Resampling(task["resample"]))
+    return rgb.width, rgb.height, rgb.tobytes()
+
+
+def _check(opened: Image.Image, task: Task) -> None:
+    """Before anything is decoded."""
+    said = task["media_type"]
+    if said is not None and FORMATS.get(said) != opened.format:
+        raise Refused(f"is said to be {said} and is {opened.format}")
+    if not opened.width * opened.height:
+        raise Refused(f"has no pixels ({opened.width} x {opened.height})")
+    if opened.width * opened.height > task["max_pixels"]:
+        words = f"has {opened.width} x {opened.height} pixels"
+        raise Refused(f"{words}, more than {task['max_pixels']}")
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, Refused):
+        return str(error)
+    if isinstance(error, Image.UnidentifiedImageError):
+        return f"is none of {', '.join(FORMATS.values())}, or is broken at its beginning"
+    if isinstance(error, MemoryError):
+        return "needs too much memory to decode"
+    return f"is broken: {type(error).__name__}: {error}"[:300]
+
+
+def _write(answer: IO[bytes], message: object) -> None:
+    answer.write(json.dumps(message).encode("ascii") + b"\n")
+
+
+def _limit(task: Task) -> None:
+    """From here on the process can do nothing but compute, and not for long."""
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_REAL, task["seconds"])
+    if resource is None:
+        return
+    _lower(resource.RLIMIT_AS, task["memory"])
+    _lower(resource.RLIMIT_CPU, int(task["seconds"]) + 1)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_NOFILE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(which: int, most: int) -> None:
+    _, hard = resource.getrlimit(which)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(which, (most, most))
+
+
+if __name__ == "__main__":
+    serve(sys.stdin.buffer, sys.stdout.buffer)
