@@ -16,9 +16,10 @@ import io
 import json
 import signal
 import sys
-from typing import IO, TypedDict
+from typing import IO, TYPE_CHECKING, TypedDict
 
-from PIL import Image, ImageOps
+if TYPE_CHECKING:
+    from PIL import Image
 
 try:
     import resource
@@ -57,6 +58,8 @@ class Refused(Exception):
 
 def serve(task_and_image: IO[bytes], answer: IO[bytes]) -> None:
     """All that the process does."""
+    from PIL import Image
+
     task: Task = json.loads(task_and_image.readline())
     image = task_and_image.read()
     Image.init()  # imports all decoders, while files can be opened
@@ -74,6 +77,8 @@ def serve(task_and_image: IO[bytes], answer: IO[bytes]) -> None:
 def decode(image: bytes, task: Task) -> tuple[int, int, bytes]:
     """(width, height, RGB bytes). Upright, without transparency. Raises `Refused`, and whatever
     Pillow raises for broken bytes."""
+    from PIL import Image, ImageOps
+
     Image.MAX_IMAGE_PIXELS = None  # `_check` counts them
     with Image.open(io.BytesIO(image), formats=list(FORMATS.values())) as opened:
         _check(opened, task)
@@ -96,6 +101,8 @@ def _check(opened: Image.Image, task: Task) -> None:
 
 
 def _words(error: Exception) -> str:
+    from PIL import Image
+
     if isinstance(error, Refused):
         return str(error)
     if isinstance(error, Image.UnidentifiedImageError):
