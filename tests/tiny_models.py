@@ -17,7 +17,14 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Window
+from mlc_llm.runtime.batch import (
+    NO_ADAPTERS,
+    AdapterLimits,
+    Batch,
+    BatchRow,
+    Sampled,
+    Window,
+)
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import DEFAULT_KINDS, TinyShape, write_tiny_model
 
@@ -70,11 +77,19 @@ class TinyModels:
         return path
 
     def library(
-        self, name: str, kernels: str, *, precision: Precision = "exact", windowed: bool = False
+        self,
+        name: str,
+        kernels: str,
+        *,
+        precision: Precision = "exact",
+        windowed: bool = False,
+        adapted: bool = False,
     ) -> Path:
         """Folder of the compiled library. precision: what it is for, if there are such kernels.
-        windowed: for a sliding window."""
+        windowed: for a sliding window. adapted: for LoRA adapters."""
         _, plan = self._planned(name)
+        if adapted:
+            plan = plan.with_adapters()
         if windowed:
             plan = replace(plan, spec=plan.spec.with_sink_queries())
         backend = backend_of(kernels)
@@ -108,10 +123,17 @@ class TinyModels:
         window: Window | None = None,
         precision: Precision = "exact",
         context_window: int = 512,
+        adapters: AdapterLimits = NO_ADAPTERS,
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
         return ModelRunner(
-            self.library(name, kernels, precision=precision, windowed=window is not None),
+            self.library(
+                name,
+                kernels,
+                precision=precision,
+                windowed=window is not None,
+                adapted=bool(adapters.slots),
+            ),
             self.weights(name, kernels),
             num_pages=num_pages,
             max_num_sequence=4,
@@ -119,6 +141,7 @@ class TinyModels:
             context_window=context_window,
             window=window,
             precision=precision,
+            adapters=adapters,
         )
 
 

@@ -67,7 +67,25 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_system_and_model(engine: Any, opened: Any) -> None:
     assert main(["generate", "Hi", "--system", "Be brief.", "--model", "m.gguf"]) == 0
     assert engine.prompt() == "s:Be brief.\nu:Hi\n"
-    assert opened == [("m.gguf", "auto", EngineConfig(mode="interactive"))]
+    assert opened == [("m.gguf", "auto", EngineConfig(mode="interactive"), "")]
+
+
+def test_the_only_adapter_is_used(opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hi", "--adapter", "a=x=y"]) == 0
+    assert opened == [(None, "auto", _adapted({"a": "x=y"}), "a")]
+    for flags, said in {
+        ("--adapter", "a"): "--adapter a: should be NAME=PATH",
+        ("--adapter", "=a"): "--adapter =a: should be NAME=PATH",
+        ("--adapter", "a=x", "--adapter", "a=y"): "--adapter a=y: another one has this name",
+        ("--adapter", "a=x", "--adapter", "b=y"): "--adapter: this command takes one adapter",
+        ("--url", "http://x", "--adapter", "a=x"): "--adapter cannot be used with --url",
+    }.items():
+        assert main(["generate", "Hi", *flags]) == 2
+        assert said in capsys.readouterr().err
+
+
+def _adapted(adapters: dict[str, str]) -> EngineConfig:
+    return EngineConfig(mode="interactive", adapters=adapters)
 
 
 def test_engine_flags_reach_the_engine(opened: Any) -> None:

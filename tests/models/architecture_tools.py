@@ -19,7 +19,7 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.huggingface import plan_folder
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
+from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, Batch, BatchRow, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 
@@ -52,8 +52,10 @@ def runner_of_plan(
     num_pages: int = 24,
     *,
     context_window: int = 512,
+    adapters: AdapterLimits = NO_ADAPTERS,
 ) -> ModelRunner:
     """A runner of a planned model, compiled into `folder`."""
+    plan = plan.with_adapters() if adapters.slots else plan
     backend = choose_backend() if kernels is None else backend_of(kernels)
     library, weights = (folder / f"{backend.name}-{part}" for part in ("library", "weights"))
     if not library.exists():
@@ -64,7 +66,7 @@ def runner_of_plan(
     return ModelRunner(
         library, weights,
         num_pages=num_pages, max_num_sequence=4, max_batch_tokens=64,
-        context_window=context_window,
+        context_window=context_window, adapters=adapters,
     )  # fmt: skip
 
 

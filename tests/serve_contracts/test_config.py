@@ -29,6 +29,8 @@ INTEGERS = {
     "spec_draft_length": (0, 16),
     "spec_tree_width": (1, 1),
     "prefix_cache_max_num_recycling_seqs": (-1, 2**31 - 1),
+    "max_adapters": (0, 1024),
+    "max_adapter_rank": (1, 1024),
 }
 WRONG = [-2, 2**31, 2**63, 10**5000, math.nan, math.inf, 1.0, "1", True, [1], {}]
 
@@ -49,6 +51,23 @@ def test_an_integer_takes_its_range_and_nothing_else(field: str) -> None:
         with pytest.raises(InvalidField) as caught:
             EngineConfig(**{field: value}, speculative_mode=mode)
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a", ["a"], {"a": 1}, {1: "a"}, {"": "a"}, {"a": ""}, {str(i): "a" for i in range(1025)}],
+)
+def test_adapters_are_names_and_paths(value: Any) -> None:
+    with pytest.raises(InvalidField, match="adapters"):
+        EngineConfig(adapters=value)
+
+
+def test_adapters_need_their_room() -> None:
+    both = {"a": "x", "b": "y"}
+    assert EngineConfig(adapters=both, max_adapters=2).adapters == both
+    assert EngineConfig.from_json(EngineConfig(adapters=both).asjson()).adapters == both
+    with pytest.raises(InvalidField, match="there are 2 in adapters; give at least that"):
+        EngineConfig(adapters=both, max_adapters=1)
 
 
 def test_a_window_of_nothing_is_refused() -> None:

@@ -70,6 +70,7 @@ FAULTS = [
     Fault(InstructionKind.kReloadEngine, "open", "abort", "abort", FAULT),
     Fault(InstructionKind.kDebugCallFuncOnAllAllWorker, "function", "stop", "stop", FAULT),
     Fault(InstructionKind.kCallCore, "function", "stop", "stop", FAULT),
+    Fault(InstructionKind.kChangeAdapters, "drop", "stop", "stop", FAULT),
 ]
 
 
@@ -91,6 +92,8 @@ def place(running: Running, where: str) -> tuple[Any, str]:
         from mlc_llm.serve.threaded import worker as threaded_worker
 
         return threaded_worker, "open_engine"
+    if where == "drop":
+        return running.core.adapters, where
     return running.core, where
 
 
@@ -106,6 +109,7 @@ def ask(running: Running, one: Fault, function: str) -> Callable[[], None]:
             function
         ),
         InstructionKind.kCallCore: lambda: engine.call_core(fault),
+        InstructionKind.kChangeAdapters: lambda: engine.drop_adapter("a"),
     }[one.kind]
 
 

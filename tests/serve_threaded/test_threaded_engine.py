@@ -33,6 +33,7 @@ def test_instruction_kinds() -> None:
         ("kResetEngine", 4),
         ("kDebugCallFuncOnAllAllWorker", 5),
         ("kCallCore", 6),
+        ("kChangeAdapters", 7),
     ]
 
 

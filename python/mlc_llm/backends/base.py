@@ -143,6 +143,24 @@ class StateInputs:
 
 
 @dataclass(frozen=True)
+class AdapterInputs:
+    """The LoRA adapters of one matrix. Token t has the adapter a = slots[t], unless that is -1. To
+    the rows of each part of the matrix's result it adds up[a] of these rows times down[a, part]
+    x[t]."""
+
+    slots: Tensor
+    """int32 [tokens]."""
+    down: Tensor
+    """float32 [adapters, parts, rank, columns]; 0 beyond the rank of an adapter, as is `up`."""
+    up: Tensor
+    """float32 [adapters, rank, rows]."""
+    ranks: Tensor
+    """int32 [adapters]: the largest rank of an adapter's parts; 0: it leaves the matrix alone."""
+    widths: tuple[int, ...]
+    """Rows of each part."""
+
+
+@dataclass(frozen=True)
 class Mamba2Vectors:
     """What a `Mamba2Spec` has beside its matrices, float32: weights [channels, kernel] and biases
     [channels] of the convolution, biases of dt [heads], `a` and `d` [heads, 1], weights of the norm
@@ -195,6 +213,9 @@ class Ops(Protocol):
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         """Operations over another set of tokens follow. fast_tokens: int32 [1], how many of the
         first may be computed less exactly; None: none."""
+
+    def adapt(self, matrices: Sequence[tuple[Matrix, AdapterInputs]]) -> None:
+        """From here on `linear` with one of these matrices adds what adapters of tokens add."""
 
     def begin_layer(self) -> None:
         """Nothing that an earlier layer made is read any more, but the residual stream."""
@@ -359,6 +380,9 @@ class Device(Protocol):
 
     def upload(self, array: npt.NDArray[np.generic]) -> DeviceTensor:
         """A tensor of an array's values, which stays. It may be the array's own memory."""
+
+    def write(self, tensor: DeviceTensor, index: int, values: npt.ArrayLike) -> None:
+        """Change tensor[index]. No code that reads the tensor may run meanwhile."""
 
     def staging(self) -> Staging: ...
 

@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         name = f"{there.model} at {there.address}"
         chat = Chat(there, there.dialogue(config, system), forgiving=forgiving)
     else:
-        session = open_session(args.model, args.device, options.engine_config(args))
+        engine, adapter = options.engine_config(args), options.only_adapter(args)
+        session = open_session(args.model, args.device, engine, adapter)
         collect_from_now()
         name, config = session.model.name, options.completed(config, session.model.defaults)
         chat = Chat(session, Dialogue(session, config, system), forgiving=forgiving)

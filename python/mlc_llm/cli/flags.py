@@ -21,6 +21,7 @@ ENGINE_FLAGS = {
     "quantization": "--quantization",
     "rope_scaling": "--rope-scaling",
     "model_lib": "--model-lib",
+    "adapters": "--adapter",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

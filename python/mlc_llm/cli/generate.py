@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     config = options.generation_config(args)
     if args.raw and args.system is not None:
         raise UserError("--system cannot be used with --raw; leave one of the two out")
-    engine = options.engine_config(args)
+    engine, adapter = options.engine_config(args), options.only_adapter(args)
     prompt = _prompt(args.prompt, quiet=args.quiet)
     output = Output()
     on_text = _ignore if args.json else output.write
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         session = there = remote.open_session(args)
         answer = there.answer(prompt if args.raw else _messages(prompt, args), config, on_text)
     else:
-        session = here = open_session(args.model, args.device, engine)
+        session = here = open_session(args.model, args.device, engine, adapter)
         ids = _ids(here, prompt, args)
         collect_from_now()
         config = options.completed(config, here.model.defaults)

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from mlc_llm.serve.data import RequestStreamOutput
 
 
-def open_session(model: str | None, device: str, config: EngineConfig) -> Session:
-    """Open the model that was named (None: the default one) on an engine of its own.
+def open_session(
+    model: str | None, device: str, config: EngineConfig, adapter: str = ""
+) -> Session:
+    """Open the model that was named (None: the default one) on an engine of its own. adapter: the
+    name of the one that its answers have.
 
     Raises `UserError` for a model or a config that cannot be used, naming the flag.
     """
@@ -43,4 +46,5 @@ def open_session(model: str | None, device: str, config: EngineConfig) -> Sessio
             reading=reading,
         )
     load_s = time.perf_counter() - started
-    return Session(engine, engine.bundle, outputs, window=engine.longest_sequence, load_s=load_s)
+    window = engine.longest_sequence
+    return Session(engine, engine.bundle, outputs, window=window, load_s=load_s, adapter=adapter)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlc_llm.cli import shape
 from mlc_llm.cli.flags import naming_flags
+from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import (
@@ -89,6 +90,7 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         metavar="MODEL",
         help="the smaller model of small_draft, or the folder of heads of medusa",
     )
+    _add_adapter(group)
     group.add_argument(
         "--precision",
         choices=ENGINE_PRECISIONS,
@@ -97,6 +99,16 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         "which measures them and takes the fastest that is near enough (default: exact)",
     )
     _add_kernels(group)
+
+
+def _add_adapter(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--adapter",
+        metavar="NAME=PATH",
+        action="append",
+        help="a LoRA adapter, a PEFT folder or a .gguf file; a server's requests name it as their "
+        "model, other commands use the only one",
+    )
 
 
 def _add_kernels(group: argparse._ArgumentGroup) -> None:
@@ -167,6 +179,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "quantization": args.quantization,
         "rope_scaling": _scaling(args.rope_scaling),
         "model_lib": args.model_lib,
+        "adapters": _adapters(args.adapter or ()),
     }
     with naming_flags():
         return EngineConfig.from_mapping(given)
@@ -175,6 +188,27 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 def _scaling(text: str | None) -> Mapping[str, object] | None:
     """Raises `UserError`."""
     return None if text is None else parse_json_object(text, "--rope-scaling")
+
+
+def only_adapter(args: argparse.Namespace) -> str:
+    """The name of the adapter of a command that answers one request at a time, or none. Raises
+    `UserError` for several."""
+    if len(args.adapter or ()) > 1:
+        raise UserError("--adapter: this command takes one adapter; a server takes several")
+    return next(iter(_adapters(args.adapter or ())), "")
+
+
+def _adapters(given: Sequence[str]) -> dict[str, str]:
+    """Paths by name."""
+    found: dict[str, str] = {}
+    for one in given:
+        name, mark, path = one.partition("=")
+        if not (mark and name and path):
+            raise UserError(f"--adapter {one}: should be NAME=PATH")
+        if name in found:
+            raise UserError(f"--adapter {one}: another one has this name")
+        found[name] = path
+    return found
 
 
 def completed(config: GenerationConfig, defaults: GenerationConfig) -> GenerationConfig:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 KEY_VARIABLES = ("MLC_LLM_API_KEY", "OPENAI_API_KEY")
 ONLY_HERE = (
     *("device", "mode", "context", "speculative", "draft_model", "precision"),
-    *("model_lib", "kernels", "quantization", "rope_scaling"),
+    *("model_lib", "kernels", "quantization", "rope_scaling", "adapter"),
 )
 """Flags about an engine of this process."""
 

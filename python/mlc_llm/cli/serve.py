@@ -11,7 +11,7 @@ from mlc_llm.cli import options, overrides, serve_flags
 from mlc_llm.cli.flags import ENGINE_FLAGS, naming_flags
 from mlc_llm.cli.streams import leave_at_once
 from mlc_llm.cli.terminal import note
-from mlc_llm.errors import UserError
+from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig, EngineMode
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.support.garbage import collect_from_now
@@ -167,6 +167,14 @@ def _registry(
     from mlc_llm.serve.server.pool.registry import ModelRegistry
 
     slots = slots_of(models, args.served_model_name)
+    for name in config.adapters:
+        if name == "default" or name in slots[0].names:
+            raise UserError(f"--adapter {name}: the model has this name; give another one")
+    if len(slots) > 1 and config.adapters:
+        raise InvalidField(
+            "adapters", [*config.adapters], "it is for one model; several are served"
+        )
+    slots[0].configured = tuple(config.adapters)
     budget, share = _bytes(args.memory), None
     if budget is None and (len(slots) > 1 or not _says_memory(config)):
         budget = usual_budget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from mlc_llm.cli.interrupt import catch_interrupt
@@ -51,12 +52,13 @@ class Session:
         *,
         window: int,
         load_s: float = 0.0,
+        adapter: str = "",
     ) -> None:
         self.model = model
         self.window = window
         self._engine = engine
         self._outputs = outputs
-        self._load_s = load_s
+        self._load_s, self._adapter = load_s, adapter
         self._requests = 0
 
     def chat_ids(self, messages: Sequence[GivenMessage]) -> list[int]:
@@ -107,6 +109,8 @@ class Session:
         self._requests += 1
         request_id = f"cli-{self._requests}"
         request = self._engine.create_request(request_id, [TokenData(prompt_ids)], config)
+        if self._adapter:
+            request = replace(request, adapter=self._adapter)
         run = _Run(self.model.tokenizer, time.perf_counter())
         try:
             self._run(request, run, on_text)

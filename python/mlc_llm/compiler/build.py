@@ -15,6 +15,7 @@ from mlc_llm.library.medusa_signatures import DRAFT, medusa_signatures
 from mlc_llm.library.metadata import (
     METADATA_FILE,
     VERSION,
+    AdaptedInfo,
     EncoderInfo,
     KVGroupInfo,
     KVInfo,
@@ -23,6 +24,7 @@ from mlc_llm.library.metadata import (
     StateInfo,
 )
 from mlc_llm.library.signatures import WITH_PARAMS, signatures
+from mlc_llm.models.adapted_decoder import adapted_decoder_of
 from mlc_llm.models.decoder import decoder_of
 from mlc_llm.models.encoder import Encoder
 from mlc_llm.models.medusa import Medusa
@@ -64,6 +66,7 @@ def build_library(
         ropes=len(spec.ropes),
         kv=kv,
         states=state_infos(spec),
+        adapted=adapted_infos(spec),
         encoder=encoder_info(spec),
         medusa_heads=0 if spec.medusa is None else spec.medusa.heads,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
@@ -76,7 +79,9 @@ def _module(spec: ModelSpec, ops: Ops) -> nn.Module:
     """What computes a model."""
     if spec.medusa is not None:
         return Medusa(spec, ops)
-    return decoder_of(spec, ops) if spec.encoder is None else Encoder(spec, ops)
+    if spec.encoder is not None:
+        return Encoder(spec, ops)
+    return adapted_decoder_of(spec, ops) if spec.adapted else decoder_of(spec, ops)
 
 
 def file_sha256(path: Path) -> str:
@@ -111,6 +116,11 @@ def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
     """What the recurrent layers of a model keep."""
     layers = spec.recurrent_layers.items()
     return tuple(StateInfo(i, shape) for i, one in layers for shape in one.state_shapes)
+
+
+def adapted_infos(spec: ModelSpec) -> tuple[AdaptedInfo, ...]:
+    """The matrices that LoRA adapters may change."""
+    return tuple(AdaptedInfo(one.name, one.columns, one.widths) for one in spec.adapted)
 
 
 def encoder_info(spec: ModelSpec) -> EncoderInfo | None:
@@ -160,6 +170,7 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         rope_dims=dims,
         kv=kv,
         states=state_infos(spec),
+        adapted=adapted_infos(spec),
     )
 
 

@@ -57,6 +57,7 @@ def prepare(
     vocab_size: int | None = None,
     precision: Precision = "exact",
     windowed: bool = False,
+    adapted: bool = False,
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
@@ -66,6 +67,7 @@ def prepare(
     and take no probability away. None: all rows are tokens.
     precision: what the library is for. One for `exact` may be able to compute prompts faster too.
     windowed: the library is for a sliding window of the engine.
+    adapted: it is for LoRA adapters.
     rebuild: replace what is in the cache.
 
     Older builds for the same model are removed if they have not been used for a day. If two
@@ -75,6 +77,7 @@ def prepare(
     """
     backend = choose_backend(kernels).with_precision(precision)
     plan = _plan(model, vocab_size, windowed)
+    plan = plan.with_adapters() if adapted else plan
     backend.check(plan.spec)
     content = content_of_model(model)
     work = _Work(model, plan, backend, show)

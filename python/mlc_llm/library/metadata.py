@@ -18,7 +18,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 10
+VERSION = 11
 
 
 def rope_param(index: int) -> str:
@@ -101,6 +101,21 @@ class StateInfo:
 
 
 @dataclass(frozen=True)
+class AdaptedInfo:
+    """A matrix to which LoRA adapters may add."""
+
+    name: str
+    """Of its parameter."""
+    columns: int
+    widths: tuple[int, ...]
+    """Rows of each part."""
+
+    def bytes_per_adapter(self, rank: int) -> int:
+        """float32 factors, and a rank."""
+        return 4 * (rank * (len(self.widths) * self.columns + sum(self.widths)) + 1)
+
+
+@dataclass(frozen=True)
 class EncoderInfo:
     """As in `EncoderSpec`."""
 
@@ -142,6 +157,8 @@ class Metadata:
     kv: KVInfo
     states: tuple[StateInfo, ...]
     """Of the layers that keep no pages."""
+    adapted: tuple[AdaptedInfo, ...]
+    """Empty: the library is for no adapters."""
     encoder: EncoderInfo | None
     """None: the model is a decoder, or draft heads."""
     medusa_heads: int
@@ -164,6 +181,9 @@ class Metadata:
             raise ValueError("the metadata does not match its own hash")
         raw["kv"] = _kv(raw["kv"])
         raw["states"] = tuple(StateInfo(s["layer"], tuple(s["shape"])) for s in raw["states"])
+        raw["adapted"] = tuple(
+            AdaptedInfo(one["name"], one["columns"], tuple(one["widths"])) for one in raw["adapted"]
+        )
         raw["encoder"] = None if raw["encoder"] is None else _encoder(raw["encoder"])
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(

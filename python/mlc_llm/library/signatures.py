@@ -10,6 +10,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              pages (one tensor a layer of attention, changed in place);
              if there are recurrent layers: state_rows [r, 4], states (tensors of each, changed
              in place);
+             in a library for LoRA adapters: adapter_slots [m]; adapters, of each matrix that they
+             may change: down [a, parts, rank, columns], up [a, rank, rows], ranks [a];
              params
              -> logits [s, padded_vocab], hidden [s, hidden]
   hidden        what the logits are made of, before the last norm
@@ -26,6 +28,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
                 state, and another one that gets the state behind these tokens. A sequence may have
                 several rows, one behind the other: a row reads what an earlier one has written
   fast_tokens   how many of the first tokens may be computed less exactly
+  adapter_slots the adapter of each token, -1 for none; see `AdapterInputs` in `backends/base.py`.
+                The rank is a multiple of 8
 top_tokens   logits [s, padded_vocab], rows [r]
              -> token [r, 20], most likely first, -1 where there are no more; logprob [r, 20];
                 log_total [r], the log of the sum of exp(logits)
@@ -49,7 +53,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlc_llm.library.metadata import KVGroupInfo, KVInfo, StateInfo
+from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, StateInfo
 
 FORWARD = "forward"
 TOP_TOKENS = "top_tokens"
@@ -82,12 +86,15 @@ def signatures(
     rope_dims: tuple[int, ...],
     kv: KVInfo,
     states: tuple[StateInfo, ...] = (),
+    adapted: tuple[AdaptedInfo, ...] = (),
 ) -> dict[str, dict[str, object]]:
     """By function and argument, in order; `params`, which some take last, is left out."""
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
     groups, pages = range(len(kv.groups)), _pages(tensor, kv)
     return {
-        FORWARD: _forward(tensor, ropes, len(kv.groups), pages) | _states(tensor, states),
+        FORWARD: _forward(tensor, ropes, len(kv.groups), pages)
+        | _states(tensor, states)
+        | _adapters(tensor, adapted),
         **sampling_signatures(tensor, vocab, padded_vocab),
         LAST_HIDDEN: {"hidden": tensor("float32", "s", hidden), "rows": tensor("int32", "r")},
         COPY_PAGES: {
@@ -150,6 +157,19 @@ def _states(tensor: Tensor, states: tuple[StateInfo, ...]) -> dict[str, object]:
         return {}
     kept = [tensor("float32", "slots", *one.shape) for one in states]
     return {"state_rows": tensor("int32", "r", 4), "states": kept}
+
+
+def _adapters(tensor: Tensor, adapted: tuple[AdaptedInfo, ...]) -> dict[str, object]:
+    if not adapted:
+        return {}
+    factors = []
+    for one in adapted:
+        factors += [
+            tensor("float32", "adapters", len(one.widths), "rank", one.columns),
+            tensor("float32", "adapters", "rank", sum(one.widths)),
+            tensor("int32", "adapters"),
+        ]
+    return {"adapter_slots": tensor("int32", "m"), "adapters": factors}
 
 
 def _pages(tensor: Tensor, kv: KVInfo) -> list[object]:

@@ -19,11 +19,13 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.folder_tensors import leaf_of, named_tensors
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel, with_tensors
+from mlc_llm.model_files.quantized import QuantizedModel
+from mlc_llm.model_files.rescaled import RescaledModel
 from mlc_llm.model_files.tensor_views import Bytes, View
 from mlc_llm.models.registry import architecture_of, names_of_gguf
 from mlc_llm.models.row_order import row_order
 from mlc_llm.models.tensor_names import FolderNames
-from mlc_llm.models.weight_plan import Source
+from mlc_llm.models.weight_plan import Source, WeightPlan
 from mlc_llm.quantization.ggml_blocks import dequantize
 
 Floats = npt.NDArray[np.float32]
@@ -61,6 +63,8 @@ def changes_of(files: ModelFiles, adapter: LoraAdapter) -> dict[str, Change]:
     Raises UnsupportedModel or ModelFileError for an adapter that is not one of this model, with
     the tensor at fault.
     """
+    if isinstance(files, (QuantizedModel, RescaledModel)):
+        return changes_of(files.of, adapter)
     sources = {
         source.tensor: source
         for found in files.plan().matrices.values()
@@ -122,7 +126,7 @@ def _names(files: ModelFiles, adapter: LoraAdapter) -> FolderNames:
     if isinstance(files, HuggingFaceModel):
         return architecture_of(files.folder.config).names_of(files.folder.config)
     architecture = files.plan().spec.architecture
-    names = names_of_gguf(architecture) if isinstance(files, GGUFModel) else None
+    names = names_of_gguf(architecture)
     if names is None:
         raise UnsupportedModel(
             f"{adapter.path}: an adapter in a PEFT folder for this model ({architecture}) needs "
@@ -166,6 +170,25 @@ def _paired(change: Change, source: Source) -> Change:
     up = np.empty_like(change.up)
     up[row_order(source, len(up))] = change.up
     return replace(change, up=up)
+
+
+def parts_of(
+    plan: WeightPlan, changes: Mapping[str, Change]
+) -> dict[str, tuple[Change | None, ...]]:
+    """The changes of the parts of each matrix, by its parameter's name, in the order of rows of the
+    kernels; None for a part that stays as it is."""
+    found = {}
+    for name, sources in plan.matrices.items():
+        parts = tuple(_ordered(changes.get(source.tensor), source) for source in sources)
+        if any(one is not None for one in parts):
+            found[name] = parts
+    return found
+
+
+def _ordered(change: Change | None, source: Source) -> Change | None:
+    if change is None:
+        return None
+    return replace(change, up=change.up[row_order(source, len(change.up))])
 
 
 @dataclass(frozen=True)

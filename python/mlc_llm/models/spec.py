@@ -224,6 +224,17 @@ class KVGroup:
 
 
 @dataclass(frozen=True)
+class AdaptedMatrix:
+    """A matrix to which LoRA adapters may add."""
+
+    name: str
+    """Of its parameter."""
+    columns: int
+    widths: tuple[int, ...]
+    """Rows of each of its parts."""
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder, or
     draft heads."""
@@ -258,6 +269,8 @@ class ModelSpec:
     """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
     active_vocab: int | None = None
     """How many rows, from the first on, are tokens of the tokenizer; None: all."""
+    adapted: tuple[AdaptedMatrix, ...] = ()
+    """Those to which LoRA adapters of a step may add; none in an engine without adapters."""
 
     @property
     def tokens(self) -> int:

@@ -16,6 +16,7 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
+    AdaptedMatrix,
     AttentionSpec,
     DenseSpec,
     ExpertsSpec,
@@ -94,6 +95,15 @@ class WeightPlan:
     spec: ModelSpec
     matrices: dict[str, tuple[Source, ...]]
     vectors: dict[str, Source]
+
+    def with_adapters(self) -> WeightPlan:
+        """The plan of a model to whose layers LoRA adapters may add."""
+        adapted = tuple(
+            AdaptedMatrix(name, sources[0].shape[1], tuple(source.count for source in sources))
+            for name, sources in self.matrices.items()
+            if name.startswith("layers.") and len(sources[0].shape) == 2
+        )
+        return replace(self, spec=replace(self.spec, adapted=adapted))
 
 
 def plan_weights(

@@ -100,6 +100,11 @@ class ReplicaClient(EngineClient[AsyncReader]):
         return self._bundle
 
     @property
+    def adapters(self) -> list[str]:
+        """Replicas serve none."""
+        return []
+
+    @property
     def engine_config(self) -> EngineConfig:
         """Of one replica, with the answers and the prompt tokens that all of them take on at a
         time. What waits beyond them waits in the ingress."""

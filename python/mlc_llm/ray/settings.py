@@ -96,6 +96,10 @@ class ModelSettings:
         if self.engine.kv_events is not None:
             words = "replicas publish by themselves, at addresses of their own; leave it out"
             raise InvalidField(f"{place}.engine_config.kv_events", "given", words)
+        for name in ("adapters", "max_adapters"):
+            if value := getattr(self.engine, name):
+                words = "replicas serve no adapters; merge them (convert_weight --lora)"
+                raise InvalidField(f"{place}.engine_config.{name}", value, words)
 
     @property
     def prefill_name(self) -> str:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.transfer import Transfer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 DRAFT_PAGES = 4
 """Pages of a windowed sequence beyond its window: drafted tokens that are not trimmed yet."""
@@ -27,6 +31,10 @@ KEPT_STATES = 2
 """Earlier states that a sequence keeps: as many beginnings that others can take over."""
 Hidden: TypeAlias = Sequence[float]
 """A hidden vector behind the last norm."""
+NO_ADAPTER = -1
+"""In place of an adapter's slot."""
+RANK_STEP = 8
+"""Memory for adapters is for a multiple of this rank."""
 LOGIT_BYTES = 12
 """Bytes of a logit in a step: itself, a copy of the raw value, and the sampler's scratch."""
 
@@ -116,6 +124,8 @@ class BatchRow:
     """Of a model with states: behind how many tokens of the sequence the state is kept, each at
     least as many as it had, and fewer than it has behind this row. A sequence keeps the first and
     the last such place."""
+    adapter: int = NO_ADAPTER
+    """Slot of the LoRA adapter that changes the model for these tokens."""
 
 
 @dataclass(slots=True)
@@ -186,6 +196,37 @@ class Window:
         return held - (-step_tokens // page_size)
 
 
+@dataclass(frozen=True)
+class AdapterLimits:
+    """LoRA adapters that a runner can have in memory."""
+
+    slots: int
+    """How many; 0: none, and the library is one without."""
+    rank: int
+    """The largest rank of one, a multiple of `RANK_STEP`."""
+
+
+NO_ADAPTERS = AdapterLimits(0, 0)
+
+
+class Factors(Protocol):
+    """What an adapter adds to a part of a matrix: up @ down, rows in the order of the kernels."""
+
+    @property
+    def down(self) -> npt.NDArray[np.float32]:
+        """[rank, columns]."""
+        ...
+
+    @property
+    def up(self) -> npt.NDArray[np.float32]:
+        """[rows, rank], times the scale."""
+        ...
+
+
+AdapterParts: TypeAlias = "Mapping[str, Sequence[Factors | None]]"
+"""By name of the matrix's parameter: each of its parts; None: the adapter leaves it alone."""
+
+
 def state_slots(sequences: int) -> int:
     """Slots for the states of so many sequences: of each the last two and those it keeps; an empty
     slot, and one for a state in the middle of a step."""
@@ -226,6 +267,7 @@ class RunnerLimits:
     """A row is a whole text, of which nothing is kept: it gives vectors and no tokens."""
     scores: int = 0
     """Scores that an encoder gives to a pair of texts; 0: it compares none."""
+    adapters: AdapterLimits = NO_ADAPTERS
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -303,6 +345,9 @@ class Runner(Protocol):
 
     def remove_sequence(self, seq_id: int) -> None:
         """Give the sequence's pages back."""
+
+    def load_adapter(self, slot: int, parts: AdapterParts) -> None:
+        """Put a LoRA adapter into a slot, which no row has until then."""
 
     def run(self, batch: Batch) -> BatchOutput:
         """Compute all rows in one call. Raises `RequestError` if pages lack.

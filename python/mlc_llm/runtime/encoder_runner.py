@@ -16,7 +16,7 @@ from mlc_llm.library.encoder_signatures import ENCODE, PROJECT, SCORE
 from mlc_llm.library.metadata import BrokenLibrary, KVGroupInfo
 from mlc_llm.pooling import Pooling
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import Batch, BatchOutput, BatchRow, RunnerLimits, Sampled
+from mlc_llm.runtime.batch import AdapterParts, Batch, BatchOutput, BatchRow, RunnerLimits, Sampled
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.layer_memory import MAX_INT32
@@ -129,6 +129,9 @@ class EncoderRunner:
 
     def remove_sequence(self, seq_id: int) -> None:
         self._sequences.remove(seq_id)
+
+    def load_adapter(self, slot: int, parts: AdapterParts) -> None:
+        raise AssertionError("an encoder takes no adapters")
 
     def reset(self) -> None:
         self._sequences.clear()

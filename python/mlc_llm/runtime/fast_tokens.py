@@ -76,4 +76,4 @@ def prompts_first(rows: Sequence[BatchRow], logit_rows: Numbers) -> tuple[list[B
 
 
 def _part(row: BatchRow, token_ids: Sequence[int]) -> BatchRow:
-    return BatchRow(row.seq_id, token_ids, (), keep_states=row.keep_states)
+    return BatchRow(row.seq_id, token_ids, (), keep_states=row.keep_states, adapter=row.adapter)

@@ -13,7 +13,12 @@ import numpy.typing as npt
 
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
+from mlc_llm.runtime.adapters import AdapterMemory, adapter_slots, check_adapters
 from mlc_llm.runtime.batch import (
+    NO_ADAPTER,
+    NO_ADAPTERS,
+    AdapterLimits,
+    AdapterParts,
     Batch,
     BatchOutput,
     BatchRow,
@@ -85,6 +90,7 @@ class ModelRunner:
         window: Window | None = None,
         precision: Precision = "exact",
         read: ReadWeights = read_packed,
+        adapters: AdapterLimits = NO_ADAPTERS,
     ) -> None:
         """library, weights: folders made by the compiler. precision: see `FastTokens`. read:
         gives what is in the folder `weights`.
@@ -106,18 +112,23 @@ class ModelRunner:
             has_states=bool(metadata.states),
             hidden_size=metadata.hidden_size,
             precision=precision,
+            adapters=adapters,
         )
         check_window(metadata, window)
+        self._bind(device)
         self._fast = FastTokens(metadata, precision)
         self._set_params(read(weights), device, window)
         self._allocate(windows, device)
-        self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
-        self._staging, self._read = device.staging(), device.read
-        self._sampler, self._inputs = Sampler(self._library), StepInputs([], (), (), (), [])
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
         self.before_compute: Callable[[], None] = lambda: None
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
+
+    def _bind(self, device: Device) -> None:
+        check_adapters(self.metadata, self._limits.adapters)
+        self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
+        self._staging, self._read = device.staging(), device.read
+        self._sampler, self._inputs = Sampler(self._library), StepInputs([], (), (), (), [])
 
     def _allocate(self, windows: Sequence[Window | None], device: Device) -> None:
         """Pages, states, and who owns which. windows: of each group."""
@@ -126,6 +137,8 @@ class ModelRunner:
         self._pages = allocate_pages(info.kv, counts, device)
         self._states = allocate_states(info.states, sequences, device)
         self._windows = window_tensors(windows, device)
+        limits = self._limits.adapters
+        self._adapters = AdapterMemory(info.adapted, limits, device) if limits.slots else None
         self._cache = KVCache(
             info.kv, counts, sequences, self._copy_pages, windows, has_states=bool(info.states)
         )
@@ -178,6 +191,11 @@ class ModelRunner:
         transfer.check(self.identity, length)
         self._carrier.put(seq_id, transfer)
 
+    def load_adapter(self, slot: int, parts: AdapterParts) -> None:
+        """Put a LoRA adapter into a slot."""
+        assert self._adapters is not None, "the library is one without adapters"
+        self._adapters.load(slot, parts)
+
     def reset(self) -> None:
         self._cache.reset()
 
@@ -198,9 +216,10 @@ class ModelRunner:
                 asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
         rows, ids, logit_rows = self._fast.arranged(batch.rows, asked.tokens, asked.logit_rows)
+        owned = None if self._adapters is None else adapter_slots(rows)
         placed = self._place(rows)
         try:
-            drawn, hidden = self._compute.call(self._drawn, ids, placed, logit_rows)
+            drawn, hidden = self._compute.call(self._drawn, ids, placed, logit_rows, owned)
             return Pending(batch, self._choice, drawn, hidden)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
@@ -209,10 +228,10 @@ class ModelRunner:
             raise
 
     def _drawn(
-        self, tokens: Numbers, placed: Placements, logit_rows: Numbers
+        self, tokens: Numbers, placed: Placements, logit_rows: Numbers, owned: Numbers | None
     ) -> tuple[Drawn, DeviceTensor | None]:
         choice, wanted = self._choice, None
-        outputs, rest = self._outputs(tokens, placed, logit_rows, choice.tables)
+        outputs, rest = self._outputs(tokens, placed, logit_rows, owned, choice.tables)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
             wanted = self._last_hidden(item(outputs, HIDDEN), rows, self._params)
@@ -235,17 +254,27 @@ class ModelRunner:
                 samples[i].error = NOT_FINITE
 
     def logits(
-        self, token_ids: Sequence[int], *, chunk: int | None = None, prompt_tokens: int = 0
+        self,
+        token_ids: Sequence[int],
+        *,
+        chunk: int | None = None,
+        prompt_tokens: int = 0,
+        adapter: int = NO_ADAPTER,
     ) -> Array:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
 
         chunk: tokens a step; 1 goes through the decode path. prompt_tokens: how many of the first
         count as a prompt.
         """
-        return np.concatenate(list(self.logits_by_step(token_ids, chunk, prompt_tokens)))
+        steps = self.logits_by_step(token_ids, chunk, prompt_tokens, adapter)
+        return np.concatenate(list(steps))
 
     def logits_by_step(
-        self, token_ids: Sequence[int], chunk: int | None = None, prompt_tokens: int = 0
+        self,
+        token_ids: Sequence[int],
+        chunk: int | None = None,
+        prompt_tokens: int = 0,
+        adapter: int = NO_ADAPTER,
     ) -> Iterator[Array]:
         """The same, for texts whose logits are too many."""
         seq_id = -1
@@ -254,12 +283,13 @@ class ModelRunner:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 of_prompt = min(max(prompt_tokens - start, 0), len(part))
-                whole = [BatchRow(seq_id, part, (), of_prompt)]
+                whole = [BatchRow(seq_id, part, (), of_prompt, adapter=adapter)]
                 rows, tokens, logit_rows = self._fast.arranged(
                     whole, array("i", part), array("i", range(len(part)))
                 )
+                owned = None if self._adapters is None else adapter_slots(rows)
                 placed = self._place(rows)
-                outputs, _ = self._compute.call(self._outputs, tokens, placed, logit_rows)
+                outputs, _ = self._compute.call(self._outputs, tokens, placed, logit_rows, owned)
                 self._cache.trim(seq_id)
                 logits = self._read(item(outputs, LOGITS))
                 yield logits[:, : self._limits.vocab_size].copy()
@@ -273,16 +303,23 @@ class ModelRunner:
         )
 
     def _outputs(
-        self, tokens: Numbers, placed: Placements, logit_rows: Numbers, more: Sequence[Table] = ()
+        self,
+        tokens: Numbers,
+        placed: Placements,
+        logit_rows: Numbers,
+        owned: Numbers | None,
+        more: Sequence[Table] = (),
     ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
         """Logits behind the tokens at `logit_rows` and what they are made of, and the tables `more`
-        as tensors: all go in at once, while the code that does it is in the processor's caches."""
+        as tensors. owned: the adapter of each token. All go in at once, while the code that does
+        it is in the processor's caches."""
         ropes, position, sink_position = self._ropes.rows(placed.position)
         fast = array("i", (self._fast.count,))
-        tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed)
+        tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed, owned)
         tensors = self._staging.tensors(*tables, *more)
         if tensors is not self._inputs.tensors:
-            self._inputs = StepInputs.of(tensors, len(placed.groups), self._states)
+            adapters = None if self._adapters is None else self._adapters.inputs
+            self._inputs = StepInputs.of(tensors, len(placed.groups), self._states, adapters)
         _, single, by_group, states, rest = self._inputs
         self.before_compute()
         outputs = self._forward(

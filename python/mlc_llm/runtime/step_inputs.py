@@ -16,17 +16,21 @@ SINGLE = 5
 """Tables of a step that all groups of layers share."""
 
 
-def step_tables(shared: Sequence[Numbers], placed: Placements) -> list[Table]:
+def step_tables(
+    shared: Sequence[Numbers], placed: Placements, adapter_slots: Numbers | None = None
+) -> list[Table]:
     """The tables of `forward`, in the order that `StepInputs.of` knows.
 
     shared: token ids, rows of rotations for tokens and for sinks, the number of fast tokens, and
-    the tokens that get logits.
+    the tokens that get logits. adapter_slots: None for a library without adapters.
     """
     tables: list[Table] = [(one, 0) for one in shared]
     for slots, places, blocks, page_ids in placed.groups:
         tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
     if placed.state_rows is not None:
         tables.append((placed.state_rows, 4))
+    if adapter_slots is not None:
+        tables.append((adapter_slots, 0))
     return tables
 
 
@@ -40,15 +44,26 @@ class StepInputs(NamedTuple):
     by_group: Sequence[tvm_ffi.Array]
     """Slots, places, query blocks and page ids: of each group of layers."""
     states: Sequence[DeviceTensor | tvm_ffi.Array]
-    """Rows of states, and the states; empty if there are none."""
+    """Rows of states, and the states; empty if there are none. Then the same of adapters."""
     rest: list[DeviceTensor]
     """Of tables that are not for `forward`."""
 
     @classmethod
-    def of(cls, tensors: list[DeviceTensor], groups: int, states: tvm_ffi.Array) -> StepInputs:
-        """tensors: of `step_tables` and of others behind them. states: of recurrent layers."""
+    def of(
+        cls,
+        tensors: list[DeviceTensor],
+        groups: int,
+        states: tvm_ffi.Array,
+        adapters: tvm_ffi.Array | None = None,
+    ) -> StepInputs:
+        """tensors: of `step_tables` and of others behind them. states: of recurrent layers.
+        adapters: None for a library without them."""
         single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
         last = SINGLE + 4 * groups
         by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
-        with_states = (rest.pop(0), states) if states else ()
-        return cls(tensors, single, by_group, with_states, rest)
+        more: tuple[DeviceTensor | tvm_ffi.Array, ...] = ()
+        if states:
+            more += (rest.pop(0), states)
+        if adapters is not None:
+            more += (rest.pop(0), adapters)
+        return cls(tensors, single, by_group, more, rest)

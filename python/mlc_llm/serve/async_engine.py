@@ -215,6 +215,17 @@ class AsyncMLCEngine:
         """Abort all requests and free the model's memory. `reload` brings it back."""
         await asyncio.to_thread(self._client.unload)
 
+    async def load_adapter(self, name: str, source: str) -> None:
+        """Load a LoRA adapter, a PEFT folder or a GGUF file. Requests name it as their `model`. The
+        engine needs room for it (`max_adapters`). Raises `UserError` for one that cannot be used;
+        other answers go on."""
+        await asyncio.to_thread(self._client.load_adapter, name, source)
+
+    async def drop_adapter(self, name: str) -> None:
+        """Answers with the adapter go on to their end; no other one gets it. Raises `InvalidField`
+        for a name that is not there."""
+        await asyncio.to_thread(self._client.drop_adapter, name)
+
     async def reset(self) -> None:
         """Abort all requests, forget all prefixes and metrics."""
         self._client.reset()

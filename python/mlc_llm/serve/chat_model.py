@@ -20,4 +20,5 @@ def chat_model_of(loaded: OpenEngine) -> ChatModel:
         pooling=bundle.pooling,
         is_encoder=bundle.is_encoder,
         scores=bundle.scores,
+        adapters=core.adapters.names,
     )

@@ -261,6 +261,19 @@ class EngineClient(Generic[ReaderT]):
         """Abort everything and free the model's memory."""
         self._engine.unload()
 
+    @property
+    def adapters(self) -> list[str]:
+        """Names of the LoRA adapters. Raises `MLCError` if no model is loaded."""
+        return self._engine.loaded.core.adapters.names
+
+    def load_adapter(self, name: str, source: str) -> None:
+        """Load a LoRA adapter. See `ThreadedEngine`."""
+        self._engine.load_adapter(name, source)
+
+    def drop_adapter(self, name: str) -> None:
+        """Drop a LoRA adapter. See `ThreadedEngine`."""
+        self._engine.drop_adapter(name)
+
     def reset(self) -> None:
         """Abort everything; forget prefixes and metrics."""
         self._engine.reset()

@@ -37,6 +37,8 @@ PROMPT_PRECISIONS: dict[str, Precision] = {"exact": "exact", "fast": "fast-promp
 """The values of `prompt_precision`, and what they mean."""
 PAGE_SIZE = 16
 MAX_PATH_CHARS = 4096
+MAX_ADAPTERS = 1024
+MAX_ADAPTER_RANK = 1024
 
 
 @with_field_docs
@@ -155,6 +157,14 @@ class EngineConfig:
     `{"rope_type": "yarn", "factor": 4.0}`; `linear`, `llama3` and `longrope` too. The factor is of
     `original_max_position_embeddings`, or of what the model's files call its context. None: as the
     files say. A draft model always stays so."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """LoRA adapters by name: a PEFT folder or a GGUF file each. A request names one as its `model`
+    (over HTTP) or its `adapter`."""
+    max_adapters: int | None = None
+    """How many adapters may be loaded at a time. None: as many as `adapters` has; 0 of them mean
+    that none can be loaded later, and cost nothing."""
+    max_adapter_rank: int | None = None
+    """The largest rank of an adapter. None: that of `adapters`, or 16 without any."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -162,7 +172,7 @@ class EngineConfig:
         for one in fields(self):
             value = getattr(self, one.name)
             if value is None:
-                value = [] if one.name == "additional_models" else one.default
+                value = _empty(one.name, one.default)
             if value is not None:
                 object.__setattr__(self, one.name, _RULES[one.name](one.name, value))
         self._settle_precision()
@@ -226,6 +236,9 @@ class EngineConfig:
         if mode == "disable" and self.spec_draft_length:
             words = "speculative_mode is 'disable'; leave it out, or choose a mode"
             raise InvalidField("spec_draft_length", self.spec_draft_length, words)
+        if self.max_adapters is not None and self.max_adapters < len(self.adapters):
+            words = f"there are {len(self.adapters)} in adapters; give at least that"
+            raise InvalidField("max_adapters", self.max_adapters, words)
         if self.kv_events is not None and self.prefix_cache_mode == "disable":
             words = "there is no prefix cache (prefix_cache_mode is 'disable'); leave it out"
             raise InvalidField("kv_events", self.kv_events.endpoint, words)
@@ -245,6 +258,24 @@ _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
     ("kv_state_kind", (None, "kv_cache"), _NO_RNN),
     ("max_history_size", (None, 0), _NO_RNN),
 ]
+
+
+def _empty(name: str, default: object) -> object:
+    """What a field has if nothing is given."""
+    if name == "adapters":
+        return {}
+    return [] if name == "additional_models" else default
+
+
+def _adapters(name: str, value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise checks.wrong_type(name, value, "should be a dict of names and paths")
+    if len(value) > MAX_ADAPTERS:
+        raise InvalidField(name, f"<{len(value)} adapters>", f"at most {MAX_ADAPTERS}")
+    return {
+        checks.string(f"{name}: a name", one, 256, min_chars=1): _path(f"{name}[{one!r}]", path)
+        for one, path in value.items()
+    }
 
 
 def _utilization(name: str, value: object) -> float:
@@ -329,5 +360,8 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "kernels": lambda name, value: checks.string(name, value, 32),
     "quantization": lambda name, value: checks.string(name, value, 32),
     "rope_scaling": _mapping,
+    "adapters": _adapters,
+    "max_adapters": _integer(0, MAX_ADAPTERS),
+    "max_adapter_rank": _integer(1, MAX_ADAPTER_RANK),
     "verbose": checks.boolean,
 }

@@ -245,6 +245,17 @@ class MLCEngine:
         """Abort all requests and free the model's memory. `reload` brings it back."""
         self._client.unload()
 
+    def load_adapter(self, name: str, source: str) -> None:
+        """Load a LoRA adapter, a PEFT folder or a GGUF file. Requests name it as their `model`. The
+        engine needs room for it (`max_adapters`). Raises `UserError` for one that cannot be used;
+        other answers go on."""
+        self._client.load_adapter(name, source)
+
+    def drop_adapter(self, name: str) -> None:
+        """Answers with the adapter go on to their end; no other one gets it. Raises `InvalidField`
+        for a name that is not there."""
+        self._client.drop_adapter(name)
+
     def reset(self) -> None:
         """Abort all requests, forget all prefixes and metrics."""
         self._client.reset()

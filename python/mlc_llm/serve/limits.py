@@ -8,7 +8,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.runtime.batch import SINK_BLOCK, Window, score_rows, state_slots
+from mlc_llm.runtime.batch import (
+    NO_ADAPTERS,
+    RANK_STEP,
+    SINK_BLOCK,
+    AdapterLimits,
+    Window,
+    score_rows,
+    state_slots,
+)
 from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
@@ -91,8 +99,9 @@ def plan_memory(
     """What the limits cost. `asked` comes from `infer_limits`."""
     assert asked.prefill_chunk_size and asked.max_num_sequence and asked.gpu_memory_utilization
     drafts = 0 if asked.speculative_mode == "disable" else MAX_DRAFTED
-    draft = None if size.draft is None else plan_memory(asked, size.draft, free_memory)
-    has_window = window_of(asked) is not None
+    alone = replace(asked, adapters={}, max_adapters=None)
+    draft = None if size.draft is None else plan_memory(alone, size.draft, free_memory)
+    has_window, limits = window_of(asked) is not None, adapter_limits(asked)
     return MemoryPlan(
         free=free_memory,
         utilization=asked.gpu_memory_utilization,
@@ -106,9 +115,18 @@ def plan_memory(
         page_size=asked.kv_cache_page_size,
         windowed=_windowed(asked, size),
         states=state_slots(asked.max_num_sequence) * size.state_bytes,
+        adapters=4 * size.adapter_numbers * limits.slots * limits.rank,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,
     )
+
+
+def adapter_limits(config: EngineConfig) -> AdapterLimits:
+    """Of a config in which the number and the rank of adapters are decided."""
+    if not config.max_adapters:
+        return NO_ADAPTERS
+    rank = config.max_adapter_rank or RANK_STEP
+    return AdapterLimits(config.max_adapters, -(-rank // RANK_STEP) * RANK_STEP)
 
 
 def _scratch_tokens(asked: EngineConfig) -> int:
@@ -210,6 +228,9 @@ def _refuse_for_encoder(config: EngineConfig, size: ModelSize) -> None:
         raise InvalidField("prefill_chunk_size", chunk, words)
     if window_of(config) is not None:
         raise InvalidField("sliding_window_size", config.sliding_window_size, f"{words}; use -1")
+    if config.max_adapters:
+        words += "; merge adapters into it (convert_weight --lora)"
+        raise InvalidField("max_adapters", config.max_adapters, words)
     if config.speculative_mode != "disable":
         raise InvalidField("speculative_mode", config.speculative_mode, f"{words}; use 'disable'")
 

@@ -46,6 +46,8 @@ class ModelSize:
     attention_sinks: int = 0
     state_bytes: int = 0
     """Of a slot for the states of recurrent layers; 0: there are none."""
+    adapter_numbers: int = 0
+    """float32 numbers of a LoRA adapter of rank 1 that changes all matrices."""
     is_encoder: bool = False
     """Its pages hold the keys and values of one layer in one step, and nothing that outlives it."""
     draft: ModelSize | None = None
@@ -115,6 +117,8 @@ class MemoryPlan:
     """States of recurrent layers, of all sequences."""
     draft: int = 0
     """Weights and workspace of the draft model."""
+    adapters: int = 0
+    """Slots of LoRA adapters."""
     promised: str = ""
     """The memory that `free` leaves out, and whose it is, in words."""
 
@@ -138,6 +142,7 @@ class MemoryPlan:
         """Everything, with a KV cache for so many tokens."""
         pages = -(-tokens // self.page_size)
         fixed = self.weights + self.draft + self.workspace + self.windowed + self.states
+        fixed += self.adapters
         return fixed + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:
@@ -146,6 +151,7 @@ class MemoryPlan:
         return (
             f"{_mb(self.free)} free{promised}, of which {self.utilization:.0%} may be used, "
             f"{_mb(self.weights)} weights, {f'{_mb(self.draft)} draft model, ' * bool(self.draft)}"
+            f"{f'{_mb(self.adapters)} adapters, ' * bool(self.adapters)}"
             f"{_mb(self.workspace)} workspace, {self.kv_per_token} bytes per token of KV cache: "
             f"{max(self.fit, 0)} tokens fit"
         )

@@ -42,6 +42,9 @@ class Request:
     second_at: int = 0
     """The prompt is a pair of texts, with the second one from this token on: an encoder gives its
     scores in place of the embedding. 0: it is one text."""
+    adapter: str = ""
+    """The name of a LoRA adapter of the engine, which changes the model for this request; "": the
+    model itself answers."""
 
     def __post_init__(self) -> None:
         checks.string("request_id", self.request_id, MAX_REQUEST_ID_CHARS, min_chars=1)

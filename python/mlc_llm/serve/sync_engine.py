@@ -106,13 +106,15 @@ class SyncMLCEngine:
         generation_config: Config | list[Config] | None = None,
         *,
         special: bool = False,
+        adapter: str = "",
     ) -> Generated:
         """Run all prompts to their end, together: `texts, logprobs = engine.generate(...)`.
 
         The result also has the reason why each text ended and the usage of each prompt (see
         `Generated`). Give one config for all prompts, or a list with one for each; a config may be
         a dict of its fields. In a prompt that is a string, the name of a control token is ordinary
-        text; with `special`, it is the control token.
+        text; with `special`, it is the control token. `adapter`: the name of a LoRA adapter that
+        changes the model for all prompts.
 
         Raises `UserError` for a prompt that is refused (`ContextLengthExceeded` if it is too long)
         and `RequestError` for one that failed. After an error, and after Ctrl-C, which is raised
@@ -123,7 +125,8 @@ class SyncMLCEngine:
         configs = _one_config_a_prompt(generation_config, len(inputs))
         with HeldInterrupts() as held, self._in_use:
             pairs = enumerate(zip(inputs, configs, strict=True))
-            return self._run([self.create_request(str(i), *pair) for i, pair in pairs], held)
+            made = [self.create_request(str(i), *pair, adapter=adapter) for i, pair in pairs]
+            return self._run(made, held)
 
     def chat(
         self,
@@ -132,6 +135,7 @@ class SyncMLCEngine:
         *,
         tools: Sequence[GivenTool] | None = None,
         tool_choice: str | Mapping[str, object] | None = None,
+        adapter: str = "",
     ) -> ChatAnswer:
         """The next message of the model in a conversation, as a whole.
 
@@ -141,7 +145,7 @@ class SyncMLCEngine:
         """
         config = GenerationConfig.of(generation_config)
         prompt = self.chat_prompt(messages, tools=tools, tool_choice=tool_choice)
-        answers = self.generate([prompt], config)
+        answers = self.generate([prompt], config, adapter=adapter)
         logprobs = answers.logprobs[0]
         return ChatAnswer(answers.texts[0], answers.finish_reasons[0], answers.usages[0], logprobs)
 
@@ -173,11 +177,14 @@ class SyncMLCEngine:
         request_id: str,
         inputs: data.Data | list[data.Data],
         generation_config: Config,
+        *,
+        adapter: str = "",
     ) -> Request:
-        """A request for `add_request`. The model's defaults fill the open fields of the config."""
+        """A request for `add_request`. The model's defaults fill the open fields of the config.
+        `adapter`: the name of a LoRA adapter, or none."""
         config = GenerationConfig.of(generation_config)
         request: Request = self._ffi["create_request"](request_id, inputs, config.asjson())
-        return request
+        return replace(request, adapter=adapter) if adapter else request
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises `UserError` if it is refused."""
@@ -193,6 +200,19 @@ class SyncMLCEngine:
         """Advance every running request by up to one token and call the callback."""
         with HeldInterrupts(), self._in_use:
             self._ffi["step"]()
+
+    def load_adapter(self, name: str, source: str) -> None:
+        """Load a LoRA adapter, a PEFT folder or a GGUF file, under a name for requests. The engine
+        needs room for it (`max_adapters`). Raises `UserError` for one that cannot be used; running
+        requests go on."""
+        with HeldInterrupts(), self._in_use:
+            self._ffi["load_adapter"](name, source)
+
+    def drop_adapter(self, name: str) -> None:
+        """Requests that run with the adapter go on to their end; no other one gets it. Raises
+        `InvalidField` for a name that is not there."""
+        with HeldInterrupts(), self._in_use:
+            self._ffi["drop_adapter"](name)
 
     def reset(self) -> None:
         """Abort all requests and clear all state and metrics."""

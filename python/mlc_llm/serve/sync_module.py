@@ -16,6 +16,7 @@ from mlc_llm.serve.data import RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
+from mlc_llm.serve.opening.adapters import adapter
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
 from mlc_llm.serve.prompts import data_of_inputs
@@ -41,6 +42,8 @@ FUNCTIONS = (
     "get_complete_engine_config",
     "get_model_bundle",
     "get_longest_sequence",
+    "load_adapter",
+    "drop_adapter",
 )
 
 
@@ -108,6 +111,16 @@ class SyncEngineModule:
         with HeldInterrupts():
             self._undelivered += self._engine.core.reset()
         self._deliver()
+
+    def load_adapter(self, name: str, source: str) -> None:
+        """Raises `UserError` for an adapter that cannot be used."""
+        opened = self._engine
+        parts = adapter(name, source, opened.config, opened.bundle)
+        opened.core.adapters.load(name, parts)
+
+    def drop_adapter(self, name: str) -> None:
+        """Raises `InvalidField` for a name that is not there."""
+        self._engine.core.adapters.drop(name)
 
     def json_metrics(self) -> str:
         return json.dumps(self._engine.core.metrics().metrics)

@@ -22,11 +22,13 @@ from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.engine_calls import InCallback, Inside, Stoppable, forked
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.ffi_table import function_table
+from mlc_llm.serve.opening.adapters import adapter as adapter_of
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.open_engine import OpenEngine
 from mlc_llm.serve.prompts import data_of_inputs
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.threaded.inbox import (
+    AdapterChange,
     Arrival,
     CoreCall,
     DebugCall,
@@ -129,9 +131,11 @@ class ThreadedEngine(Stoppable):
         request_id: str,
         inputs: str | Data | Sequence[str | Data],
         generation_config: str | GenerationConfig | Mapping[str, object],
+        adapter: str = "",
     ) -> Request:
         """`inputs`: one `Data` or several; a string is a text. `generation_config`: a config, its
         JSON, or a dict of its fields; the model's defaults fill the fields that it does not set.
+        `adapter`: the name of a LoRA adapter, or none.
         Raises `UserError` for a wrong value, `MLCError` if no model is loaded."""
         if isinstance(generation_config, str):
             config = GenerationConfig.from_json(generation_config)
@@ -139,7 +143,8 @@ class ThreadedEngine(Stoppable):
             config = GenerationConfig.of(generation_config)
         loaded = self.loaded
         config = config.merged_over(loaded.bundle.defaults)
-        return Request(request_id, data_of_inputs(inputs), config, loaded.load_id)
+        inputs = data_of_inputs(inputs)
+        return Request(request_id, inputs, config, loaded.load_id, adapter=adapter)
 
     def add_request(self, request: Request) -> None:
         """Queue a request. If the engine refuses it later, its stream ends with `error` and a
@@ -178,6 +183,21 @@ class ThreadedEngine(Stoppable):
         """End a request: its stream ends with `abort` and a usage. Unknown ids are ignored."""
         self.check_usable()
         self._intake.abort(str(request_id))
+
+    def load_adapter(self, name: str, source: str) -> None:
+        """Load a LoRA adapter, a PEFT folder or a GGUF file, under a name for requests, and wait
+        for it. Its files are read on the caller's thread, while streams go on. Raises `UserError`
+        for one that cannot be used or for which there is no room (`max_adapters`)."""
+        loaded = self.loaded
+        parts = adapter_of(name, source, loaded.config, loaded.bundle)
+        change = AdapterChange(name, parts, loaded.load_id)
+        self._ask(InstructionKind.kChangeAdapters, change)
+
+    def drop_adapter(self, name: str) -> None:
+        """Requests that run with the adapter go on to their end; no other one gets it. Raises
+        `InvalidField` for a name that is not there."""
+        change = AdapterChange(name, None, self.loaded.load_id)
+        self._ask(InstructionKind.kChangeAdapters, change)
 
     def debug_call_func_on_all_worker(self, func_name: str, func_args: str | None = None) -> None:
         """Call a TVM global function on the engine's thread, between two steps, and wait for it.

@@ -14,6 +14,9 @@ import numpy as np
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import (
+    RANK_STEP,
+    AdapterLimits,
+    AdapterParts,
     Batch,
     BatchOutput,
     BatchRow,
@@ -84,6 +87,7 @@ class FakeRunner:
         context_window: int = 1024,
         vocab_size: int = 300,
         window: Window | None = None,
+        adapters: int = 0,
     ) -> None:
         self.limits = RunnerLimits(
             num_pages=num_pages,
@@ -94,9 +98,12 @@ class FakeRunner:
             vocab_size=vocab_size,
             window=window,
             hidden_size=HIDDEN,
+            adapters=AdapterLimits(adapters, RANK_STEP),
         )
         self.sequences: dict[int, FakeSequence] = {}
         self.batches: list[Batch] = []
+        self.adapters: dict[int, AdapterParts] = {}
+        """What was loaded into each slot."""
         self.faults: list[Fault] = []
         """Called in order before each batch."""
         self.bad_rows: Callable[[Sequence[int]], bool] = lambda tokens: False
@@ -152,6 +159,10 @@ class FakeRunner:
             raise RequestError("no free page for a sequence from elsewhere")
         self.add_sequence(seq_id)
         self._append(self.sequences[seq_id], transfer.tensors[0].tolist())
+
+    def load_adapter(self, slot: int, parts: AdapterParts) -> None:
+        assert 0 <= slot < self.limits.adapters.slots
+        self.adapters[slot] = parts
 
     def remove_sequence(self, seq_id: int) -> None:
         for page in self.sequences.pop(seq_id).owned:

@@ -50,6 +50,9 @@ class CpuDevice:
             array = copy
         return tvm_ffi.from_dlpack(array)
 
+    def write(self, tensor: tvm_ffi.Tensor, index: int, values: npt.ArrayLike) -> None:
+        np.from_dlpack(tensor)[index] = values
+
     def staging(self) -> HostStaging:
         return HostStaging()
 

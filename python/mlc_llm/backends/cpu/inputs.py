@@ -36,6 +36,7 @@ class Input:
     eps: float = 0.0
     _prepared: dict[tuple[bool, bool, int, bool], Tensor] = field(default_factory=dict)
     """The tensors made of it, by the way in which a matrix reads them."""
+    _floats: Tensor | None = None
 
     @property
     def arguments(self) -> list[Tensor]:
@@ -53,13 +54,24 @@ class Input:
             self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
         return self._prepared[key]
 
+    def as_floats(self, columns: int, isa: Isa, scratch: Scratch) -> Tensor:
+        """The input as float32 [tokens, columns]."""
+        return self.x if self.kind == "plain" else self._as_floats(columns, isa, scratch)
+
+    def _as_floats(self, k: int, isa: Isa, scratch: Scratch) -> Tensor:
+        """The same as a tensor of its own, made once."""
+        if self._floats is None:
+            out, kernel = float_tensor(self.x.shape[0], k), floats(self.kind, k, isa, self.eps)
+            name = f"{self.kind}_{k}"
+            self._floats = scratch.call(kernel, name, self.arguments, out)
+        return self._floats
+
     def _prepare(self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None) -> Tensor:
         """Calls the kernel that makes what the matrix reads."""
         kind, args, eps = self.kind, self.arguments, self.eps
         m, k, group = self.x.shape[0], matrix.columns, matrix.fmt.group
         if not isa.integer or matrix.fmt.reads_floats:
-            out = float_tensor(m, k)
-            return scratch.call(floats(kind, k, isa, eps), f"{kind}_{k}", args, out)
+            return self._as_floats(k, isa, scratch)
         if matrix.fmt.is_fixed_point:
             out = Tensor.placeholder([m, row_width(k)], "int32")
             if fast is not None:

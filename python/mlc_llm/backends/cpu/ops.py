@@ -13,12 +13,14 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.base import (
+    AdapterInputs,
     ExpertMatrices,
     GatedDeltaVectors,
     Mamba2Vectors,
     Part,
     StateInputs,
 )
+from mlc_llm.backends.cpu.adapters import with_adapters
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.delta import gated_delta
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
@@ -67,10 +69,14 @@ class CpuOps(AttentionOps):
         self._isa = isa
         self._scratch = Scratch()
         self._fast_tokens: Tensor | None = None
+        self._adapted: list[tuple[PackedMatrix, AdapterInputs]] = []
         self.has_fast_tokens = self.is_fast = False
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         self._scratch, self._fast_tokens = Scratch(), fast_tokens
+
+    def adapt(self, matrices: Sequence[tuple[PackedMatrix, AdapterInputs]]) -> None:
+        self._adapted = list(matrices)
 
     def begin_layer(self) -> None:
         self._scratch.start_layer()
@@ -156,6 +162,17 @@ class CpuOps(AttentionOps):
     ) -> Tensor:
         """x W^T, added to `add_to` in place if that is given."""
         given = x if isinstance(x, Input) else Input("plain", x)
+        inputs = next((one for adapted, one in self._adapted if adapted is matrix), None)
+        if inputs is None:
+            return self._plain_product(matrix, given, add_to)
+        wide = given.as_floats(matrix.columns, self._isa, self._scratch)
+        y = self._plain_product(matrix, given, add_to)
+        return with_adapters(y, wide, inputs, self._isa, self._scratch)
+
+    def _plain_product(
+        self, matrix: PackedMatrix, given: Input, add_to: Tensor | None = None
+    ) -> Tensor:
+        """The same without adapters."""
         fast = self._fast_tokens if matrix.is_fast else None
         read = self._prepared(given, matrix, fast)
         add = add_to is not None

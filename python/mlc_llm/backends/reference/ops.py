@@ -12,6 +12,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.base import (
+    AdapterInputs,
     AttentionBlocks,
     ExpertMatrices,
     GatedDeltaVectors,
@@ -22,6 +23,7 @@ from mlc_llm.backends.base import (
     StateInputs,
 )
 from mlc_llm.backends.reference.activations import activated, gated
+from mlc_llm.backends.reference.adapters import adapter_sum
 from mlc_llm.backends.reference.delta import gated_delta
 from mlc_llm.backends.reference.experts import ExpertStack, chosen_experts, weighted_results
 from mlc_llm.backends.reference.recurrent import convolved, mamba2
@@ -64,6 +66,12 @@ class ReferenceOps:
     """See `backends.base.Ops`. An Input is a plain tensor; nothing is fast."""
 
     has_fast_tokens = is_fast = False
+
+    def __init__(self) -> None:
+        self._adapted: list[tuple[Matrix, AdapterInputs]] = []
+
+    def adapt(self, matrices: Sequence[tuple[Matrix, AdapterInputs]]) -> None:
+        self._adapted = list(matrices)
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         """All tokens are exact."""
@@ -116,6 +124,9 @@ class ReferenceOps:
         scale: float = 1.0,
     ) -> Tensor:
         y = op.matmul(x, op.permute_dims(matrix.packed))
+        for adapted, inputs in self._adapted:
+            if adapted is matrix:
+                y = y + adapter_sum(x, inputs)
         y = times(y if bias is None else y + bias, scale)
         return y if add_to is None else add_to + y
 

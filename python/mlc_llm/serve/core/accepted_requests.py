@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.postprocess import take_output
 from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.sequence import RequestState
@@ -16,7 +17,8 @@ Outputs = list[RequestStreamOutput]
 class AcceptedRequests:
     """Requests by id. Each leaves with exactly one usage output, its last one."""
 
-    def __init__(self, scheduler: Scheduler, telemetry: Telemetry) -> None:
+    def __init__(self, scheduler: Scheduler, telemetry: Telemetry, adapters: Adapters) -> None:
+        self._adapters = adapters
         self._scheduler = scheduler
         self._telemetry = telemetry
         self._by_id: dict[str, RequestState] = {}
@@ -30,6 +32,7 @@ class AcceptedRequests:
     def add(self, state: RequestState) -> None:
         """Queue a request."""
         self._by_id[state.request_id] = state
+        self._adapters.take(state.adapter)
         self._scheduler.add(state)
         self._telemetry.note(state, "request added to engine")
         self._telemetry.note(state, "start request")
@@ -77,6 +80,7 @@ class AcceptedRequests:
         outputs = [] if output is None else [output]
         if state.is_finished:
             del self._by_id[state.request_id]
+            self._adapters.give_back(state.adapter)
             self._telemetry.note(state, "finish request")
             usage = self._telemetry.close(state, state.worst_end)
             outputs.append(RequestStreamOutput.usage(state.request_id, usage))

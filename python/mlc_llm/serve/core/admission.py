@@ -11,6 +11,7 @@ from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.config import HEAD_MODES, EngineConfig
+from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
@@ -48,8 +49,11 @@ class Admission:
         config: EngineConfig,
         stop_token_ids: frozenset[int],
         policy: RequestPolicy,
+        *,
+        adapters: Adapters | None = None,
     ) -> None:
         """stop_token_ids: the model's own; a request may name more."""
+        self._adapters = no_adapters() if adapters is None else adapters
         self._tokenizer = tokenizer
         self._vocab_size, self._precision = limits.vocab_size, limits.precision
         self._is_encoder, self._compares = limits.is_encoder, limits.scores > 0
@@ -89,6 +93,7 @@ class Admission:
             stop_token_ids=self._stop_ids(config),
             metrics=RequestMetrics(self._precision, prompt_tokens=len(prompt), added_at=now),
             cache_salt=request.cache_salt,
+            adapter=self._adapter(request),
             scores=self._scores(request, prompt),
             is_embedding=request.is_embedding,
             second_at=request.second_at,
@@ -102,6 +107,7 @@ class Admission:
         config = request.generation_config
         self._refuse_kind(request)
         self._refuse_pin(config)
+        self._adapter(request)
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         texts = [item.text for item in request.inputs if isinstance(item, TextData)]
         self._tokenizer.check_size(texts, self.context)
@@ -119,6 +125,9 @@ class Admission:
             None if stops is None else StopStrHandler(stops, self._tokenizer),
             None if grammar is None else grammar.matcher(),
         )
+
+    def _adapter(self, request: Request) -> Adapter | None:
+        return self._adapters.find(request.adapter) if request.adapter else None
 
     def _scores(self, request: Request, prompt: list[int]) -> PromptScores | None:
         if request.prompt_logprobs is None:

@@ -20,6 +20,7 @@ from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
+from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.admission import Admission, Prepared
 from mlc_llm.serve.core.gauges import gauges
 from mlc_llm.serve.core.policy import RequestPolicy
@@ -70,7 +71,11 @@ class EngineCore:
         self._runner = runner
         self._capacity = runner.limits.capacity
         stops = frozenset(stop_token_ids)
-        self._admission = Admission(tokenizer, runner.limits, config, stops, policy)
+        self.adapters = Adapters(runner.limits.adapters.slots, runner.load_adapter)
+        """The LoRA adapters. They are loaded and dropped between two steps, by the core's owner."""
+        self._admission = Admission(
+            tokenizer, runner.limits, config, stops, policy, adapters=self.adapters
+        )
         longest = longest_sequence(self._admission.context, self._capacity)
         self.longest_sequence = longest
         """The most tokens that a prompt and its answer have together; a prompt has fewer."""
@@ -79,7 +84,7 @@ class EngineCore:
         self._verifier = DraftVerifier(runner, self._scheduler.pages)
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
-        self._requests = AcceptedRequests(self._scheduler, self._telemetry)
+        self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
         self._is_torn = False
@@ -224,6 +229,7 @@ class EngineCore:
         assert not self._is_torn, "an operation is half done"
         self._requests.check_integrity()
         self._scheduler.check_integrity()
+        self.adapters.check_integrity()
         if self._speculator is not None:
             self._speculator.check_integrity()
         if not self.prefix_cache.num_sequences:

@@ -12,6 +12,7 @@ import numpy as np
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import (
+    AdapterParts,
     Batch,
     BatchOutput,
     BatchRow,
@@ -112,6 +113,9 @@ class EchoRunner:
 
     def kept_states(self, seq_id: int) -> abc.Sequence[int]:
         return ()
+
+    def load_adapter(self, slot: int, parts: AdapterParts) -> None:
+        raise AssertionError("there is no model that it could change")
 
     def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
         sequence = self._sequences[seq_id]

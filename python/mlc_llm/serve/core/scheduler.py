@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, abc
 
-from mlc_llm.runtime.batch import BatchRow, Runner, Scoring
+from mlc_llm.runtime.batch import NO_ADAPTER, BatchRow, Runner, Scoring
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.prefill_budget import PrefillBudget
@@ -245,4 +245,6 @@ def _row(sequence: Sequence, count: int, scoring: Scoring | None, *, is_whole: b
         of_prompt = 0
     tokens = sequence.tokens(computed, computed + count)
     second_at = sequence.request.second_at
-    return BatchRow(seq_id, tokens, samplings, of_prompt, scoring, second_at)
+    adapter = sequence.request.adapter
+    slot = NO_ADAPTER if adapter is None else adapter.slot
+    return BatchRow(seq_id, tokens, samplings, of_prompt, scoring, second_at, adapter=slot)

@@ -16,6 +16,7 @@ from mlc_llm.runtime.batch import Hidden, LogitBias, Sampled
 from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progress, SamplingState
 
 if TYPE_CHECKING:
+    from mlc_llm.serve.core.adapters import Adapter
     from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
     from mlc_llm.serve.core.prompt_scores import PromptScores
     from mlc_llm.serve.data import FinishReason
@@ -157,6 +158,7 @@ class RequestState:
         stop_token_ids: frozenset[int],
         metrics: RequestMetrics,
         cache_salt: str = "",
+        adapter: Adapter | None = None,
         scores: PromptScores | None = None,
         is_embedding: bool = False,
         second_at: int = 0,
@@ -172,7 +174,8 @@ class RequestState:
         self.seed = random.getrandbits(63) if config.seed is None else config.seed
         self.stop_token_ids = stop_token_ids
         """Empty with `ignore_eos`."""
-        self.cache_salt = cache_salt
+        self.adapter = adapter
+        self.cache_salt = cache_salt if adapter is None else adapter.salt + cache_salt
         self.counts_tokens = _has_penalty(config)
         self.logit_bias = LogitBias(config.logit_bias)
         """One object for every token of every sequence."""

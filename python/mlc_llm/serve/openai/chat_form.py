@@ -34,7 +34,7 @@ class ChatForm:
     """
 
     def __init__(self, request: ChatCompletionRequest, model: ChatModel) -> None:
-        self._request, self._model = request, model
+        self._request, self._model = request, model.named(request.model)
         self._functions = _functions(request)
         self._family = call_family(model.template)
         self._tags = think_tags_of(model.template)
@@ -55,7 +55,11 @@ class ChatForm:
         if self._tags is not None:
             self._opening = opening_of(prompt.end, self._tags)
         return Request(
-            request_id, [TokenData(prompt.ids)], self._with_grammar(config), model.load_id
+            request_id,
+            [TokenData(prompt.ids)],
+            self._with_grammar(config),
+            model.load_id,
+            adapter=model.adapter,
         )
 
     def reader(self) -> AnswerReader | None:

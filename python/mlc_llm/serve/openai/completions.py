@@ -36,7 +36,7 @@ def completion_call(
     its choices follow those of the prompt before. Raises `UserError`."""
     _check(request)
     config = request.generation_config().merged_over(model.defaults)
-    prompts = request.prompts
+    prompts, model = request.prompts, model.named(request.model)
     ids = [request_id if len(prompts) == 1 else f"{request_id}-{i}" for i in range(len(prompts))]
     parts = [
         Part(one, config.n, _Making(one, prompt, config, model, request.prompt_logprobs))
@@ -86,6 +86,7 @@ class _Making:
             self._config,
             model.load_id,
             prompt_logprobs=self._prompt_logprobs,
+            adapter=model.adapter,
         )
 
 

@@ -52,7 +52,7 @@ def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel)
     unknown = request.unknown_fields()
     if unknown:
         _log.warning("fields of the request that have no effect: %s", ", ".join(unknown))
-    inputs = request.inputs
+    inputs, model = request.inputs, model.named(request.model)
     ids = [request_id if len(inputs) == 1 else f"{request_id}-{i}" for i in range(len(inputs))]
     pairs = zip(ids, inputs, strict=True)
     parts = [Part(one, 1, _Making(one, i, text, model)) for i, (one, text) in enumerate(pairs)]
@@ -105,6 +105,7 @@ def vector_request(
         model.load_id,
         is_embedding=True,
         second_at=second_at,
+        adapter=model.adapter,
     )
 
 

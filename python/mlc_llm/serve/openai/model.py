@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
@@ -33,6 +34,15 @@ class ChatModel(NamedTuple):
     """It makes vectors, and writes no text."""
     scores: int = 0
     """Scores that it gives to a pair of texts; 0: it compares none."""
+    adapters: Collection[str] = ()
+    """Names of its LoRA adapters."""
+    adapter: str = ""
+    """The one that its requests have; "": none."""
+
+    def named(self, name: str | None) -> ChatModel:
+        """The model that a request means whose `model` is this name: an adapter, if it is the name
+        of one."""
+        return self._replace(adapter=name) if name and name in self.adapters else self
 
     @property
     def least_answer(self) -> int:

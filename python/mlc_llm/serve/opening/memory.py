@@ -123,6 +123,10 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
             for one in spec.recurrent_layers.values()
             for shape in one.state_shapes
         ),
+        adapter_numbers=sum(
+            len(one.widths) * one.columns + sum(one.widths)
+            for one in plan.with_adapters().spec.adapted
+        ),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
         is_encoder=spec.encoder is not None,

@@ -25,6 +25,7 @@ from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
+from mlc_llm.serve.opening.adapters import adapters_of, with_adapter_room
 from mlc_llm.serve.opening.arguments import detect_device
 from mlc_llm.serve.opening.bundle import (
     ModelBundle,
@@ -82,17 +83,10 @@ def open_engine(
         return _open_echo(config, trace, echo_pace(echo))
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
-    bundles = open_models(
-        models,
-        lambda files: begin_weights(reading, files, memory.free, config.kernels),
-        *(config.quantization, config.rope_scaling),
-        has_heads=config.speculative_mode in HEAD_MODES,
-    )
-    if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
-        for bundle in bundles:
-            bundle.tokenizer.complete()
+    bundles = _bundles(config, models, reading, memory.free)
     size = _size(bundles, config.kernels)
-    config = with_precision(config, bundles[0])
+    config = with_adapter_room(with_precision(config, bundles[0]))
+    adapters = adapters_of(config, bundles[0])
     complete, plan, held = memory.take(config, size, bundles[0].name)
     _log_plan(complete, plan)
     try:
@@ -100,6 +94,8 @@ def open_engine(
         pairs = zip(bundles, configs, strict=True)
         runners = tuple(create_runner(*pair, kind, reading.take) for pair in pairs)
         core = _core(runners, bundles[0], complete, trace)
+        for name, parts in adapters.items():
+            core.adapters.load(name, parts)
         publish_events(core, core.limits, complete)
     except BaseException:
         held.release()
@@ -113,6 +109,21 @@ def _log_plan(complete: EngineConfig, plan: MemoryPlan) -> None:
     if complete.verbose:
         _log.info("memory: %s", plan.describe())
         _log.info("precision: %s", complete.precision)
+
+
+def _bundles(
+    config: EngineConfig, models: list[ModelInfo], reading: ReadAhead, free: int
+) -> list[ModelBundle]:
+    bundles = open_models(
+        models,
+        lambda files: begin_weights(reading, files, free, config.kernels),
+        *(config.quantization, config.rope_scaling),
+        has_heads=config.speculative_mode in HEAD_MODES,
+    )
+    if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
+        for bundle in bundles:
+            bundle.tokenizer.complete()
+    return bundles
 
 
 def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
@@ -166,6 +177,8 @@ def _configs(
             model_lib=info.model_lib,
             max_single_sequence_length=min(single, bundle.context_window),
             precision="exact",
+            adapters={},
+            max_adapters=None,
         )
         for info, bundle in zip(models[1:], bundles[1:], strict=True)
     ]
@@ -206,6 +219,8 @@ def _open_echo(
     """The echo engine with the tokenizer of a model, or with one of bytes and no model at all."""
     from mlc_llm.serve.core.mock_echo import echo_config, echo_core
 
+    if config.adapters or config.max_adapters:
+        raise InvalidField("adapters", [*config.adapters], "the echo engine has no model to change")
     complete = echo_config(config)
     context = complete.max_single_sequence_length
     assert context is not None

@@ -20,7 +20,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import window_of
+from mlc_llm.serve.limits import adapter_limits, window_of
 from mlc_llm.serve.opening.bundle import ModelBundle
 
 AnyRunner: TypeAlias = ModelRunner | EncoderRunner | MedusaRunner
@@ -100,6 +100,7 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
         vocab_size=bundle.tokenizer.vocab_size,
         precision=precision_of(config),
         windowed=window_of(config) is not None,
+        adapted=bool(config.max_adapters),
         rebuild=rebuild,
     )
 
@@ -132,4 +133,5 @@ def _runner(
         window=window_of(config),
         precision=precision_of(config),
         read=read,
+        adapters=adapter_limits(config),
     )

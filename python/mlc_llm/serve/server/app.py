@@ -70,6 +70,8 @@ OTHER_ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("GET", "/get_load", balancers.load),
     ("POST", "/models/load", admin.load_model),
     ("POST", "/models/unload", admin.unload_model),
+    ("POST", "/adapters/load", admin.load_adapter),
+    ("POST", "/adapters/drop", admin.drop_adapter),
     *(("GET", path, page) for path in PAGE_PATHS),
 )
 

@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.runtime.batch import AdapterParts
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Prepared
 from mlc_llm.serve.core.engine_core import EngineCore
@@ -27,6 +28,7 @@ class InstructionKind(IntEnum):
     kResetEngine = 4
     kDebugCallFuncOnAllAllWorker = 5
     kCallCore = 6
+    kChangeAdapters = 7
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,17 @@ class CoreCall(NamedTuple):
     function: Callable[[EngineCore], None]
 
 
-Payload = Arrival | OpenRequest | EngineConfig | DebugCall | CoreCall | None
+class AdapterChange(NamedTuple):
+    """A LoRA adapter to load or to drop."""
+
+    name: str
+    parts: AdapterParts | None
+    """None: it is dropped."""
+    load_id: int
+    """The opened model that it was read for."""
+
+
+Payload = Arrival | OpenRequest | EngineConfig | DebugCall | CoreCall | AdapterChange | None
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Instruction:
     payload: Payload = None
     """By kind: `Arrival` to add; `OpenRequest` to abort, or None for an id that is not open;
     `EngineConfig` to reload; `DebugCall` to call a function; `CoreCall` to
-    use the core; None to unload and to reset."""
+    use the core; `AdapterChange`; None to unload and to reset."""
     done: Future[None] | None = None
     """Set when a caller waits for this instruction: it gets the end or the error."""
 

@@ -18,7 +18,14 @@ from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.opening.open_engine import OpenEngine, open_engine
-from mlc_llm.serve.threaded.inbox import Arrival, CoreCall, DebugCall, Instruction, InstructionKind
+from mlc_llm.serve.threaded.inbox import (
+    AdapterChange,
+    Arrival,
+    CoreCall,
+    DebugCall,
+    Instruction,
+    InstructionKind,
+)
 from mlc_llm.serve.threaded.open_requests import OpenRequest, OpenRequests
 from mlc_llm.serve.threaded.outbox import Outbox, Outputs
 
@@ -126,6 +133,8 @@ class Worker:
                 if self.loaded is None:
                     raise MLCError(self.why_not_loaded)
                 use.function(self.loaded.core)
+            case AdapterChange() as change:
+                self._change_adapters(change)
             case None if instruction.kind is InstructionKind.kUnloadEngine:
                 self._unload()
             case None if instruction.kind is InstructionKind.kResetEngine:
@@ -190,6 +199,16 @@ class Worker:
         except BaseException as error:
             self.why_not_loaded = f"no engine is loaded, the last reload failed: {_message(error)}"
             raise
+
+    def _change_adapters(self, change: AdapterChange) -> None:
+        if self.loaded is None:
+            raise MLCError(self.why_not_loaded)
+        if change.load_id != self.loaded.load_id:
+            raise MLCError("the model was reloaded after the adapter was read; load it again")
+        if change.parts is None:
+            self.loaded.core.adapters.drop(change.name)
+        else:
+            self.loaded.core.adapters.load(change.name, change.parts)
 
     def _debug_call(self, call: DebugCall) -> None:
         if self.loaded is None:

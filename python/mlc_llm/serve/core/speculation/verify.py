@@ -39,7 +39,7 @@ class DraftVerifier:
         plan.budget -= more
         assert plan.budget >= 0 and self._pages.available >= 0, "no room for draft tokens"
         token_ids = [*row.token_ids, *draft.token_ids]
-        plan.rows[index] = BatchRow(row.seq_id, token_ids, draft.samplings)
+        plan.rows[index] = BatchRow(row.seq_id, token_ids, draft.samplings, adapter=row.adapter)
 
     def verify_drafts(
         self, plan: StepPlan, sequence: Sequence, row: BatchRow, known_before: int

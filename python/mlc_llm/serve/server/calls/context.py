@@ -111,7 +111,8 @@ class ServerContext:
     @property
     def entries(self) -> list[ModelResponse]:
         """`model_entry` of every name."""
-        return [self.model_entry(slot, name) for slot in self.models.slots for name in slot.names]
+        slots = self.models.slots
+        return [self.model_entry(slot, name) for slot in slots for name in slot.all_names]
 
 
 def _model_of(slot: ModelSlot) -> ChatModel | None:
@@ -129,14 +130,18 @@ class ServedModel:
         """name: in the answer."""
         assert slot.client is not None and slot.turns is not None
         self.context, self.name, self._slot = context, name, slot
+        self._adapters = frozenset(
+            {name} if name not in slot.names and name in slot.adapters else ()
+        )
         self.client: AsyncClient = slot.client
         self.turns = slot.turns
         self.admission, self.settings = context.admission, context.settings
 
     @property
     def model(self) -> ChatModel:
-        """What requests need of it."""
-        return self.client.model
+        """What requests need of it. An adapter that is dropped meanwhile is refused by name."""
+        model = self.client.model
+        return model._replace(adapters={*model.adapters, *self._adapters})
 
     def keep(self, seconds: float | None) -> None:
         """It stays open for so long after its last request; None: for good. This counts until the
@@ -177,7 +182,7 @@ async def served_model(request: Request, name: str | None) -> ServedModel:
     context = context_of(request)
     slot = context.models.find(name)
     known = name if name and name != DEFAULT_NAME else slot.names[0]
-    current_note().model = known if known in slot.names else slot.names[0]
+    current_note().model = known if known in slot.all_names else slot.names[0]
     if slot.stalled:
         raise stalled(slot)
     if not context.models.take_ready(slot):

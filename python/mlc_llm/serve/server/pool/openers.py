@@ -14,6 +14,7 @@ from mlc_llm.serve.echo_model import is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import DEFAULT_UTILIZATION, complete_config
 from mlc_llm.serve.memory_plan import ModelSize
+from mlc_llm.serve.opening.adapters import with_adapter_room
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
@@ -60,10 +61,11 @@ class EngineOpener:
             model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
         size = model_size(bundle, config.kernels)
+        config = with_adapter_room(config)
         try:
-            return plan_within(self._config, size, share)
+            return plan_within(config, size, share)
         except UserError:
-            return plan_within(self._config, size, budget)
+            return plan_within(config, size, budget)
 
     def open(self, model: str | None, plan: Plan) -> AsyncClient:
         """Compiles the model's library if it is not there yet."""

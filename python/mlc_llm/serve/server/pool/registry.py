@@ -105,9 +105,12 @@ class ModelRegistry:
         for slot in self.slots:
             if name in slot.names:
                 return slot
+        for slot in self.slots:
+            if name in slot.adapters:
+                return slot
         if self._any_name:
             return self.default
-        known = ", ".join(name for slot in self.slots for name in slot.names)
+        known = ", ".join(name for slot in self.slots for name in slot.all_names)
         words = f"the model {str(name)[:80]!r} does not exist; there is: {known}"
         raise not_found(words, code="model_not_found", param="model")
 

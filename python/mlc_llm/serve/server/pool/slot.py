@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from enum import Enum
 
+from mlc_llm.errors import MLCError
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.server.errors import NoModel
 from mlc_llm.serve.server.limits.turns import Turns
@@ -32,6 +34,8 @@ class ModelSlot:
     def __init__(self, names: tuple[str, ...], source: str | None) -> None:
         """names: in requests, the first one in answers that name none. source: see `open_model`."""
         self.names, self.source = names, source
+        self.configured: tuple[str, ...] = ()
+        """LoRA adapters that it is opened with."""
         self.client: AsyncClient | None = None
         self.plan: Plan | None = None
         self.state = State.CLOSED
@@ -51,6 +55,19 @@ class ModelSlot:
         """Of the answers that have not ended."""
         self.stalled = ""
         """Why its engine serves nobody; empty if it does."""
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """Names of its LoRA adapters, which are names in requests as well."""
+        try:
+            return self.configured if self.client is None else self.client.adapters
+        except MLCError:  # an engine that has died
+            return self.configured
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Its own, and those of its adapters."""
+        return (*self.names, *(one for one in self.adapters if one not in self.names))
 
     @property
     def is_ready(self) -> bool:

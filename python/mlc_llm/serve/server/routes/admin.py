@@ -1,10 +1,12 @@
-"""Routes for those who run the server: open and close models.
+"""Routes for those who run the server: open and close models, load and drop LoRA adapters.
 
 They are there with `--enable-debug`, or if a key of the file has the word `admin`; then only such a
 key may call them.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,10 +18,12 @@ from mlc_llm.serve.server.calls.context import ServerContext, context_of, served
 from mlc_llm.serve.server.errors import HTTPError, not_found
 from mlc_llm.serve.server.limits.body import read_json_text
 from mlc_llm.serve.server.limits.tenants import tenant_of
+from mlc_llm.serve.server.pool.registry import DEFAULT_NAME
 from mlc_llm.serve.server.pool.slot import ModelSlot
 from mlc_llm.serve.server.streams.gone import unless_gone
 
 MAX_NAME_CHARS = 256
+MAX_PATH_CHARS = 4096
 
 
 async def load_model(request: Request) -> Response:
@@ -34,6 +38,49 @@ async def unload_model(request: Request) -> Response:
     context, slot = await _named(request)
     await unless_gone(request, context.models.close(slot))
     return JSONResponse(context.model_entry(slot, slot.names[0]).model_dump())
+
+
+async def load_adapter(request: Request) -> Response:
+    """Load a LoRA adapter into an open model: `{"name": name, "source": path, "model": name}`."""
+    context, slot, fields = await _of_adapter(request, {"name", "source", "model"})
+    name, source = fields["name"], checks.string("source", fields.get("source"), MAX_PATH_CHARS)
+    if name in (DEFAULT_NAME, *(one for each in context.models.slots for one in each.all_names)):
+        raise InvalidField("name", name, "a model or an adapter has this name")
+    served = await served_model(request, slot.names[0])
+    await asyncio.to_thread(served.client.load_adapter, name, source)
+    return JSONResponse(context.model_entry(slot, name).model_dump())
+
+
+async def drop_adapter(request: Request) -> Response:
+    """Drop a LoRA adapter: `{"name": name}`. Answers with it go on to their end."""
+    context, slot, fields = await _of_adapter(request, {"name"})
+    name = fields["name"]
+    if name in slot.names or name not in slot.adapters:
+        raise not_found(f"there is no adapter {name!r}", code="model_not_found", param="name")
+    served = await served_model(request, slot.names[0])
+    await asyncio.to_thread(served.client.drop_adapter, name)
+    return JSONResponse(context.model_entry(slot, slot.names[0]).model_dump())
+
+
+async def _of_adapter(
+    request: Request, known: set[str]
+) -> tuple[ServerContext, ModelSlot, dict[str, str]]:
+    """The model that is meant, and the fields of the body. Raises `HTTPError`, `InvalidField`."""
+    context = context_of(request)
+    check_admin(request, context)
+    data = await read_json_text(request, context.settings.limits)
+    fields = parse_json_object(data, "the request")
+    for name in sorted(set(fields) - known):
+        raise InvalidField(name, fields[name], f"unknown field; known: {', '.join(sorted(known))}")
+    if "name" not in fields:
+        raise MissingKey("name", "name")
+    texts = {
+        field: checks.string(field, value, MAX_PATH_CHARS, min_chars=1)
+        for field, value in fields.items()
+    }
+    checks.string("name", texts["name"], MAX_NAME_CHARS)
+    meant = texts.get("model") if "source" in known else texts["name"]
+    return context, context.models.find(meant), texts
 
 
 async def _named(request: Request) -> tuple[ServerContext, ModelSlot]:

@@ -57,7 +57,9 @@ IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 FLAG: Schema = {"type": "boolean"}
 OF_A_MODEL = fields(model=OPTIONAL_TEXT)
-OF_A_NAME = fields(model={**TEXT, "minLength": 1, "maxLength": 256})
+NAME: Schema = {**TEXT, "minLength": 1, "maxLength": 256}
+PATH: Schema = {**TEXT, "minLength": 1, "maxLength": 4096}
+OF_A_NAME = fields(model=NAME)
 MODELS = required(fields(models={"type": "array", "items": {"type": "object"}}), "models")
 FACTS: Schema = {"type": "object"}
 STATUS = required(fields(status=TEXT), "status")
@@ -160,6 +162,14 @@ OPERATIONS: dict[str, Operation] = {
     "/models/load": Operation("Open a model.", required(OF_A_NAME, "model"), ModelResponse),
     "/models/unload": Operation(
         "Close a model when its answers have ended.", required(OF_A_NAME, "model"), ModelResponse
+    ),
+    "/adapters/load": Operation(
+        "Load a LoRA adapter into a model.",
+        required(fields(name=NAME, source=PATH, model=TEXT), "name", "source"),
+        ModelResponse,
+    ),
+    "/adapters/drop": Operation(
+        "Drop a LoRA adapter.", required(fields(name=NAME), "name"), ModelResponse
     ),
     "/debug/dump_event_trace": Operation(
         "The events of all requests, as a Chrome trace.",

@@ -1,0 +1,82 @@
+"""The LoRA adapters that a model has in memory: a slot each, in tensors that all slots share."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import tvm_ffi
+
+from mlc_llm.errors import InvalidField
+from mlc_llm.library.metadata import AdaptedInfo, Metadata
+from mlc_llm.runtime.batch import AdapterLimits, AdapterParts, BatchRow, Factors
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Device, DeviceTensor, Numbers
+
+
+class _Tensors(NamedTuple):
+    """Of one matrix; see `library/signatures.py`."""
+
+    down: DeviceTensor
+    up: DeviceTensor
+    ranks: DeviceTensor
+
+
+class AdapterMemory:
+    """All slots, empty at first. One thread at a time; no step may run meanwhile."""
+
+    def __init__(self, infos: Sequence[AdaptedInfo], limits: AdapterLimits, device: Device) -> None:
+        self._infos, self._limits, self._device = infos, limits, device
+        slots, rank = limits.slots, limits.rank
+        self._tensors = [
+            _Tensors(
+                device.zeros((slots, len(one.widths), rank, one.columns), "float32"),
+                device.zeros((slots, rank, sum(one.widths)), "float32"),
+                device.zeros((slots,), "int32"),
+            )
+            for one in infos
+        ]
+        self.inputs = tvm_ffi.convert([one for found in self._tensors for one in found])
+        """`forward`'s input `adapters`."""
+
+    def load(self, slot: int, parts: AdapterParts) -> None:
+        """Put an adapter into a slot, which no row of a step has until then."""
+        for info, tensors in zip(self._infos, self._tensors, strict=True):
+            self._write(slot, info, tensors, parts.get(info.name, ()))
+
+    def _write(
+        self, slot: int, info: AdaptedInfo, tensors: _Tensors, parts: Sequence[Factors | None]
+    ) -> None:
+        rank = self._limits.rank
+        down = np.zeros((len(info.widths), rank, info.columns), np.float32)
+        up = np.zeros((rank, sum(info.widths)), np.float32)
+        most = start = 0
+        given = parts or [None] * len(info.widths)
+        for p, (width, one) in enumerate(zip(info.widths, given, strict=True)):
+            if one is not None:
+                own = len(one.down)
+                down[p, :own] = one.down
+                up[:own, start : start + width] = one.up.T
+                most = max(most, own)
+            start += width
+        for tensor, values in zip(tensors, (down, up, np.int32(most)), strict=True):
+            self._device.write(tensor, slot, values)
+
+
+def adapter_slots(rows: Sequence[BatchRow]) -> Numbers:
+    """The slot of each token of a step."""
+    found = array("i")
+    for row in rows:
+        found.extend([row.adapter] * len(row.token_ids))
+    return found
+
+
+def check_adapters(metadata: Metadata, adapters: AdapterLimits) -> None:
+    """Raises InvalidField unless the library was made for adapters, or without, as this."""
+    if bool(metadata.adapted) != bool(adapters.slots):
+        has = "for" if metadata.adapted else "without"
+        words = f"this library is one {has} adapters; leave model_lib out"
+        raise InvalidField("max_adapters", adapters.slots, words)
