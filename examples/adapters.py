@@ -37,5 +37,6 @@ with tempfile.TemporaryDirectory() as temporary:
 
 config = GenerationConfig(temperature=0, max_tokens=16)
 for name in ("", *sources, "later"):
-    print(f"{name or 'the model itself'}: {engine.chat('Where is Paris?', config, adapter=name)!r}")
+    (text,) = engine.chat("Where is Paris?", config, adapter=name).texts
+    print(f"{name or 'the model itself'}: {text}")
 engine.drop_adapter("later")
