@@ -183,8 +183,8 @@ def test_an_interrupted_generate_leaves_nothing(
     engine.add_request(engine.create_request("1", data.TextData("other"), GenerationConfig()))
     called = getattr(engine, function)
 
-    def interrupted(*args: Any) -> Any:
-        result = called(*args)
+    def interrupted(*args: Any, **named: Any) -> Any:
+        result = called(*args, **named)
         signal.raise_signal(signal.SIGINT)  # right behind the work, before anyone could note it
         return result
 

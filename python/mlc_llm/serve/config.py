@@ -161,10 +161,10 @@ class EngineConfig:
     """LoRA adapters by name: a PEFT folder or a GGUF file each. A request names one as its `model`
     (over HTTP) or its `adapter`."""
     max_adapters: int | None = None
-    """How many adapters may be loaded at a time. None: as many as `adapters` has; 0 of them mean
-    that none can be loaded later, and cost nothing."""
+    """How many adapters may be loaded at a time, 0 to 1024. None: as many as `adapters` has; 0 of
+    them mean that none can be loaded later, and cost nothing."""
     max_adapter_rank: int | None = None
-    """The largest rank of an adapter. None: that of `adapters`, or 16 without any."""
+    """The largest rank of an adapter, 1 to 1024. None: that of `adapters`, or 16 without any."""
     verbose: bool = True
     """Log the memory plan."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.loader.lora import LoraAdapter
-from mlc_llm.model_files.adapters import changes_of, open_adapter, parts_of
 from mlc_llm.runtime.batch import AdapterParts
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.opening.bundle import ModelBundle
+
+if TYPE_CHECKING:
+    from mlc_llm.loader.lora import LoraAdapter
 
 USUAL_RANK = 16
 """Room for adapters that are loaded later, if nobody says more."""
@@ -41,6 +43,8 @@ def adapters_of(config: EngineConfig, bundle: ModelBundle) -> dict[str, AdapterP
 
 def adapter(name: str, source: str, config: EngineConfig, bundle: ModelBundle) -> AdapterParts:
     """What an adapter adds to the model. Raises UserError with its name."""
+    from mlc_llm.model_files.adapters import changes_of, parts_of
+
     files = bundle.files
     if not config.max_adapters or files is None:
         words = "this engine takes no adapters: it was opened without adapters and max_adapters"
@@ -54,6 +58,8 @@ def adapter(name: str, source: str, config: EngineConfig, bundle: ModelBundle) -
 
 
 def _opened(name: str, source: str) -> LoraAdapter:
+    from mlc_llm.model_files.adapters import open_adapter
+
     try:
         return open_adapter(source)
     except UserError as error:
