@@ -55,6 +55,7 @@ LAZY = {
     ("mlc_llm.cli.bench", "mlc_llm.bench.workload"),
     ("mlc_llm.cli.bench", "mlc_llm.cli.remote_session"),
     ("mlc_llm.cli.opening", "numpy"),  # before what imports it from deep inside
+    ("mlc_llm.serve.opening.adapters", "mlc_llm.model_files.adapters"),  # few engines have adapters
     ("mlc_llm.cli.opening", "mlc_llm.cli.session"),
     ("mlc_llm.cli.opening", "mlc_llm.serve.sync_engine"),
     ("mlc_llm.cli.session", "mlc_llm.cli.answers"),  # the answer has been shown before
