@@ -29,12 +29,12 @@ from tvm.relax.frontend.nn.llm.kv_cache import (
 )
 from tvm.relax.frontend.nn.llm.position_embedding import llama_rope_with_position_map
 
-from mlc_llm.backends.base import LayerInputs, Part
 from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.ops import CpuOps
 from mlc_llm.backends.cpu.target import choose, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.backends.operands import LayerInputs, Part
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo
 from mlc_llm.models.spec import AttentionSpec
 from mlc_llm.runtime.kv_cache import KVCache

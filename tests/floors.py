@@ -24,7 +24,7 @@ CONTRACTS = {
 GROUND = {"errors", "json_file", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
 CORE |= {"tokenizers", "protocol"}
-BACKENDS = {"backends.base", "backends.registry"}
+BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
@@ -36,6 +36,7 @@ DEVICE = {
     *GROUND,
     "backends.base",
     "backends.features",
+    "backends.operands",
     "library",
     "models.recurrent",
     "models.spec",
@@ -107,13 +108,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {
         *GROUND,
         "backends.base",
+        "backends.operands",
         "models.encoder_spec",
         "models.heads_spec",
         "models.recurrent",
         "models.spec",
     },
     "backends": set(),
-    "backends.base": {*GROUND, "models.recurrent", "models.spec", "quantization"},
+    "backends.operands": set(),
+    "backends.base": {
+        *GROUND,
+        "backends.operands",
+        "models.recurrent",
+        "models.spec",
+        "quantization",
+    },
     "backends.features": {*GROUND, "backends.base", "models.recurrent", "models.spec"},
     "backends.registry": {
         *GROUND,

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mlc_llm.precision import Precision
 
@@ -24,9 +24,21 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import tvm
     import tvm_ffi
-    from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
 
+    from mlc_llm.backends.operands import (
+        AdapterInputs,
+        AttentionBlocks,
+        ExpertMatrices,
+        GatedDeltaVectors,
+        HeadNorms,
+        Input,
+        LayerInputs,
+        Mamba2Vectors,
+        Matrix,
+        Part,
+        StateInputs,
+    )
     from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
     from mlc_llm.models.spec import (
         Activation,
@@ -40,22 +52,8 @@ Numbers: TypeAlias = "array[int] | array[float]"
 Table: TypeAlias = "tuple[Numbers, int]"
 """int32 (`array("i")`) or float32 (`array("f")`), row by row, and how long a row is; 0 for a plain
 list of numbers."""
-Matrix: TypeAlias = "nn.Module"
-"""What `Ops.matrix` or `Ops.expert_matrices` has made: a module with the parameter `packed`."""
-Input: TypeAlias = object
-"""What `Ops.linear` multiplies: a tensor, or what `norm` and `gated` return, which a backend may
-compute as a part of the product."""
 DeviceTensor: TypeAlias = "tvm_ffi.Tensor"
 """A tensor in the memory of a device, at run time."""
-
-
-class Part(NamedTuple):
-    """A part of a joined result: the tensor, and the column that the part begins with."""
-
-    tensor: Tensor
-    start: int = 0
-    bias: Tensor | None = None
-    """float32 [width]: whoever reads the part adds it."""
 
 
 class WeightLayout(Protocol):
@@ -79,124 +77,6 @@ class WeightLayout(Protocol):
     def pack(self, values: Grouped | npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
         """The packed tensor of quantised values, or of floats."""
         ...
-
-
-@dataclass(frozen=True)
-class HeadNorms:
-    """Weights of the norms of queries and keys, float32 [head_dim] for each head alone, or
-    [heads * head_dim] for all heads of a token together (`AttentionSpec.qk_norm`). That of keys is
-    not used by a layer that shares them."""
-
-    query: Tensor
-    key: Tensor
-    eps: float
-
-
-@dataclass(frozen=True)
-class ExpertBiases:
-    """Biases of a mixture of experts: float32 [experts] of the router, else [experts, rows]."""
-
-    router: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
-@dataclass(frozen=True)
-class ExpertMatrices:
-    """What `Ops.matrix` and `Ops.expert_matrices` have made for a mixture of experts."""
-
-    router: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    biases: ExpertBiases | None = None
-
-
-@dataclass(frozen=True)
-class LayerInputs:
-    """The inputs of a step that a layer's attention reads (shapes in `library/signatures.py`): the
-    tokens' positions, tables of its group of layers, and its pages."""
-
-    position: Tensor
-    sink_position: Tensor
-    rope: Tensor | None
-    """None: the layer does not rotate."""
-    slot: Tensor
-    place: Tensor
-    query_blocks: Tensor
-    page_ids: Tensor
-    window: Tensor
-    pages: Tensor
-    first_seen: Tensor | None = None
-    """int32 [tokens], the first place that each token sees, where the spec has a reach; else
-    `window` says it."""
-
-
-@dataclass(frozen=True)
-class StateInputs:
-    """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
-
-    rows: Tensor
-    states: tuple[Tensor, ...]
-    """[slots, ...], changed in place: one for each of the spec's `state_shapes`."""
-
-
-@dataclass(frozen=True)
-class AdapterInputs:
-    """The LoRA adapters of one matrix. Token t has the adapter a = slots[t], unless that is -1. To
-    the rows of each part of the matrix's result it adds up[a] of these rows times down[a, part]
-    x[t]."""
-
-    slots: Tensor
-    """int32 [tokens]."""
-    down: Tensor
-    """float32 [adapters, parts, rank, columns]; 0 beyond the rank of an adapter, as is `up`."""
-    up: Tensor
-    """float32 [adapters, rank, rows]."""
-    ranks: Tensor
-    """int32 [adapters]: the largest rank of an adapter's parts; 0: it leaves the matrix alone."""
-    widths: tuple[int, ...]
-    """Rows of each part."""
-
-
-@dataclass(frozen=True)
-class Mamba2Vectors:
-    """What a `Mamba2Spec` has beside its matrices, float32: weights [channels, kernel] and biases
-    [channels] of the convolution, biases of dt [heads], `a` and `d` [heads, 1], weights of the norm
-    [groups, inner / groups], if there is one."""
-
-    conv: Tensor
-    conv_bias: Tensor
-    dt_bias: Tensor
-    a: Tensor
-    d: Tensor
-    norm: Tensor | None
-    eps: float
-
-
-@dataclass(frozen=True)
-class GatedDeltaVectors:
-    """What a `GatedDeltaSpec` has beside its matrices, float32: weights [channels, kernel] of the
-    convolution, biases of a [heads], `decay` [heads], weights of the norm [head_dim]."""
-
-    conv: Tensor
-    dt_bias: Tensor
-    decay: Tensor
-    norm: Tensor
-    eps: float
-
-
-@dataclass(frozen=True)
-class AttentionBlocks:
-    """How attention cuts its work."""
-
-    query: int
-    """Tokens of one sequence that a row of `query_blocks` may cover."""
-    fast_query: int
-    """The same among the `fast_tokens`."""
-    kv_split: int
-    """Pages of a sequence that are summed up together."""
 
 
 class Ops(Protocol):

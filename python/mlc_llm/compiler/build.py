@@ -8,7 +8,8 @@ from pathlib import Path
 import tvm
 from tvm.relax.frontend import nn
 
-from mlc_llm.backends.base import AttentionBlocks, Backend, Ops
+from mlc_llm.backends.base import Backend, Ops
+from mlc_llm.backends.operands import AttentionBlocks
 from mlc_llm.errors import CompileError, MLCError
 from mlc_llm.library.encoder_signatures import encoder_signatures
 from mlc_llm.library.medusa_signatures import DRAFT, medusa_signatures

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import AdapterInputs, Matrix, Ops
+from mlc_llm.backends.base import Ops
+from mlc_llm.backends.operands import AdapterInputs, Matrix
 from mlc_llm.models.decoder import BaseDecoder, Decoder, RecurrentDecoder
 from mlc_llm.models.spec import ModelSpec
 

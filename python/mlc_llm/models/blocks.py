@@ -7,16 +7,16 @@ from typing import TypeAlias
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import (
+from mlc_llm.backends.base import Ops
+from mlc_llm.backends.operands import (
     ExpertBiases,
     ExpertMatrices,
     HeadNorms,
     Input,
     LayerInputs,
-    Ops,
     StateInputs,
 )
-from mlc_llm.backends.base import Part as Columns
+from mlc_llm.backends.operands import Part as Columns
 from mlc_llm.models.delta_block import GatedDeltaBlock
 from mlc_llm.models.merged import MergedLinear, Part
 from mlc_llm.models.product import Product

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
-from mlc_llm.backends.base import Input, Ops
-from mlc_llm.backends.base import Part as Columns
+from mlc_llm.backends.base import Ops
+from mlc_llm.backends.operands import Input
+from mlc_llm.backends.operands import Part as Columns
 from mlc_llm.models.spec import ModelSpec
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import AdapterInputs
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.operands import AdapterInputs
 from mlc_llm.kernels.cpu.adapters import adapter_down, adapter_up
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import AttentionBlocks, HeadNorms, LayerInputs, Part
 from mlc_llm.backends.cpu.in_place import added, heads_apart, normed_heads
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.operands import AttentionBlocks, HeadNorms, LayerInputs, Part
 from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
 from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
 from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attention

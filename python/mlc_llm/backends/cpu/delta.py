@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import GatedDeltaVectors, Part, StateInputs
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.operands import GatedDeltaVectors, Part, StateInputs
 from mlc_llm.kernels.cpu.delta_rule import DeltaShape, delta_scan, normed_gate
 from mlc_llm.kernels.cpu.silu_conv import unbiased_conv_silu
 from mlc_llm.models.recurrent import GatedDeltaSpec

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import ExpertMatrices
 from mlc_llm.backends.cpu.formats import WeightFormat, padded_rows, tensor_shape
 from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cpu.expert_bias import add_expert_bias
 from mlc_llm.kernels.cpu.expert_matmul import ExpertShape, expert_matmul
 from mlc_llm.kernels.cpu.expert_routing import collect, route, send

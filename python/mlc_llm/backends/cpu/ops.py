@@ -12,14 +12,6 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import (
-    AdapterInputs,
-    ExpertMatrices,
-    GatedDeltaVectors,
-    Mamba2Vectors,
-    Part,
-    StateInputs,
-)
 from mlc_llm.backends.cpu.adapters import with_adapters
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.delta import gated_delta
@@ -37,6 +29,14 @@ from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.operands import (
+    AdapterInputs,
+    ExpertMatrices,
+    GatedDeltaVectors,
+    Mamba2Vectors,
+    Part,
+    StateInputs,
+)
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import ExpertMatrices
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack, Routes
 from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.ops import CpuOps, PackedMatrix
 from mlc_llm.backends.cpu.scratch import float_tensor
+from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cpu.squares import add_expert_squares, add_squares
 from mlc_llm.models.spec import ExpertsSpec
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import Mamba2Vectors, StateInputs
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.operands import Mamba2Vectors, StateInputs
 from mlc_llm.kernels.cpu.short_conv import short_conv
 from mlc_llm.kernels.cpu.silu_conv import conv_silu
 from mlc_llm.kernels.cpu.state_space import gated_norm, scan

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import AdapterInputs
+from mlc_llm.backends.operands import AdapterInputs
 from mlc_llm.backends.reference.tensors import taken
 
 

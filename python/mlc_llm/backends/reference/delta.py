@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import GatedDeltaVectors, Part, StateInputs
+from mlc_llm.backends.operands import GatedDeltaVectors, Part, StateInputs
 from mlc_llm.backends.reference.recurrent import convolved, floats, softplus
 from mlc_llm.backends.reference.tensors import columns
 from mlc_llm.kernels.reference_delta import delta_scan

@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import ExpertMatrices, Matrix
+from mlc_llm.backends.operands import ExpertMatrices, Matrix
 from mlc_llm.backends.reference.activations import gated
 from mlc_llm.kernels.reference_experts import expert_product
 from mlc_llm.models.spec import ExpertsSpec

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import (
+from mlc_llm.backends.operands import (
     AdapterInputs,
     AttentionBlocks,
     ExpertMatrices,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import Mamba2Vectors, Part, StateInputs
+from mlc_llm.backends.operands import Mamba2Vectors, Part, StateInputs
 from mlc_llm.backends.reference.tensors import columns
 from mlc_llm.kernels.reference_conv import causal_conv
 from mlc_llm.kernels.reference_scan import selective_scan

@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.base import Part
+from mlc_llm.backends.operands import Part
 from mlc_llm.models.spec import QueryScaling
 
 GREEDY = 1e-5

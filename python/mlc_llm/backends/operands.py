@@ -1,0 +1,146 @@
+"""What the operations of a model take, beside plain tensors (`Ops` in `base.py`).
+
+Tensors are those of the time when a library is built. No TVM is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from tvm.relax.frontend import nn
+    from tvm.relax.frontend.nn import Tensor
+
+Matrix: TypeAlias = "nn.Module"
+"""What `Ops.matrix` or `Ops.expert_matrices` has made: a module with the parameter `packed`."""
+Input: TypeAlias = object
+"""What `Ops.linear` multiplies: a tensor, or what `norm` and `gated` return, which a backend may
+compute as a part of the product."""
+
+
+class Part(NamedTuple):
+    """A part of a joined result: the tensor, and the column that the part begins with."""
+
+    tensor: Tensor
+    start: int = 0
+    bias: Tensor | None = None
+    """float32 [width]: whoever reads the part adds it."""
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Weights of the norms of queries and keys, float32 [head_dim] for each head alone, or
+    [heads * head_dim] for all heads of a token together (`AttentionSpec.qk_norm`). That of keys is
+    not used by a layer that shares them."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class ExpertBiases:
+    """Biases of a mixture of experts: float32 [experts] of the router, else [experts, rows]."""
+
+    router: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertMatrices:
+    """What `Ops.matrix` and `Ops.expert_matrices` have made for a mixture of experts."""
+
+    router: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+    biases: ExpertBiases | None = None
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """The inputs of a step that a layer's attention reads (shapes in `library/signatures.py`): the
+    tokens' positions, tables of its group of layers, and its pages."""
+
+    position: Tensor
+    sink_position: Tensor
+    rope: Tensor | None
+    """None: the layer does not rotate."""
+    slot: Tensor
+    place: Tensor
+    query_blocks: Tensor
+    page_ids: Tensor
+    window: Tensor
+    pages: Tensor
+    first_seen: Tensor | None = None
+    """int32 [tokens], the first place that each token sees, where the spec has a reach; else
+    `window` says it."""
+
+
+@dataclass(frozen=True)
+class StateInputs:
+    """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
+
+    rows: Tensor
+    states: tuple[Tensor, ...]
+    """[slots, ...], changed in place: one for each of the spec's `state_shapes`."""
+
+
+@dataclass(frozen=True)
+class AdapterInputs:
+    """The LoRA adapters of one matrix. Token t has the adapter a = slots[t], unless that is -1. To
+    the rows of each part of the matrix's result it adds up[a] of these rows times down[a, part]
+    x[t]."""
+
+    slots: Tensor
+    """int32 [tokens]."""
+    down: Tensor
+    """float32 [adapters, parts, rank, columns]; 0 beyond the rank of an adapter, as is `up`."""
+    up: Tensor
+    """float32 [adapters, rank, rows]."""
+    ranks: Tensor
+    """int32 [adapters]: the largest rank of an adapter's parts; 0: it leaves the matrix alone."""
+    widths: tuple[int, ...]
+    """Rows of each part."""
+
+
+@dataclass(frozen=True)
+class Mamba2Vectors:
+    """What a `Mamba2Spec` has beside its matrices, float32: weights [channels, kernel] and biases
+    [channels] of the convolution, biases of dt [heads], `a` and `d` [heads, 1], weights of the norm
+    [groups, inner / groups], if there is one."""
+
+    conv: Tensor
+    conv_bias: Tensor
+    dt_bias: Tensor
+    a: Tensor
+    d: Tensor
+    norm: Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class GatedDeltaVectors:
+    """What a `GatedDeltaSpec` has beside its matrices, float32: weights [channels, kernel] of the
+    convolution, biases of a [heads], `decay` [heads], weights of the norm [head_dim]."""
+
+    conv: Tensor
+    dt_bias: Tensor
+    decay: Tensor
+    norm: Tensor
+    eps: float
+
+
+@dataclass(frozen=True)
+class AttentionBlocks:
+    """How attention cuts its work."""
+
+    query: int
+    """Tokens of one sequence that a row of `query_blocks` may cover."""
+    fast_query: int
+    """The same among the `fast_tokens`."""
+    kv_split: int
+    """Pages of a sequence that are summed up together."""
