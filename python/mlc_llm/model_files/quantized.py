@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UnsupportedModel, UserError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.model_files.changed import ChangedFiles
 from mlc_llm.model_files.row_pieces import Rows, weighed_pieces
 from mlc_llm.model_files.tensor_views import View
 from mlc_llm.models.weight_plan import Source, WeightPlan
@@ -36,7 +34,6 @@ from mlc_llm.quantization.group_schemes import (
     stored_numbers,
 )
 from mlc_llm.quantization.names import AWQ, FOLDERS, changes, check_name
-from mlc_llm.tokenizers import Tokenizer
 
 _NUMBERS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 
@@ -118,10 +115,9 @@ class QuantizedView(View):
 
 
 @dataclass(frozen=True)
-class QuantizedModel:
+class QuantizedModel(ChangedFiles):
     """See `ModelFiles`."""
 
-    of: ModelFiles
     quantization: str | None
     tensors: Mapping[str, Tensor]
 
@@ -146,38 +142,13 @@ class QuantizedModel:
         return self.quantization
 
     @property
-    def path(self) -> Path:
-        return self.of.path
-
-    @property
-    def opened(self) -> tuple[tuple[Path, os.stat_result], ...]:
-        return self.of.opened
-
-    @property
     def context_window(self) -> int:
         return self.of.context_window
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        return self.of.stop_token_ids
-
-    @property
-    def pooling(self) -> str | None:
-        return self.of.pooling
-
-    def check_sums(self) -> None:
-        self.of.check_sums()
 
     def plan(self) -> WeightPlan:
         plan = self.of.plan()
         kinds = {prefix: self.tensors[s[0].tensor].kind for prefix, s in plan.matrices.items()}
         return replace(plan, spec=replace(plan.spec, kinds=kinds))
-
-    def tokenizer(self) -> Tokenizer:
-        return self.of.tokenizer()
-
-    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        return self.of.chat_template(tokenizer)
 
 
 def _of_gguf(kind: str, rows: Floats, importance: Floats | None = None) -> Bytes:
