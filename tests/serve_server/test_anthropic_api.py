@@ -92,8 +92,9 @@ def test_errors_have_their_shape(server: Running) -> None:
 
 def test_an_overloaded_server() -> None:
     with running(ServerSettings(port=0, limits=Limits(queue=0))) as server:
-        server.context.admission.is_draining = True
-        reply = server.call("POST", PATH, asking("a"))
+        admission = server.context.admission
+        with admission.entered(admission.limit, 0):
+            reply = server.call("POST", PATH, asking("a"))
         assert reply.status == 503 and reply.json["error"]["type"] == "overloaded_error"
         assert "retry-after" in reply.headers
 
