@@ -89,3 +89,16 @@ def test_the_rest_of_a_tensor_that_a_kernel_changed_in_part(name: str, is_right:
     with pytest.raises(AssertionError, match="is read after"):
         check_overwrites(module_of(forward))
     return None
+
+
+def test_an_argument_is_read_as_it_is_now() -> None:
+    """As a layer reads the pages that an earlier layer wrote."""
+
+    class Model(nn.Module):
+        def forward(self, pages: list[Tensor]) -> Tensor:
+            scratch = Scratch()
+            written = op.tensor_ir_inplace_op(doubled, "doubled", [pages[0]], 0, pages[0])
+            return added(made(scratch, written), made(scratch, pages[0]))
+
+    spec = {"forward": {"pages": [nn.spec.Tensor(SHAPE, "float32")]}}
+    check_overwrites(Model().export_tvm(spec)[0])

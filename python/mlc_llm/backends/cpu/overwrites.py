@@ -42,8 +42,12 @@ class _Memory:
         """Of a tuple that a kernel returns: the tensors that it changed in place."""
         self._rewritable: set[Var] = set()
         """Scratch, and arguments of the function: what a kernel writes there over and over."""
+        self._arguments: set[Var] = set()
+        """An argument's name always means the memory as it is: layers that share the pages of an
+        earlier one read by that name what it appended."""
 
     def follow(self, function: relax.Function) -> None:
+        self._arguments.update(function.params)
         self._rewritable.update(function.params)
         for block in function.body.blocks:
             for binding in block.bindings:
@@ -54,7 +58,9 @@ class _Memory:
         if isinstance(value, relax.Call) and value.op == _IN_PLACE:
             return self._change(var, value)
         self._read(value)
-        if isinstance(value, relax.TupleGetItem):
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self._arguments:
+            self._arguments.add(var)
+        elif isinstance(value, relax.TupleGetItem):
             root = self._parts.get(value.tuple_value, {value.index: None})[value.index]
             if root is not None:
                 self._known[var] = root, self._newest[root]
@@ -82,7 +88,7 @@ class _Memory:
     def _read(self, value: Expr) -> None:
         for var in _variables(value):
             root, version = self._tensor(var)
-            assert version == self._newest[root], (
+            assert var in self._arguments or version == self._newest[root], (
                 f"{self._function}: {var.name} is read after {root.name} was overwritten"
             )
 
