@@ -84,10 +84,12 @@ def _running(arguments: list[str], port: int, log: Path | None) -> Iterator[Serv
         finally:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(STOP_S)
+                code = process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
+        if code:
+            raise SystemExit(f"the application ended with exit code {code}")
 
 
 def _wait_for(served: Served) -> None:

@@ -71,9 +71,9 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    model = {"name": "echo", "model": "mock://echo", "replicas": 2, "num_cpus": 0.3}
+    model = {"name": "echo", "model": "mock://echo?step_ms=2", "replicas": 2, "num_cpus": 0.3}
     args = {
-        "models": [{**model, "resume": "replica", "drain_s": 5, "prefill": {"min_tokens": 1500}}]
+        "models": [{**model, "resume": "replica", "drain_s": 60, "prefill": {"min_tokens": 1500}}]
     }
     file = tmp_path_factory.mktemp("ray") / "app.yaml"
     entry = {"name": "llm", "import_path": "mlc_llm.ray:build_app", "args": args}
@@ -90,7 +90,8 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
             yield found
         finally:
             client.close()
-            process.send_signal(signal.SIGTERM)
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
             assert process.wait(90) == 0
 
 
@@ -204,3 +205,19 @@ def test_metrics_are_those_of_all_replicas(app: Application) -> None:
         time.sleep(0.2)
     assert b'vllm:num_requests_running{engine="0",model_name="echo"} 0' in page
     assert b'mlc_llm:engine_responds{model_name="echo"} 1' in page
+
+
+def test_answers_end_before_the_command_does(app: Application) -> None:
+    """The last test of this file: it ends the application."""
+    text = "ab" * 1000
+    stream = iter(app.stream(text))
+    chunks = [next(stream)]
+    app.process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    with pytest.raises(openai.OpenAIError):
+        while time.monotonic() < started + LONGEST_S:
+            app.client.completions.create(model="echo", prompt="a", max_tokens=1)
+    chunks += stream
+    assert _text(chunks) == text
+    assert chunks[-1].usage.completion_tokens == len(text)
+    assert app.process.wait(90) == 0

@@ -3,9 +3,11 @@ that `RAY_ADDRESS` names."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +27,11 @@ from mlc_llm.serve.server.limits.settings import LOCAL_NAMES
 IMPORT_PATH = "mlc_llm.ray:build_app"
 OWN_STORE_BYTES = 256 << 20
 """Ray's store of objects, if this command starts Ray: requests and tokens are small."""
+STOP_S = 30.0
+"""For Ray to end replicas whose answers have ended, or that took longer than they may."""
+POLL_S = 0.2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,19 +90,36 @@ def serve_file(path: Path, say: Callable[[str], object]) -> int:
             serve.run(app, name=file.name, route_prefix=file.route_prefix)
             names = ", ".join(one.name for one in file.settings.models)
             say(f"serving {names} at http://{file.host}:{file.port}{file.route_prefix}v1")
-            came.wait()
-        serve.shutdown()  # replicas let their answers end
+            came.acquire()
+            if _drained(file, came):
+                serve.shutdown()
     finally:
         ray.shutdown()
     return 0
 
 
+def _drained(file: AppFile, came: threading.Semaphore) -> bool:
+    """Take the application away: new requests find nothing, and answers end, as long as `drain_s`
+    lets them. False: another signal came before. (`serve.shutdown` would end the proxies, and the
+    answers with them, at once.)"""
+    serve.delete(file.name, _blocking=False)
+    longest = max(one.drain_s for one in file.settings.models) + STOP_S
+    end = time.monotonic() + longest
+    while file.name in serve.status().applications:
+        if time.monotonic() > end:
+            _log.warning("replicas have not ended %.0f s after the signal", longest)
+            return True
+        if came.acquire(timeout=POLL_S):
+            return False
+    return True
+
+
 @contextmanager
-def _signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set."""
-    came = threading.Event()
+def _signals() -> Iterator[threading.Semaphore]:
+    """Counts SIGTERM and Ctrl-C."""
+    came = threading.Semaphore(0)
     kinds = (signal.SIGTERM, signal.SIGINT)
-    before = {one: signal.signal(one, lambda *_: came.set()) for one in kinds}
+    before = {one: signal.signal(one, lambda *_: came.release()) for one in kinds}
     try:
         yield came
     finally:
