@@ -21,17 +21,21 @@ CASES = [
 
 
 def random_shape(seed: int) -> TinyShape:
-    """As wild as `TinyShape` permits, and small enough to compile within seconds."""
+    """As wild as the CPU kernels permit, and small enough to compile within seconds."""
     choice = Random(seed)
     architecture = sorted(ARCHITECTURES)[seed % len(ARCHITECTURES)]
     kv_heads = choice.randint(1, 3)
+    heads = kv_heads * choice.randint(1, 5)
+    head_dim = 16 * choice.randint(1, 5)
+    if heads * head_dim % 32:
+        head_dim += 16
     return TinyShape(
         architecture,
         layers=choice.randint(1, 3),
         hidden=32 * choice.randint(1, 5),
-        heads=kv_heads * choice.randint(1, 5),
+        heads=heads,
         kv_heads=kv_heads,
-        head_dim=16 * choice.randint(1, 5),
+        head_dim=head_dim,
         intermediate=32 * choice.randint(1, 7),
         tied_head=choice.random() < 0.5,
         rope_theta=choice.choice([1e4, 5e5, 1e6]),
