@@ -71,7 +71,7 @@ def made(kind: str, seed: int) -> Any:
         given["head_dim"] = dim
     if name in ("Olmoe", "Qwen2Moe", "Qwen3Moe"):
         given["num_experts"] = given.pop("num_local_experts")
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + 3)
     config = getattr(transformers, f"{name}Config")(**(given | more))
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
