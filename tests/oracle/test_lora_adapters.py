@@ -44,7 +44,7 @@ LEAST = 0.01
 OTHERS = (
     *("FalconH1ForCausalLM", "Mamba2ForCausalLM"),  # PEFT itself refuses their `out_proj`
     *("MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"),
-    *("GPT2LMHeadModel", "Qwen2MoeForCausalLM", "Gemma4ForCausalLM"),
+    *("GPT2LMHeadModel", "Qwen2MoeForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM"),
     *(row.config for row in ROWS if row.is_part),
 )
 """Of these, PEFT warns of what "all-linear" is, or it is more than the matrices of the layers."""
