@@ -137,6 +137,14 @@ SAME: dict[str, tuple[Callable[[], ModelSpec], Callable[[], ModelSpec]]] = {
         lambda: of_config("Gemma2", **GEMMA, sliding_window=20),
     ),
     "olmo 2": (lambda: of_gguf("olmo2", {}, OLMO_LAYER), lambda: of_config("Olmo2")),
+    "cohere 2": (
+        lambda: of_gguf(
+            "cohere2",
+            {**WINDOWS, "attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.25},
+            {name: shape for name, shape in LAYER.items() if name != "ffn_norm.weight"},
+        ),
+        lambda: of_config("Cohere2", sliding_window=20, logit_scale=0.25),
+    ),
     "exaone 4": (
         lambda: of_gguf("exaone4", {}, EXAONE_LAYER),
         lambda: of_config("Exaone4", sliding_window=None, sliding_window_pattern=None),
@@ -252,6 +260,8 @@ def test_scaled_queries_and_a_window_of_the_engine_do_not_go_together() -> None:
          "final_logit_softcapping is -1"),
         (lambda: of_config("Ministral3", model_type="ministral3", rope_parameters=YARN),
          ModelFileError, "llama_4_scaling_beta is None"),
+        (lambda: of_config("Cohere2", rotary_pct=0.5), UnsupportedModel, "rotary_pct is 0.5"),
+        (lambda: of_config("Cohere2", use_qk_norm=True), UnsupportedModel, "use_qk_norm is True"),
         (lambda: of_config("Gemma4", **GEMMA4, enable_moe_block=True), UnsupportedModel,
          "enable_moe_block is True"),
         (lambda: of_config("Gemma4", **GEMMA4, use_bidirectional_attention="all"),

@@ -46,6 +46,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0},
     ),
     "gemma 3": ("Gemma3", {"num_hidden_layers": 7, "sliding_window": 24}),
+    "cohere 2": (
+        "Cohere2",
+        {
+            "num_hidden_layers": 5, "sliding_window": 24, "logit_scale": 0.25,
+            "rotary_pct": 1.0,  # the converter asks for it
+        },
+    ),
     "exaone 4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
     "exaone 4 with windows": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 24}),
     "olmo 2": ("Olmo2", {}),
@@ -68,7 +75,7 @@ FOLDERS_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 2 with another scale": ("Gemma2", {"query_pre_attn_scalar": 30}),
     "seed-oss with all biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
 }
-TIED = ("Gemma2", "Gemma3")
+TIED = ("Cohere2", "Gemma2", "Gemma3")
 """Converters leave the head out."""
 SMALL_IMAGES = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,

@@ -244,6 +244,11 @@ def multipliers(spec: ModelSpec, config: Config) -> Fields:
     }
 
 
+def unscaled(spec: ModelSpec, config: Config) -> Fields:
+    """The factor of logits, and that positions are not scaled."""
+    return {"logit_scale": spec.logit_scale, "rope.scaling.type": "none"}
+
+
 def query_scaling(spec: ModelSpec, config: Config) -> Fields:
     """Of Ministral 3."""
     stated, made = rope_config(config), Fields()
@@ -303,6 +308,9 @@ _GEMMA3 = (*_USUAL, window, caps, local_theta)
 _GEMMA4 = (sizes, grouped, theta, window, caps, local_theta, by_layer)
 _DELTA = (*_USUAL, rotated, experts, expert_widths, delta_rule)
 CLASSES = {
+    "Cohere2ForCausalLM": Class(
+        (sizes, grouped, theta, head_dim, vocab, rotated, window, unscaled)
+    ),
     "Exaone4ForCausalLM": Class((*_USUAL, vocab, some_windows), divides=True),
     "Gemma2ForCausalLM": Class((sizes, grouped, other_theta, head_dim, window, caps)),
     "Gemma3ForCausalLM": Class(_GEMMA3),

@@ -63,6 +63,7 @@ def _reader(file: str, is_part: bool) -> Reader:
 
 
 ROWS = (
+    Architecture("cohere2", "Cohere2ForCausalLM", "cohere2", "cohere2"),
     Architecture("exaone4", "Exaone4ForCausalLM", "exaone4", "exaone4"),
     Architecture("falcon-h1", "FalconH1ForCausalLM", "falcon_h1", "falcon_h1"),
     Architecture("gemma2", "Gemma2ForCausalLM", "gemma2", "gemma2"),
