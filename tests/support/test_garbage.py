@@ -28,7 +28,7 @@ def collections() -> list[float]:
 
 @pytest.fixture
 def idle(clock: Clock, collections: list[float]) -> IdleCollection:
-    return IdleCollection(clock, lambda: collections.append(clock.now))
+    return IdleCollection(lambda: collections.append(clock.now), clock)
 
 
 def test_nothing_is_looked_for_before_any_work(

@@ -14,6 +14,7 @@ from mlc_llm.cli.terminal import note
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.config import EngineConfig, EngineMode
 from mlc_llm.serve.server.limits.settings import ServerSettings
+from mlc_llm.support.c_memory import few_arenas
 from mlc_llm.support.garbage import collect_from_now
 from mlc_llm.support.logging import set_up_access
 
@@ -107,6 +108,7 @@ def _add_memory(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Mistakes in the arguments are reported before the model is opened."""
+    few_arenas()
     set_up_access(args.log_format)
     if args.ray is not None:
         return _run_on_ray(args)

@@ -52,8 +52,8 @@ class IdleCollection:
 
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
         collect: Callable[[], object] = gc.collect,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._collect = clock, collect
         self._busy_at: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -21,6 +22,7 @@ from mlc_llm.serve.server.http_protocol import timed
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
 from mlc_llm.serve.server.pool.idle import IdleModels
 from mlc_llm.serve.server.pool.watch import Watch
+from mlc_llm.support.c_memory import give_back
 from mlc_llm.support.garbage import IdleCollection, rare_collections
 
 ENDED = 0
@@ -48,7 +50,7 @@ class Server(uvicorn.Server):
         self._watch = Watch(
             context.models, limits.stall_s, context.settings.on_stall, self._leave_stalled
         )
-        self._supervisor, self._garbage = Supervisor(), IdleCollection()
+        self._supervisor, self._garbage = Supervisor(), IdleCollection(rest)
         self._idle = IdleModels(context.models)
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(_config(context))
@@ -152,6 +154,13 @@ class Server(uvicorn.Server):
 
     def _force(self) -> None:
         self.force_exit = True
+
+
+def rest() -> None:
+    """What a server does when nobody waits for it: it looks for garbage in all objects, and gives
+    free memory back to the system."""
+    gc.collect()
+    give_back()
 
 
 def server_ended() -> HTTPError:
