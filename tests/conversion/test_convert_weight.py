@@ -108,6 +108,7 @@ def test_the_tokenizer_of_a_folder_gives_the_same_ids(model: GGUFModel, tmp_path
         assert theirs.decode(ids) == ours.decode(ids) == text
     assert theirs.bos_token_id == ours.bos_token_id
     assert theirs.eos_token_ids == ours.eos_token_ids
+    assert theirs.eos_token_id == ours.eos_token_id
     template = model.chat_template(ours)
     config = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert template is not None

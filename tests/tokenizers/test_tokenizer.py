@@ -162,6 +162,7 @@ def test_text_is_composed_where_the_model_was_trained_so() -> None:
 def test_what_the_file_says(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert byte_level.bos_token_id == IM_START and not byte_level.add_bos
     assert byte_level.eos_token_ids == {IM_END, END_OF_TEXT}
+    assert byte_level.eos_token_id == IM_END, "the one that the file names"
     assert byte_level.special_tokens == {
         "<|im_start|>": IM_START,
         "<|im_end|>": IM_END,

@@ -124,6 +124,8 @@ class Parts:
     vocab_size: int
     special_tokens: dict[str, int]
     bos_token_id: int | None
+    eos_token_id: int | None
+    """The one that the files name."""
     eos_token_ids: frozenset[int]
     add_bos: bool
     strips_leading_space: bool

@@ -34,6 +34,7 @@ def prepared_parts(
         vocab_size=len(vocabulary.tokens),
         special_tokens=vocabulary.control,
         bos_token_id=vocabulary.ids.get("bos_token_id"),
+        eos_token_id=vocabulary.ids.get("eos_token_id"),
         eos_token_ids=vocabulary.end_ids,
         add_bos=vocabulary.add_bos,
         strips_leading_space=vocabulary.add_space_prefix,

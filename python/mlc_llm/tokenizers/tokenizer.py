@@ -65,6 +65,8 @@ class Tokenizer:
         self.special_tokens = parts.special_tokens
         """Text of each control token -> its id."""
         self.bos_token_id = parts.bos_token_id
+        self.eos_token_id = parts.eos_token_id
+        """The one that the files name; others may end an answer too."""
         self.eos_token_ids = parts.eos_token_ids
         """Every token that ends an answer."""
         self.add_bos = parts.add_bos

@@ -42,6 +42,7 @@ def parts_of_json(path: Path, config: FolderConfig) -> Parts:
         vocab_size=plain.get_vocab_size(),
         special_tokens=special,
         bos_token_id=bos,
+        eos_token_id=special.get(config.named("eos_token") or ""),
         eos_token_ids=_end_ids(special, config),
         add_bos=bos is not None and _adds(config, plain, bos),
         frame=json_frame(spec.get("post_processor")),

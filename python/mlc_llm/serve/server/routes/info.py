@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -38,7 +38,6 @@ from mlc_llm.serve.server.routes.chat_tokens import KNOWN, chat_ids
 from mlc_llm.serve.server.routes.openapi import openapi_text
 from mlc_llm.serve.server.routes.page import PAGE_PATHS
 from mlc_llm.serve.serving_page import SERVING, add_engine
-from mlc_llm.tokenizers import Tokenizer
 
 MAX_IDS = 1 << 24
 MOST_CONTEXTS = 4
@@ -119,11 +118,12 @@ async def tokenizer_info(request: Request) -> Response:
     served = await served_model(request, request.query_params.get("model"))
     tokenizer, template = served.model.tokenizer, served.model.template
     names = {one: name for name, one in tokenizer.special_tokens.items()}
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     return JSONResponse(
         {
             "vocab_size": tokenizer.vocab_size,
-            "bos_token": names.get(cast(int, tokenizer.bos_token_id)),
-            "eos_token": _eos(tokenizer, names),
+            "bos_token": None if bos is None else names.get(bos),
+            "eos_token": None if eos is None else names.get(eos),
             "add_bos_token": tokenizer.add_bos,
             "has_chat_template": template is not None,
         }
@@ -225,8 +225,3 @@ async def small_fields(request: Request, known: set[str]) -> tuple[ServedModel, 
     model = fields.get("model")
     served = await served_model(request, model if isinstance(model, str) else None)
     return served, fields
-
-
-def _eos(tokenizer: Tokenizer, names: dict[int, str]) -> str | None:
-    found = [names[one] for one in sorted(tokenizer.eos_token_ids) if one in names]
-    return found[0] if found else None
