@@ -71,7 +71,8 @@ def test_chunks_have_openais_shape(engine: JSONFFIEngine) -> None:
         [],
     ]
     assert plain[-1]["usage"].keys() == {
-        *("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "extra")
+        *("prompt_tokens", "completion_tokens", "total_tokens", "extra"),
+        *("prompt_tokens_details", "completion_tokens_details"),
     }
 
 

@@ -57,7 +57,9 @@ def test_outputs_become_chunks(tokenizer: Tokenizer) -> None:
         None,
         Chunk([ChoicePiece(0, "\N{GRINNING FACE}", None, None), ChoicePiece(1, "", "stop", None)]),
         Chunk([ChoicePiece(0, "c", "length", None)]),
-        Chunk((), None, json.dumps(USAGE)),
+        Chunk(
+            (), None, json.dumps({**USAGE, "completion_tokens_details": {"reasoning_tokens": 0}})
+        ),
     ]
 
 
@@ -80,7 +82,9 @@ def answer() -> list[Chunk]:
         Chunk([ChoicePiece(0, 'a"\n', None, [logprob('a"\n')]), ChoicePiece(1, "x", None, [])]),
         Chunk([ChoicePiece(1, "y", "length", [logprob("x"), logprob("y")])]),
         Chunk([ChoicePiece(0, "\N{GRINNING FACE}", "stop", [])]),
-        Chunk((), None, json.dumps(USAGE)),
+        Chunk(
+            (), None, json.dumps({**USAGE, "completion_tokens_details": {"reasoning_tokens": 0}})
+        ),
     ]
 
 

@@ -23,7 +23,7 @@ KEYS = ("first-key", "second-key")
 FIELDS = {
     "time", "level", "logger", "message", "id", "answer", "method", "route", "status", "code",
     "model", "key", "key_name", "tokens_in", "tokens_cached", "tokens_out", "ttft_s", "duration_s",
-    "finish_reason", "aborted",
+    "finish_reason", "ignored_fields", "aborted",
 }  # fmt: skip
 
 

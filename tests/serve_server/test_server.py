@@ -147,6 +147,14 @@ def test_fields_without_effect_are_named(server: Running) -> None:
     assert "x-ignored-params" not in server.chat("a").headers
 
 
+def test_fields_without_effect_are_refused_if_wished() -> None:
+    with running(ServerSettings(port=0, strict_params=True)) as strict:
+        reply = strict.chat("a", foo=1, bar=2)
+        assert reply.status == 400 and reply.error["code"] == "ignored_params"
+        assert reply.error["param"] == "foo" and "foo,bar" in reply.error["message"]
+        assert strict.chat("a", max_tokens=2).status == 200
+
+
 def test_tokens(server: Running) -> None:
     found = server.call("POST", "/tokenize", {"prompt": "abc"}).json
     assert found["count"] == 3

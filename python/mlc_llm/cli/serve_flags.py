@@ -35,6 +35,9 @@ _LIMITS = {
         "per_key", "N", "answers of one key that may wait or run; with several keys half of all", 1
     ),
     "--max-wait": _Limit("wait_s", "S", "a request waits so long for its turn", 0.001),
+    "--max-connections": _Limit(
+        "connections", "N", "connections at a time; one more is closed at once", 1
+    ),
     "--max-body-mb": _Limit("body_bytes", "MB", "the largest request", 1, 1 << 20),
     "--drain-seconds": _Limit(
         "drain_s", "S", "after SIGTERM, running answers have so long to end", 0
@@ -91,6 +94,12 @@ def add_limits(group: argparse._ArgumentGroup) -> None:
             metavar=one.metavar,
             help=one.help + shown,
         )
+    group.add_argument(
+        "--strict-params",
+        action="store_true",
+        help="refuse requests with fields that have no effect (default: x-ignored-params names "
+        "them)",
+    )
     group.add_argument(
         "--keep-model",
         type=float,
@@ -165,6 +174,7 @@ def settings(args: argparse.Namespace) -> ServerSettings:
         allowed_hosts=tuple(args.allow_host),
         allowed_origins=tuple(args.cors_origin),
         any_name=args.any_model_name,
+        strict_params=args.strict_params,
         debug=args.enable_debug,
         certificate=args.tls_cert,
         certificate_key=args.tls_key,

@@ -105,8 +105,6 @@ class AnswerStream:
     def _usage(self, usage_json: str) -> str:
         """The usage, with the tokens of the thoughts."""
         tokens = sum(choice.reasoning_tokens for choice in self._choices)
-        if not tokens:
-            return usage_json
         details = {"completion_tokens_details": {"reasoning_tokens": tokens}}
         return json.dumps({**json.loads(usage_json), **details})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -9,9 +10,14 @@ from starlette.requests import Request
 
 from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.serve.server.calls.context import ServedModel, context_of, served_model
+from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.body import read_json_text
 from mlc_llm.serve.server.limits.order import Order, order_of
+from mlc_llm.serve.server.notes.note import current_note
 
+IGNORED_HEADER = "x-ignored-params"
+MOST_SHOWN = 1000
+"""Characters of the names of fields."""
 BodyT = TypeVar("BodyT", bound=AnswerModel)
 
 
@@ -38,6 +44,19 @@ class Asked(Read[BodyT]):
 
     order: Order
     served: ServedModel
+
+    def ignoring(self, names: Sequence[str]) -> dict[str, str]:
+        """A header that names the fields without effect, so that nobody is misled; the log counts
+        them. Raises `HTTPError` if the server refuses such fields."""
+        if not names:
+            return {}
+        shown = ",".join(name for name in names if name.isascii() and name.isprintable())
+        shown = shown[:MOST_SHOWN]
+        if self.served.settings.strict_params:
+            words = f"fields without effect, which this server refuses: {shown}"
+            raise HTTPError(400, words, param=names[0][:MOST_SHOWN], code="ignored_params")
+        current_note().ignored = len(names)
+        return {IGNORED_HEADER: shown}
 
 
 async def read(request: Request, kind: type[BodyT]) -> Read[BodyT]:

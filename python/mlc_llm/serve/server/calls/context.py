@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from uuid import uuid4
 
 from starlette.requests import Request
 
 from mlc_llm.errors import MLCError
-from mlc_llm.protocol.base import AnswerModel, OpenModel
+from mlc_llm.protocol.base import AnswerModel
 from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -31,7 +31,6 @@ from mlc_llm.serve.server.pool.watch import stalled
 from mlc_llm.serve.server.streams.gone import unless_gone
 from mlc_llm.serve.server.streams.reader import ServedReader
 
-IGNORED_HEADER = "x-ignored-params"
 SHOWN_DEFAULTS = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
@@ -196,15 +195,3 @@ def new_id(prefix: str, joint: str = "-") -> str:
     """An id that no client can choose. joint: what stands behind the prefix in the ids of the
     API."""
     return f"{prefix}{joint}{uuid4().hex}"
-
-
-def ignored(request: OpenModel, more: Sequence[str] = ()) -> dict[str, str]:
-    """A header that names the fields without effect, so that nobody is misled. more: such fields
-    that are known."""
-    return ignored_header([*request.unknown_fields(), *more])
-
-
-def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """names: the fields of a request that have no effect."""
-    shown = ",".join(name for name in names if name.isascii() and name.isprintable())
-    return {IGNORED_HEADER: shown[:1000]} if names else {}

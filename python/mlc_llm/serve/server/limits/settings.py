@@ -72,6 +72,8 @@ class ServerSettings:
     """Web pages that may call this server from a browser, such as https://example.org. "*": all."""
     keep_model_s: float | None = None
     """A model is closed after so many seconds without a request; None: it stays open."""
+    strict_params: bool = False
+    """Refuse requests with fields that have no effect."""
     any_name: bool = False
     """A request may give the model any name."""
     on_stall: OnStall = "wait"

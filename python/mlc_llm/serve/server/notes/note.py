@@ -40,6 +40,8 @@ class RequestNote:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    ignored: int = 0
+    """How many fields of the request had no effect."""
     finish_reasons: list[str] = field(default_factory=list)
     """Of all choices, in the order of their ends."""
     started: float = field(default_factory=time.monotonic)
@@ -89,6 +91,7 @@ class RequestNote:
             "ttft_s": None if self.ttft is None else round(self.ttft, 6),
             "duration_s": round(self.seconds, 6),
             "finish_reason": ",".join(dict.fromkeys(self.finish_reasons)) or None,
+            "ignored_fields": self.ignored,
             "aborted": self.is_aborted,
         }
 

@@ -14,7 +14,7 @@ from mlc_llm.serve.anthropic.translation import translated
 from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
-from mlc_llm.serve.server.calls.context import ignored_header, new_id
+from mlc_llm.serve.server.calls.context import new_id
 from mlc_llm.serve.server.calls.start import PREPARING
 from mlc_llm.serve.server.limits.holding import holds_of
 from mlc_llm.serve.server.streams.gone import unless_gone
@@ -30,7 +30,7 @@ async def messages(request: Request) -> Response:
     request_id = new_id("msg", "_")
     call, events = message_call(found.request, request_id, served.model)
     writer = NamedEvents(request_id, events) if body.stream else None
-    ignored = ignored_header(found.ignored_by(served.model.template))
+    ignored = asked.ignoring(found.ignored_by(served.model.template))
     headers = {"request-id": new_id("req", "_"), **ignored}
     return await answer_call(asked, call, writer, headers)
 
@@ -44,7 +44,7 @@ async def count_message_tokens(request: Request) -> Response:
     entered = served.admission.entered(1, asked.size, asked.order.tenant)
     holds_of(request).enter_context(entered)
     number = await unless_gone(request, _counted(found.request, served.model))
-    headers = ignored_header(found.ignored_by(served.model.template))
+    headers = asked.ignoring(found.ignored_by(served.model.template))
     return JSONResponse({"input_tokens": number}, headers=headers)
 
 

@@ -10,7 +10,7 @@ from mlc_llm.serve.openai.calls import chat_call
 from mlc_llm.serve.openai.requests import without_effect
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
-from mlc_llm.serve.server.calls.context import ignored, new_id
+from mlc_llm.serve.server.calls.context import new_id
 from mlc_llm.serve.server.limits.whole_size import check_chat_size
 from mlc_llm.serve.server.streams.stream_json import ChatStream
 
@@ -30,5 +30,5 @@ async def chat_completions(request: Request) -> Response:
         fingerprint=served.model.fingerprint,
     )
     writer = stream if body.stream else None
-    headers = ignored(body, without_effect(body, served.model.template))
+    headers = asked.ignoring([*body.unknown_fields(), *without_effect(body, served.model.template)])
     return await answer_call(asked, call, writer, headers)

@@ -13,7 +13,7 @@ from mlc_llm.serve.openai.chunks import Chunk
 from mlc_llm.serve.openai.completions import completion_call
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
-from mlc_llm.serve.server.calls.context import ignored, new_id
+from mlc_llm.serve.server.calls.context import new_id
 from mlc_llm.serve.server.limits.whole_size import check_completion_size
 from mlc_llm.serve.server.streams.stream_json import DataEvents, check_end
 
@@ -40,4 +40,4 @@ async def completions(request: Request) -> Response:
     request_id = new_id("cmpl")
     call = completion_call(body.model_copy(update={"model": served.name}), request_id, served.model)
     writer = CompletionStream(request_id, call.streamed) if body.stream else None
-    return await answer_call(asked, call, writer, ignored(body))
+    return await answer_call(asked, call, writer, asked.ignoring(body.unknown_fields()))

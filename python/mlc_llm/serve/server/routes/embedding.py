@@ -9,7 +9,7 @@ from mlc_llm.protocol.embedding_protocol import EmbeddingRequest
 from mlc_llm.serve.openai.embeddings import embedding_call
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
-from mlc_llm.serve.server.calls.context import ignored, new_id
+from mlc_llm.serve.server.calls.context import new_id
 
 
 async def embeddings(request: Request) -> Response:
@@ -19,4 +19,4 @@ async def embeddings(request: Request) -> Response:
     served = asked.served
     named = asked.body.model_copy(update={"model": served.name})
     call = embedding_call(named, new_id("embd"), served.model)
-    return await answer_call(asked, call, None, ignored(asked.body))
+    return await answer_call(asked, call, None, asked.ignoring(asked.body.unknown_fields()))

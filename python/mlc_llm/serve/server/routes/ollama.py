@@ -29,7 +29,6 @@ from mlc_llm.serve.server.calls.asked import Asked, read
 from mlc_llm.serve.server.calls.context import (
     ServerContext,
     context_of,
-    ignored_header,
     new_id,
     served_model,
 )
@@ -99,7 +98,7 @@ async def embed(request: Request) -> Response:
     ignored += _keep(asked)
     name = asked.body.model or asked.served.name
     call = embed_call(found, new_id("ollama"), name, clock, asked.served.model)
-    return await answer_call(asked, call, None, ignored_header(ignored))
+    return await answer_call(asked, call, None, asked.ignoring(ignored))
 
 
 async def tags(request: Request) -> Response:
@@ -169,7 +168,7 @@ def _nothing(asked: Asked[ChatRequest] | Asked[GenerateRequest], lines: Lines) -
     return Response(
         json.dumps(lines.nothing("unload" if closes else "load")) + "\n",
         media_type=LineStream.media_type if body.stream else "application/json",
-        headers=ignored_header(ignored),
+        headers=asked.ignoring(ignored),
     )
 
 
@@ -194,5 +193,5 @@ async def _answer(
 ) -> Response:
     model, chat = asked.served.model, found.request
     writer = LineStream(lines.request_id, lines) if chat.stream else None
-    headers = ignored_header([*found.ignored_by(model.template), *_keep(asked)])
+    headers = asked.ignoring([*found.ignored_by(model.template), *_keep(asked)])
     return await answer_call(asked, ollama_call(chat, lines, model), writer, headers)

@@ -9,7 +9,7 @@ from mlc_llm.protocol.rerank_protocol import RerankRequest
 from mlc_llm.serve.openai.rerank import rerank_call
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
-from mlc_llm.serve.server.calls.context import ignored, new_id
+from mlc_llm.serve.server.calls.context import new_id
 
 
 async def rerank(request: Request) -> Response:
@@ -19,4 +19,4 @@ async def rerank(request: Request) -> Response:
     served = asked.served
     named = asked.body.model_copy(update={"model": served.name})
     call = rerank_call(named, new_id("rank"), served.model)
-    return await answer_call(asked, call, None, ignored(asked.body))
+    return await answer_call(asked, call, None, asked.ignoring(asked.body.unknown_fields()))

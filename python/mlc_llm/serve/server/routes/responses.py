@@ -10,7 +10,7 @@ from mlc_llm.serve.responses.fields import ResponsesRequest
 from mlc_llm.serve.responses.translation import translated
 from mlc_llm.serve.server.calls.answer import answer_call
 from mlc_llm.serve.server.calls.asked import read
-from mlc_llm.serve.server.calls.context import ignored_header, new_id
+from mlc_llm.serve.server.calls.context import new_id
 from mlc_llm.serve.server.streams.named_events import NamedEvents
 
 
@@ -23,5 +23,5 @@ async def responses(request: Request) -> Response:
     request_id = new_id("resp", "_")
     call, events = response_call(body, found.request, request_id, served.model)
     writer = NamedEvents(request_id, events) if body.stream else None
-    headers = ignored_header(found.ignored_by(served.model.template))
+    headers = asked.ignoring(found.ignored_by(served.model.template))
     return await answer_call(asked, call, writer, headers)
