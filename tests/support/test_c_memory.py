@@ -7,10 +7,11 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from mlc_llm.support.c_memory import ARENAS, VARIABLES
+from mlc_llm.support.c_memory import ARENAS, EVERY_S, VARIABLES, GivingBack
 
 pytestmark = pytest.mark.skipif(
     not hasattr(ctypes.CDLL(None), "malloc_info"), reason="the C library is not glibc"
@@ -83,3 +84,21 @@ def test_what_the_user_has_set_stays() -> None:
 def test_free_memory_goes_back() -> None:
     (given_back,) = _run(MEMORY_THAT_IS_FREE)
     assert int(given_back) >= 90, "of 100 MB that are free"
+
+
+def test_a_busy_server_gives_back_now_and_then() -> None:
+    now, done = 100.0, threading.Semaphore(0)
+    giving = GivingBack(done.release, lambda: now)
+    for _ in range(3):
+        now += EVERY_S / 2
+        giving.look(is_busy=False)
+    assert not done.acquire(timeout=0.05), "a server that rests does it otherwise"
+    giving.look(is_busy=True)
+    assert done.acquire(timeout=10.0)
+    giving.look(is_busy=True)
+    now += EVERY_S / 2
+    giving.look(is_busy=True)
+    assert not done.acquire(timeout=0.05), "once in a while"
+    now += EVERY_S / 2
+    giving.look(is_busy=True)
+    assert done.acquire(timeout=10.0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,10 @@ ARENAS = 2
 _M_ARENA_MAX = -8
 VARIABLES = ("MALLOC_ARENA_MAX", "GLIBC_TUNABLES")
 """A user who has set one of them has chosen."""
+
+
+EVERY_S = 60.0
+"""A server that never rests gives memory back so often. It takes some 10 ms of processor time."""
 
 
 def few_arenas() -> bool:
@@ -33,6 +39,25 @@ def give_back() -> None:
     trim = _glibc("malloc_trim")
     if trim is not None:
         trim(ctypes.c_size_t(0))
+
+
+class GivingBack:
+    """Gives free memory back now and then, while there is work all the time."""
+
+    def __init__(
+        self,
+        work: Callable[[], object] = give_back,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """work: is done on a thread of its own."""
+        self._work, self._clock = work, clock
+        self._done_at = clock()
+
+    def look(self, *, is_busy: bool) -> None:
+        """To be called several times a second."""
+        if is_busy and self._clock() >= self._done_at + EVERY_S:
+            self._done_at = self._clock()
+            threading.Thread(target=self._work, name="give-back").start()
 
 
 def _glibc(name: str) -> Callable[..., Any] | None:

@@ -22,7 +22,7 @@ from mlc_llm.serve.server.http_protocol import timed
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
 from mlc_llm.serve.server.pool.idle import IdleModels
 from mlc_llm.serve.server.pool.watch import Watch
-from mlc_llm.support.c_memory import give_back
+from mlc_llm.support.c_memory import GivingBack, give_back
 from mlc_llm.support.garbage import IdleCollection, rare_collections
 
 ENDED = 0
@@ -51,6 +51,7 @@ class Server(uvicorn.Server):
             context.models, limits.stall_s, context.settings.on_stall, self._leave_stalled
         )
         self._supervisor, self._garbage = Supervisor(), IdleCollection(rest)
+        self._memory = GivingBack()
         self._idle = IdleModels(context.models)
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(_config(context))
@@ -70,10 +71,12 @@ class Server(uvicorn.Server):
         """Ten times a second. Returns whether the server ends."""
         self._watch.look()
         self._idle.look()
-        self._garbage.look(is_busy=self._context.models.is_busy)
+        is_busy = self._context.models.is_busy
+        self._garbage.look(is_busy=is_busy)
+        self._memory.look(is_busy=is_busy)
         if not self._context.models.stalled:
             self._supervisor.is_well()
-        is_drained = self._context.admission.is_draining and not self._context.models.is_busy
+        is_drained = self._context.admission.is_draining and not is_busy
         return is_drained or await super().on_tick(counter)
 
     @contextmanager
