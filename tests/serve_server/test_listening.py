@@ -27,12 +27,16 @@ from mlc_llm.serve.server.pool import openers
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
 
 
-def status(port: int, trusted: Path) -> int:
-    """Of `/health` over TLS. Raises SSLError for another certificate."""
+def status(port: int, trusted: Path, key: str | None = None) -> int:
+    """Of `/health`, or of a route that needs a key, over TLS. Raises SSLError for another
+    certificate."""
     context = ssl.create_default_context(cafile=str(trusted))
     connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
     try:
-        connection.request("GET", "/health")
+        if key is None:
+            connection.request("GET", "/health")
+        else:
+            connection.request("GET", "/v1/models", headers={"x-api-key": key})
         return connection.getresponse().status
     finally:
         connection.close()
@@ -65,9 +69,26 @@ def test_tls_and_a_certificate_that_is_renewed(tmp_path: Path) -> None:
                 return False
 
         until(is_renewed, "the certificate is the old one")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_a_certificate_that_is_broken_changes_no_keys(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "first")
+    keys = tmp_path / "keys"
+    keys.write_text("old")
+    flags = ("--tls-cert", str(cert), "--tls-key", str(key), "--api-key-file", str(keys))
+    with serving(*flags) as server:
+        trusted = tmp_path / "trusted.pem"
+        shutil.copy(cert, trusted)
         cert.write_text("broken")
+        keys.write_text("new")
         server.process.send_signal(signal.SIGHUP)
-        assert status(server.port, second) == 200
+        until(lambda: any(str(cert) in line for line in server.said), "it names no file")
+        assert [status(server.port, trusted, one) for one in ("old", "new")] == [200, 401]
+        shutil.copy(trusted, cert)
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: status(server.port, trusted, "new") == 200, "the key is not known")
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
 

@@ -19,6 +19,7 @@ from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.http_protocol import timed
+from mlc_llm.serve.server.listening import check_certificate
 from mlc_llm.serve.server.notify import READY, STOPPING, Supervisor
 from mlc_llm.serve.server.pool.idle import IdleModels
 from mlc_llm.serve.server.pool.watch import Watch
@@ -105,13 +106,16 @@ class Server(uvicorn.Server):
             self._loop.call_soon_threadsafe(self.reload)
 
     def reload(self) -> None:
-        """What cannot be read stays as it is."""
+        """If one of the files cannot be used, all stays as it is."""
         settings = self._context.settings
         try:
-            if settings.read_keys_again is not None:
-                settings.keys.replace(settings.read_keys_again())
+            check_certificate(settings)
+            again = settings.read_keys_again
+            keys = None if again is None else again()
             if self.config.ssl is not None and settings.certificate is not None:
                 self.config.ssl.load_cert_chain(settings.certificate, settings.certificate_key)
+            if keys is not None:
+                settings.keys.replace(keys)
         except (UserError, OSError) as error:  # an SSLError is one of them
             _log.error("keys and certificates stay as they were: %s", error)
         else:
