@@ -1,21 +1,25 @@
 """Compares speculative decoding with plain decoding: the same requests, in turns.
 
     python benchmarks/speculation.py [--rounds N] [--streams N] [--length N]
-                                     [--draft FILE.gguf | --heads FOLDER] [--always]
+                                     [--draft FILE.gguf | --heads FOLDER | --eagle FOLDER]
+                                     [--always] [--only NAME]
 
 * `loop`: the model continues a text that repeats itself (draft tokens are mostly right)
 * `repeat`: in a chat, the user asks for a text word for word
 * `code`: the model writes a function again with one name changed
 * `prose`: the model continues a free text (draft tokens are mostly wrong; it should lose nothing)
 
-* `chat 0` to `chat 9`, with `--heads`: questions of `prompts.json`, from which no heads have learnt
+* `chat 0` to `chat 9`, with `--heads` or `--eagle`: questions of `prompts.json`, from which no
+  heads have learnt
 
 Each runs greedily and at temperature 0.8. The ratio is that of the tokens a second in one round.
 Both cores share one runner, and their answers are compared token by token. With `--draft`, a second
 model drafts. (The model's own file as a draft model is always right and never faster.) With
-`--heads`, Medusa heads draft: `train_heads.py` trains some. `--always` drafts in each step, whether
-that pays or not: to see how many tokens are accepted. Tokens a step are those that a step adds to a
-stream behind its first token, the model's own one included.
+`--heads`, Medusa heads draft: `train_heads.py` trains some. With `--eagle`, an EAGLE head drafts
+(`train_eagle.py`); it has a runner of its own, which computes the head in plain steps too.
+`--always` drafts in each step, whether that pays or not: to see how many tokens are accepted.
+Tokens a step are those that a step adds to a stream behind its first token, the model's own one
+included.
 """
 
 from __future__ import annotations
@@ -31,10 +35,12 @@ from ours import add_engine_options, open_runner, versions
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.medusa_runner import MedusaRunner
+from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.core.speculation.drafter import Drafter
+from mlc_llm.serve.core.speculation.eagle import EagleDrafter
 from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.data import TokenData
@@ -172,6 +178,14 @@ class Always:
         raise AssertionError("drafting failed")
 
 
+def runner_with_head(folder: str, model: Path) -> ModelRunner:
+    """A runner of the model with an EAGLE head."""
+    models = [ModelInfo(str(model)), ModelInfo(folder)]
+    runner = create_runner(open_models(models, drafter="eagle")[0], CONFIG, "cpu")
+    assert isinstance(runner, ModelRunner)
+    return runner
+
+
 def drafter_of(options: argparse.Namespace, model: Path) -> Drafter:
     """Who drafts; prompt lookup if nothing else is asked for."""
     if options.draft:
@@ -180,7 +194,7 @@ def drafter_of(options: argparse.Namespace, model: Path) -> Drafter:
     if not options.heads:
         return PromptLookup()
     models = [ModelInfo(str(model)), ModelInfo(options.heads)]
-    heads = create_runner(open_models(models, has_heads=True)[1], CONFIG, "cpu")
+    heads = create_runner(open_models(models, drafter="medusa")[1], CONFIG, "cpu")
     assert isinstance(heads, MedusaRunner)
     return MedusaDrafter(heads)
 
@@ -194,9 +208,9 @@ def prompts_of(options: argparse.Namespace) -> dict[str, str]:
         "code": chat(f"Write this code again, with `total` renamed to `sum`:\n\n{CODE}"),
         "prose": prose,
     }
-    if options.heads:
+    if options.heads or options.eagle:
         found |= {f"chat {i}": chat(one) for i, one in enumerate(read_json("prompts.json")["chat"])}
-    return found
+    return {name: one for name, one in found.items() if name.startswith(options.only)}
 
 
 def main() -> None:
@@ -207,6 +221,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=200, help="tokens of an answer, at most")
     parser.add_argument("--draft", help="GGUF file of a draft model")
     parser.add_argument("--heads", help="folder of Medusa heads")
+    parser.add_argument("--eagle", help="folder of an EAGLE head")
+    parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--always", action="store_true", help="draft whether it pays or not")
     options = parser.parse_args()
     model = model_path(options.model)
@@ -214,9 +230,14 @@ def main() -> None:
     tokenizer, config = open_model(str(model)).tokenizer, CONFIG
     if options.heads:  # else no vector is asked of the model
         config = replace(CONFIG, speculative_mode="medusa", additional_models=[options.heads])
+    if options.eagle:
+        drafting = runner_with_head(options.eagle, model)
+        drafter: Drafter = EagleDrafter(drafting)
+    else:
+        drafting, drafter = runner, drafter_of(options, model)
     cores = (
         EngineCore(runner, tokenizer, CONFIG),
-        EngineCore(runner, tokenizer, config, drafter=drafter_of(options, model)),
+        EngineCore(drafting, tokenizer, config, drafter=drafter),
     )
     if options.always:
         assert cores[1]._speculator is not None
@@ -225,7 +246,7 @@ def main() -> None:
         "speculative decoding",
         model=model.name,
         kernels=runner.metadata.backend,
-        drafter=options.draft or options.heads or "prompt lookup",
+        drafter=options.draft or options.heads or options.eagle or "prompt lookup",
         always=options.always,
         streams=options.streams,
         rounds=options.rounds,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -130,25 +130,30 @@ def accepted(heads: Heads, pairs: Pairs, table: torch.Tensor) -> list[float]:
     return found
 
 
-def write_folder(folder: Path, heads: Heads, table: Floats) -> None:
-    """Format: https://github.com/huggingface/safetensors, all in F16."""
-    tensors: dict[str, npt.NDArray[np.float16]] = {}
-    for i, blocks in enumerate(heads.blocks):
-        for j, block in enumerate(blocks):
-            for name, one in block.named_parameters():
-                tensors[f"{i}.{j}.linear.{name}"] = one.detach().numpy().astype(np.float16)
-        tensors[f"{i}.{len(blocks)}.weight"] = table.astype(np.float16)
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float16]]) -> None:
+    """Format: https://github.com/huggingface/safetensors."""
     header, offset = {}, 0
     for name, array in tensors.items():
         end = offset + array.nbytes
         header[name] = {"dtype": "F16", "shape": array.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "medusa_lm_head.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for array in tensors.values():
             file.write(array.tobytes())
+
+
+def write_folder(folder: Path, heads: Heads, table: Floats) -> None:
+    """All in F16."""
+    tensors: dict[str, npt.NDArray[np.float16]] = {}
+    for i, blocks in enumerate(heads.blocks):
+        for j, block in enumerate(blocks):
+            for name, one in block.named_parameters():
+                tensors[f"{i}.{j}.linear.{name}"] = one.detach().numpy().astype(np.float16)
+        tensors[f"{i}.{len(blocks)}.weight"] = table.astype(np.float16)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / "medusa_lm_head.safetensors", tensors)
     config = {
         "medusa_num_heads": len(heads.blocks),
         "medusa_num_layers": len(heads.blocks[0]),

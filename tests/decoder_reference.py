@@ -92,6 +92,8 @@ class ReferenceDecoder:
         self.kv_heads = max(kv_heads) if isinstance(kv_heads, list) else int(kv_heads)
         self.head_dim = self._number("attention.key_length")
         self._keys_values: dict[int, tuple[Array, Array]] = {}
+        self.behind: list[Array] = []
+        """What the tokens of the last `hidden` were behind so many layers."""
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         head = "output" if "output.weight" in self.tensors else "token_embd"
@@ -104,6 +106,7 @@ class ReferenceDecoder:
         if "position_embd.weight" in self.tensors:
             x = x + self._weight("position_embd")[: len(x)]
         by_token = self._token_inputs(token_ids, x)
+        self.behind = [x]
         for layer in range(self._number("block_count")):
             block = f"blk.{layer}."
             scale = self.facts.residual_scale
@@ -118,6 +121,7 @@ class ReferenceDecoder:
                 z = self._linear(block + "proj", gate * by_token[:, layer])
                 x = x + self._norm(block + "post_norm", z)
             x = x * self.tensors.get(f"{block}layer_output_scale.weight", 1)
+            self.behind.append(x)
         return self._norm(self.facts.last_norm, x)
 
     def _token_inputs(self, token_ids: Sequence[int], x: Array) -> Array:

@@ -83,6 +83,7 @@ LAZY = {
     # Only folders need it, with all block formats.
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.huggingface"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.mlc"),
+    ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.eagle"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.medusa"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.quantized"),
     ("mlc_llm.serve.opening.bundle", "mlc_llm.model_files.rescaled"),
@@ -95,6 +96,7 @@ LAZY = {
     # Most engines draft with no second model, and do not echo.
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.mock_echo"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
+    ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.eagle"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),

@@ -114,7 +114,6 @@ def test_words_and_paths(field: str, value: Any) -> None:
         ("tensor_parallel_shards", 2),
         ("pipeline_parallel_stages", 2),
         ("opt", "O3"),
-        ("speculative_mode", "eagle"),
         ("spec_tree_width", 2),
         ("kv_state_kind", "rnn_state"),
         ("max_history_size", 1),

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decoder_reference import ReferenceDecoder
 from eager_drafts import draft_always
+from tiny_eagle import TinyEagle
 from tiny_heads import TinyMedusa
 
 from mlc_llm.errors import InvalidField
@@ -18,7 +20,7 @@ from mlc_llm.serve import limits
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.opening import open_engine
-from mlc_llm.serve.opening.bundle import open_model
+from mlc_llm.serve.opening.bundle import open_model, open_models, parse_models
 from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
@@ -71,7 +73,12 @@ def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
         "model": str(tiny),
         "small": str(write_tiny_model(folder / "small.gguf", shape=small)),
         "medusa": str(TinyMedusa(vocab=VOCABULARY_SIZE).write(folder / "heads")),
+        "eagle": str(TinyEagle(vocab=VOCABULARY_SIZE).write(folder / "eagle")),
+        "eagle3": str(TinyEagle(third=True, vocab=VOCABULARY_SIZE).write(folder / "eagle3")),
     }
+
+
+DRAFTERS = ("prompt_lookup", "model", "small", "medusa", "eagle", "eagle3")
 
 
 class Opened:
@@ -110,8 +117,9 @@ def config_of(mode: str, models: dict[str, str], **limits: Any) -> EngineConfig:
     if mode in ("model", "small"):
         limits |= {"additional_models": [models[mode]]}
         mode = "small_draft"
-    if mode == "medusa":
+    if mode in ("medusa", "eagle", "eagle3"):
         limits |= {"additional_models": [models[mode]]}
+        mode = mode.removesuffix("3")
     return EngineConfig.from_mapping({"speculative_mode": mode, **limits})
 
 
@@ -128,7 +136,7 @@ class Eager:
     narrow: Opened
 
 
-@pytest.fixture(scope="module", params=["prompt_lookup", "model", "small", "medusa"])
+@pytest.fixture(scope="module", params=[*DRAFTERS])
 def eager(request: pytest.FixtureRequest, models: dict[str, str]) -> Eager:
     opened = (
         Opened(models["model"], config_of(request.param, models, **limits))
@@ -237,6 +245,58 @@ def test_heads_draft_what_numpy_does(
     wanted = TinyMedusa(vocab=VOCABULARY_SIZE)
     for head, hidden, tokens in seen:
         assert wanted.logits(head, hidden).argmax(1).tolist() == tokens
+
+
+@pytest.mark.parametrize("mode", ["eagle", "eagle3"])
+def test_an_eagle_head_drafts_what_numpy_does(
+    models: dict[str, str], monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """It has the vectors of the whole text, also of a prefix that another request has computed."""
+    opened = Opened(models["model"], config_of(mode, models, kernels="reference"))
+    assert opened.core._speculator is not None
+    drafter: Any = opened.core._speculator._drafter
+    seen: list[tuple[list[int], list[int]]] = []
+    draft = drafter.draft
+
+    def watched(drafts: Any, lengths: Any) -> None:
+        draft(drafts, lengths)
+        seen.extend((one.sequence.tokens(0, one.sequence.known), one.token_ids) for one in drafts)
+
+    monkeypatch.setattr(drafter, "draft", watched)
+    config = GenerationConfig(temperature=0, max_tokens=6)
+    for prompt in ("a much longer prompt of twenty words or so", "a much longer prompt that ends"):
+        opened.engine.generate(prompt, config)
+    heads = TinyEagle(third=mode == "eagle3", vocab=VOCABULARY_SIZE)
+    reference = ReferenceDecoder(Path(models["model"]))
+    assert len(seen) >= 4
+    for text, tokens in seen:
+        chain = heads.chain(reference, text, len(tokens))
+        assert [int(one.argmax()) for one in chain] == tokens
+
+
+def test_the_memory_of_an_eagle_head_is_planned(models: dict[str, str]) -> None:
+    """Its weights, its keys and values, and a vector for each token."""
+    alone = open_engine.model_size(open_model(models["model"]))
+    infos = parse_models(models["model"], None, [models["eagle"]])
+    (bundle,) = open_models(infos, drafter="eagle")
+    size = open_engine.model_size(bundle)
+    assert size.weight_bytes > alone.weight_bytes
+    assert size.kv_bytes_per_token > alone.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"adapters": {"a": "b"}}, "not together with speculative_mode 'eagle'"),
+        ({"model_lib": "lib"}, "are compiled together"),
+        ({"sliding_window_size": 64}, "not together with speculative_mode"),
+    ],
+)
+def test_what_an_eagle_head_does_not_go_with(
+    models: dict[str, str], fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidField, match=words):
+        SyncMLCEngine(models["model"], engine_config=config_of("eagle", models, **fields))
 
 
 def test_a_draft_model_may_have_other_rows_behind_its_tokens(

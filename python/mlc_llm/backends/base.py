@@ -158,6 +158,9 @@ class Ops(Protocol):
         """(embedded + norm(context)) / sqrt(2), in place of `embedded` [tokens, layers * width]:
         each layer's part of the context is normalised alone, with a weight float32 [width]."""
 
+    def copied(self, x: Tensor) -> Tensor:
+        """A tensor of its own, which keeps its values when x is changed in place."""
+
     def capped(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap)."""
 
@@ -204,6 +207,13 @@ class Ops(Protocol):
     ) -> Input:
         """An Input: norm(o) * silu(z), [tokens, inner] (`models/recurrent.py`). parts: those of the
         spec. Every token is computed alike, whatever the row that it is in."""
+
+    def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
+        """The pages, in place, with the first columns of x [tokens, width] of each token in its
+        slot: as many as there are vectors' numbers (`ModelSpec.vector_pages`)."""
+
+    def kept_vectors(self, width: int, pages: Sequence[Tensor], slot: Tensor) -> Tensor:
+        """The vectors of `width` numbers in these slots; 0 for a slot of -1."""
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks: ...
 

@@ -12,9 +12,9 @@ from mlc_llm.errors import UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import (
-    BUILT_SPECULATIVE_MODES,
     ENGINE_PRECISIONS,
     MODES,
+    SPECULATIVE_MODES,
     EngineConfig,
     EngineMode,
 )
@@ -80,15 +80,15 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
     )
     group.add_argument(
         "--speculative",
-        choices=BUILT_SPECULATIVE_MODES,
+        choices=SPECULATIVE_MODES,
         metavar="NAME",
-        help="draft tokens, for the same answer in less time: prompt_lookup, or small_draft or "
-        f"medusa with --draft-model (default: {EngineConfig.speculative_mode})",
+        help="draft tokens, for the same answer in less time: prompt_lookup, or small_draft, eagle "
+        f"or medusa with --draft-model (default: {EngineConfig.speculative_mode})",
     )
     group.add_argument(
         "--draft-model",
         metavar="MODEL",
-        help="the smaller model of small_draft, or the folder of heads of medusa",
+        help="the smaller model of small_draft, or the folder of heads of eagle or medusa",
     )
     _add_adapter(group)
     group.add_argument(

@@ -27,6 +27,7 @@ from mlc_llm.library.metadata import (
 from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.models.adapted_decoder import adapted_decoder_of
 from mlc_llm.models.decoder import decoder_of
+from mlc_llm.models.eagle import EagleDecoder
 from mlc_llm.models.encoder import Encoder
 from mlc_llm.models.medusa import Medusa
 from mlc_llm.models.spec import ModelSpec
@@ -69,6 +70,7 @@ def build_library(
         states=state_infos(spec),
         adapted=adapted_infos(spec),
         encoder=encoder_info(spec),
+        eagle_group=eagle_group(spec),
         medusa_heads=0 if spec.medusa is None else spec.medusa.heads,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in compiled.files},
@@ -82,6 +84,8 @@ def _module(spec: ModelSpec, ops: Ops) -> nn.Module:
         return Medusa(spec, ops)
     if spec.encoder is not None:
         return Encoder(spec, ops)
+    if spec.eagle is not None:
+        return EagleDecoder(spec, ops)
     return adapted_decoder_of(spec, ops) if spec.adapted else decoder_of(spec, ops)
 
 
@@ -98,7 +102,7 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
     """Sizes and types of the model's KV pages."""
     groups = []
     for group in spec.kv_groups:
-        layers = [spec.attention_layers[i] for i in group.layers]
+        layers = [spec.paged_layers[i] for i in group.layers]
         blocks = ops.attention_blocks(layers[0]) if layers else AttentionBlocks(1, 1, 1)
         one = KVGroupInfo(
             layers=group.layers,
@@ -122,6 +126,11 @@ def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
 def adapted_infos(spec: ModelSpec) -> tuple[AdaptedInfo, ...]:
     """The matrices that LoRA adapters may change."""
     return tuple(AdaptedInfo(one.name, one.columns, one.widths) for one in spec.adapted)
+
+
+def eagle_group(spec: ModelSpec) -> int | None:
+    """The group of layers with that of the EAGLE head; None if there is none."""
+    return None if spec.eagle is None else spec.group_of_layer()[len(spec.layers)]
 
 
 def encoder_info(spec: ModelSpec) -> EncoderInfo | None:
@@ -172,6 +181,7 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         kv=kv,
         states=state_infos(spec),
         adapted=adapted_infos(spec),
+        has_eagle=spec.eagle is not None,
     )
 
 

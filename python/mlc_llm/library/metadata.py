@@ -18,7 +18,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 11
+VERSION = 12
 
 
 def rope_param(index: int) -> str:
@@ -161,6 +161,8 @@ class Metadata:
     """Empty: the library is for no adapters."""
     encoder: EncoderInfo | None
     """None: the model is a decoder, or draft heads."""
+    eagle_group: int | None
+    """The KV group of an EAGLE head, which drafts tokens for the model; None: there is none."""
     medusa_heads: int
     """Heads that draft tokens for another model; 0: it is a model."""
     params: tuple[ParamInfo, ...]

@@ -10,10 +10,12 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              pages (one tensor a layer of attention, changed in place);
              if there are recurrent layers: state_rows [r, 4], states (tensors of each, changed
              in place);
+             if there is an EAGLE head: previous [m];
              in a library for LoRA adapters: adapter_slots [m]; adapters, of each matrix that they
              may change: down [a, parts, rank, columns], up [a, rank, rows], ranks [a];
              params
-             -> logits [s, padded_vocab], hidden [s, hidden]
+             -> logits [s, padded_vocab], hidden [s, hidden]; of an EAGLE head also what its
+                attention gives, which nobody reads
   hidden        what the logits are made of, before the last norm
   position      row of `ropes` that turns a token's query and key
   sink_position row that turns the query with which a token sees sinks, where the engine has a
@@ -27,6 +29,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   state_rows    of each sequence that takes part: its first token, how many, the slot with its
                 state, and another one that gets the state behind these tokens. A sequence may have
                 several rows, one behind the other: a row reads what an earlier one has written
+  previous      slot of the token before each one in the pages of the EAGLE head, which reads its
+                vector; -1 before the first token of a sequence
   fast_tokens   how many of the first tokens may be computed less exactly
   adapter_slots the adapter of each token, -1 for none; see `AdapterInputs` in `backends/base.py`.
                 The rank is a multiple of 8
@@ -46,6 +50,9 @@ keep_logits  logits [s, padded_vocab], rows [r] -> those rows [r, padded_vocab],
 chosen_logits  kept [r, padded_vocab], rows [r], token [s] -> [r]: of each kept row the logit of the
              token that was chosen for it, 0 where there is none
 last_hidden  hidden [s, hidden], rows [r], params -> those rows [r, hidden] behind the last norm
+draft_next   as forward, if there is an EAGLE head; every token is the last one of its sequence.
+             Only the head computes: keys, values and vectors of the tokens go into its pages
+             -> logits [m, padded_vocab], hidden [m, hidden], the pages of vectors
 copy_pages   of each group of layers: sources [n], targets [n]; pages -> the pages, in place
 """
 
@@ -63,8 +70,9 @@ KEEP_LOGITS = "keep_logits"
 CHOSEN_LOGITS = "chosen_logits"
 LAST_HIDDEN = "last_hidden"
 COPY_PAGES = "copy_pages"
+DRAFT_NEXT = "draft_next"
 
-WITH_PARAMS = (FORWARD, LAST_HIDDEN)
+WITH_PARAMS = (FORWARD, LAST_HIDDEN, DRAFT_NEXT)
 """Functions that take `params` last."""
 
 NO_TOKEN = -1
@@ -87,14 +95,17 @@ def signatures(
     kv: KVInfo,
     states: tuple[StateInfo, ...] = (),
     adapted: tuple[AdaptedInfo, ...] = (),
+    has_eagle: bool = False,
 ) -> dict[str, dict[str, object]]:
     """By function and argument, in order; `params`, which some take last, is left out."""
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
     groups, pages = range(len(kv.groups)), _pages(tensor, kv)
+    forward = _forward(tensor, ropes, len(kv.groups), pages) | _states(tensor, states)
+    if has_eagle:
+        forward |= {"previous": tensor("int32", "m")}
     return {
-        FORWARD: _forward(tensor, ropes, len(kv.groups), pages)
-        | _states(tensor, states)
-        | _adapters(tensor, adapted),
+        FORWARD: forward | _adapters(tensor, adapted),
+        **({DRAFT_NEXT: dict(forward)} if has_eagle else {}),
         **sampling_signatures(tensor, vocab, padded_vocab),
         LAST_HIDDEN: {"hidden": tensor("float32", "s", hidden), "rows": tensor("int32", "r")},
         COPY_PAGES: {

@@ -26,7 +26,7 @@ from mlc_llm.loader.gguf_tensors import GGUFTensor
 
 KINDS = {
     "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4,
-    "U32": 4, "I64": 8,
+    "U32": 4, "I64": 8, "BOOL": 1,
 }  # fmt: skip
 """Types of tensors that models use, with the bytes of a value."""
 MAX_HEADER_BYTES = 100 << 20

@@ -124,16 +124,34 @@ class BaseDecoder(TokenChooser):
     ) -> tuple[Tensor, Tensor]:
         """The logits, and the hidden vectors that they are made of. inputs: of each mixer of each
         layer."""
+        x = self._computed_layers(tokens, fast_tokens, position, inputs)
+        x = self.ops.take_rows(x, logit_rows)
+        return self._logits(x), x
+
+    def _computed_layers(
+        self,
+        tokens: Tensor,
+        fast_tokens: Tensor,
+        position: Tensor,
+        inputs: Mapping[int, Sequence[MixerInputs]],
+        taps: dict[int, Tensor] | None = None,
+    ) -> Tensor:
+        """What the tokens are behind the last layer. taps: gets copies of what they are behind so
+        many layers, if an EAGLE head asks for them."""
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
         by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
         if spec.learned_positions:
             x = ops.add(x, ops.take_rows(self.positions, position))
+        wanted = () if spec.eagle is None else spec.eagle.taps
         for i, layer in enumerate(self.layers):
+            if i in wanted and taps is not None:
+                taps[i] = self.ops.copied(x)
             x = layer(x, inputs[i], by_token)
-        x = ops.take_rows(x, logit_rows)
-        return self._logits(x), x
+        if len(self.layers) in wanted and taps is not None:
+            taps[len(self.layers)] = x
+        return x
 
     def _token_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:
         """Of all layers. x: the embedded tokens."""
@@ -166,16 +184,24 @@ class BaseDecoder(TokenChooser):
         return found
 
     def _logits(self, x: Tensor) -> Tensor:
+        return self._head_logits(normed(self, "norm", x, self.spec, self.ops))
+
+    def _head_logits(self, x: Input) -> Tensor:
+        """x: behind the last norm."""
         ops, spec = self.ops, self.spec
         ops.begin()  # the rows of the head are not those of the layers
         head = ops.tied_head(self.embedding) if spec.tied_head else self.head
-        logits = ops.linear(head, normed(self, "norm", x, spec, ops))
+        logits = ops.linear(head, x)
         if spec.logit_scale != 1.0:
             logits = ops.scaled(logits, spec.logit_scale)
         return logits if spec.logit_cap is None else ops.capped(logits, spec.logit_cap)
 
     def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        return normed_rows(self, "norm", self.ops.take_rows(hidden, rows), self.spec)
+        return self._last_normed(self.ops.take_rows(hidden, rows))
+
+    def _last_normed(self, x: Tensor) -> Tensor:
+        """x behind the last norm."""
+        return normed_rows(self, "norm", x, self.spec)
 
     def copy_pages(
         self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]

@@ -211,6 +211,34 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class EagleSpec:
+    """A head that drafts tokens one after the other (EAGLE, Li et al. 2024; EAGLE-3, 2025): a
+    decoder layer that reads the embedding e of a token and the vector v of the token before.
+
+    EAGLE-1, without `taps`: v is the model's hidden vector behind its last norm. The layer reads
+    fc [e; v], without a norm. What it gives is taken as v of the next token, and the model's head
+    makes logits of it. EAGLE-3: v is fc of the model's vectors behind some layers, side by side.
+    Queries, keys and values read [norm(e); norm(v)], and the layer adds to v. It has a norm and a
+    head of its own.
+
+    Keys and values of the layer lie in pages, and so does v of each token.
+    """
+
+    attention: AttentionSpec
+    network: DenseSpec
+    norm_eps: float
+    fc_bias: bool = False
+    taps: tuple[int, ...] = ()
+    """Behind so many layers the vectors are read; 0 is the embedding."""
+    adds_to_norm: bool = False
+    """The layer adds to norm(v), not to v."""
+    vocab: int = 0
+    """Rows of its own head; 0: it has none."""
+    chooses: bool = False
+    """Its head has rows for some tokens only: a table says which row a token has, or -1."""
+
+
+@dataclass(frozen=True)
 class KVGroup:
     """Layers whose heads have one shape and see through one window: they share a page table.
 
@@ -265,6 +293,8 @@ class ModelSpec:
     """What makes it an encoder; None: it is a decoder."""
     medusa: MedusaSpec | None = None
     """What makes it Medusa heads for another model: it has no layers and no embedding."""
+    eagle: EagleSpec | None = None
+    """A head behind its layers that drafts tokens; None: there is none."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
     active_vocab: int | None = None
@@ -279,14 +309,26 @@ class ModelSpec:
 
     @property
     def attention_layers(self) -> dict[int, AttentionSpec]:
-        """The layers of attention, by number, in order."""
+        """The layers of attention, by number, in order; that of a draft head is the last."""
         layers = enumerate(self.layers)
-        return {i: one.mixer for i, one in layers if isinstance(one.mixer, AttentionSpec)}
+        found = {i: one.mixer for i, one in layers if isinstance(one.mixer, AttentionSpec)}
+        return found if self.eagle is None else {**found, len(self.layers): self.eagle.attention}
 
     @property
     def paged_layers(self) -> dict[int, AttentionSpec]:
-        """The layers that keep pages, by number, in order."""
-        return {i: one for i, one in self.attention_layers.items() if one.shares is None}
+        """The layers that keep pages, by number, in order. Behind them stand the pages with the
+        vectors that a draft head reads (`vector_pages`)."""
+        found = {i: one for i, one in self.attention_layers.items() if one.shares is None}
+        return found if self.eagle is None else found | self.vector_pages
+
+    @property
+    def vector_pages(self) -> dict[int, AttentionSpec]:
+        """Pages of vectors, as if they were keys and values of so many layers more like that of the
+        draft head: each has room for 2 * kv_width numbers of a token."""
+        if self.eagle is None:
+            return {}
+        one, first = self.eagle.attention, len(self.layers) + 1
+        return dict.fromkeys(range(first, first - (-self.hidden // (2 * one.kv_width))), one)
 
     @property
     def recurrent_layers(self) -> dict[int, Recurrent]:

@@ -310,6 +310,20 @@ class DraftHeads(Protocol):
         """Draft a token for each vector, that of token p of a sequence: head 0 for place p + 2."""
 
 
+class DraftingRunner(Protocol):
+    """A runner whose model has an EAGLE head."""
+
+    def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+        """As of `Runner`."""
+
+    def draft(self, batch: Batch) -> BatchOutput:
+        """Let the head draft a token behind each row, which has one token and one sampling.
+
+        The head reads the vector of the token before: the model's, or its own if that token was
+        drafted. The row's token is in the pages then, and is to be rolled back before the next
+        `run`."""
+
+
 class Runner(Protocol):
     """The seam between the core and a model. The only other implementations are test fakes."""
 

@@ -43,6 +43,9 @@ class Placements(NamedTuple):
     groups: Sequence[Placement]
     state_rows: Numbers | None
     """None: no layer is recurrent."""
+    previous: Numbers | None = None
+    """Slot of the token before each token, -1 for none, in the group of a draft head; None: the
+    model has no such head."""
 
 
 def group_windows(info: KVInfo, window: Window | None) -> tuple[Window | None, ...]:
@@ -98,8 +101,9 @@ class KVCache:
         windows: Sequence[Window | None],
         *,
         has_states: bool = False,
+        follows: int | None = None,
     ) -> None:
-        """pages, windows: of each group."""
+        """pages, windows: of each group. follows: the group of a draft head."""
         self._states = StateTable(max_num_sequence) if has_states else None
         self._tables = [
             PageTable(
@@ -108,6 +112,7 @@ class KVCache:
             )
             for g, group in enumerate(info.groups)
         ]  # fmt: skip
+        self._follows = follows
         # The main table comes first: it alone can lack pages, and then nothing has changed.
         self._main = self._tables[main_group(windows)]
         self._others = [table for table in self._tables if table is not self._main]
@@ -191,15 +196,25 @@ class KVCache:
         """See `PageTable.place`, and `StateTable.place` for `keep`. Raises RequestError before any
         change if pages lack."""
         position = self._positions(rows) if self._main in self._windowed else None
+        lasts = [] if self._follows is None else self._last_slots(rows)
         groups = [first := self._main.place(rows, fast)]
         if self._others:
             groups = [t.place(rows, fast) if t is not self._main else first for t in self._tables]
         state_rows = None if self._states is None else self._states.place(rows, keep)
-        return Placements(first.places if position is None else position, groups, state_rows)
+        previous = None if self._follows is None else _previous(rows, lasts, groups[self._follows])
+        position = first.places if position is None else position
+        return Placements(position, groups, state_rows, previous)
 
     @property
     def _kept(self) -> Sequence[PageTable | StateTable]:
         return self._tables if self._states is None else [*self._tables, self._states]
+
+    def _last_slots(self, rows: Sequence[tuple[int, int]]) -> list[int]:
+        """Of each row the slot of the last token before it."""
+        assert self._follows is not None
+        table = self._tables[self._follows]
+        assert table.keeps_all, "a head sees all tokens"
+        return [table.last_slot(seq_id) for seq_id, _ in rows]
 
     def _positions(self, rows: Sequence[tuple[int, int]]) -> Numbers:
         position, ends = array("i"), dict[int, int]()
@@ -214,6 +229,17 @@ class KVCache:
         for table in self._kept:
             table.check_integrity()
             assert table.lengths() == self._main.lengths(), "groups out of step"
+
+
+def _previous(rows: Sequence[tuple[int, int]], lasts: Sequence[int], placed: Placement) -> Numbers:
+    """Slots of the tokens before each token. lasts: before the first row of each sequence."""
+    found, ends, at = array("i"), dict[int, int](), 0
+    for (seq_id, n), last in zip(rows, lasts, strict=True):
+        found.append(ends.get(seq_id, last))  # a sequence may come again
+        found.extend(placed.slots[at : at + n - 1])
+        at += n
+        ends[seq_id] = placed.slots[at - 1]
+    return found
 
 
 def _copier(copy: CopyGroupPages, group: int) -> Callable[[list[int], list[int]], None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
+from mlc_llm.library.signatures import COPY_PAGES, DRAFT_NEXT, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import AdapterMemory, adapter_slots, check_adapters
 from mlc_llm.runtime.batch import (
@@ -75,6 +75,16 @@ class Pending(NamedTuple):
     """Hidden vectors, of the samplings that want them."""
 
 
+class StepTokens(NamedTuple):
+    """What a step computes."""
+
+    tokens: Numbers
+    placed: Placements
+    logit_rows: Numbers
+    owned: Numbers | None
+    """The adapter of each token; None: the library is one without adapters."""
+
+
 class ModelRunner:
     """The `Runner` of a real model (see `batch.py`). One thread at a time."""
 
@@ -127,6 +137,8 @@ class ModelRunner:
     def _bind(self, device: Device) -> None:
         check_adapters(self.metadata, self._limits.adapters)
         self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
+        has_head = self.metadata.eagle_group is not None
+        self._draft_next = self._library[DRAFT_NEXT] if has_head else None
         self._staging, self._read = device.staging(), device.read
         self._sampler, self._inputs = Sampler(self._library), StepInputs([], (), (), (), [])
 
@@ -140,8 +152,9 @@ class ModelRunner:
         limits = self._limits.adapters
         self._adapters = AdapterMemory(info.adapted, limits, device) if limits.slots else None
         self._cache = KVCache(
-            info.kv, counts, sequences, self._copy_pages, windows, has_states=bool(info.states)
-        )
+            info.kv, counts, sequences, self._copy_pages, windows,
+            has_states=bool(info.states), follows=info.eagle_group,
+        )  # fmt: skip
         self._carrier = Carrier(info.kv, self._cache, self._pages, self._states, device)
 
     def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
@@ -205,9 +218,18 @@ class ModelRunner:
     def run(self, batch: Batch) -> BatchOutput:
         return self.collect(self.submit(batch))
 
-    def submit(self, batch: Batch) -> Pending:
+    def draft(self, batch: Batch) -> BatchOutput:
+        """Let the EAGLE head draft a token behind each row, which has one token and one sampling.
+
+        The row's token lies in the pages then, as after a step, and is to be rolled back: only the
+        head has computed it. Raises `RequestError` if pages lack."""
+        assert self._draft_next is not None, "there is no head"
+        assert all(len(row.token_ids) == len(row.samplings) == 1 for row in batch.rows)
+        return self.collect(self.submit(batch, self._draft_next))
+
+    def submit(self, batch: Batch, compute: tvm_ffi.Function | None = None) -> Pending:
         """Start a step. A device may still compute when this returns; no other step may start
-        before `collect`."""
+        before `collect`. compute: what computes the tokens; None: the model."""
         asked = gathered(batch.rows, self._limits.vocab_size)
         number = len(asked.tokens)
         assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
@@ -219,7 +241,9 @@ class ModelRunner:
         owned = None if self._adapters is None else adapter_slots(rows)
         placed = self._place(rows)
         try:
-            drawn, hidden = self._compute.call(self._drawn, ids, placed, logit_rows, owned)
+            compute = compute or self._forward
+            given = StepTokens(ids, placed, logit_rows, owned)
+            drawn, hidden = self._compute.call(self._drawn, compute, given)
             return Pending(batch, self._choice, drawn, hidden)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
@@ -228,10 +252,10 @@ class ModelRunner:
             raise
 
     def _drawn(
-        self, tokens: Numbers, placed: Placements, logit_rows: Numbers, owned: Numbers | None
+        self, compute: tvm_ffi.Function, given: StepTokens
     ) -> tuple[Drawn, DeviceTensor | None]:
         choice, wanted = self._choice, None
-        outputs, rest = self._outputs(tokens, placed, logit_rows, owned, choice.tables)
+        outputs, rest = self._outputs(compute, given, choice.tables)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
             wanted = self._last_hidden(item(outputs, HIDDEN), rows, self._params)
@@ -289,7 +313,8 @@ class ModelRunner:
                 )
                 owned = None if self._adapters is None else adapter_slots(rows)
                 placed = self._place(rows)
-                outputs, _ = self._compute.call(self._outputs, tokens, placed, logit_rows, owned)
+                given = StepTokens(tokens, placed, logit_rows, owned)
+                outputs, _ = self._compute.call(self._outputs, self._forward, given)
                 self._cache.trim(seq_id)
                 logits = self._read(item(outputs, LOGITS))
                 yield logits[:, : self._limits.vocab_size].copy()
@@ -304,25 +329,26 @@ class ModelRunner:
 
     def _outputs(
         self,
-        tokens: Numbers,
-        placed: Placements,
-        logit_rows: Numbers,
-        owned: Numbers | None,
+        compute: tvm_ffi.Function,
+        given: StepTokens,
         more: Sequence[Table] = (),
     ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
         """Logits behind the tokens at `logit_rows` and what they are made of, and the tables `more`
-        as tensors. owned: the adapter of each token. All go in at once, while the code that does
-        it is in the processor's caches."""
+        as tensors. All go in at once, while the code that does it is in the processor's caches."""
+        tokens, placed, logit_rows, owned = given
         ropes, position, sink_position = self._ropes.rows(placed.position)
         fast = array("i", (self._fast.count,))
         tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed, owned)
         tensors = self._staging.tensors(*tables, *more)
         if tensors is not self._inputs.tensors:
             adapters = None if self._adapters is None else self._adapters.inputs
-            self._inputs = StepInputs.of(tensors, len(placed.groups), self._states, adapters)
+            has_previous = placed.previous is not None
+            self._inputs = StepInputs.of(
+                tensors, len(placed.groups), self._states, adapters, has_previous=has_previous
+            )
         _, single, by_group, states, rest = self._inputs
         self.before_compute()
-        outputs = self._forward(
+        outputs = compute(
             *single, ropes, *by_group, self._windows, self._pages, *states, self._params
         )
         return outputs, rest

@@ -79,6 +79,12 @@ class PageTable:
         """Tokens the sequence holds."""
         return self._sequences[seq_id].length
 
+    def last_slot(self, seq_id: int) -> int:
+        """Of the last token that the sequence holds; -1 if it holds none."""
+        sequence, size = self._sequences[seq_id], self._page_size
+        last = sequence.length - 1
+        return sequence.pages[last // size] * size + last % size if last >= 0 else -1
+
     def lengths(self) -> dict[int, int]:
         """Tokens of every sequence."""
         return {seq_id: one.length for seq_id, one in self._sequences.items()}

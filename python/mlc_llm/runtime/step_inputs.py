@@ -27,6 +27,8 @@ def step_tables(
     tables: list[Table] = [(one, 0) for one in shared]
     for slots, places, blocks, page_ids in placed.groups:
         tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
+    if placed.previous is not None:
+        tables.append((placed.previous, 0))
     if placed.state_rows is not None:
         tables.append((placed.state_rows, 4))
     if adapter_slots is not None:
@@ -44,7 +46,8 @@ class StepInputs(NamedTuple):
     by_group: Sequence[tvm_ffi.Array]
     """Slots, places, query blocks and page ids: of each group of layers."""
     states: Sequence[DeviceTensor | tvm_ffi.Array]
-    """Rows of states, and the states; empty if there are none. Then the same of adapters."""
+    """Slots of previous tokens, if a draft head reads them. Rows of states, and the states, if
+    there are some. Then the same of adapters."""
     rest: list[DeviceTensor]
     """Of tables that are not for `forward`."""
 
@@ -55,13 +58,15 @@ class StepInputs(NamedTuple):
         groups: int,
         states: tvm_ffi.Array,
         adapters: tvm_ffi.Array | None = None,
+        *,
+        has_previous: bool = False,
     ) -> StepInputs:
         """tensors: of `step_tables` and of others behind them. states: of recurrent layers.
         adapters: None for a library without them."""
         single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
         last = SINGLE + 4 * groups
         by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
-        more: tuple[DeviceTensor | tvm_ffi.Array, ...] = ()
+        more: tuple[DeviceTensor | tvm_ffi.Array, ...] = (rest.pop(0),) if has_previous else ()
         if states:
             more += (rest.pop(0), states)
         if adapters is not None:

@@ -20,11 +20,13 @@ EngineMode = Literal["local", "interactive", "server"]
 MODES = ("local", "interactive", "server")
 KV_STATE_KINDS = ("kv_cache", "rnn_state", "none", "hybrid")
 SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "eagle", "medusa")
-BUILT_SPECULATIVE_MODES = ("disable", "small_draft", "prompt_lookup", "medusa")
-"""The modes that this version has."""
 HEAD_MODES = ("medusa",)
 """Those whose drafter reads the hidden vectors of the model."""
-DRAFTERS = {"small_draft": "the draft model", "medusa": "the folder of the heads"}
+DRAFTERS = {
+    "small_draft": "the draft model",
+    "eagle": "the folder of the head",
+    "medusa": "the folder of the heads",
+}
 """What the modes are that take an additional model."""
 MAX_DRAFT_LENGTH = 16
 """The most draft tokens of one sequence in one step."""
@@ -57,8 +59,8 @@ class EngineConfig:
     model_lib: str | None = None
     """The engine has an argument `model_lib`; leave it out here."""
     additional_models: list[str | tuple[str, str]] = field(default_factory=list)
-    """The draft model of `small_draft`, or the folder of the heads of `medusa`: a path, or a path
-    and its library."""
+    """The draft model of `small_draft`, or the folder of heads of `eagle` or `medusa`: a path, or a
+    path and its library."""
     mode: EngineMode | None = None
     """The engine has an argument `mode`; leave it out here. It sets the limits below that are None.
     local: 4 answers run at a time and share the pages of one context, at most of 8192 tokens; other
@@ -107,8 +109,10 @@ class EngineConfig:
     """The drafter: who makes draft tokens, which the model verifies. `small_draft` is a smaller
     model with the same vocabulary. `prompt_lookup` looks for an earlier place of the last tokens
     in the text and takes the tokens that followed there. `medusa` are heads that were trained for
-    the model: each drafts one token from the model's last hidden vector. They are a folder of
-    config.json and safetensors, as their authors' code writes it. This version has no `eagle`."""
+    the model: each drafts one token from the model's last hidden vector. `eagle` is a head that was
+    trained for the model (EAGLE-1 or EAGLE-3): a decoder layer that drafts one token after the
+    other from the model's vectors of all tokens. Heads are a folder of config.json and safetensors,
+    as their authors' code writes it."""
     spec_draft_length: int = 0
     """The most draft tokens of a sequence in one step, 0 to 16. 0 learns the best number. There
     are no draft tokens while plain steps are faster."""
@@ -233,6 +237,8 @@ class EngineConfig:
             known = " or ".join(map(repr, DRAFTERS))
             words = f"speculative_mode {mode!r} uses none; leave it out, or set {known}"
             raise InvalidField("additional_models", models, words)
+        if mode == "eagle":
+            self._refuse_with_head()
         if mode == "disable" and self.spec_draft_length:
             words = "speculative_mode is 'disable'; leave it out, or choose a mode"
             raise InvalidField("spec_draft_length", self.spec_draft_length, words)
@@ -243,9 +249,18 @@ class EngineConfig:
             words = "there is no prefix cache (prefix_cache_mode is 'disable'); leave it out"
             raise InvalidField("kv_events", self.kv_events.endpoint, words)
 
+    def _refuse_with_head(self) -> None:
+        """What a model with an EAGLE head cannot have: the two are compiled together."""
+        if self.model_lib is not None or not isinstance(self.additional_models[0], str):
+            given = self.model_lib or self.additional_models
+            words = "a model and its EAGLE head are compiled together; leave the library out"
+            raise InvalidField("model_lib", given, words)
+        if self.adapters or self.max_adapters:
+            words = "not together with speculative_mode 'eagle'; leave one out"
+            raise InvalidField("adapters", [*self.adapters], words)
+
 
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
-_NO_HEADS = "EAGLE heads are not supported in this version; take 'medusa' or 'small_draft'"
 _NO_TREE = "drafts are chains in this version; leave it out or give 1"
 _NO_RNN = "recurrent models are not supported in this version"
 
@@ -253,7 +268,6 @@ _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
     ("tensor_parallel_shards", (None, 1), _ONE_DEVICE),
     ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
     ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
-    ("speculative_mode", BUILT_SPECULATIVE_MODES, _NO_HEADS),
     ("spec_tree_width", (1,), _NO_TREE),
     ("kv_state_kind", (None, "kv_cache"), _NO_RNN),
     ("max_history_size", (None, 0), _NO_RNN),

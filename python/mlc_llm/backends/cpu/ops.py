@@ -29,6 +29,7 @@ from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.cpu.vectors import keep_vectors, kept_vectors
 from mlc_llm.backends.operands import (
     AdapterInputs,
     ExpertMatrices,
@@ -208,6 +209,10 @@ class CpuOps(AttentionOps):
     def token_inputs(self, embedded: Tensor, context: Tensor, weight: Tensor, eps: float) -> Tensor:
         return with_context(embedded, context, weight, eps)
 
+    def copied(self, x: Tensor) -> Tensor:
+        kernel = changed(int(x.shape[1]), 1.0)
+        return op.tensor_ir_op(kernel, "copy_rows", [x], float_tensor(*x.shape))
+
     def capped(self, x: Tensor, cap: float) -> Tensor:
         return self._scratch.call(changed(int(x.shape[1]), cap=cap), "cap_rows", [x], x)
 
@@ -247,6 +252,12 @@ class CpuOps(AttentionOps):
         k = int(x.shape[1])
         out = float_tensor(rows.shape[0], k)
         return op.tensor_ir_op(take_rows(k), "take_rows", [x, rows], out)
+
+    def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
+        return keep_vectors(x, slot, pages, self._isa.kv_dtype)
+
+    def kept_vectors(self, width: int, pages: Sequence[Tensor], slot: Tensor) -> Tensor:
+        return kept_vectors(width, pages, slot, self._isa.kv_dtype)
 
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         kernel = chosen_logits(int(kept.shape[1]))

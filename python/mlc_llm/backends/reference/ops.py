@@ -38,6 +38,7 @@ from mlc_llm.backends.reference.tensors import (
     taken,
     times,
 )
+from mlc_llm.backends.reference.vectors import keep_vectors, kept_vectors
 from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
@@ -145,6 +146,9 @@ class ReferenceOps:
         normed = op.reshape(self.norm(parts, weight, eps), tuple(context.shape))
         return (embedded + normed) * 0.5**0.5
 
+    def copied(self, x: Tensor) -> Tensor:
+        return x  # nothing is changed in place
+
     def capped(self, x: Tensor, cap: float) -> Tensor:
         return op.tanh(x / cap) * cap
 
@@ -232,6 +236,12 @@ class ReferenceOps:
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)
+
+    def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
+        return keep_vectors(x, slot, pages)
+
+    def kept_vectors(self, width: int, pages: Sequence[Tensor], slot: Tensor) -> Tensor:
+        return kept_vectors(width, pages, slot)
 
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         one = op.unsqueeze(taken(token, rows), 1)

@@ -103,10 +103,11 @@ def open_models(
     quantization: str | None = None,
     rope_scaling: RopeScaling | None = None,
     *,
-    has_heads: bool = False,
+    drafter: str = "small_draft",
 ) -> list[ModelBundle]:
     """Open every model; `on_files`: see `open_model`. quantization, rope_scaling: of the first
-    model. has_heads: the others are draft heads for it.
+    model. drafter: what the second one is, as `EngineConfig.speculative_mode`. An EAGLE head
+    becomes a part of the model.
 
     Raises `ModelNotFound` for a library that is not there, and what `open_model` raises.
     """
@@ -117,10 +118,26 @@ def open_models(
                 "compiled for this machine"
             )
     first, *more = models
+    if drafter == "eagle":
+        return [
+            _with_head(open_model(first.model, None, quantization, rope_scaling), more, on_files)
+        ]
     main = open_model(first.model, on_files, quantization, rope_scaling)
-    if has_heads:
+    if drafter == "medusa":
         return [main, *(_open_heads(one, main, on_files) for one in more)]
     return [main, *(open_model(one.model, on_files) for one in more)]
+
+
+def _with_head(main: ModelBundle, more: list[ModelInfo], on_files: OnFiles | None) -> ModelBundle:
+    """A model with its EAGLE head. Raises what `open_eagle` raises."""
+    from mlc_llm.model_files.eagle import open_eagle
+
+    (head,) = more
+    assert main.files is not None
+    files = open_eagle(resolve_model(head.model).path, main.files)
+    if on_files is not None:
+        on_files(files)
+    return replace(main, files=files)
 
 
 def _open_heads(info: ModelInfo, main: ModelBundle, on_files: OnFiles | None) -> ModelBundle:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.runtime.medusa_runner import MedusaRunner
+from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
-from mlc_llm.serve.config import HEAD_MODES, EngineConfig
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
@@ -118,7 +119,7 @@ def _bundles(
         models,
         lambda files: begin_weights(reading, files, free, config.kernels),
         *(config.quantization, config.rope_scaling),
-        has_heads=config.speculative_mode in HEAD_MODES,
+        drafter=config.speculative_mode,
     )
     if config.mode != "interactive":  # nobody's answer is to wait for the prompt of another one
         for bundle in bundles:
@@ -180,7 +181,7 @@ def _configs(
             adapters={},
             max_adapters=None,
         )
-        for info, bundle in zip(models[1:], bundles[1:], strict=True)
+        for info, bundle in zip(models[1:], bundles[1:], strict=False)  # a head is no model more
     ]
     return [complete, *drafts]
 
@@ -200,17 +201,22 @@ def _core(
         config,
         stop_token_ids=bundle.stop_token_ids,
         trace=trace,
-        drafter=_drafter(runners[1]) if len(runners) > 1 else None,
+        drafter=_drafter(runners[-1], config.speculative_mode),
     )
 
 
-def _drafter(runner: AnyRunner) -> Drafter:
+def _drafter(runner: AnyRunner, mode: str) -> Drafter | None:
+    """None: nobody drafts, or a drafter of the core's own. runner: of whoever drafts."""
     from mlc_llm.serve.core.speculation.draft_model import DraftModel
+    from mlc_llm.serve.core.speculation.eagle import EagleDrafter
     from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 
+    if mode == "eagle":
+        assert isinstance(runner, ModelRunner)
+        return EagleDrafter(runner)
     if isinstance(runner, MedusaRunner):
         return MedusaDrafter(runner)
-    return DraftModel(runner)
+    return DraftModel(runner) if mode == "small_draft" else None
 
 
 def _open_echo(

@@ -1,0 +1,204 @@
+"""A decoder with an EAGLE head, which drafts tokens for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from tvm import relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.operands import LayerInputs
+from mlc_llm.models.decoder import BaseDecoder, MixerInputs
+from mlc_llm.models.eagle_plan import eagle_vectors
+from mlc_llm.models.merged import MergedLinear, Part
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Ops
+    from mlc_llm.models.spec import EagleSpec, ModelSpec
+
+GATED = ("gate", "up")
+LOWEST = -3.0e38
+"""The logit of a token that the head does not know."""
+
+
+class EagleHead(nn.Module):  # type: ignore[misc]
+    """The layer of the head, and its own head over the vocabulary if it has one."""
+
+    def __init__(self, model: ModelSpec, spec: EagleSpec, ops: Ops) -> None:
+        self.spec, self.ops = spec, ops
+        hidden, kinds, wide = model.hidden, model.kinds, spec.network.intermediate
+        one, read = spec.attention, (2 if spec.taps else 1) * hidden
+        self.fc = ops.matrix(hidden, (len(spec.taps) or 2) * hidden, kinds["eagle.fc"], "mlp")
+        self.qkv, self.mlp = Part(), Part()
+        widths = {part: one.width_of(part) for part in one.parts}
+        self._to_qkv = MergedLinear(self.qkv, widths, read, model, "eagle.qkv.", ops)
+        self.o = ops.matrix(hidden, one.query_width, kinds["eagle.o"], "o")
+        inner = dict.fromkeys(GATED, wide)
+        self._inner = MergedLinear(self.mlp, inner, hidden, model, "eagle.mlp.", ops)
+        self.down = ops.matrix(hidden, wide, kinds["eagle.down"], "down")
+        if spec.vocab:
+            self.head = ops.matrix(spec.vocab, hidden, kinds["eagle.head"], "head")
+        for name, source in eagle_vectors(model, spec).items():
+            setattr(self, name, nn.Parameter(source.shape, "float32"))
+
+    def attended(
+        self, embedded: Tensor, vectors: Tensor, inputs: LayerInputs
+    ) -> tuple[Tensor, object]:
+        """What the layer adds to, and what its attention gives; keys and values are stored."""
+        residual, read = self._read(embedded, vectors)
+        if self.spec.attention.qkv_bias:
+            qkv = self._to_qkv.with_biases(read, self.q_bias, self.k_bias, self.v_bias)
+        else:
+            qkv = self._to_qkv(read)
+        return residual, self.ops.attention(self.spec.attention, qkv, None, inputs)
+
+    def _read(self, embedded: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """What the layer adds to, and what its attention reads."""
+        if not self.spec.taps:
+            both, bias = op.concat([embedded, vectors], dim=1), None
+            if self.spec.fc_bias:
+                bias = self.fc_bias
+            x = self.ops.linear(self.fc, both, bias=bias)
+            return x, x
+        normed = self._normed(vectors, self.hidden_norm)
+        read = op.concat([self._normed(embedded, self.embedding_norm), normed], dim=1)
+        return normed if self.spec.adds_to_norm else vectors, read
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return op.rms_norm(x, weight, axes=-1, epsilon=self.spec.norm_eps)
+
+    def forward(self, embedded: Tensor, vectors: Tensor, inputs: LayerInputs) -> Tensor:
+        """The vectors that the head expects of these tokens."""
+        ops, spec = self.ops, self.spec
+        x, heads = self.attended(embedded, vectors, inputs)
+        x = ops.linear(self.o, heads, x)
+        gate, up = self._inner(ops.norm(x, self.mlp_norm, spec.norm_eps))
+        y = ops.gated(spec.network.activation, gate, up, spec.network.intermediate)
+        return ops.linear(self.down, y, x)
+
+    def own_logits(self, x: Tensor, vocab: int, padded: int) -> Tensor:
+        """Of all tokens of the model; those that the head does not know have `LOWEST`. vocab: rows
+        of the model's head. padded: columns of the result."""
+        spec = self.spec
+        logits = self.ops.linear(self.head, self.ops.norm(x, self.norm, spec.norm_eps))
+        if not spec.chooses:
+            return logits
+        row, zero = self.row_of_token, op.zeros((vocab,))
+        known = op.where(op.less(row, zero), op.full((vocab,), LOWEST), zero)
+        places = op.astype(op.maximum(row, zero), "int32")
+        taken = relax.op.take(logits._expr, places._expr, axis=1, mode="clip")
+        found = nn.wrap_nested(taken, "found")
+        return op.pad(found + known, [0, 0, 0, padded - vocab])
+
+
+class _Inputs(NamedTuple):
+    """The inputs of a step that the head reads."""
+
+    tokens: Tensor
+    layer: LayerInputs
+    previous: Tensor
+    pages: list[Tensor]
+    """Of vectors."""
+
+
+class EagleDecoder(BaseDecoder):
+    """A model whose layers all keep pages, and a head."""
+
+    def __init__(self, spec: ModelSpec, ops: Ops) -> None:
+        super().__init__(spec, ops)
+        assert spec.eagle is not None
+        self.eagle = EagleHead(spec, spec.eagle, ops)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        sink_position: Tensor,
+        fast_tokens: Tensor,
+        logit_rows: Tensor,
+        ropes: list[Tensor],
+        slots: list[Tensor],
+        places: list[Tensor],
+        query_blocks: list[Tensor],
+        page_ids: list[Tensor],
+        windows: list[Tensor],
+        pages: list[Tensor],
+        previous: Tensor,
+    ) -> tuple[Tensor, ...]:
+        tables = (slots, places, query_blocks, page_ids, windows)
+        inputs = self._paged(position, sink_position, ropes, tables, pages)
+        taps: dict[int, Tensor] = {}
+        x = self._computed_layers(tokens, fast_tokens, position, inputs, taps)
+        rows = self.ops.take_rows(x, logit_rows)
+        given = self._given(tokens, inputs, pages, previous)
+        heads = self._remembered(x, taps, given, fast_tokens)
+        return self._logits(rows), rows, heads
+
+    def draft_next(
+        self,
+        tokens: Tensor,
+        position: Tensor,
+        sink_position: Tensor,
+        fast_tokens: Tensor,
+        logit_rows: Tensor,
+        ropes: list[Tensor],
+        slots: list[Tensor],
+        places: list[Tensor],
+        query_blocks: list[Tensor],
+        page_ids: list[Tensor],
+        windows: list[Tensor],
+        pages: list[Tensor],
+        previous: Tensor,
+    ) -> tuple[Tensor, ...]:
+        tables = (slots, places, query_blocks, page_ids, windows)
+        inputs = self._paged(position, sink_position, ropes, tables, pages)
+        given, ops = self._given(tokens, inputs, pages, previous), self.ops
+        ops.begin(fast_tokens)
+        vectors = ops.kept_vectors(self.spec.hidden, given.pages, previous)
+        x = self.eagle(self._embedded(tokens), vectors, given.layer)
+        kept = ops.keep_vectors(x, given.layer.slot, given.pages)
+        return self._drafted(x), x, *kept
+
+    def _given(
+        self,
+        tokens: Tensor,
+        inputs: dict[int, list[MixerInputs]],
+        pages: list[Tensor],
+        previous: Tensor,
+    ) -> _Inputs:
+        """The first token of a sequence has no vector before it, so no other token sees it."""
+        (layer,) = inputs[len(self.spec.layers)]
+        assert isinstance(layer, LayerInputs), "the head has attention"
+        first = op.minimum(layer.place, op.ones(layer.place.shape, "int32"))
+        layer = replace(layer, first_seen=first)
+        return _Inputs(tokens, layer, previous, pages[-len(self.spec.vector_pages) :])
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.ops.embedding(self.embedding, tokens, 1.0)
+
+    def _remembered(
+        self, x: Tensor, taps: dict[int, Tensor], given: _Inputs, fast_tokens: Tensor
+    ) -> object:
+        """Put the vectors of the tokens into their pages, then what the head makes of each token
+        and the vector before it. x: behind the last layer."""
+        ops, spec = self.ops, self.eagle.spec
+        ops.begin(fast_tokens)
+        if spec.taps:
+            tapped = op.concat([taps[i] for i in spec.taps], dim=1)
+            vectors = ops.linear(self.eagle.fc, tapped)
+        else:
+            vectors = self._last_normed(x)
+        pages = ops.keep_vectors(vectors, given.layer.slot, given.pages)
+        before = ops.kept_vectors(self.spec.hidden, pages, given.previous)
+        _, heads = self.eagle.attended(self._embedded(given.tokens), before, given.layer)
+        return heads
+
+    def _drafted(self, x: Tensor) -> Tensor:
+        """Logits of the head's vectors."""
+        spec = self.spec
+        if not self.eagle.spec.vocab:
+            return self._head_logits(x)
+        self.ops.begin()
+        return self.eagle.own_logits(x, spec.vocab, self.ops.padded_rows(spec.vocab))

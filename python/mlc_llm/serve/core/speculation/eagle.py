@@ -1,0 +1,96 @@
+"""An EAGLE head as drafter: the model's runner computes it, in the pages of each sequence."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Callable
+from dataclasses import replace
+
+from mlc_llm.runtime.batch import Batch, BatchRow, DraftingRunner, Sampling
+from mlc_llm.serve.core.sequence import Sequence
+from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
+from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
+from mlc_llm.serve.core.speculation.drafter import Offer
+
+
+class EagleDrafter:
+    """Drafts a chain, one batch of all sequences for each position.
+
+    What the head knows of a sequence lies in the runner's pages, beside what the model knows: so
+    forks, rollbacks and prefixes of other sequences have it too. The head samples with the settings
+    and the random numbers of the model that verifies, as a draft model does.
+    """
+
+    def __init__(
+        self, runner: DraftingRunner, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._times = StepTimes()
+
+    def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
+        return [
+            Offer(one if sequence.is_decoding else 0)
+            for sequence, one in zip(sequences, most, strict=True)
+        ]
+
+    def cost(self, rows: int, depth: int) -> float:
+        return self._times.estimate(rows) * depth
+
+    def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
+        """Tokens that the head computes take the pages that the step has for the draft."""
+        placed = [0] * len(drafts)
+        drafting = list(range(len(drafts)))
+        try:
+            while drafting := [i for i in drafting if len(drafts[i].token_ids) < lengths[i]]:
+                drafting = self._drafted(drafts, drafting, placed)
+        finally:
+            for draft, count in zip(drafts, placed, strict=True):
+                if count:
+                    self._runner.rollback_sequence(_seq_id(draft), count)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is remembered here."""
+
+    def reset(self) -> None:
+        """Nothing is remembered here."""
+
+    def check_integrity(self) -> None:
+        """Nothing can disagree here."""
+
+    def _drafted(
+        self, drafts: abc.Sequence[DraftSequence], which: list[int], placed: list[int]
+    ) -> list[int]:
+        """Draft a token for some of the sequences; returns those that have one more for it.
+        placed: counts the tokens of each that are in its pages."""
+        rows = [
+            BatchRow(_seq_id(drafts[i]), [_last(drafts[i])], [_quiet(drafts[i])]) for i in which
+        ]
+        start = self._clock()
+        samples = self._runner.draft(Batch(rows)).samples
+        self._times.learn(len(rows), self._clock() - start)
+        for i in which:
+            placed[i] += 1
+        return [
+            i
+            for i, (sample,) in zip(which, samples, strict=True)
+            if sample.error is None and drafts[i].push(sample.token_id)
+        ]
+
+
+def _seq_id(draft: DraftSequence) -> int:
+    seq_id = draft.sequence.progress.seq_id
+    assert seq_id is not None, "only running sequences get drafts"
+    return seq_id
+
+
+def _last(draft: DraftSequence) -> int:
+    """The newest token: a draft token, or the last known one."""
+    known = draft.sequence.known
+    return draft.token_ids[-1] if draft.token_ids else draft.sequence.tokens(known - 1, known)[0]
+
+
+def _quiet(draft: DraftSequence) -> Sampling:
+    """The sampling of the next token, without what nobody reads."""
+    return replace(draft.samplings[-1], top_logprobs=-1, wants_hidden=False)

@@ -1,0 +1,76 @@
+"""The EAGLE drafter on the fake model: it drafts in pages of sequences, and no token changes."""
+
+from __future__ import annotations
+
+import pytest
+from core_harness import Harness, prompt_of
+from spec_tools import drafted, speculative
+from test_speculation import REQUESTS, answers, small_runner
+
+from mlc_llm.runtime.batch import Batch, BatchOutput, Sampled
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.speculation.eagle import EagleDrafter
+from mlc_llm.testing.fake_runner import FakeRunner
+
+HEAD = EngineConfig(speculative_mode="eagle", additional_models=["head"])
+
+
+class SeeingHead:
+    """A head that knows what the fake model says, because it runs the model itself."""
+
+    def __init__(self, runner: FakeRunner, *, fails_at: int = -1) -> None:
+        self._runner, self._fails_at = runner, fails_at
+        self.sizes: list[int] = []
+
+    def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+        self._runner.rollback_sequence(seq_id, num_tokens)
+
+    def draft(self, batch: Batch) -> BatchOutput:
+        self.sizes.append(len(batch.rows))
+        if len(self.sizes) == self._fails_at:
+            raise RuntimeError("a head that is broken")
+        for row in batch.rows:
+            assert len(row.token_ids) == len(row.samplings) == 1
+            assert not row.samplings[0].wants_hidden and row.samplings[0].top_logprobs < 0
+        return self._runner.run(batch)
+
+
+@pytest.mark.parametrize("most", [1, 3, 16])
+def test_nothing_but_the_speed_changes(most: int) -> None:
+    plain = answers(Harness(small_runner()), list(REQUESTS))
+    runner = small_runner()
+    harness = speculative(EagleDrafter(SeeingHead(runner)), runner, HEAD, most=most)
+    assert answers(harness, list(REQUESTS)) == plain
+    num_drafted, accepted = drafted(harness)
+    assert num_drafted == accepted > 30
+
+
+def test_a_chain_grows_by_one_call_a_token() -> None:
+    runner = FakeRunner()
+    head = SeeingHead(runner)
+    harness = speculative(EagleDrafter(head), runner, HEAD, most=4)
+    harness.add("a", prompt_of(20), max_tokens=51)
+    harness.run()
+    assert harness.steps == 1 + 10  # the model's token and four of the head in each step
+    assert head.sizes == [1] * 40
+
+
+def test_a_head_that_breaks_in_the_middle_leaves_the_pages_as_they_were() -> None:
+    plain = answers(Harness(small_runner()), ["greedy", "sampled"])
+    runner = small_runner()
+    head = SeeingHead(runner, fails_at=3)
+    harness = speculative(EagleDrafter(head), runner, HEAD, most=4)
+    assert answers(harness, ["greedy", "sampled"]) == plain
+
+
+def test_a_head_whose_numbers_are_not_finite_drafts_nothing() -> None:
+    class Faulty(SeeingHead):
+        def draft(self, batch: Batch) -> BatchOutput:
+            super().draft(batch)
+            return BatchOutput([[Sampled(-1, error="not finite")] for _ in batch.rows])
+
+    plain = answers(Harness(small_runner()), ["greedy", "sampled"])
+    runner = small_runner()
+    harness = speculative(EagleDrafter(Faulty(runner)), runner, HEAD)
+    assert answers(harness, ["greedy", "sampled"]) == plain
+    assert drafted(harness) == (0, 0)
