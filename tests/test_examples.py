@@ -15,6 +15,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PRINTS = {
     "async_chats": r"\A(answer: .*\n){20}begins: .{20,}",
     "chat": r"29 prompt tokens, 0 of them cached(.*\n)*.*prompt tokens, [1-9]\d* of them cached",
+    "draft_head": r"(.*\n)+same text: True\n",
     "engine": r"Paris(.*\n)+'The sun rises in the .*\n'Water boils at .*\n",
     "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
     "prefix": r" 0 of \d+ prompt.*\n.* [1-9]\d* of \d+ prompt.*\n1 of 2 .*\n.*at token [1-9]",
