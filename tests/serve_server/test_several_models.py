@@ -17,7 +17,7 @@ from threaded_harness import PATIENCE_SECONDS, eventually
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import complete_config
+from mlc_llm.serve.limits import DEFAULT_UTILIZATION, complete_config
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.pool import registry
@@ -262,9 +262,10 @@ def test_a_model_that_is_opened_again_takes_what_is_free_by_then() -> None:
     """Other programs may have taken memory since the server began."""
     config, budget = EngineConfig(mode="server", max_num_sequence=4), 200 << 20
     plan = plan_within(config, size_of(1 << 20), budget)
-    assert plan_of_free(plan, lambda: plan.bytes) is plan
-    left = plan.bytes - (1 << 20)
-    smaller = plan_of_free(plan, lambda: left)
+    assert plan_of_free(plan, lambda: 2 * plan.bytes) is plan
+    free = int((plan.bytes - (1 << 20)) / DEFAULT_UTILIZATION)
+    left = usual_budget(lambda: free)
+    smaller = plan_of_free(plan, lambda: free)
     assert left - (1 << 20) < smaller.bytes <= left
     assert (
         complete_config(smaller.config, size_of(1 << 20), left)[1].total(

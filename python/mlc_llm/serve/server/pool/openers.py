@@ -97,13 +97,13 @@ def plan_within(config: EngineConfig, size: ModelSize, budget: int) -> Plan:
 
 
 def plan_of_free(plan: Plan, free: Callable[[], int]) -> Plan:
-    """The plan, or a smaller one if other programs have taken memory since the server began. free:
-    bytes, now. Raises `UserError` if the model does not fit."""
-    if plan.size is None or plan.bytes <= (left := free()):
+    """The plan, or one for the usual share of what is free if other programs have taken memory
+    since the server began. free: bytes, now. Raises `UserError` if the model does not fit."""
+    if plan.size is None or plan.bytes <= (left := usual_budget(free)):
         return plan
     smaller = plan_within(replace(plan.config, max_total_sequence_length=None), plan.size, left)
     _log.warning(
-        "only %d MB are free now, not %d MB: the KV cache holds %s tokens, not %s",
+        "other programs leave %d MB now, not %d MB: the KV cache holds %s tokens, not %s",
         left >> 20, plan.bytes >> 20,
         smaller.config.max_total_sequence_length, plan.config.max_total_sequence_length,
     )  # fmt: skip
