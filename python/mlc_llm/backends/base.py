@@ -210,6 +210,9 @@ class Ops(Protocol):
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x[rows]."""
 
+    def take_input_rows(self, x: Input, rows: Tensor) -> Input:
+        """The same of an Input, which is not read otherwise."""
+
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         """kept[i, token[rows[i]]], or 0 where there is no such token."""
 

@@ -44,20 +44,31 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         self.token = TokenBlock(self, model, index, ops) if self.spec.token_input else None
 
     def forward(
-        self, x: Tensor, inputs: Sequence[MixerInputs], token_inputs: Tensor | None = None
+        self,
+        x: Tensor,
+        inputs: Sequence[MixerInputs],
+        token_inputs: Tensor | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
-        """inputs: of each mixer. token_inputs: of all layers, if the model has them."""
-        x = self._halves(x, inputs)
+        """inputs: of each mixer. token_inputs: of all layers, if the model has them. kept: the
+        tokens whose result is wanted; the others are computed as far as mixers read them."""
+        x = self._halves(x, inputs, kept)
         if self.token is not None:
+            if kept is not None:
+                token_inputs = self.ops.take_rows(token_inputs, kept)
             y = self.token(x, token_inputs)
             x = self.ops.add_norm(x, y, self.token_post_norm, self.model.norm_eps)
         return self.ops.scaled(x, self.output_scale) if self.spec.output_scale else x
 
-    def _halves(self, x: Tensor, inputs: Sequence[MixerInputs]) -> Tensor:
+    def _halves(self, x: Tensor, inputs: Sequence[MixerInputs], kept: Tensor | None) -> Tensor:
         self.ops.begin_layer()
         read = self._normed(x, "attention_norm") if self.spec.mixer_norm else x
         # All parts have read x before anything is added to it, which may be in place.
         mixed = [mix(read, given) for mix, given in zip(self.mixers, inputs, strict=True)]
+        if kept is not None:
+            self.ops.begin()  # the kept tokens are few: all of them are computed exactly
+            x, mixed = self.ops.take_rows(x, kept), [self._kept(one, kept) for one in mixed]
+            read = self._normed(x, "attention_norm") if self.spec.mixer_norm else x
         if self.feed_forward is None:
             return self._add_all(x, mixed)
         if self.spec.parallel:
@@ -65,6 +76,12 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
             return self._add(self._add_all(x, mixed), fed, "mlp")
         x = self._add_all(x, mixed)
         return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
+
+    def _kept(self, result: Result, rows: Tensor) -> Result:
+        """The result for these tokens alone."""
+        if isinstance(result, Product):
+            return result._replace(x=self.ops.take_input_rows(result.x, rows))
+        return self.ops.take_rows(result, rows)
 
     def _normed(self, x: Tensor, name: str) -> Input:
         """What a block reads."""
@@ -130,9 +147,14 @@ class BaseDecoder(TokenChooser):
         by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
         if spec.learned_positions:
             x = ops.add(x, ops.take_rows(self.positions, position))
-        for i, layer in enumerate(self.layers):
+        *layers, last = self.layers
+        for i, layer in enumerate(layers):
             x = layer(x, inputs[i], by_token)
-        x = ops.take_rows(x, logit_rows)
+        of_last = inputs[len(layers)], by_token
+        if spec.adapted:  # the slots of adapters are those of all tokens
+            x = ops.take_rows(last(x, *of_last), logit_rows)
+        else:
+            x = last(x, *of_last, logit_rows)
         return self._logits(x), x
 
     def _token_inputs(self, tokens: Tensor, x: Tensor) -> Tensor:

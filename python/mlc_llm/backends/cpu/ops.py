@@ -7,6 +7,7 @@ A product reads its input quantised, so `norm` and `gated` compute nothing and r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm.relax.frontend import nn
@@ -247,6 +248,12 @@ class CpuOps(AttentionOps):
         k = int(x.shape[1])
         out = float_tensor(rows.shape[0], k)
         return op.tensor_ir_op(take_rows(k), "take_rows", [x, rows], out)
+
+    def take_input_rows(self, x: Tensor | Input, rows: Tensor) -> Tensor | Input:
+        if not isinstance(x, Input):
+            return self.take_rows(x, rows)
+        assert x.weight is None or x.weight.ndim == 1, "only x has rows"
+        return replace(x, x=self.take_rows(x.x, rows), _prepared={}, _floats=None)
 
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         kernel = chosen_logits(int(kept.shape[1]))

@@ -233,6 +233,9 @@ class ReferenceOps:
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)
 
+    def take_input_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return self.take_rows(x, rows)
+
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         one = op.unsqueeze(taken(token, rows), 1)
         inside = relax.op.clip(one._expr, 0, int(kept.shape[1]) - 1)
