@@ -242,9 +242,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=400, help="of an answer, at most")
     parser.add_argument("--attempts", type=int, default=100)
     parser.add_argument("--grown", type=float, default=0.0, help="age of a replica to kill, in s")
+    parser.add_argument("--health-check", type=float, default=0.5, help="`health_check_s`")
     parser.add_argument("--log", type=Path, help="for the output of the application")
     args = parser.parse_args()
     more = {"replicas": args.replicas, "attempts": args.attempts, "resume": "replica"}
+    more["health_check_s"] = args.health_check
     work = asks(args.prompts, args.tokens, seed=1)
     with application(args.model, args.log, **more) as served:
         tally = asyncio.run(

@@ -20,7 +20,6 @@ from mlc_llm.ray.raw_engine import Outputs, RawEngine
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts, ReplicaStats, WireRequest, WrongReplica
 from mlc_llm.runtime.transfer import Transfer
-from mlc_llm.serve.chat_model import chat_model_of
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.kv_events.ledger import BlockLedger
@@ -49,10 +48,10 @@ class ModelReplica:
 
     def facts(self) -> ReplicaFacts:
         """What an ingress has to know."""
-        core, model = self._load.core, chat_model_of(self._load)
+        core = self._load.core
         return ReplicaFacts(
             __version__,
-            model.fingerprint,
+            self._load.fingerprint,
             self._load.config.asjson(),
             core.limits,
             core.longest_sequence,
