@@ -252,7 +252,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=64, help="different ones")
     parser.add_argument("--tokens", type=int, default=400, help="of an answer, at most")
     parser.add_argument("--attempts", type=int, default=100)
-    parser.add_argument("--grown", type=float, default=0.0, help="for how long a replica was open, in s")
+    parser.add_argument("--grown", type=float, default=0.0, help="seconds that it was open")
     parser.add_argument("--health-check", type=float, default=0.5, help="`health_check_s`")
     parser.add_argument("--log", type=Path, help="for the output of the application")
     args = parser.parse_args()

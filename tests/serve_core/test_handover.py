@@ -1,4 +1,4 @@
-"""A prompt that one engine computes and another one answers: `disagg_config`, with the fake runner."""
+"""A prompt that one engine computes and another one answers (`disagg_config`). The fake runner."""
 
 from __future__ import annotations
 
