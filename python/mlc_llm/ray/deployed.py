@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import ray
 
-from mlc_llm.ray.raw_engine import Outputs
+from mlc_llm.ray.channel import Sender
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.scaling import QUEUED_TOKENS
 from mlc_llm.ray.settings import ModelSettings
@@ -30,7 +29,8 @@ class Replica(ModelReplica):
             here = f"tcp://{ray.util.get_node_ip_address()}:0"
             events = KVEventsConfig(endpoint=here, replay_endpoint=here)
             config = replace(config, kv_events=events)
-        await asyncio.to_thread(ModelReplica.__init__, self, settings, config)
+        self._sender = Sender()
+        await asyncio.to_thread(ModelReplica.__init__, self, settings, config, self._sender.send)
         await self.probe()
 
     async def put_prefill(self, wire: WireRequest) -> list[Any]:
@@ -38,14 +38,18 @@ class Replica(ModelReplica):
         and the ingress never gets the pages.)"""
         return [ray.put(await self.prefill(wire))]
 
-    async def generate_from(self, wire: WireRequest, place: list[Any]) -> AsyncIterator[Outputs]:
-        """`generate`, with the prompt of `put_prefill`. If that is lost, it is computed here."""
+    async def answer(self, wire: WireRequest, address: str, place: list[Any] | None = None) -> None:
+        """`generate_to`, with the prompt of `put_prefill`, if any. If that is lost, it is computed
+        here."""
+        if place is not None:
+            await self._take_from(wire, place)
+        await self.generate_to(wire, address)
+
+    async def _take_from(self, wire: WireRequest, place: list[Any]) -> None:
         try:
             await self.take_in(wire, await place[0])
         except ray.exceptions.RayError as error:
             _log.warning("request %s: its prompt is lost: %s", wire.request_id, error)
-        async for outputs in self.generate(wire):
-            yield outputs
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Ray gives them to the autoscaler."""
@@ -58,3 +62,4 @@ class Replica(ModelReplica):
     def __del__(self) -> None:
         if hasattr(self, "_engine"):
             self.close()
+            self._sender.close()
