@@ -12,7 +12,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
-from mlc_llm.serve.core.handover import FIELD, Handover, handover_of
+from mlc_llm.serve.core.handover import FIELD, handover_of
+from mlc_llm.serve.core.handover_state import Handover
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
@@ -100,8 +101,8 @@ class Admission:
             is_embedding=request.is_embedding,
             second_at=request.second_at,
             wants_hidden=self._wants_hidden,
-            handover=prepared.handover,
         )
+        state.handover = prepared.handover
         for i in range(config.n):
             state.sequences.append(self._sequence(state, i, prepared))
         return state

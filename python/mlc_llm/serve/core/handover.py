@@ -15,12 +15,12 @@ import binascii
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField, RequestError, TransferRefused
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.runtime.transfer_bytes import from_bytes, to_bytes, tokens_digest
+from mlc_llm.serve.core.handover_state import Handover
 from mlc_llm.serve.metrics import usage_with
 
 if TYPE_CHECKING:
@@ -36,35 +36,6 @@ REFUSED = "kv_transfer_refused"
 """Keys of `usage.extra`."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Handover:
-    """What a request wants, with places in its prompt instead of a window."""
-
-    kind: str
-    begin: int
-    """Tokens that the engine of the answer has, or gets."""
-    end: int
-    """Tokens that `prepare_receive` and `remote_send` are about."""
-    transfer: Transfer | None = None
-    refused: str | None = None
-    """Why the pages that came with it cannot be used."""
-
-    @property
-    def sends(self) -> bool:
-        """Its prompt is computed for another engine, and there is no answer."""
-        return self.kind == "remote_send"
-
-    @property
-    def is_question(self) -> bool:
-        """Nothing is computed for it."""
-        return self.kind == "prepare_receive"
-
-    @property
-    def has_news(self) -> bool:
-        """The other engine lacks some of it."""
-        return self.sends and self.begin < self.end
 
 
 def handover_of(config: GenerationConfig, prompt: Sequence[int]) -> Handover | None:

@@ -18,7 +18,7 @@ from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progre
 if TYPE_CHECKING:
     from mlc_llm.serve.core.adapters import Adapter
     from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
-    from mlc_llm.serve.core.handover import Handover
+    from mlc_llm.serve.core.handover_state import Handover
     from mlc_llm.serve.core.prompt_scores import PromptScores
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
@@ -149,6 +149,11 @@ class Sequence:
 class RequestState:
     """An accepted request, from `add_request` to its usage output."""
 
+    handover: Handover | None = None
+    """What its `disagg_config` wants."""
+    handover_fault: str | None = None
+    """Why pages from elsewhere were refused."""
+
     def __init__(
         self,
         request_id: str,
@@ -164,7 +169,6 @@ class RequestState:
         is_embedding: bool = False,
         second_at: int = 0,
         wants_hidden: bool = False,
-        handover: Handover | None = None,
     ) -> None:
         """arrival: number of the request in the order in which they were added. cache_salt: see
         `Request`. scores: for the log-probabilities of the prompt, if they are wanted.
@@ -186,10 +190,6 @@ class RequestState:
         self.is_embedding = is_embedding
         self.second_at = second_at
         self.wants_hidden = wants_hidden or is_embedding
-        self.handover = handover
-        """What its `disagg_config` wants."""
-        self.handover_fault: str | None = None
-        """Why pages from elsewhere were refused."""
         self.embedding: abc.Sequence[float] | None = None
         """What the request is about, with `is_embedding`, once it is known."""
         self.error: str | None = None
