@@ -23,7 +23,7 @@ CONTRACTS = {
 
 GROUND = {"errors", "json_file", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
-CORE |= {"tokenizers", "protocol"}
+CORE |= {"tokenizers", "protocol", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
@@ -184,6 +184,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime.batch": {*GROUND, "runtime.transfer"},
     "runtime.transfer": GROUND,
+    "runtime.transfer_bytes": {*GROUND, "runtime.transfer"},
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},

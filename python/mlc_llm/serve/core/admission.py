@@ -12,6 +12,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
+from mlc_llm.serve.core.handover import FIELD, handover_of
+from mlc_llm.serve.core.handover_state import Handover
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
@@ -32,6 +34,7 @@ class Prepared:
     prompt: list[int] = field(default_factory=list)
     stops: StopStrings | None = None
     grammar: Grammar | None = None
+    handover: Handover | None = None
     error: UserError | None = None
     """Why the request is refused. Then the other fields mean nothing."""
 
@@ -99,6 +102,7 @@ class Admission:
             second_at=request.second_at,
             wants_hidden=self._wants_hidden,
         )
+        state.handover = prepared.handover
         for i in range(config.n):
             state.sequences.append(self._sequence(state, i, prepared))
         return state
@@ -115,7 +119,23 @@ class Admission:
         answer = 0 if self._is_encoder else 1
         if len(prompt) > self.context - answer:
             raise ContextLengthExceeded(len(prompt), self.context, answer=answer)
-        return Prepared(prompt, _stops(config), self._grammar(config))
+        handover = self._handover(request, prompt)
+        if handover is not None and handover.sends:
+            prompt = prompt[: handover.end]
+        return Prepared(prompt, _stops(config), self._grammar(config), handover)
+
+    def _handover(self, request: Request, prompt: list[int]) -> Handover | None:
+        wanted = request.generation_config.disagg
+        if wanted is None:
+            return None
+        reason = None
+        if not self._can_pin:
+            reason = "models with windows or states, and engines without a prefix cache, do not"
+        elif request.adapter or request.prompt_logprobs is not None or request.is_embedding:
+            reason = "requests with an adapter, scores of the prompt or an embedding do not"
+        if reason is not None:
+            raise InvalidField(FIELD, wanted.kind, f"{reason} take part in it")
+        return handover_of(request.generation_config, prompt)
 
     def _sequence(self, state: RequestState, index: int, prepared: Prepared) -> Sequence:
         stops, grammar = prepared.stops, prepared.grammar

@@ -23,6 +23,7 @@ from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.admission import Admission, Prepared
 from mlc_llm.serve.core.gauges import gauges
+from mlc_llm.serve.core.handover import begin
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.postprocess import Postprocessor
 from mlc_llm.serve.core.prefix_cache import PrefixCache
@@ -39,7 +40,7 @@ from mlc_llm.serve.core.telemetry import Telemetry
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import longest_sequence
-from mlc_llm.serve.metrics import EngineMetrics, special_usage_json, zero_usage_json
+from mlc_llm.serve.metrics import EngineMetrics, special_usage_json, usage_with, zero_usage_json
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
 
@@ -158,6 +159,11 @@ class EngineCore:
             self._telemetry.serving.ended["error"] += 1
             reason = _too_long(len(state.prompt), self._capacity)
             return self._given(_answer(request, "error", zero_usage_json(), reason))
+        if state.handover is not None:
+            more = begin(state, self._scheduler.slots, self.import_prefix)
+            if more is not None:
+                usage = usage_with(self._telemetry.close(state, "length"), more)
+                return self._given(_answer(request, "length", usage))
         if not state.needs_model:
             return self._given(_answer(request, "length", self._telemetry.close(state, "length")))
         self._is_torn = True
