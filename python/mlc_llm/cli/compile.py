@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.cli.guard import OK
+from mlc_llm.cli.options import add_kv_cache
 from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.output import check_free, new_output
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.precision import PRECISIONS, Precision
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.support.progress import set_quiet
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of the engines that it is for: exact, fast-prompts or fast (default: %(default)s)",
     )
+    add_kv_cache(parser)
     parser.add_argument(
         "--overrides",
         metavar="TEXT",
@@ -78,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     windowed = is_windowed(args.overrides)
     check_free(output)
     triple = None if args.host == HERE else args.host
-    backend = _backend(args.kernels, triple, args.precision)
+    kv_cache = args.kv_cache_dtype or EngineConfig.kv_cache_dtype
+    backend = _backend(args.kernels, triple, args.precision).with_kv_cache(kv_cache)
     # Only this command of the two that it imports needs a compiler.
     from mlc_llm.compiler.jit import compile_library
     from mlc_llm.serve.opening.bundle import open_model

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import AdapterMemory, adapter_slots, check_adapters
@@ -41,6 +42,7 @@ from mlc_llm.runtime.kv_cache import (
 from mlc_llm.runtime.layer_memory import (
     allocate_pages,
     allocate_states,
+    check_page_format,
     check_window,
     window_tensors,
 )
@@ -91,9 +93,10 @@ class ModelRunner:
         precision: Precision = "exact",
         read: ReadWeights = read_packed,
         adapters: AdapterLimits = NO_ADAPTERS,
+        kv_cache: KVCacheDtype = "auto",
     ) -> None:
-        """library, weights: folders made by the compiler. precision: see `FastTokens`. read:
-        gives what is in the folder `weights`.
+        """library, weights: folders made by the compiler. precision: see `FastTokens`. kv_cache:
+        what the library has to have. read: gives what is in the folder `weights`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
@@ -115,6 +118,7 @@ class ModelRunner:
             adapters=adapters,
         )
         check_window(metadata, window)
+        check_page_format(metadata.kv, kv_cache)
         self._bind(device)
         self._fast = FastTokens(metadata, precision)
         self._set_params(read(weights), device, window)
