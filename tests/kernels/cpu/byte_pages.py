@@ -45,7 +45,8 @@ def take(stored: Array, page: int, kind: int, at: int, head_dim: int) -> Array:
     whole = parts[:, at::PAGE] if kind == 0 else parts[:, at * head_dim : (at + 1) * head_dim]
     halves = blocks[:, PAGE * head_dim :].copy().view(np.uint16)[:, at::PAGE]
     scales = (halves.astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(whole * np.repeat(scales, GROUP, axis=1)[:, :head_dim])
+    with np.errstate(invalid="ignore"):  # 0 times infinity
+        return np.asarray(whole * np.repeat(scales, GROUP, axis=1)[:, :head_dim])
 
 
 def spoil(stored: Array, page: int, kind: int, at: int, head_dim: int) -> None:
