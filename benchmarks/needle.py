@@ -17,37 +17,34 @@ import time
 from pathlib import Path
 
 from common import print_configuration
-from ours import add_kv_cache_option, greedy
+from ours import add_kv_cache_option, greedy, open_runner
 from retrieval_model import CONTEXT, expected, prompt, write_retrieval_model
 
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
-from mlc_llm.serve.opening.bundle import ModelBundle, open_model
+from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
-from mlc_llm.serve.opening.runner import create_runner
 
 
-def opened(bundle: ModelBundle, asked: EngineConfig) -> tuple[ModelRunner, int]:
+def opened(path: Path, asked: EngineConfig) -> tuple[ModelRunner, int]:
     """The model with memory for one sequence, and the bytes that its plan has."""
-    size = model_size(bundle, asked.kernels, asked.kv_cache_dtype)
+    size = model_size(open_model(str(path)), asked.kernels, asked.kv_cache_dtype)
     config, plan = complete_config(asked, size, look_at_memory().free)
     total = plan.total(config.max_total_sequence_length or 0)
     print(f"  {plan.describe()}; {total / 2**20:.1f} MB for {config.max_total_sequence_length}")
-    runner = create_runner(bundle, config)
-    assert isinstance(runner, ModelRunner), "a decoder"
-    return runner, total
+    return open_runner(path, asked.kernels, 2, config), total
 
 
-def compiled(path: str, asked: EngineConfig) -> None:
+def compiled(path: Path, asked: EngineConfig) -> None:
     """Puts the library into the cache, in another process, whose memory does not count here."""
     process = multiprocessing.get_context("spawn").Process(target=_compile, args=(path, asked))
     process.start()
     process.join()
 
 
-def _compile(path: str, asked: EngineConfig) -> None:
-    opened(open_model(path), asked)
+def _compile(path: Path, asked: EngineConfig) -> None:
+    opened(path, asked)
 
 
 def memory_bytes(what: str) -> int:
@@ -72,11 +69,10 @@ def main() -> None:
     )
     print_configuration("needle in a long text", kv_cache_dtype=asked.kv_cache_dtype)
     with tempfile.TemporaryDirectory() as folder:
-        path = str(write_retrieval_model(Path(folder) / "retrieval.gguf"))
-        bundle = open_model(path)
+        path = write_retrieval_model(Path(folder) / "retrieval.gguf")
         compiled(path, asked)
         before = memory_bytes("VmRSS")
-        runner, planned = opened(bundle, asked)
+        runner, planned = opened(path, asked)
         wrong = 0
         for length in arguments.lengths:
             for depth in arguments.depths:

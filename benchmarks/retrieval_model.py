@@ -86,7 +86,7 @@ def _codes(rng: np.random.Generator) -> Floats:
 
 def _norm(filled: int) -> float:
     """What RMS norm multiplies a vector by that has so many numbers of size 1."""
-    return (filled / HIDDEN) ** -0.5
+    return float((filled / HIDDEN) ** -0.5)
 
 
 def _empty() -> dict[str, Floats]:

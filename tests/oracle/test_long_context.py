@@ -11,8 +11,8 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="the oracle extra is not installed")
 torch = pytest.importorskip("torch", reason="the oracle extra is not installed")
 
-from architecture_tools import relative_error  # noqa: E402
-from ours import greedy  # noqa: E402
+from architecture_tools import relative_error, runner_of_plan  # noqa: E402
+from ours import greedy, open_runner  # noqa: E402
 from retrieval_model import (  # noqa: E402
     expected,
     prompt,
@@ -27,7 +27,6 @@ from mlc_llm.library.page_format import KVCacheDtype  # noqa: E402
 from mlc_llm.runtime.model_runner import ModelRunner  # noqa: E402
 from mlc_llm.serve.config import EngineConfig  # noqa: E402
 from mlc_llm.serve.opening.bundle import open_model  # noqa: E402
-from mlc_llm.serve.opening.runner import create_runner  # noqa: E402
 
 pytestmark = [
     pytest.mark.oracle,
@@ -38,17 +37,15 @@ STEP = 512
 """Tokens of a text that Transformers computes at once: its scores of all would not fit."""
 
 
-def opened(path: Path, tokens: int, scaling: Any = None, **more: Any) -> ModelRunner:
+def opened(path: Path, tokens: int, kv_cache: KVCacheDtype) -> ModelRunner:
     config = EngineConfig(
         max_num_sequence=1,
         max_total_sequence_length=tokens,
         max_single_sequence_length=tokens,
         prefill_chunk_size=STEP,
-        **more,
+        kv_cache_dtype=kv_cache,
     )
-    runner = create_runner(open_model(str(path), rope_scaling=scaling), config)
-    assert isinstance(runner, ModelRunner)
-    return runner
+    return open_runner(path, None, 1, config)
 
 
 def in_steps(model: Any, tokens: list[int]) -> tuple[Any, Any]:
@@ -76,9 +73,7 @@ def answer_of(model: Any, tokens: list[int], count: int) -> list[int]:
 def test_the_needle_is_found(tmp_path: Path, length: int, kv_cache: KVCacheDtype) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**transformers_config()))
     model.load_state_dict({name: torch.tensor(one) for name, one in weights().items()})
-    runner = opened(
-        write_retrieval_model(tmp_path / "retrieval.gguf"), length + 16, kv_cache_dtype=kv_cache
-    )
+    runner = opened(write_retrieval_model(tmp_path / "retrieval.gguf"), length + 16, kv_cache)
     for depth in (0.0, 0.37, 1.0):
         tokens = prompt(length, depth)
         answer = greedy(runner, tokens, len(expected()))
@@ -120,7 +115,12 @@ def test_logits_behind_long_prompts(tmp_path: Path, scaling: Any) -> None:
     exact = in_steps(model, tokens)[0].double().numpy()
     for kernels in ("portable", "reference"):
         count = length if kernels == "portable" else 600
-        runner = opened(tmp_path, length, fields, kernels=kernels)
+        files = open_model(str(tmp_path), rope_scaling=fields).files
+        assert files is not None
+        (folder := tmp_path / kernels).mkdir()
+        runner = runner_of_plan(
+            files.plan(), files.tensors, folder, kernels, 256, context_window=length
+        )
         if count < length:
             exact = in_steps(model, tokens[:count])[0].double().numpy()
         *_, last = runner.logits_by_step(tokens[:count])

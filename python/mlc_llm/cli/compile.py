@@ -48,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the machine that runs it, as an LLVM triple such as aarch64-linux-gnu "
         "(default: this one)",
     )
+    _add_shaping(parser)
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+
+
+def _add_shaping(parser: argparse.ArgumentParser) -> None:
+    """Flags: what the code is like."""
     parser.add_argument(
         "--kernels",
         metavar="NAME",
@@ -68,8 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help=f"{WINDOW}=N: the library is for an engine with a sliding window",
     )
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
 
 
 def run(args: argparse.Namespace) -> int:

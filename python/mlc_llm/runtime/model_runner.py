@@ -95,8 +95,8 @@ class ModelRunner:
         adapters: AdapterLimits = NO_ADAPTERS,
         kv_cache: KVCacheDtype = "auto",
     ) -> None:
-        """library, weights: folders made by the compiler. precision: see `FastTokens`. kv_cache:
-        what the library has to have. read: gives what is in the folder `weights`.
+        """library, weights: folders made by the compiler. precision, kv_cache: what it has
+        to be for. read: gives what is in the folder `weights`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
@@ -117,9 +117,7 @@ class ModelRunner:
             precision=precision,
             adapters=adapters,
         )
-        check_window(metadata, window)
-        check_page_format(metadata.kv, kv_cache)
-        self._bind(device)
+        self._bind(device, window, kv_cache)
         self._fast = FastTokens(metadata, precision)
         self._set_params(read(weights), device, window)
         self._allocate(windows, device)
@@ -128,7 +126,9 @@ class ModelRunner:
         self.before_compute: Callable[[], None] = lambda: None
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
 
-    def _bind(self, device: Device) -> None:
+    def _bind(self, device: Device, window: Window | None, kv_cache: KVCacheDtype) -> None:
+        check_window(self.metadata, window)
+        check_page_format(self.metadata.kv, kv_cache)
         check_adapters(self.metadata, self._limits.adapters)
         self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
         self._staging, self._read = device.staging(), device.read
