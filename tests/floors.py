@@ -21,7 +21,7 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file", "pooling", "precision"}
+GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
 CORE |= {"tokenizers", "protocol", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
@@ -30,7 +30,10 @@ SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
 GPU_SHAPES = {"backends.cuda.formats"}
 """The same of GPU kernels."""
-KERNELS = {*GROUND, *(f"kernels.{name}" for name in ("arguments", "heads", "row_kinds", "types"))}
+KERNELS = {
+    *GROUND,
+    *(f"kernels.{name}" for name in ("arguments", "heads", "page_bytes", "row_kinds", "types")),
+}
 """What all kernels share."""
 DEVICE = {
     *GROUND,
@@ -90,6 +93,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "precision": set(),
     "without_torch": set(),
     "library": GROUND,
+    "library.page_format": set(),
     "protocol": GROUND,
     "tokenizers": GROUND,
     "support": GROUND,
@@ -98,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": KERNELS,
     "kernels.arguments": set(),
     "kernels.heads": set(),
+    "kernels.page_bytes": {"kernels.types", "library.page_format"},
     "kernels.row_kinds": {"kernels.types"},
     "kernels.types": set(),
     "kernels.cpu": {*KERNELS, *SHAPES},

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
@@ -304,6 +305,10 @@ class Backend(Protocol):
 
     def with_precision(self, precision: Precision) -> Backend:
         """These kernels with what that precision needs. Raises InvalidField if they lack it."""
+        ...
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> Backend:
+        """These kernels with KV pages of that kind. Raises InvalidField if they lack it."""
         ...
 
     def check(self, spec: ModelSpec) -> None:

@@ -144,6 +144,7 @@ def _look_at_choice(report: Report) -> None:
         "kernels": f"{chosen.isa.name} ({how})",
         "target": str(target_for(chosen.isa)),
         "threads": str(threads),
+        "kv pages": f"{chosen.isa.kv_dtype}, or int8 if an engine's kv_cache_dtype says so",
     }
     best = fastest().name
     if chosen.isa.name != best and not chosen.forced:

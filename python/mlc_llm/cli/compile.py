@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.cli.guard import OK
+from mlc_llm.cli.options import add_kv_cache
 from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.output import check_free, new_output
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.precision import PRECISIONS, Precision
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.support.progress import set_quiet
 
 if TYPE_CHECKING:
@@ -46,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the machine that runs it, as an LLVM triple such as aarch64-linux-gnu "
         "(default: this one)",
     )
+    _add_shaping(parser)
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+
+
+def _add_shaping(parser: argparse.ArgumentParser) -> None:
+    """Flags: what the code is like."""
     parser.add_argument(
         "--kernels",
         metavar="NAME",
@@ -59,14 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="of the engines that it is for: exact, fast-prompts or fast (default: %(default)s)",
     )
+    add_kv_cache(parser)
     parser.add_argument(
         "--overrides",
         metavar="TEXT",
         default="",
         help=f"{WINDOW}=N: the library is for an engine with a sliding window",
     )
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
     windowed = is_windowed(args.overrides)
     check_free(output)
     triple = None if args.host == HERE else args.host
-    backend = _backend(args.kernels, triple, args.precision)
+    kv_cache = args.kv_cache_dtype or EngineConfig.kv_cache_dtype
+    backend = _backend(args.kernels, triple, args.precision).with_kv_cache(kv_cache)
     # Only this command of the two that it imports needs a compiler.
     from mlc_llm.compiler.jit import compile_library
     from mlc_llm.serve.opening.bundle import open_model

@@ -17,6 +17,7 @@ ENGINE_FLAGS = {
     "speculative_mode": "--speculative",
     "additional_models": "--draft-model",
     "precision": "--precision",
+    "kv_cache_dtype": "--kv-cache-dtype",
     "kernels": "--kernels",
     "quantization": "--quantization",
     "rope_scaling": "--rope-scaling",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mlc_llm.cli import shape
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.errors import UserError
+from mlc_llm.library.page_format import KV_CACHE_DTYPES
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import (
@@ -98,7 +99,19 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         help="how exactly the model is computed: exact, fast-prompts, fast (all of it), or auto, "
         "which measures them and takes the fastest that is near enough (default: exact)",
     )
+    add_kv_cache(group)
     _add_kernels(group)
+
+
+def add_kv_cache(group: argparse._ActionsContainer) -> None:
+    """The flag of `kv_cache_dtype`."""
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        metavar="NAME",
+        help="how keys and values are kept: auto, or int8, which needs about half the memory and "
+        f"changes texts a little (default: {EngineConfig.kv_cache_dtype})",
+    )
 
 
 def _add_adapter(group: argparse._ArgumentGroup) -> None:
@@ -175,6 +188,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "speculative_mode": args.speculative,
         "additional_models": None if args.draft_model is None else [args.draft_model],
         "precision": args.precision,
+        "kv_cache_dtype": args.kv_cache_dtype,
         "kernels": args.kernels,
         "quantization": args.quantization,
         "rope_scaling": _scaling(args.rope_scaling),

@@ -24,6 +24,7 @@ from mlc_llm.compiler.keys import (
 )
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, VERSION
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
@@ -58,6 +59,7 @@ def prepare(
     precision: Precision = "exact",
     windowed: bool = False,
     adapted: bool = False,
+    kv_cache: KVCacheDtype = "auto",
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
@@ -68,6 +70,7 @@ def prepare(
     precision: what the library is for. One for `exact` may be able to compute prompts faster too.
     windowed: the library is for a sliding window of the engine.
     adapted: it is for LoRA adapters.
+    kv_cache: how its KV pages keep keys and values.
     rebuild: replace what is in the cache.
 
     Older builds for the same model are removed if they have not been used for a day. If two
@@ -75,7 +78,7 @@ def prepare(
 
     Raises UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
-    backend = choose_backend(kernels).with_precision(precision)
+    backend = choose_backend(kernels).with_precision(precision).with_kv_cache(kv_cache)
     plan = _plan(model, vocab_size, windowed)
     plan = plan.with_adapters() if adapted else plan
     backend.check(plan.spec)

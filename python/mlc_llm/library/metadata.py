@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlc_llm.library.page_format import block_elements, element_bytes
 from mlc_llm.pooling import Pooling
 
 METADATA_FILE = "metadata.json"
@@ -55,7 +56,7 @@ class ParamInfo:
 class KVGroupInfo:
     """Layers that share a page table: keys and values of one shape, seen through one window.
 
-    A page tensor of one layer is [pages, kv_heads, 2, page_size * head_dim].
+    A page tensor of one layer is [pages, kv_heads, 2, elements of a block] (`page_format.py`).
     """
 
     layers: tuple[int, ...]
@@ -86,9 +87,15 @@ class KVInfo:
 
     def bytes_per_page(self, group: KVGroupInfo) -> int:
         """Of all layers of the group."""
-        width = {"float16": 2, "float32": 4}[self.dtype]
-        size = group.kv_heads * self.page_size * group.head_dim
-        return len(group.layers) * 2 * size * width
+        return len(group.layers) * 2 * group.kv_heads * self.block_bytes(group)
+
+    def block_bytes(self, group: KVGroupInfo) -> int:
+        """Of the keys, or the values, of a page of one KV head."""
+        return self.block_elements(group) * element_bytes(self.dtype)
+
+    def block_elements(self, group: KVGroupInfo) -> int:
+        """Of the same."""
+        return block_elements(self.dtype, self.page_size, group.head_dim)
 
 
 @dataclass(frozen=True)

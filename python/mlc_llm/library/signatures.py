@@ -178,6 +178,6 @@ def _pages(tensor: Tensor, kv: KVInfo) -> list[object]:
         layer: (g, group) for g, group in enumerate(kv.groups) for layer in group.layers
     }
     return [
-        tensor(kv.dtype, f"pages{g}", one.kv_heads, 2, kv.page_size * one.head_dim)
+        tensor(kv.dtype, f"pages{g}", one.kv_heads, 2, kv.block_elements(one))
         for _, (g, one) in sorted(by_layer.items())
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import AdapterMemory, adapter_slots, check_adapters
@@ -41,6 +42,7 @@ from mlc_llm.runtime.kv_cache import (
 from mlc_llm.runtime.layer_memory import (
     allocate_pages,
     allocate_states,
+    check_page_format,
     check_window,
     window_tensors,
 )
@@ -91,9 +93,10 @@ class ModelRunner:
         precision: Precision = "exact",
         read: ReadWeights = read_packed,
         adapters: AdapterLimits = NO_ADAPTERS,
+        kv_cache: KVCacheDtype = "auto",
     ) -> None:
-        """library, weights: folders made by the compiler. precision: see `FastTokens`. read:
-        gives what is in the folder `weights`.
+        """library, weights: folders made by the compiler. precision, kv_cache: what it has
+        to be for. read: gives what is in the folder `weights`.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
@@ -114,8 +117,7 @@ class ModelRunner:
             precision=precision,
             adapters=adapters,
         )
-        check_window(metadata, window)
-        self._bind(device)
+        self._bind(device, window, kv_cache)
         self._fast = FastTokens(metadata, precision)
         self._set_params(read(weights), device, window)
         self._allocate(windows, device)
@@ -124,7 +126,9 @@ class ModelRunner:
         self.before_compute: Callable[[], None] = lambda: None
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
 
-    def _bind(self, device: Device) -> None:
+    def _bind(self, device: Device, window: Window | None, kv_cache: KVCacheDtype) -> None:
+        check_window(self.metadata, window)
+        check_page_format(self.metadata.kv, kv_cache)
         check_adapters(self.metadata, self._limits.adapters)
         self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
         self._staging, self._read = device.staging(), device.read

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.library.page_format import KV_CACHE_DTYPES
 from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
@@ -144,6 +145,12 @@ class EngineConfig:
     prompt_precision: Literal["exact", "fast"] | None = None
     """The older name of `precision`: 'fast' means `fast-prompts`. If both are given they have to
     agree. None in a config that was made: `precision` says it."""
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    """How keys and values are kept in KV pages. `auto`: as numbers that lose nothing that is seen,
+    float16 where the kernels have it, else float32. `int8`: 32 elements of a head share a scale,
+    8.5 bits an element, which needs about half the memory and half the reading. Texts change a
+    little; a token's bits still do not depend on other requests. A draft model has pages of the
+    same kind. Not possible for encoders, and for models without attention."""
     kernels: str | None = None
     """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32,
     slow, only to compare with). None: the environment variable MLC_LLM_KERNELS, else the fastest
@@ -355,6 +362,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "prefix_cache_max_num_recycling_seqs": _integer(-1),
     "kv_events": KVEventsConfig.of,
     "prefill_mode": _one_of(PREFILL_MODES),
+    "kv_cache_dtype": _one_of(KV_CACHE_DTYPES),
     "precision": _one_of(ENGINE_PRECISIONS),
     "prompt_precision": _one_of(tuple(PROMPT_PRECISIONS)),
     "kernels": lambda name, value: checks.string(name, value, 32),

@@ -75,6 +75,7 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     _refuse_windows(config)
     _refuse_states(config, size)
     _refuse_for_encoder(config, size)
+    _refuse_without_pages(config, size)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
     single = config.max_single_sequence_length or _longest(config, size)
@@ -233,6 +234,15 @@ def _refuse_for_encoder(config: EngineConfig, size: ModelSize) -> None:
         raise InvalidField("max_adapters", config.max_adapters, words)
     if config.speculative_mode != "disable":
         raise InvalidField("speculative_mode", config.speculative_mode, f"{words}; use 'disable'")
+
+
+def _refuse_without_pages(config: EngineConfig, size: ModelSize) -> None:
+    """Nothing is kept in pages that could be kept as bytes."""
+    if config.kv_cache_dtype == "auto" or (size.has_pages and not size.is_encoder):
+        return
+    why = "is an encoder, which keeps nothing" if size.is_encoder else "has no attention"
+    words = f"this model {why}; use 'auto'"
+    raise InvalidField("kv_cache_dtype", config.kv_cache_dtype, words)
 
 
 def _refuse_total_of_encoder(asked: EngineConfig, size: ModelSize) -> None:

@@ -15,7 +15,8 @@ class KVSize:
 
     layers: int
     elements: int
-    """Numbers that a token has in all layers of the group: its keys and values."""
+    """Numbers that a token has in all layers of the group: its keys and values, with their scales
+    if they are bytes."""
     element_bytes: int = 4
     window: int | None = None
     """Tokens that a token sees; None: all tokens before it."""
@@ -58,6 +59,11 @@ class ModelSize:
         """Bytes of a token in the groups with the largest window."""
         own = sum(g.bytes_per_token for g in self.groups if g.window == self.largest_window)
         return own + (0 if self.draft is None else self.draft.kv_bytes_per_token)
+
+    @property
+    def has_pages(self) -> bool:
+        """Some layer has attention."""
+        return any(group.layers for group in self.groups)
 
     @property
     def largest_window(self) -> int | None:

@@ -67,7 +67,8 @@ class ReferenceOps:
 
     has_fast_tokens = is_fast = False
 
-    def __init__(self) -> None:
+    def __init__(self, kv_dtype: str = "float32") -> None:
+        self._kv_dtype = kv_dtype
         self._adapted: list[tuple[Matrix, AdapterInputs]] = []
 
     def adapt(self, matrices: Sequence[tuple[Matrix, AdapterInputs]]) -> None:
@@ -181,7 +182,7 @@ class ReferenceOps:
         args += [] if layer.first_seen is None else [layer.first_seen]
         kernel = attention(
             spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.score_cap,
-            layer.first_seen is not None,
+            layer.first_seen is not None, self._kv_dtype,
         )  # fmt: skip
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
@@ -199,9 +200,13 @@ class ReferenceOps:
             v = self.norm(v, op.ones((spec.head_dim,)), norms.eps)
         if layer.rope is not None:
             k = rotated(k, layer.rope, layer.position)
-        kernel = store(spec.kv_heads, spec.head_dim)
-        args, shape = [k, v, layer.slot, layer.pages], floats(*layer.pages.shape)
+        kernel = store(spec.kv_heads, spec.head_dim, self._kv_dtype)
+        args, shape = [k, v, layer.slot, layer.pages], self._pages_like(layer.pages)
         return op.tensor_ir_inplace_op(kernel, "store_kv", args, 3, shape)
+
+    def _pages_like(self, pages: Tensor) -> Tensor:
+        """A placeholder for pages that were changed."""
+        return Tensor.placeholder(list(pages.shape), self._kv_dtype)
 
     def _normed_heads(self, spec: AttentionSpec, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [tokens, heads, head_dim], each head normalised alone, or all of a token together."""
@@ -295,6 +300,6 @@ class ReferenceOps:
     def copy_pages(
         self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
     ) -> Tensor:
-        kernel = copy_pages(spec.kv_heads, spec.head_dim)
+        kernel = copy_pages(spec.kv_heads, spec.head_dim, self._kv_dtype)
         args = [source, target, pages]
-        return op.tensor_ir_inplace_op(kernel, "copy_pages", args, 2, floats(*pages.shape))
+        return op.tensor_ir_inplace_op(kernel, "copy_pages", args, 2, self._pages_like(pages))

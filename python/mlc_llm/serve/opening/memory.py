@@ -12,6 +12,7 @@ import numpy as np
 
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.library.metadata import PARAMS_ALIGNMENT
+from mlc_llm.library.page_format import KVCacheDtype, block_elements, element_bytes
 from mlc_llm.models.spec import KVGroup
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.serve.config import EngineConfig
@@ -93,15 +94,17 @@ def free_memory() -> int:
     return free
 
 
-def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
+def model_size(
+    bundle: ModelBundle, kernels: str | None = None, kv_cache: KVCacheDtype = "auto"
+) -> ModelSize:
     """The sizes that decide how much memory the model takes, by its header. No weight is read.
 
-    kernels: see `EngineConfig`.
+    kernels, kv_cache: see `EngineConfig`.
 
     Raises `UnsupportedModel`, `ModelFileError`.
     """
     assert bundle.files is not None
-    backend = choose_backend(kernels)
+    backend = choose_backend(kernels).with_kv_cache(kv_cache)
     plan = bundle.files.plan()
     spec, layers = plan.spec, plan.spec.attention_layers.values()
     groups = spec.kv_groups
@@ -152,11 +155,11 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
 
 
 def _group_size(group: KVGroup, backend: Backend) -> KVSize:
-    layers, width = len(group.layers), group.kv_heads * group.head_dim
+    layers, dtype, page = len(group.layers), backend.kv_dtype, backend.page_size
     if not layers:
         return KVSize(0, 1)  # a page table alone has about that: a number, and who uses it
-    size = np.dtype(backend.kv_dtype).itemsize
-    return KVSize(layers, 2 * layers * width, size, group.window)
+    block = group.kv_heads * block_elements(dtype, page, group.head_dim)
+    return KVSize(layers, 2 * layers * block // page, element_bytes(dtype), group.window)
 
 
 def _aligned(offset: int) -> int:

@@ -84,7 +84,7 @@ def open_engine(
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = _bundles(config, models, reading, memory.free)
-    size = _size(bundles, config.kernels)
+    size = _size(bundles, config)
     config = with_adapter_room(with_precision(config, bundles[0]))
     adapters = adapters_of(config, bundles[0])
     complete, plan, held = memory.take(config, size, bundles[0].name)
@@ -109,6 +109,7 @@ def _log_plan(complete: EngineConfig, plan: MemoryPlan) -> None:
     if complete.verbose:
         _log.info("memory: %s", plan.describe())
         _log.info("precision: %s", complete.precision)
+        _log.info("KV pages: %s", complete.kv_cache_dtype)
 
 
 def _bundles(
@@ -126,7 +127,7 @@ def _bundles(
     return bundles
 
 
-def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
+def _size(bundles: list[ModelBundle], config: EngineConfig) -> ModelSize:
     """The size of the main model, with that of its draft model if there is one.
 
     Raises `InvalidField` for a draft model with another number of tokens.
@@ -136,10 +137,11 @@ def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
         if bundle.is_encoder or draft.is_encoder:
             words = "an encoder writes no text, and drafts none"
             raise InvalidField("additional_models", draft.name, words)
-    size = model_size(bundle, kernels)
+    kinds = (config.kernels, config.kv_cache_dtype)
+    size = model_size(bundle, *kinds)
     tokens = _tokens(bundle, size)
     for draft in drafts:
-        found = model_size(draft, kernels)
+        found = model_size(draft, *kinds)
         if draft.is_medusa and found.hidden_size != size.hidden_size:
             words = (
                 f"these heads read hidden vectors of {found.hidden_size} numbers and the model's "

@@ -101,6 +101,7 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
         precision=precision_of(config),
         windowed=window_of(config) is not None,
         adapted=bool(config.max_adapters),
+        kv_cache=config.kv_cache_dtype,
         rebuild=rebuild,
     )
 
@@ -134,4 +135,5 @@ def _runner(
         precision=precision_of(config),
         read=read,
         adapters=adapter_limits(config),
+        kv_cache=config.kv_cache_dtype,
     )

@@ -64,7 +64,7 @@ class EngineOpener:
         bundle = open_model(
             model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
-        size = model_size(bundle, config.kernels)
+        size = model_size(bundle, config.kernels, config.kv_cache_dtype)
         config = with_adapter_room(config)
         try:
             return plan_within(config, size, share)
