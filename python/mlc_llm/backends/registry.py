@@ -51,7 +51,7 @@ def named_backend(
     """
     name = kernels or default
     if arch is not None and name != CUDA:
-        raise InvalidField("arch", arch, f"it is for the kernels '{CUDA}' alone")
+        raise InvalidField("arch", arch, f"it is for device '{CUDA}' alone")
     if name == CUDA:
         return _gpu() if arch is None else CudaBackend(architecture(arch).name)
     if name is None:

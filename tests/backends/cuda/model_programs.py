@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
+import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import numpy as np
 from fake_cuda import Fake
 
 from mlc_llm.backends.cuda import driver
+from mlc_llm.errors import MLCError
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
 from mlc_llm.runtime.model_runner import ModelRunner
 
@@ -130,3 +135,90 @@ def print_texts(model: str, library: str | None, device: str) -> None:
     found = texts(model, library, device, None)
     gc.collect()
     print(json.dumps([found, Fake().alive()]))
+
+
+def fail_calls_of_an_engine(model: str, library: str, loses: int, every: int) -> None:
+    """Each call of CUDA in two requests fails once, in a process of its own. loses: all later calls
+    fail too, as after an illegal access. Prints what `failing_requests` does."""
+    made = engine(model, library, "cuda")
+    wanted = answers(made)
+    gc.disable()  # what is given back must not wait for it
+    before = Fake().calls()
+    assert answers(made) == wanted
+    for number in range(1, Fake().calls() - before + 1, every):
+        in_a_fork(lambda number=number: failing_requests(made, wanted, number, loses))
+
+
+def answers(made: Any) -> list[str]:
+    """Two requests at a time, which find nothing in the prefix cache."""
+    made.reset()
+    texts = made.generate(PROMPTS[:2], {"max_tokens": 2, "temperature": 0.0})[0]
+    return [text for (text,) in texts]
+
+
+def failing_requests(made: Any, wanted: list[str], number: int, loses: int) -> None:
+    """Prints the function that failed, and the error, if a request had one. Checks that the engine
+    goes on with the next requests if the GPU does."""
+    fake, error = Fake(), None
+    with fake.failing(number, 700):
+        fake.lose(number if loses else 0)
+        try:
+            assert answers(made) == wanted
+        except MLCError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        failed = fake.failed()
+        if loses:
+            print(json.dumps([failed, error]), flush=True)
+            return
+    assert answers(made) == wanted
+    print(json.dumps([failed, error]), flush=True)
+
+
+def fail_calls_of_opening(model: str, library: str, every: int) -> None:
+    """The same for each call while an engine is opened. Prints the function, the error, and what is
+    alive when the engine is gone."""
+    opened_once(model, library)
+    gc.collect()
+    before = Fake().calls()
+    opened_once(model, library)
+    for number in range(1, Fake().calls() - before + 1, every):
+        in_a_fork(lambda number=number: failing_opening(model, library, number))
+
+
+def opened_once(model: str, library: str) -> None:
+    engine(model, library, "cuda")
+
+
+def failing_opening(model: str, library: str, number: int) -> None:
+    fake, error = Fake(), None
+    with fake.failing(number, 700):
+        try:
+            opened_once(model, library)
+        except (MLCError, MemoryError) as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        gc.collect()
+        failed = fake.failed()
+    print(json.dumps([failed, error, fake.alive()]), flush=True)
+
+
+def in_a_fork(work: Callable[[], None]) -> None:
+    """Does it in a process of its own, which must end well within a minute."""
+    if not (child := os.fork()):
+        signal.alarm(60)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not status, f"status {status}"
+
+
+def too_little_memory(model: str, library: str) -> None:
+    """Prints what is said where the GPU has no room for the model."""
+    try:
+        engine(model, library, "cuda", max_total_sequence_length=1 << 20)
+    except MLCError as error:
+        print(error)
+    print(json.dumps(Fake().alive()))

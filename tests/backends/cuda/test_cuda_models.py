@@ -11,7 +11,17 @@ import pytest
 from emulated_models import emulated_library
 from emulation import COMPILER
 from fake_cuda import run_in_fake
-from model_programs import TOKENS, logits, print_texts, rows, texts
+from fake_programs import GIVING_BACK, MENDED_BY_TVM
+from model_programs import (
+    TOKENS,
+    fail_calls_of_an_engine,
+    fail_calls_of_opening,
+    logits,
+    print_texts,
+    rows,
+    texts,
+    too_little_memory,
+)
 from tiny_models import TinyModels
 
 from mlc_llm.loader.gguf import GGUFFile
@@ -56,3 +66,47 @@ def test_texts_of_an_engine(tiny_models: TinyModels, fake: dict[str, str], tmp_p
     *alone, together, in_parts = found
     assert [one for (one,) in alone] == together == in_parts
     assert not any(alive), "something of an engine is still on the GPU"
+
+
+EVERY = [37, pytest.param(3, marks=pytest.mark.slow)]
+MENDED = ("", *GIVING_BACK, *MENDED_BY_TVM, "cudaMemcpyAsync", "cudaEventRecord")
+"""Functions whose failure may end no request: a step that failed is computed again."""
+
+
+@pytest.mark.parametrize("every", EVERY)
+@pytest.mark.parametrize("loses", [0, 1])
+def test_a_call_may_fail_while_requests_run(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, loses: int, every: int
+) -> None:
+    """Requests end, with an error if need be; the next ones are computed if the GPU still is."""
+    model, library = str(tiny_models.path("plain")), str(built(tiny_models, "plain"))
+    settings = {"MLC_LLM_HOME": str(tmp_path)}
+    said = run_in_fake(fake, fail_calls_of_an_engine, model, library, loses, every, **settings)
+    found = [json.loads(line) for line in said.splitlines()]
+    assert len(found) >= 100 // every
+    for failed, error in found:
+        assert failed
+        if loses and failed not in GIVING_BACK:
+            assert error is not None and "\n" not in error, failed
+
+
+@pytest.mark.parametrize("every", EVERY)
+def test_a_call_may_fail_while_an_engine_opens(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, every: int
+) -> None:
+    model, library = str(tiny_models.path("plain")), str(built(tiny_models, "plain"))
+    settings = {"MLC_LLM_HOME": str(tmp_path)}
+    said = run_in_fake(fake, fail_calls_of_opening, model, library, every, **settings)
+    for line in said.splitlines():
+        failed, error, alive = json.loads(line)
+        assert failed
+        assert error is None or "\n" not in error, error
+        assert not any(alive), (failed, error)
+
+
+def test_too_little_memory(tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path) -> None:
+    model, library = str(tiny_models.path("plain")), str(built(tiny_models, "plain"))
+    settings = {"MLC_LLM_HOME": str(tmp_path), "FAKE_CUDA_MEMORY": 100 << 20}
+    words, alive = run_in_fake(fake, too_little_memory, model, library, **settings).splitlines()
+    assert "max_total_sequence_length = 1048576 is not allowed" in words
+    assert not any(json.loads(alive))

@@ -85,7 +85,7 @@ _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def gpu_tensor(runtime: Runtime, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
-    """A tensor on the GPU with any values. Raises MemoryError, CudaError."""
+    """A tensor on the GPU with any values. Raises MemoryError, DeviceFailed."""
     kind = tvm_ffi.dtype(dtype)
     start = runtime.allocate(prod(shape) * kind.itemsize)
     return tvm_ffi.from_dlpack(_Owned(start, shape, kind, partial(runtime.free, start)))

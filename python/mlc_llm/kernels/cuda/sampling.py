@@ -134,8 +134,8 @@ class _Rows:
                 if X[row, column] > best[0]:
                     best[0] = X[row, column]
                     first[0] = column
-                if T.Not(X[row, column] <= T.float32(LARGEST)):
-                    bad[0] = T.float32(1)
+                # Not `if x > LARGEST`, which TVM would make of the opposite: a NaN is neither.
+                bad[0] = T.if_then_else(X[row, column] <= T.float32(LARGEST), bad[0], T.float32(1))
         block_max(bad, thread, self.warps, shared)
         block_first(best, first, thread, self.warps, shared)
         if T.Or(bad[0] > T.float32(0), best[0] <= T.float32(-LARGEST)):
