@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import tvm
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.backends.cuda.calls import call, change, float_tensor
+from mlc_llm.backends.cuda.calls import change, float_tensor
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.backends.operands import AttentionBlocks, HeadNorms, LayerInputs, Part
-from mlc_llm.kernels.cuda.attention import SPLIT, attention
+from mlc_llm.kernels.cuda.attention import FEW, SHARES, SPLIT, STATE, attention, join
 from mlc_llm.kernels.cuda.elementwise import add
 from mlc_llm.kernels.cuda.head_norm import head_norm
 from mlc_llm.kernels.cuda.kv_pages import copy_pages, rope_append
@@ -33,12 +34,18 @@ class AttentionOps:
         if norms is not None:
             qkv = _with_norms(spec, qkv, norms)
         rotated, pages = _appended(spec, qkv, layer)
+        sinks = [] if learned_sinks is None else [learned_sinks]
         args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
-        args += [] if learned_sinks is None else [learned_sinks]
-        kernel = attention(
-            spec.heads, spec.kv_heads, spec.head_dim, spec.score_cap, learned_sinks is not None
-        )
-        return call(kernel, "attention", args, float_tensor(rotated.shape[0], spec.query_width))
+        m, has_sinks = rotated.shape[0], learned_sinks is not None
+        kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.score_cap, has_sinks)
+        few = tvm.tirx.min(m, tvm.tirx.const(FEW, "int64"))
+        results = [
+            float_tensor(few, spec.heads, SHARES, STATE + spec.head_dim),
+            float_tensor(m, spec.query_width),
+        ]
+        shares, out = op.tensor_ir_op(kernel, "attention", [*args, *sinks], results)
+        last = join(spec.heads, spec.head_dim, has_sinks)
+        return change(last, "join_shares", [layer.place, *sinks, shares], out)
 
     def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
         return AttentionBlocks(1, 1, SPLIT // PAGE)
