@@ -91,7 +91,7 @@ def open_runner(
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
     with mock.patch.object(model_runner, "Library", library):
-        runner = create_runner(open_model(str(model)), config, "cpu")
+        runner = create_runner(open_model(str(model)), config)
     assert isinstance(runner, model_runner.ModelRunner), "an encoder"
     return runner
 

@@ -180,7 +180,7 @@ def drafter_of(options: argparse.Namespace, model: Path) -> Drafter:
     if not options.heads:
         return PromptLookup()
     models = [ModelInfo(str(model)), ModelInfo(options.heads)]
-    heads = create_runner(open_models(models, has_heads=True)[1], CONFIG, "cpu")
+    heads = create_runner(open_models(models, has_heads=True)[1], CONFIG)
     assert isinstance(heads, MedusaRunner)
     return MedusaDrafter(heads)
 

@@ -104,7 +104,15 @@ LAZY = {
     ("mlc_llm.backends.cpu.layout", "mlc_llm.backends.cpu.packing"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.registry", "mlc_llm.backends.reference.backend"),
-    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.state"),  # if a GPU is asked for
+    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.driver"),  # if a GPU is asked for
+    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.state"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.checks"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.codegen"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.device"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.driver"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.ops"),
+    ("mlc_llm.backends.cuda.layout", "mlc_llm.backends.cuda.packing"),
+    ("mlc_llm.backends.cuda.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.checks"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.codegen"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.device"),

@@ -12,7 +12,7 @@ What it cannot do, `check` says before anything is packed or compiled. No TVM is
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -127,6 +127,9 @@ class Ops(Protocol):
 
     def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         """The same in place of x."""
+
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """norm(x), or layer_norm(x) with a bias, of a few rows; it may be in place of x."""
 
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of
@@ -249,7 +252,7 @@ class Staging(Protocol):
 class Functions(Protocol):
     """The functions of a library, by name."""
 
-    def __getitem__(self, name: str) -> tvm_ffi.Function: ...
+    def __getitem__(self, name: str) -> Callable[..., Any]: ...
 
 
 class Device(Protocol):
@@ -302,6 +305,10 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device: ...
+
+    def free_memory(self) -> int | None:
+        """Free bytes of the device; None: its memory is that of this machine. Raises
+        UnusableDevice."""
 
     def with_precision(self, precision: Precision) -> Backend:
         """These kernels with what that precision needs. Raises InvalidField if they lack it."""

@@ -177,13 +177,10 @@ def norm_bias(owner: nn.Module, name: str, model: ModelSpec) -> Tensor:
     return getattr(owner, f"{name}_bias") if model.norm_bias else op.zeros((model.hidden,))
 
 
-def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec) -> Tensor:
-    """The same as a plain tensor in float32, on any backend: for a few rows."""
-    weight = getattr(owner, name)
-    if model.norm == "layer":
-        bias = norm_bias(owner, name, model)
-        return op.layer_norm(x, model.hidden, weight, bias, model.norm_eps)
-    return op.rms_norm(x, weight, axes=-1, epsilon=model.norm_eps)
+def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -> Tensor:
+    """The same as a plain tensor, which may take the place of x: for a few rows."""
+    bias = norm_bias(owner, name, model) if model.norm == "layer" else None
+    return ops.normed_rows(x, getattr(owner, name), bias, model.norm_eps)
 
 
 def mixer_block(

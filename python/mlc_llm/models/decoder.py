@@ -197,7 +197,7 @@ class BaseDecoder(TokenChooser):
         return logits if spec.logit_cap is None else ops.capped(logits, spec.logit_cap)
 
     def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        return normed_rows(self, "norm", self.ops.take_rows(hidden, rows), self.spec)
+        return normed_rows(self, "norm", self.ops.take_rows(hidden, rows), self.spec, self.ops)
 
     def copy_pages(
         self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]

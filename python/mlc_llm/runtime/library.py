@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tvm_ffi
 
@@ -45,5 +47,5 @@ class Library:
         files = list(self.metadata.sha256)
         self._functions = self.device.link(folder, files, self.metadata.requires)
 
-    def __getitem__(self, name: str) -> tvm_ffi.Function:
+    def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._functions[name]

@@ -82,8 +82,8 @@ class SyncMLCEngine:
         request_stream_callback: Callable[[list[data.RequestStreamOutput]], None] | None = None,
         reading: ReadAhead | None = None,
     ) -> None:
-        """`model`: see `open_model`; None is the default model. `device`: "auto" or "cpu"; others
-        are refused (see `detect_device`). `mode`: how many answers run at a time and how much
+        """`model`: see `open_model`; None is the default model. `device`: "auto", "cpu" or "cuda"
+        (see `detect_device`). `mode`: how many answers run at a time and how much
         memory they may take, see `help(EngineConfig)`. `engine_config`: may be a dict of its
         fields. `request_stream_callback`: gets the outputs of each step. `reading`: weights whose
         reading the caller has begun."""

@@ -49,6 +49,9 @@ class CpuBackend:
 
         return CpuDevice()
 
+    def free_memory(self) -> None:
+        """It is this machine's memory."""
+
     def with_precision(self, precision: Precision) -> CpuBackend:
         if precision == "exact":
             return self

@@ -121,6 +121,11 @@ class CpuOps(AttentionOps):
     def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return normed_rows(x, weight, bias, eps)
 
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        if bias is not None:
+            return op.layer_norm(x, int(weight.shape[0]), weight, bias, eps)
+        return op.rms_norm(x, weight, axes=-1, epsilon=eps)
+
     def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
         x = gate.tensor if gate.tensor is up.tensor else self._beside(gate, up, width)
         assert int(x.shape[1]) == 2 * width, "rows are padded"

@@ -34,6 +34,9 @@ class ReferenceBackend:
 
         return CpuDevice()
 
+    def free_memory(self) -> None:
+        """It is this machine's memory."""
+
     def with_precision(self, precision: Precision) -> ReferenceBackend:
         if precision == "exact":
             return self

@@ -109,6 +109,11 @@ class ReferenceOps:
     def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return self.layer_norm(x, weight, bias, eps)
 
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        if bias is not None:
+            return op.layer_norm(x, int(weight.shape[0]), weight, bias, eps)
+        return op.rms_norm(x, weight, axes=-1, epsilon=eps)
+
     def activated(self, activation: Activation, x: Part, width: int) -> Tensor:
         return activated(activation, columns(x, width))
 

@@ -39,6 +39,9 @@ class Memory:
     free: int
     """Bytes that the system counts as free."""
     standing: Promises
+    is_of_device: bool = False
+    """It is that of a GPU, which counts as taken as soon as it is allocated: nothing of it is
+    promised."""
 
     def left(self, standing: Promises) -> tuple[int, str]:
         """Free bytes without what is promised by now, and these promises in words.
@@ -57,17 +60,22 @@ class Memory:
         Raises what `complete_config` raises.
         """
         with promises.turn():
-            free, words = self.left(promises.standing())
+            free, words = self._left_now()
             complete, plan = complete_config(config, size, free, words)
             total = plan.total(complete.max_total_sequence_length or 0)
-            held = promises.promise(model, total)
+            held = promises.promise(model, 0 if self.is_of_device else total)
         if words:
             alone, _ = complete_config(config, size, self.free)
             _warn_if_less(complete, alone, words)
         return complete, plan, held
 
+    def _left_now(self) -> tuple[int, str]:
+        return (self.free, "") if self.is_of_device else self.left(promises.standing())
+
     def opened(self, held: PromiseHandle, size: ModelSize) -> None:
         """Say that the engine of a promise has read its weights."""
+        if self.is_of_device:
+            return
         weights = size.weight_bytes + (0 if size.draft is None else size.draft.weight_bytes)
         with promises.turn():
             promises.settle(held, weights, self.standing)
@@ -82,6 +90,14 @@ def look_at_memory() -> Memory:
         with promises.turn():
             standing = promises.standing()
     return Memory(free_memory(), standing)
+
+
+def memory_of_device(kernels: str | None) -> Memory | None:
+    """The memory of the device of these kernels; None: it is that of the machine. Raises
+    UnusableDevice."""
+    gc.collect()  # an engine that nobody holds any more may wait for it
+    free = choose_backend(kernels).free_memory()
+    return None if free is None else Memory(free, {}, is_of_device=True)
 
 
 def free_memory() -> int:

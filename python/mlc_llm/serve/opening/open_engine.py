@@ -15,6 +15,7 @@ import logging
 import weakref
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
@@ -26,7 +27,7 @@ from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 from mlc_llm.serve.opening.adapters import adapters_of, with_adapter_room
-from mlc_llm.serve.opening.arguments import detect_device
+from mlc_llm.serve.opening.arguments import detect_device, device_kernels
 from mlc_llm.serve.opening.bundle import (
     ModelBundle,
     ModelInfo,
@@ -37,9 +38,9 @@ from mlc_llm.serve.opening.bundle import (
 )
 from mlc_llm.serve.opening.cache_events import publish_events
 from mlc_llm.serve.opening.fingerprint import fingerprint
-from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.memory import look_at_memory, memory_of_device, model_size
 from mlc_llm.serve.opening.precision import with_precision
-from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner
+from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner, kernels_of
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.speculation.drafter import Drafter
@@ -78,21 +79,23 @@ def open_engine(
     if reading is None:
         with ReadAhead() as own:
             return open_engine(config, device, trace, own)
-    kind = str(detect_device(device)).partition(":")[0]
     if echo := next(filter(is_echo, (config.model, config.model_lib)), None):
+        detect_device(device)
         return _open_echo(config, trace, echo_pace(echo))
+    config = _on_device(config, device)
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = _bundles(config, models, reading, memory.free)
     size = _size(bundles, config)
     config = with_adapter_room(with_precision(config, bundles[0]))
     adapters = adapters_of(config, bundles[0])
-    complete, plan, held = memory.take(config, size, bundles[0].name)
+    room = memory_of_device(config.kernels) or memory
+    complete, plan, held = room.take(config, size, bundles[0].name)
     _log_plan(complete, plan)
     try:
         configs = _configs(complete, models, bundles)
         pairs = zip(bundles, configs, strict=True)
-        runners = tuple(create_runner(*pair, kind, reading.take) for pair in pairs)
+        runners = tuple(create_runner(*pair, reading.take) for pair in pairs)
         core = _core(runners, bundles[0], complete, trace)
         for name, parts in adapters.items():
             core.adapters.load(name, parts)
@@ -100,9 +103,18 @@ def open_engine(
     except BaseException:
         held.release()
         raise
-    memory.opened(held, size)
+    room.opened(held, size)
     weakref.finalize(core, held.release)  # its pages go with it
     return OpenEngine(core, bundles[0], complete, runners)
+
+
+def _on_device(config: EngineConfig, device: str) -> EngineConfig:
+    """The config with the kernels of the device. A library that the user names says which they
+    are. Raises InvalidField if they do not agree."""
+    kernels = config.kernels
+    if config.model_lib is not None:
+        kernels = kernels_of(Path(config.model_lib)) or kernels
+    return replace(config, kernels=device_kernels(device, kernels)[1])
 
 
 def _log_plan(complete: EngineConfig, plan: MemoryPlan) -> None:

@@ -40,16 +40,16 @@ def begin_weights(reading: ReadAhead, files: ModelFiles, free: int, kernels: str
 
 
 def create_runner(
-    bundle: ModelBundle, config: EngineConfig, device: str, read: ReadWeights = read_packed
+    bundle: ModelBundle, config: EngineConfig, read: ReadWeights = read_packed
 ) -> AnyRunner:
     """The model of `bundle`, compiled for this machine, with pages as `config` says.
 
-    config: complete, every limit is set. read: gives the packed weights in a folder.
+    config: complete, every limit is set, and `kernels` are those of the device. read: gives the
+    packed weights in a folder.
 
     A cached library or packed weights that turn out to be broken are made again, once. Raises
     UserError, CompileError.
     """
-    assert device == "cpu", device
     if config.model_lib is not None:
         return _runner_of_library(Path(config.model_lib), bundle, config, read)
     prepared = _prepare(bundle, config)
@@ -69,7 +69,7 @@ def _runner_of_library(
 ) -> AnyRunner:
     """The runner of a library that the caller has named."""
     assert bundle.files is not None
-    weights = prepare_weights(bundle.files, _kernels_of(library) or config.kernels)
+    weights = prepare_weights(bundle.files, kernels_of(library) or config.kernels)
     try:
         return _runner(library, weights, bundle, config, read)
     except (BrokenLibrary, BrokenParams) as error:
@@ -82,7 +82,7 @@ def precision_of(config: EngineConfig) -> Precision:
     return config.precision or "exact"
 
 
-def _kernels_of(library: Path) -> str | None:
+def kernels_of(library: Path) -> str | None:
     """The kernels of a library; None if its metadata does not say."""
     try:
         stated = json.loads((library / METADATA_FILE).read_text("utf-8"))
