@@ -29,6 +29,7 @@ from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.operands import (
     AdapterInputs,
     ExpertMatrices,
@@ -191,6 +192,12 @@ class CpuOps(AttentionOps):
     def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
         """The input as the matrix reads it."""
         return given.read_by(matrix, self._isa, self._scratch, fast)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return added(x, None, bias)
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return added_norm(x, y, weight, eps)

@@ -137,10 +137,11 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     """Size of the packed weights' file, as `compiler/weights.py` writes it."""
     total = 0
     for source in plan.vectors.values():
-        numbers = math.prod(source.shape) if source.rows is None else source.rows
+        is_whole = source.rows is None and source.kept is None
+        numbers = math.prod(source.shape) if is_whole else source.count
         total = _aligned(total) + 4 * numbers
     for prefix, sources in plan.matrices.items():
-        *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
+        stack, columns = sources[0].shape[:-2], sources[0].width  # a matrix for each expert
         rows = sum(source.count for source in sources)
         shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
         total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize
