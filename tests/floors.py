@@ -34,6 +34,7 @@ KERNELS = {*GROUND, *(f"kernels.{name}" for name in ("arguments", "heads", "row_
 """What all kernels share."""
 DEVICE = {
     *GROUND,
+    "backends.all_reduce",
     "backends.base",
     "backends.features",
     "backends.operands",
@@ -115,6 +116,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models.spec",
     },
     "backends": set(),
+    "backends.all_reduce": {"library"},
     "backends.operands": set(),
     "backends.base": {
         *GROUND,

@@ -56,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--utilization", type=float, metavar="X", help="the share of the free memory to use, 0 to 1"
     )
     parser.add_argument(
+        "--tensor-parallel-shards", type=int, metavar="N", help="processes that compute the model"
+    )
+    parser.add_argument(
         "--precisions",
         action="store_true",
         help="measure what each precision costs, if nobody has: it compiles and packs the model",
@@ -67,9 +70,10 @@ def run(args: argparse.Namespace) -> int:
     """Print the table. The exit code is 1 if the chosen mode does not fit."""
     given = {name: getattr(args, flag[2:]) for name, flag in FLAGS.items()}
     with naming_flags():
-        config = EngineConfig(mode=args.mode, **given)
+        shards = args.tensor_parallel_shards
+        config = EngineConfig(mode=args.mode, tensor_parallel_shards=shards, **given)
         bundle = open_model(args.model)
-        size, (free, promised) = _look(bundle)
+        size, (free, promised) = _look(bundle, shards or 1)
         choices = {
             mode: choose(replace(config, mode=mode), size, free, promised)
             for mode in get_args(EngineMode)
@@ -91,13 +95,13 @@ def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "")
         return Choice(least, plan_memory(asked, size, free, promised), with_flags(str(error)))
 
 
-def _look(bundle: ModelBundle) -> tuple[ModelSize, tuple[int, str]]:
+def _look(bundle: ModelBundle, shards: int) -> tuple[ModelSize, tuple[int, str]]:
     """The size of the model, the free and the promised memory."""
     # TVM says which kernels this machine gets, and so how weights are packed.
     from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
     memory = look_at_memory()
-    return model_size(bundle), memory.left(memory.standing)
+    return model_size(bundle, shards=shards), memory.left(memory.standing)
 
 
 def _costs(bundle: ModelBundle, *, measured: bool) -> list[PrecisionCost]:

@@ -124,9 +124,9 @@ def _shared_spec(spec: ModelSpec, share: Share, layers: list[_Layer]) -> ModelSp
     for layer, own in zip(spec.layers, layers, strict=True):
         one, network = layer.mixer, layer.feed_forward
         assert isinstance(one, AttentionSpec) and isinstance(network, DenseSpec)
-        kv_heads = own.kv_heads.count
+        kv_heads = own.kv_heads.size
         one = replace(one, heads=one.heads // one.kv_heads * kv_heads, kv_heads=kv_heads)
-        network = replace(network, intermediate=own.rows.count)
+        network = replace(network, intermediate=own.rows.size)
         changed.append(replace(layer, mixer=one, feed_forward=network))
     return replace(spec, layers=tuple(changed), shards=share.shards)
 

@@ -73,12 +73,12 @@ class Slice(NamedTuple):
     stop: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.stop - self.start
 
-    def times(self, size: int) -> Slice:
-        """The same of what has `size` rows in place of one."""
-        return Slice(self.start * size, self.stop * size)
+    def times(self, rows: int) -> Slice:
+        """The same of what has so many rows in place of one."""
+        return Slice(self.start * rows, self.stop * rows)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Source:
     def count(self) -> int:
         """Rows of a matrix, or numbers of a vector, that are meant."""
         if self.kept is not None:
-            return self.kept.count
+            return self.kept.size
         if self.rows is not None:
             return self.rows
         if len(self.shape) == 1:
@@ -115,7 +115,7 @@ class Source:
     @property
     def width(self) -> int:
         """Columns of a matrix that are meant."""
-        return self.shape[-1] if self.columns is None else self.columns.count
+        return self.shape[-1] if self.columns is None else self.columns.size
 
 
 @dataclass(frozen=True)

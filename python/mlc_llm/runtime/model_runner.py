@@ -30,24 +30,17 @@ from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.gathered import by_row, gathered
-from mlc_llm.runtime.kv_cache import (
-    KVCache,
-    Placements,
-    group_windows,
-    main_group,
-    narrower_windows,
-)
+from mlc_llm.runtime.kv_cache import KVCache, group_windows
 from mlc_llm.runtime.layer_memory import check_window
 from mlc_llm.runtime.library import Library, item
-from mlc_llm.runtime.model_step import MakeStep, ModelStep
+from mlc_llm.runtime.model_step import MakeStep, ModelStep, Sizes, limits_of
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
+from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    import tvm_ffi
-
-    from mlc_llm.backends.base import DeviceTensor, Numbers, Table
+    from mlc_llm.backends.base import DeviceTensor
 
 Array = npt.NDArray[np.generic]
 LOGITS, HIDDEN = 0, 1
@@ -91,31 +84,19 @@ class ModelRunner:
         self._library, self._compute, self._weights = Library(library), Computing(), weights.name
         self.metadata = metadata = self._library.metadata
         device, windows = self._library.device, group_windows(metadata.kv, window)
-        self._limits = RunnerLimits(
-            num_pages=num_pages,
-            page_size=metadata.kv.page_size,
-            max_num_sequence=max_num_sequence,
-            max_batch_tokens=max_batch_tokens,
-            context_window=context_window,
-            vocab_size=metadata.vocab_size,
-            window=windows[main_group(windows)],
-            narrower=narrower_windows(windows),
-            has_states=bool(metadata.states),
-            hidden_size=metadata.hidden_size,
-            precision=precision,
-            adapters=adapters,
-        )
+        sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window)
+        self._limits = limits = limits_of(metadata, sizes, windows, precision, adapters)
         check_window(metadata, window)
         check_adapters(metadata, adapters)
         self._read, self._sampler = device.read, Sampler(self._library)
         self._fast = FastTokens(metadata, precision)
-        self._step = make_step(self._library, read(weights), self._limits, window)
+        self._step = make_step(self._library, read(weights), limits, window)
         self._cache = KVCache(
             metadata.kv, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
             has_states=bool(metadata.states),
         )  # fmt: skip
-        step = self._step
-        self._carrier = Carrier(metadata.kv, self._cache, step.pages, step.states, device)
+        memory = (self._step.pages, self._step.states)
+        self._carrier = Carrier(metadata.kv, self._cache, *memory, device)
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
 
@@ -196,11 +177,9 @@ class ModelRunner:
             self._choice = Choice.of(
                 asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
-        rows, ids, logit_rows = self._fast.arranged(batch.rows, asked.tokens, asked.logit_rows)
-        owned = None if self._step.adapters is None else adapter_slots(rows)
-        placed = self._place(rows)
+        numbers = self._placed(batch.rows, asked.tokens, asked.logit_rows)
         try:
-            drawn, hidden = self._compute.call(self._drawn, ids, placed, logit_rows, owned)
+            drawn, hidden = self._compute.call(self._drawn, numbers)
             return Pending(batch, self._choice, drawn, hidden)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
@@ -208,11 +187,9 @@ class ModelRunner:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
 
-    def _drawn(
-        self, tokens: Numbers, placed: Placements, logit_rows: Numbers, owned: Numbers | None
-    ) -> tuple[Drawn, DeviceTensor | None]:
+    def _drawn(self, numbers: StepNumbers) -> tuple[Drawn, DeviceTensor | None]:
         choice, wanted = self._choice, None
-        outputs, rest = self._outputs(tokens, placed, logit_rows, owned, choice.tables)
+        outputs, rest = self._step.outputs(numbers, choice.tables)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
             wanted = self._step.last_hidden(item(outputs, HIDDEN), rows)
@@ -265,35 +242,24 @@ class ModelRunner:
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 of_prompt = min(max(prompt_tokens - start, 0), len(part))
                 whole = [BatchRow(seq_id, part, (), of_prompt, adapter=adapter)]
-                rows, tokens, logit_rows = self._fast.arranged(
-                    whole, array("i", part), array("i", range(len(part)))
-                )
-                owned = None if self._step.adapters is None else adapter_slots(rows)
-                placed = self._place(rows)
-                outputs, _ = self._compute.call(self._outputs, tokens, placed, logit_rows, owned)
+                numbers = self._placed(whole, array("i", part), array("i", range(len(part))))
+                outputs, _ = self._compute.call(self._step.outputs, numbers)
                 self._cache.trim(seq_id)
                 logits = self._read(item(outputs, LOGITS))
                 yield logits[:, : self._limits.vocab_size].copy()
         finally:
             self._cache.remove(seq_id)
 
-    def _place(self, rows: Sequence[BatchRow]) -> Placements:
+    def _placed(
+        self, rows: Sequence[BatchRow], tokens: Numbers, logit_rows: Numbers
+    ) -> StepNumbers:
+        """Gives the tokens their places. Raises `RequestError` if pages lack."""
+        rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
+        adapters = None if self._step.adapters is None else adapter_slots(rows)
         keep = {row.seq_id: row.keep_states for row in rows if row.keep_states}
-        return self._cache.place(
-            [(row.seq_id, len(row.token_ids)) for row in rows], self._fast.count, keep
-        )
-
-    def _outputs(
-        self,
-        tokens: Numbers,
-        placed: Placements,
-        logit_rows: Numbers,
-        owned: Numbers | None,
-        more: Sequence[Table] = (),
-    ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
-        """See `ModelStep.outputs`."""
-        fast = self._fast.count
-        return self._step.outputs(tokens, placed, logit_rows, fast, owned, more)
+        sizes = [(row.seq_id, len(row.token_ids)) for row in rows]
+        placed = self._cache.place(sizes, self._fast.count, keep)
+        return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters)
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
         self._compute.call(self._step.copy_pages, group, source, target)

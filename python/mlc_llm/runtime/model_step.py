@@ -4,27 +4,63 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from mlc_llm.library.metadata import BrokenLibrary
+from mlc_llm.library.metadata import BrokenLibrary, Metadata
 from mlc_llm.library.signatures import COPY_PAGES, FORWARD, LAST_HIDDEN
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import AdapterMemory
-from mlc_llm.runtime.batch import RunnerLimits, Window
-from mlc_llm.runtime.kv_cache import Placements, group_pages, group_windows
+from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window
+from mlc_llm.runtime.kv_cache import (
+    group_pages,
+    group_windows,
+    main_group,
+    narrower_windows,
+)
 from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.packed_file import Packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables
-from mlc_llm.runtime.step_inputs import StepInputs, step_tables
+from mlc_llm.runtime.step_inputs import StepInputs, StepNumbers, step_tables
 
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import DeviceTensor, Numbers, Table
+    from mlc_llm.backends.base import DeviceTensor, Table
 
 FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
 """The sampler calls the others."""
+
+
+class Sizes(NamedTuple):
+    """See `RunnerLimits`."""
+
+    num_pages: int
+    max_num_sequence: int
+    max_batch_tokens: int
+    context_window: int
+
+
+def limits_of(
+    info: Metadata,
+    sizes: Sizes,
+    windows: Sequence[Window | None],
+    precision: Precision = "exact",
+    adapters: AdapterLimits = NO_ADAPTERS,
+) -> RunnerLimits:
+    """windows: of each group of layers."""
+    return RunnerLimits(
+        **sizes._asdict(),
+        page_size=info.kv.page_size,
+        vocab_size=info.vocab_size,
+        window=windows[main_group(windows)],
+        narrower=narrower_windows(windows),
+        has_states=bool(info.states),
+        hidden_size=info.hidden_size,
+        precision=precision,
+        adapters=adapters,
+    )
 
 
 class ModelStep:
@@ -62,24 +98,16 @@ class ModelStep:
         """See `ModelRunner`."""
 
     def outputs(
-        self,
-        tokens: Numbers,
-        placed: Placements,
-        logit_rows: Numbers,
-        fast_tokens: int,
-        owned: Numbers | None,
-        more: Sequence[Table] = (),
+        self, numbers: StepNumbers, more: Sequence[Table] = ()
     ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
         """Logits behind the tokens at `logit_rows` and what they are made of, and the tables `more`
-        as tensors. owned: the adapter of each token. All go in at once, while the code that does
-        it is in the processor's caches."""
-        ropes, position, sink_position = self._ropes.rows(placed.position)
-        fast = array("i", (fast_tokens,))
-        tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed, owned)
+        as tensors. All go in at once, while the code that does it is in the processor's caches."""
+        ropes, position, sink_position = self._ropes.rows(numbers.placed.position)
+        tables = step_tables(numbers, position, sink_position)
         tensors = self._staging.tensors(*tables, *more)
         if tensors is not self._inputs.tensors:
             adapters = None if self.adapters is None else self.adapters.inputs
-            self._inputs = StepInputs.of(tensors, len(placed.groups), self.states, adapters)
+            self._inputs = StepInputs.of(tensors, len(numbers.placed.groups), self.states, adapters)
         _, single, by_group, states, rest = self._inputs
         self.before_compute()
         outputs = self._forward(

@@ -12,6 +12,7 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.cpu.adapters import with_adapters
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.delta import gated_delta
@@ -29,7 +30,6 @@ from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
-from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.operands import (
     AdapterInputs,
     ExpertMatrices,

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from mlc_llm.errors import EngineDead, MLCError, one_line
 from mlc_llm.library.metadata import BrokenLibrary, Metadata
 from mlc_llm.runtime.batch import RunnerLimits, Window
-from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.model_step import MakeStep, ModelStep
 from mlc_llm.runtime.packed_file import BrokenParams, Packed
@@ -26,11 +25,12 @@ from mlc_llm.runtime.ranks.all_reduce import adding
 from mlc_llm.runtime.ranks.messages import copy_message, json_message, received, step_message
 from mlc_llm.runtime.ranks.setup import RankSetup, tables_identity
 from mlc_llm.runtime.ranks.sums import STALLED_S, Sums, shared_file
+from mlc_llm.runtime.step_inputs import StepNumbers
 
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import DeviceTensor, Numbers, Table
+    from mlc_llm.backends.base import DeviceTensor, Table
 
 LOOK_S = 0.2
 """While the others load, rank 0 looks so often whether they live."""
@@ -145,7 +145,6 @@ class RankGroup:
             with adding(self._sums):
                 yield
         except BaseException as error:
-            _log.exception("a step of several ranks has failed")
             ended = [one for one in self._ranks if one.process.poll() is not None]
             why = ended[0].why_ended() if ended else f"a step has failed: {one_line(error)}"
             raise self._lose(why) from error
@@ -195,18 +194,11 @@ class SharedStep(ModelStep):
         self._group = group
 
     def outputs(
-        self,
-        tokens: Numbers,
-        placed: Placements,
-        logit_rows: Numbers,
-        fast_tokens: int,
-        owned: Numbers | None,
-        more: Sequence[Table] = (),
+        self, numbers: StepNumbers, more: Sequence[Table] = ()
     ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
-        assert owned is None, "ranks have no adapters"
-        self._group.send(step_message(tokens, placed, fast_tokens))
+        self._group.send(step_message(numbers))
         with self._group.computing():
-            return super().outputs(tokens, placed, logit_rows, fast_tokens, owned, more)
+            return super().outputs(numbers, more)
 
     def copy_pages(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
         self._group.send(copy_message(group, source, target))

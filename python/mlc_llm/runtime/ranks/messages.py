@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.page_table import Placement
+from mlc_llm.runtime.step_inputs import StepNumbers
 
 Numbers: TypeAlias = "array[int]"
 STEP, COPY = 0, 1
@@ -24,17 +25,19 @@ TABLES = 4
 _HEAD = struct.Struct("<Q")
 
 
-def step_message(tokens: Numbers, placed: Placements, fast_tokens: int) -> bytes:
-    """A step; nobody but rank 0 makes logits."""
+def step_message(numbers: StepNumbers) -> bytes:
+    """A step. Nobody but rank 0 makes logits."""
+    tokens, placed, _, fast_tokens, adapters = numbers
+    assert adapters is None and placed.state_rows is None, "ranks have no adapters and no states"
     tables = [table for group in placed.groups for table in group]
     return _written([array("i", (STEP, fast_tokens)), tokens, placed.position, *tables])
 
 
-def step_of(tables: Sequence[Numbers]) -> tuple[Numbers, Placements, int]:
-    """What `step_message` was made of."""
+def step_of(tables: Sequence[Numbers]) -> StepNumbers:
+    """What `step_message` was made of, without logits."""
     (_, fast), tokens, position, *rest = tables
     groups = [Placement(*rest[i : i + TABLES]) for i in range(0, len(rest), TABLES)]
-    return tokens, Placements(position, groups, None), fast
+    return StepNumbers(tokens, Placements(position, groups, None), array("i"), fast, None)
 
 
 def copy_message(group: int, source: Sequence[int], target: Sequence[int]) -> bytes:

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,8 +81,7 @@ def _perform(step: ModelStep, message: bytes) -> None:
     tables = tables_of(message)
     kind, number = tables[0]
     if kind == STEP:
-        tokens, placed, fast = step_of(tables)
-        step.outputs(tokens, placed, array("i"), fast, None)
+        step.outputs(step_of(tables))
     else:
         step.copy_pages(number, tables[1], tables[2])
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.runtime.batch import RunnerLimits, Window
+from mlc_llm.runtime.kv_cache import group_windows
+from mlc_llm.runtime.model_step import Sizes, limits_of
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,7 @@ class RankSetup:
     library: str
     weights: str
     """Folders."""
-    num_pages: int
-    max_num_sequence: int
-    max_batch_tokens: int
-    context_window: int
+    sizes: Sizes
     window: Window | None
     parent: int
     """The process of rank 0: without it, the others end."""
@@ -34,19 +33,12 @@ class RankSetup:
     @staticmethod
     def from_json(text: bytes) -> RankSetup:
         raw: dict[str, Any] = json.loads(text)
-        window = raw.pop("window")
-        return RankSetup(**raw, window=None if window is None else Window(**window))
+        window, sizes = raw.pop("window"), Sizes(*raw.pop("sizes"))
+        return RankSetup(**raw, sizes=sizes, window=None if window is None else Window(**window))
 
     def limits(self, metadata: Metadata) -> RunnerLimits:
         """What a `ModelStep` has to know of them."""
-        return RunnerLimits(
-            num_pages=self.num_pages,
-            page_size=metadata.kv.page_size,
-            max_num_sequence=self.max_num_sequence,
-            max_batch_tokens=self.max_batch_tokens,
-            context_window=self.context_window,
-            vocab_size=metadata.vocab_size,
-        )
+        return limits_of(metadata, self.sizes, group_windows(metadata.kv, self.window))
 
 
 def tables_identity(metadata: Metadata) -> Mapping[str, object]:

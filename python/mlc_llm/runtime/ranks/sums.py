@@ -113,4 +113,5 @@ def shared_file(shards: int) -> int:
 
 def arrays(*tensors: Any) -> list[Floats]:
     """The memory of tensors of a CPU."""
-    return [np.from_dlpack(one) for one in tensors]
+    found: list[Any] = [np.from_dlpack(one) for one in tensors]
+    return found
