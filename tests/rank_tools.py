@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import kept
@@ -38,7 +38,7 @@ def ranks_of_plan(
     num_pages: int = 24,
     window: Window | None = None,
 ) -> Iterator[tuple[ModelRunner, RankGroup]]:
-    """A runner as of `architecture_tools.runner_of_plan`, whose other ranks end behind the block."""
+    """As `architecture_tools.runner_of_plan`. The other ranks end behind the block."""
     if window is not None:
         plan = WeightPlan(plan.spec.with_sink_queries(), plan.matrices, plan.vectors)
     backend = choose_backend() if kernels is None else backend_of(kernels)
@@ -64,3 +64,14 @@ def ranks_of_plan(
         yield runner, group
     finally:
         group.close()
+
+
+def ranks_of_this_process() -> set[int]:
+    """Processes."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            with suppress(OSError):  # it has ended meanwhile
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found |= {int(pid)} if b"mlc_llm.runtime.ranks.process" in words else set()
+    return found

@@ -110,7 +110,7 @@ def test_what_ranks_refuse(tiny_models: TinyModels, tmp_path: Path) -> None:
     with (tmp_path / "weights-1-of-2" / "params.bin").open("r+b") as weights:
         weights.write(b"damaged")
     with (
-        pytest.raises(BrokenParams, match="rank 1: .* checksum"),
+        pytest.raises(BrokenParams, match=r"rank 1: .* checksum"),
         ranks_of_plan(plan, file.tensors, tmp_path, "portable"),
     ):
         pass
