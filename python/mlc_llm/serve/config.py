@@ -68,8 +68,7 @@ class EngineConfig:
     tensor_parallel_shards: int | None = None
     """Ranks that compute the model together, 1 to 32: processes on this machine, each with a share
     of the weights and of the KV cache and an equal share of the cores (or MLC_NUM_THREADS each).
-    Of use where memory or sockets are far apart: one process is as fast on one socket. At most as
-    many as the model has heads of keys. Not for models with experts, recurrent layers or encoders,
+    It is for machines with several sockets. At most as many as the model has heads of keys. Not for models with experts, recurrent layers or encoders,
     and not with adapters or model_lib. None is 1."""
     pipeline_parallel_stages: int | None = None
     """At least 1. This version accepts only 1."""
