@@ -118,7 +118,7 @@ def test_sums_beyond_32_and_64_bits(
     assert code == 0 and terms["kv_cache"] == 2**31 * found["kv_bytes_per_token"] > 2**40
     measured = memory.model_size
     huge = {"context_window": 2**31 - 1, "weight_bytes": 2**64}
-    monkeypatch.setattr(memory, "model_size", lambda bundle: replace(measured(bundle), **huge))
+    monkeypatch.setattr(memory, "model_size", lambda bundle, **_: replace(measured(bundle), **huge))
     code, found = fit(capsys, model)
     assert code == 1 and found["modes"]["local"]["bytes"]["weights"] == 2**64
     assert found["modes"]["local"]["tokens_that_fit"] == 0

@@ -191,8 +191,8 @@ def test_a_draft_model_with_other_tokens_is_refused(
     sizes = iter([300, 256])
     measured = open_engine.model_size
 
-    def other(bundle: Any, kernels: str | None) -> Any:
-        return replace(measured(bundle, kernels), vocab_size=next(sizes))
+    def other(bundle: Any, kernels: str | None, shards: int = 1) -> Any:
+        return replace(measured(bundle, kernels, shards), vocab_size=next(sizes))
 
     monkeypatch.setattr(open_engine, "model_size", other)
     with pytest.raises(InvalidField, match="has 256 tokens and the model 300") as caught:
