@@ -37,6 +37,7 @@ KERNELS = {
 """What all kernels share."""
 DEVICE = {
     *GROUND,
+    "backends.all_reduce",
     "backends.base",
     "backends.features",
     "backends.operands",
@@ -120,6 +121,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models.spec",
     },
     "backends": set(),
+    "backends.all_reduce": {"library"},
     "backends.operands": set(),
     "backends.base": {
         *GROUND,

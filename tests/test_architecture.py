@@ -96,6 +96,10 @@ LAZY = {
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.mock_echo"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
+    # Few engines have ranks.
+    ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),
+    ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.futex"),
+    ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.group"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.publisher"),

@@ -207,7 +207,7 @@ def test_a_row_with_broken_logits_fails_alone(runner: ModelRunner) -> None:
         runner.add_sequence(seq_id)
         runner.run(Batch([BatchRow(seq_id, PROMPT[:-1], [])]))
     spoilt = runner._cache._main._sequences[1].pages[0]
-    np.from_dlpack(runner._pages[0])[spoilt] = np.nan
+    np.from_dlpack(runner._step.pages[0])[spoilt] = np.nan
     output = runner.run(Batch([BatchRow(i, PROMPT[-1:], [GREEDY]) for i in (0, 1)]))
     assert output.samples[0] == [clean]
     assert output.samples[1][0].error == "the model produced logits that are not finite"

@@ -149,6 +149,12 @@ class Ops(Protocol):
     ) -> Tensor:
         """scale * (x W^T + bias) for an Input x; added to `add_to` in place if that is given."""
 
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks, by the packed function `mlc.all_reduce` of the process."""
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        """x + bias, in place of x."""
+
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x + norm(y), in place of x."""
 
@@ -258,9 +264,12 @@ class Functions(Protocol):
 class Device(Protocol):
     """Memory and code of a device at run time."""
 
-    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> Functions:
+    def link(
+        self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
+    ) -> Functions:
         """The functions of a library, by name. `files` and `requires`: what `compile` returned.
-        Raises BrokenLibrary."""
+        ranks: processes that compute together and share what the machine has. Raises
+        BrokenLibrary."""
 
     def zeros(self, shape: Sequence[int], dtype: str) -> DeviceTensor:
         """A tensor for KV pages and the like."""

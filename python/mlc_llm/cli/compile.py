@@ -39,17 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="as for generate: the library is for weights that are quantised when they are packed",
     )
-<<<<<<< HEAD
-    parser.add_argument(
-        "--device", default=DEVICES[0], metavar="NAME", help="auto or cpu (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--host",
-        default=HERE,
-        metavar="TRIPLE",
-        help="the machine that runs it, as an LLVM triple such as aarch64-linux-gnu "
-        "(default: this one)",
-    )
+    _add_target(parser)
     _add_shaping(parser)
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
     parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
@@ -57,15 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_shaping(parser: argparse.ArgumentParser) -> None:
     """Flags: what the code is like."""
-    parser.add_argument(
-        "--kernels",
-        metavar="NAME",
-        help="which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable or reference "
-        "(default: the fastest of this machine; with --host portable)",
-    )
-=======
-    _add_target(parser)
->>>>>>> cuda
     parser.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -120,13 +101,9 @@ def run(args: argparse.Namespace) -> int:
     windowed = is_windowed(args.overrides)
     check_free(output)
     triple = None if args.host == HERE else args.host
-<<<<<<< HEAD
-    kv_cache = args.kv_cache_dtype or EngineConfig.kv_cache_dtype
-    backend = _backend(args.kernels, triple, args.precision).with_kv_cache(kv_cache)
-=======
     kernels = _kernels(args.device, args.kernels)
-    backend = _backend(kernels, triple, args.precision, args.arch)
->>>>>>> cuda
+    kv_cache = args.kv_cache_dtype or EngineConfig.kv_cache_dtype
+    backend = _backend(kernels, triple, args.precision, args.arch).with_kv_cache(kv_cache)
     # Only this command of the two that it imports needs a compiler.
     from mlc_llm.compiler.jit import compile_library
     from mlc_llm.serve.opening.bundle import open_model

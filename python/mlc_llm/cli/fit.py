@@ -59,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_kv_cache(parser)
     parser.add_argument(
+        "--tensor-parallel-shards", type=int, metavar="N", help="processes that compute the model"
+    )
+    parser.add_argument(
         "--precisions",
         action="store_true",
         help="measure what each precision costs, if nobody has: it compiles and packs the model",
@@ -70,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the table. The exit code is 1 if the chosen mode does not fit."""
     given = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in FLAGS.items()}
     with naming_flags():
-        config = EngineConfig(mode=args.mode, **given)
+        shards = args.tensor_parallel_shards
+        config = EngineConfig(mode=args.mode, tensor_parallel_shards=shards, **given)
         bundle = open_model(args.model)
         size, (free, promised) = _look(bundle, config)
         choices = {
@@ -100,7 +104,9 @@ def _look(bundle: ModelBundle, config: EngineConfig) -> tuple[ModelSize, tuple[i
     from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
     memory = look_at_memory()
-    return model_size(bundle, kv_cache=config.kv_cache_dtype), memory.left(memory.standing)
+    shards = config.tensor_parallel_shards or 1
+    size = model_size(bundle, kv_cache=config.kv_cache_dtype, shards=shards)
+    return size, memory.left(memory.standing)
 
 
 def _costs(bundle: ModelBundle, *, measured: bool) -> list[PrecisionCost]:

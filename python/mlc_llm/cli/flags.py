@@ -23,6 +23,7 @@ ENGINE_FLAGS = {
     "rope_scaling": "--rope-scaling",
     "model_lib": "--model-lib",
     "adapters": "--adapter",
+    "tensor_parallel_shards": "--tensor-parallel-shards",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

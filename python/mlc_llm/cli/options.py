@@ -126,6 +126,13 @@ def _add_adapter(group: argparse._ArgumentGroup) -> None:
 
 def _add_kernels(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
+        "--tensor-parallel-shards",
+        type=int,
+        metavar="N",
+        help="split the model among N processes on this machine, each with an equal share of the "
+        "cores, as where memory is far apart (default: 1)",
+    )
+    group.add_argument(
         "--model-lib",
         metavar="FOLDER",
         help="a library that `compile` has made (default: it is compiled when it is needed)",
@@ -189,6 +196,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "additional_models": None if args.draft_model is None else [args.draft_model],
         "precision": args.precision,
         "kv_cache_dtype": args.kv_cache_dtype,
+        "tensor_parallel_shards": args.tensor_parallel_shards,
         "kernels": args.kernels,
         "quantization": args.quantization,
         "rope_scaling": _scaling(args.rope_scaling),

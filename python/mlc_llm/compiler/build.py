@@ -69,6 +69,7 @@ def build_library(
         states=state_infos(spec),
         adapted=adapted_infos(spec),
         encoder=encoder_info(spec),
+        shards=spec.shards,
         medusa_heads=0 if spec.medusa is None else spec.medusa.heads,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in compiled.files},

@@ -19,7 +19,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 11
+VERSION = 12
 
 
 def rope_param(index: int) -> str:
@@ -170,6 +170,8 @@ class Metadata:
     """None: the model is a decoder, or draft heads."""
     medusa_heads: int
     """Heads that draft tokens for another model; 0: it is a model."""
+    shards: int
+    """Ranks that compute the model together, each with a library and weights of its own."""
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]
     """Of the other files, in the order in which they are linked."""

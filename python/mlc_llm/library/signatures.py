@@ -47,6 +47,11 @@ chosen_logits  kept [r, padded_vocab], rows [r], token [s] -> [r]: of each kept 
              token that was chosen for it, 0 where there is none
 last_hidden  hidden [s, hidden], rows [r], params -> those rows [r, hidden] behind the last norm
 copy_pages   of each group of layers: sources [n], targets [n]; pages -> the pages, in place
+
+The library of a rank (`Metadata.shards` above 1) calls a packed function of the process twice a
+layer, in the same order in all ranks:
+
+mlc.all_reduce   x, total, both [m, hidden]: fills `total` with the sum of all ranks' x
 """
 
 from __future__ import annotations
@@ -63,6 +68,7 @@ KEEP_LOGITS = "keep_logits"
 CHOSEN_LOGITS = "chosen_logits"
 LAST_HIDDEN = "last_hidden"
 COPY_PAGES = "copy_pages"
+ALL_REDUCE = "mlc.all_reduce"
 
 WITH_PARAMS = (FORWARD, LAST_HIDDEN)
 """Functions that take `params` last."""

@@ -105,7 +105,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         """x + result, with a norm and a factor before the sum if the spec says so."""
         ops, scale, has_norm = self.ops, self.spec.residual_scale, self.spec.post_norms
         is_product = isinstance(result, Product)
-        if is_product and not has_norm:
+        if is_product and not has_norm and not result.is_part:
             return ops.linear(result.matrix, result.x, x, bias=result.bias, scale=scale)
         y = result.value(ops) if is_product else result
         if not has_norm:

@@ -271,6 +271,10 @@ class ModelSpec:
     """How many rows, from the first on, are tokens of the tokenizer; None: all."""
     adapted: tuple[AdaptedMatrix, ...] = ()
     """Those to which LoRA adapters of a step may add; none in an engine without adapters."""
+    shards: int = 1
+    """Ranks that compute the model together. With more than 1 this is the share of one of them: the
+    layers have its heads and its rows of feed-forward networks, and the sums of all ranks are added
+    where they join the residual stream."""
 
     @property
     def tokens(self) -> int:

@@ -66,6 +66,21 @@ class PairedRows(NamedTuple):
     dim: int
 
 
+class Slice(NamedTuple):
+    """Neighbouring rows or columns."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def times(self, rows: int) -> Slice:
+        """The same of what has so many rows in place of one."""
+        return Slice(self.start * rows, self.stop * rows)
+
+
 @dataclass(frozen=True)
 class Source:
     """One tensor of the model, in full or as part of a joined matrix."""
@@ -81,11 +96,26 @@ class Source:
     """so many of them; None: all."""
     part: HeadPart | None = None
     """Of all these rows, the ones that are meant."""
+    kept: Slice | None = None
+    """Of these rows, in their order, the ones of a rank; None: all."""
+    columns: Slice | None = None
+    """The columns of a matrix that a rank has; None: all."""
 
     @property
     def count(self) -> int:
-        """Rows of a matrix that are meant."""
+        """Rows of a matrix, or numbers of a vector, that are meant."""
+        if self.kept is not None:
+            return self.kept.size
+        if self.rows is not None:
+            return self.rows
+        if len(self.shape) == 1:
+            return self.shape[0]
         return self.shape[-2] // (1 if self.part is None else self.part.parts)
+
+    @property
+    def width(self) -> int:
+        """Columns of a matrix that are meant."""
+        return self.shape[-1] if self.columns is None else self.columns.size
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import BatchRow
 
-if TYPE_CHECKING:
-    from mlc_llm.backends.base import Numbers
+Numbers: TypeAlias = "array[int]"
 
 
 class FastTokens:

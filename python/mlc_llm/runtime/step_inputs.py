@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import tvm_ffi
 
 from mlc_llm.runtime.kv_cache import Placements
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import DeviceTensor, Numbers, Table
+    from mlc_llm.backends.base import DeviceTensor, Table
 
+Numbers: TypeAlias = "array[int]"
 SINGLE = 5
 """Tables of a step that all groups of layers share."""
 
 
-def step_tables(
-    shared: Sequence[Numbers], placed: Placements, adapter_slots: Numbers | None = None
-) -> list[Table]:
+class StepNumbers(NamedTuple):
+    """What a step is about."""
+
+    tokens: Numbers
+    placed: Placements
+    logit_rows: Numbers
+    """The tokens behind which logits are wanted, by index."""
+    fast_tokens: int
+    """How many of the first tokens are computed less exactly."""
+    adapters: Numbers | None
+    """The slot of each token's adapter; None for a library without adapters."""
+
+
+def step_tables(numbers: StepNumbers, position: Numbers, sink_position: Numbers) -> list[Table]:
     """The tables of `forward`, in the order that `StepInputs.of` knows.
 
-    shared: token ids, rows of rotations for tokens and for sinks, the number of fast tokens, and
-    the tokens that get logits. adapter_slots: None for a library without adapters.
+    position, sink_position: rows of rotations for tokens and for sinks.
     """
+    fast, placed = array("i", (numbers.fast_tokens,)), numbers.placed
+    shared = (numbers.tokens, position, sink_position, fast, numbers.logit_rows)
     tables: list[Table] = [(one, 0) for one in shared]
     for slots, places, blocks, page_ids in placed.groups:
         tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
     if placed.state_rows is not None:
         tables.append((placed.state_rows, 4))
-    if adapter_slots is not None:
-        tables.append((adapter_slots, 0))
+    if numbers.adapters is not None:
+        tables.append((numbers.adapters, 0))
     return tables
 
 

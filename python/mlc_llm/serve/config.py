@@ -39,6 +39,7 @@ PROMPT_PRECISIONS: dict[str, Precision] = {"exact": "exact", "fast": "fast-promp
 PAGE_SIZE = 16
 MAX_PATH_CHARS = 4096
 MAX_ADAPTERS = 1024
+MAX_SHARDS = 32
 MAX_ADAPTER_RANK = 1024
 
 
@@ -66,7 +67,11 @@ class EngineConfig:
     requests wait. interactive: 1 answer at a time. server: 128 answers at a time, and most of the
     free memory for their pages."""
     tensor_parallel_shards: int | None = None
-    """At least 1. This version accepts only 1."""
+    """Ranks that compute the model together, 1 to 32: processes on this machine, each with a share
+    of the weights and of the KV cache and an equal share of the cores (or MLC_NUM_THREADS each). It
+    is for machines with several sockets. At most as many as the model has heads of keys. Not for
+    models with experts, recurrent layers or encoders, and not with adapters or model_lib. None is
+    1."""
     pipeline_parallel_stages: int | None = None
     """At least 1. This version accepts only 1."""
     opt: str | None = None
@@ -246,9 +251,22 @@ class EngineConfig:
         if self.max_adapters is not None and self.max_adapters < len(self.adapters):
             words = f"there are {len(self.adapters)} in adapters; give at least that"
             raise InvalidField("max_adapters", self.max_adapters, words)
+        self._refuse_with_ranks()
         if self.kv_events is not None and self.prefix_cache_mode == "disable":
             words = "there is no prefix cache (prefix_cache_mode is 'disable'); leave it out"
             raise InvalidField("kv_events", self.kv_events.endpoint, words)
+
+    def _refuse_with_ranks(self) -> None:
+        ranks = self.tensor_parallel_shards
+        if ranks is None or ranks == 1:
+            return
+        words = None
+        if self.adapters or self.max_adapters:
+            words = "not together with adapters; merge them into the model (convert_weight --lora)"
+        if self.model_lib is not None:
+            words = "not together with model_lib: each rank has a library of its own; leave it out"
+        if words is not None:
+            raise InvalidField("tensor_parallel_shards", ranks, words)
 
 
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
@@ -257,7 +275,6 @@ _NO_TREE = "drafts are chains in this version; leave it out or give 1"
 _NO_RNN = "recurrent models are not supported in this version"
 
 _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
-    ("tensor_parallel_shards", (None, 1), _ONE_DEVICE),
     ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
     ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
     ("speculative_mode", BUILT_SPECULATIVE_MODES, _NO_HEADS),
@@ -337,7 +354,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "model_lib": _path,
     "additional_models": _additional_models,
     "mode": _one_of(MODES),
-    "tensor_parallel_shards": _integer(1),
+    "tensor_parallel_shards": _integer(1, MAX_SHARDS),
     "pipeline_parallel_stages": _integer(1),
     "opt": lambda name, value: checks.string(name, value, 256),
     "gpu_memory_utilization": _utilization,

@@ -114,6 +114,7 @@ def plan_memory(
         rope=size.rope(_single(asked)),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
+        runtime=size.runtime,
         windowed=_windowed(asked, size),
         states=state_slots(asked.max_num_sequence) * size.state_bytes,
         adapters=4 * size.adapter_numbers * limits.slots * limits.rank,

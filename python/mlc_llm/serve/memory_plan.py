@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 RUNTIME_BYTES = 64 * 2**20
 """Machine code, stacks of threads, page tables, requests: 15 MB were measured; the rest is room to
-grow."""
+grow. A rank is a process of its own, which has 28 MB alone."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,9 @@ class ModelSize:
     """float32 numbers of a LoRA adapter of rank 1 that changes all matrices."""
     is_encoder: bool = False
     """Its pages hold the keys and values of one layer in one step, and nothing that outlives it."""
+    shards: int = 1
+    """Ranks that compute it. Weights and pages are those of all ranks together, widths those of the
+    largest."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 
@@ -82,7 +85,7 @@ class ModelSize:
         attention = self.hidden_size + (4 if has_window else 3) * query + 2 * kv
         largest = max(attention, 4 * self.intermediate_size)
         rope = (2 if has_window else 1) * self.head_dim
-        return 4 * chunk * (self.hidden_size + rope + largest)
+        return self.shards * 4 * chunk * (self.hidden_size + rope + largest)
 
     def logits(self, rows: int) -> int:
         """Bytes of the logits of `rows` tokens in one step, with the sampler's scratch and copies
@@ -94,7 +97,12 @@ class ModelSize:
 
         A table doubles as it grows, so it may be twice as long as it has to be.
         """
-        return 2 * 4 * self.ropes * self.head_dim * min(longest, self.context_window)
+        return self.shards * 2 * 4 * self.ropes * self.head_dim * min(longest, self.context_window)
+
+    @property
+    def runtime(self) -> int:
+        """Bytes of all that grows with nothing, in each rank."""
+        return self.shards * RUNTIME_BYTES
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.cpu.adapters import with_adapters
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.delta import gated_delta
@@ -197,6 +198,12 @@ class CpuOps(AttentionOps):
     def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
         """The input as the matrix reads it."""
         return given.read_by(matrix, self._isa, self._scratch, fast)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return added(x, None, bias)
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return added_norm(x, y, weight, eps)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.backends.cuda.layout import CudaLayout
 from mlc_llm.errors import InvalidField, UnusableDevice
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ class CudaBackend:
         if precision == "exact":
             return self
         raise InvalidField("precision", precision, "the cuda kernels know no faster way yet")
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> CudaBackend:
+        if dtype == "auto":
+            return self
+        words = f"the cuda kernels read {self.kv_dtype} pages alone; use 'auto'"
+        raise InvalidField("kv_cache_dtype", dtype, words)
 
     def check(self, spec: ModelSpec) -> None:
         from mlc_llm.backends.cuda.checks import check

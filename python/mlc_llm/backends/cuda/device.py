@@ -29,7 +29,9 @@ class CudaDevice:
         self._gpu, self._runtime = usable_gpu(), load_cuda()
         self._uploads: Ring | None = None
 
-    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> CudaLibrary:
+    def link(
+        self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
+    ) -> CudaLibrary:
         check_fits(folder, requires, self._gpu)
         bytecode, launchers, kernels = (folder / name for name in files)
         return CudaLibrary(bytecode, launchers, kernels)

@@ -7,6 +7,7 @@ an `Input`, of which those planes are made once for all matrices that read them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from tvm.relax.frontend import nn
@@ -125,6 +126,18 @@ class CudaOps(AttentionOps, ChoiceOps):
 
     def capped(self, x: Tensor, cap: float) -> Tensor:
         return call(changed(int(x.shape[1]), cap=cap), "cap_rows", [x], float_tensor(*x.shape))
+
+    def take_input_rows(self, x: Tensor | Input, rows: Tensor) -> Tensor | Input:
+        if not isinstance(x, Input):
+            return self.take_rows(x, rows)
+        assert x.weight is None or x.weight.ndim == 1, "only x has rows"
+        return replace(x, x=self.take_rows(x.x, rows), _planes={})
+
+    def all_reduce(self, x: Tensor) -> NoReturn:
+        _refuse("a sum over ranks")
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return _added(x, None, bias)
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> NoReturn:
         _refuse("experts")

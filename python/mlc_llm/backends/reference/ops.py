@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.operands import (
     AdapterInputs,
     AttentionBlocks,
@@ -135,6 +136,12 @@ class ReferenceOps:
                 y = y + adapter_sum(x, inputs)
         y = times(y if bias is None else y + bias, scale)
         return y if add_to is None else add_to + y
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x + self.norm(y, weight, eps)

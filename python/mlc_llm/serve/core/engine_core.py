@@ -15,7 +15,7 @@ import logging
 import time
 from collections import abc
 
-from mlc_llm.errors import InvalidField, RequestError
+from mlc_llm.errors import EngineDead, InvalidField, RequestError
 from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
@@ -88,6 +88,8 @@ class EngineCore:
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
+        self.fault: str | None = None
+        """Why nothing can be computed any more; None: it can."""
         self._is_torn = False
         """An operation is half done."""
         self._owed: Outputs = []
@@ -144,9 +146,11 @@ class EngineCore:
 
         Raises `UserError` for a request that is refused, and `ContextLengthExceeded` for a prompt
         that leaves no room in the context: then there is no output. A prompt that can never fit
-        the pages ends with `error`.
+        the pages ends with `error`. Raises `EngineDead` if there is a fault.
         """
         self._mend()
+        if self.fault is not None:
+            raise EngineDead(self.fault)
         if self.has_request(request.request_id):
             raise InvalidField("request_id", request.request_id, "it names a request that runs")
         if request.is_special:
@@ -337,6 +341,8 @@ class EngineCore:
     def _collapse(self, error: Exception) -> Outputs:
         """The bookkeeping itself failed: end everything with an error, start from nothing."""
         _log.exception("a step of the engine failed; %d requests end", len(self._requests))
+        if isinstance(error, EngineDead):
+            self.fault = reason_of(error)
         return self._end_all(Status.FAILED, reason_of(error))
 
     def _mend(self) -> None:

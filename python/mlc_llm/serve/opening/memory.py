@@ -19,6 +19,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
 from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.opening.shares import parts_of
 from mlc_llm.support import promises
 from mlc_llm.support.machine import describe
 from mlc_llm.support.promises import PromiseHandle, Promises
@@ -111,18 +112,22 @@ def free_memory() -> int:
 
 
 def model_size(
-    bundle: ModelBundle, kernels: str | None = None, kv_cache: KVCacheDtype = "auto"
+    bundle: ModelBundle,
+    kernels: str | None = None,
+    kv_cache: KVCacheDtype = "auto",
+    shards: int = 1,
 ) -> ModelSize:
     """The sizes that decide how much memory the model takes, by its header. No weight is read.
 
-    kernels, kv_cache: see `EngineConfig`.
+    kernels, kv_cache: see `EngineConfig`. shards: ranks that compute it; all are on this machine.
 
-    Raises `UnsupportedModel`, `ModelFileError`.
+    Raises `UnsupportedModel`, `ModelFileError`, `InvalidField`.
     """
     assert bundle.files is not None
     backend = choose_backend(kernels).with_kv_cache(kv_cache)
-    plan = bundle.files.plan()
-    spec, layers = plan.spec, plan.spec.attention_layers.values()
+    plan, parts = bundle.files.plan(), [one.plan() for one in parts_of(bundle.files, shards)]
+    spec, shares = plan.spec, [one.spec for one in parts]
+    layers = [one for share in shares for one in share.attention_layers.values()]
     groups = spec.kv_groups
     if spec.encoder is not None:
         groups = tuple(replace(group, layers=group.layers[:1]) for group in groups)
@@ -132,10 +137,13 @@ def model_size(
         kv_width=max((one.kv_width for one in layers), default=0),
         head_dim=max((one.head_dim for one in layers), default=0),
         hidden_size=spec.hidden,
-        intermediate_size=max((layer.feed_forward.width for layer in spec.layers), default=0),
+        intermediate_size=max(
+            (layer.feed_forward.width for share in shares for layer in share.layers), default=0
+        ),
         vocab_size=spec.vocab,
         context_window=bundle.context_window,
-        weight_bytes=packed_bytes(plan, backend),
+        weight_bytes=sum(packed_bytes(one, backend) for one in parts),
+        shards=shards,
         ropes=len(spec.ropes),
         state_bytes=sum(
             4 * math.prod(shape)
@@ -156,10 +164,11 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     """Size of the packed weights' file, as `compiler/weights.py` writes it."""
     total = 0
     for source in plan.vectors.values():
-        numbers = math.prod(source.shape) if source.rows is None else source.rows
+        is_whole = source.rows is None and source.kept is None
+        numbers = math.prod(source.shape) if is_whole else source.count
         total = _aligned(total) + 4 * numbers
     for prefix, sources in plan.matrices.items():
-        *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
+        stack, columns = sources[0].shape[:-2], sources[0].width  # a matrix for each expert
         rows = sum(source.count for source in sources)
         shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
         total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize

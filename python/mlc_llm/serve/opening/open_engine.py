@@ -41,6 +41,7 @@ from mlc_llm.serve.opening.fingerprint import fingerprint
 from mlc_llm.serve.opening.memory import look_at_memory, memory_of_device, model_size
 from mlc_llm.serve.opening.precision import with_precision
 from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner, kernels_of
+from mlc_llm.serve.opening.shares import shards_of
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.speculation.drafter import Drafter
@@ -127,9 +128,10 @@ def _log_plan(complete: EngineConfig, plan: MemoryPlan) -> None:
 def _bundles(
     config: EngineConfig, models: list[ModelInfo], reading: ReadAhead, free: int
 ) -> list[ModelBundle]:
+    shards = iter([shards_of(config)])  # the first model is opened first, and it alone has ranks
     bundles = open_models(
         models,
-        lambda files: begin_weights(reading, files, free, config.kernels),
+        lambda files: begin_weights(reading, files, free, config.kernels, next(shards, 1)),
         *(config.quantization, config.rope_scaling),
         has_heads=config.speculative_mode in HEAD_MODES,
     )
@@ -150,7 +152,7 @@ def _size(bundles: list[ModelBundle], config: EngineConfig) -> ModelSize:
             words = "an encoder writes no text, and drafts none"
             raise InvalidField("additional_models", draft.name, words)
     kinds = (config.kernels, config.kv_cache_dtype)
-    size = model_size(bundle, *kinds)
+    size = model_size(bundle, *kinds, shards_of(config))
     tokens = _tokens(bundle, size)
     for draft in drafts:
         found = model_size(draft, *kinds)
@@ -181,7 +183,8 @@ def _configs(
     """The config for the runner of each model.
 
     A draft model has the main model's limits, but no drafts beyond its own context window. The main
-    model checks its drafts, so it need not compute prompts in one way or the other.
+    model checks its drafts, so it need not compute prompts in one way or the other. It is small, so
+    rank 0 computes it alone.
     """
     single = complete.max_single_sequence_length
     assert single
@@ -191,6 +194,7 @@ def _configs(
             model_lib=info.model_lib,
             max_single_sequence_length=min(single, bundle.context_window),
             precision="exact",
+            tensor_parallel_shards=None,
             adapters={},
             max_adapters=None,
         )
@@ -235,6 +239,9 @@ def _open_echo(
 
     if config.adapters or config.max_adapters:
         raise InvalidField("adapters", [*config.adapters], "the echo engine has no model to change")
+    if shards_of(config) > 1:
+        words = "the echo engine has no model to split; leave it out"
+        raise InvalidField("tensor_parallel_shards", shards_of(config), words)
     complete = echo_config(config)
     context = complete.max_single_sequence_length
     assert context is not None
