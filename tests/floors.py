@@ -23,7 +23,7 @@ CONTRACTS = {
 
 GROUND = {"errors", "json_file", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
-CORE |= {"tokenizers", "protocol"}
+CORE |= {"tokenizers", "protocol", "images"}
 BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
@@ -53,6 +53,7 @@ COMPILER = {
     "conversation_template",
     "quantization",
     "models",
+    "models.image_spec",
     "models.recurrent",
     "models.spec",
     "loader",
@@ -64,12 +65,14 @@ OPENS_A_BUNDLE = {
     *GROUND,
     *BUNDLE,
     "serve.echo_model",
+    "images",
     "support",
     "loader",
     "protocol",
     "tokenizers",
     "conversation_template",
     "models",
+    "models.image_spec",
     "models.recurrent",
     "models.spec",
     "model_files",
@@ -111,6 +114,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends.operands",
         "models.encoder_spec",
         "models.heads_spec",
+        "models.image_spec",
         "models.recurrent",
         "models.spec",
     },
@@ -137,7 +141,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models.recurrent": GROUND,
     "models.encoder_spec": GROUND,
     "models.heads_spec": GROUND,
-    "models.spec": {*GROUND, "models.encoder_spec", "models.heads_spec", "models.recurrent"},
+    "models.image_spec": GROUND,
+    "models.spec": {
+        *GROUND,
+        "models.encoder_spec",
+        "models.heads_spec",
+        "models.image_spec",
+        "models.recurrent",
+    },
     "model_files": {
         *GROUND,
         "loader",
@@ -185,6 +196,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.batch": {*GROUND, "runtime.transfer"},
     "runtime.transfer": GROUND,
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
+    "serve.data": {*GROUND, "protocol", "images"},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
     "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
@@ -200,6 +212,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "protocol",
         "tokenizers",
         "conversation_template",
+        "images",
         "serve.stream",
     },
     **{api: {*GROUND, *CONTRACTS, "protocol", "serve.openai"} for api in APIS},

@@ -22,6 +22,8 @@ ENGINE_FLAGS = {
     "rope_scaling": "--rope-scaling",
     "model_lib": "--model-lib",
     "adapters": "--adapter",
+    "mmproj": "--mmproj",
+    "allow_image_hosts": "--allow-image-hosts",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

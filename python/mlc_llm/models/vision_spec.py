@@ -1,4 +1,4 @@
-"""What a model of images is, and where its tensors lie in a Hugging Face folder.
+"""What a model of images is, and where its tensors lie in folders and in GGUF files.
 
 SigLIP (Zhai et al. 2023) makes a vector of each patch of an image; Gemma 3 makes of them as many
 vectors as it has tokens for an image. Tensors have the names of llama.cpp's `mmproj` files, without
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlc_llm.models.config_values import ConfigValues
-from mlc_llm.models.spec import Activation
+from mlc_llm.models.image_spec import Join, TowerSpec
+from mlc_llm.models.spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, PlusOne
 from mlc_llm.models.values import MOST_LAYERS
 
@@ -45,6 +46,7 @@ class VisionSpec:
     """Tokens in a row of an image, and in a column."""
     width: int
     """Numbers of a token's vector, as of the language model."""
+    join: Join = "mean"
 
     @property
     def tokens(self) -> int:
@@ -66,9 +68,13 @@ class VisionSpec:
             "position_embd.weight": (self.side**2, hidden),
             "post_ln.weight": (hidden,),
             "post_ln.bias": (hidden,),
-            "mm.soft_emb_norm.weight": (hidden,),
-            "mm.input_projection.weight": (hidden, self.width),
         }
+        if self.join == "mean":
+            found["mm.soft_emb_norm.weight"] = (hidden,)
+            found["mm.input_projection.weight"] = (hidden, self.width)
+        else:
+            scale = self.side // self.pooled_side
+            found["mm.model.fc.weight"] = (self.width, hidden * scale**2)
         for i in range(self.layers):
             for name in ("ln1", "ln2"):
                 found |= _pair(f"blk.{i}.{name}", (hidden,))
@@ -77,6 +83,43 @@ class VisionSpec:
             found |= _pair(f"blk.{i}.ffn_up", (wide, hidden))
             found |= _pair(f"blk.{i}.ffn_down", (hidden, wide))
         return found
+
+    @property
+    def padded_head(self) -> int:
+        """The size of a head with zeros behind it, as kernels want it."""
+        return _up(self.hidden // self.heads, 16)
+
+    @property
+    def padded_intermediate(self) -> int:
+        return _up(self.intermediate, 32)
+
+    def model_spec(self) -> ModelSpec:
+        """The same as the spec of a model, with zeros where kernels want larger sizes."""
+        heads, dim = self.heads, self.hidden // self.heads
+        mixer = AttentionSpec(
+            heads, heads, self.padded_head, dim**-0.5, rope=None, qkv_bias=True, output_bias=True
+        )
+        mlp = DenseSpec(self.padded_intermediate, self.activation, bias=True, gated=False)
+        numbers = _up(self.patch_numbers, 32)
+        tower = TowerSpec(self.side, numbers, self.pooled_side, self.width, self.join,
+                          self.norm_eps)  # fmt: skip
+        return ModelSpec(
+            architecture="tower of images",
+            hidden=self.hidden,
+            vocab=1,
+            context_window=self.side**2,
+            norm_eps=self.norm_eps,
+            layers=(LayerSpec(mixer, mlp),) * self.layers,
+            ropes=(),
+            tied_head=True,
+            norm="layer",
+            learned_positions=self.side**2,
+            tower=tower,
+        )
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
 
 
 def _pair(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

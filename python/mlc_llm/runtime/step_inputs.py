@@ -17,12 +17,16 @@ SINGLE = 5
 
 
 def step_tables(
-    shared: Sequence[Numbers], placed: Placements, adapter_slots: Numbers | None = None
+    shared: Sequence[Numbers],
+    placed: Placements,
+    adapter_slots: Numbers | None = None,
+    images: Sequence[Table] = (),
 ) -> list[Table]:
     """The tables of `forward`, in the order that `StepInputs.of` knows.
 
     shared: token ids, rows of rotations for tokens and for sinks, the number of fast tokens, and
-    the tokens that get logits. adapter_slots: None for a library without adapters.
+    the tokens that get logits. adapter_slots: None for a library without adapters. images: see
+    `StepImages`; empty for a library without them.
     """
     tables: list[Table] = [(one, 0) for one in shared]
     for slots, places, blocks, page_ids in placed.groups:
@@ -31,7 +35,7 @@ def step_tables(
         tables.append((placed.state_rows, 4))
     if adapter_slots is not None:
         tables.append((adapter_slots, 0))
-    return tables
+    return [*tables, *images]
 
 
 class StepInputs(NamedTuple):
@@ -44,7 +48,8 @@ class StepInputs(NamedTuple):
     by_group: Sequence[tvm_ffi.Array]
     """Slots, places, query blocks and page ids: of each group of layers."""
     states: Sequence[DeviceTensor | tvm_ffi.Array]
-    """Rows of states, and the states; empty if there are none. Then the same of adapters."""
+    """Rows of states, and the states; empty if there are none. Then the same of adapters, and the
+    tables of images."""
     rest: list[DeviceTensor]
     """Of tables that are not for `forward`."""
 
@@ -55,9 +60,10 @@ class StepInputs(NamedTuple):
         groups: int,
         states: tvm_ffi.Array,
         adapters: tvm_ffi.Array | None = None,
+        images: int = 0,
     ) -> StepInputs:
         """tensors: of `step_tables` and of others behind them. states: of recurrent layers.
-        adapters: None for a library without them."""
+        adapters: None for a library without them. images: number of their tables."""
         single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
         last = SINGLE + 4 * groups
         by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
@@ -66,4 +72,8 @@ class StepInputs(NamedTuple):
             more += (rest.pop(0), states)
         if adapters is not None:
             more += (rest.pop(0), adapters)
+        if images:
+            more += (rest[0],)
+            more += (tvm_ffi.convert(rest[1:images]),) if images > 1 else ()
+            rest = rest[images:]
         return cls(tensors, single, by_group, more, rest)

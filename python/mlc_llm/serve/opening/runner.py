@@ -12,9 +12,11 @@ from mlc_llm.compiler.jit import Prepared, packed_weights, prepare, prepare_weig
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.models.image_spec import Sight
 from mlc_llm.pooling import encoder_pooling
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.encoder_runner import EncoderRunner
+from mlc_llm.runtime.image_runner import ImageRunner
 from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
@@ -40,11 +42,16 @@ def begin_weights(reading: ReadAhead, files: ModelFiles, free: int, kernels: str
 
 
 def create_runner(
-    bundle: ModelBundle, config: EngineConfig, device: str, read: ReadWeights = read_packed
+    bundle: ModelBundle,
+    config: EngineConfig,
+    device: str,
+    read: ReadWeights = read_packed,
+    tower: ImageRunner | None = None,
 ) -> AnyRunner:
     """The model of `bundle`, compiled for this machine, with pages as `config` says.
 
-    config: complete, every limit is set. read: gives the packed weights in a folder.
+    config: complete, every limit is set. read: gives the packed weights in a folder. tower: of
+    `bundle.vision`; None: the library is one without images.
 
     A cached library or packed weights that turn out to be broken are made again, once. Raises
     UserError, CompileError.
@@ -52,14 +59,15 @@ def create_runner(
     assert device == "cpu", device
     if config.model_lib is not None:
         return _runner_of_library(Path(config.model_lib), bundle, config, read)
-    prepared = _prepare(bundle, config)
+    sight = None if tower is None or bundle.vision is None else bundle.vision.sight
+    prepared = _prepare(bundle, config, sight)
     try:
-        return _runner(prepared.library, prepared.weights, bundle, config, read)
+        return _runner(prepared.library, prepared.weights, bundle, config, read, tower)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
-    prepared = _prepare(bundle, config, rebuild=True)
+    prepared = _prepare(bundle, config, sight, rebuild=True)
     try:
-        return _runner(prepared.library, prepared.weights, bundle, config, read)
+        return _runner(prepared.library, prepared.weights, bundle, config, read, tower)
     except (BrokenLibrary, BrokenParams) as error:
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
 
@@ -92,7 +100,9 @@ def _kernels_of(library: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False) -> Prepared:
+def _prepare(
+    bundle: ModelBundle, config: EngineConfig, sight: Sight | None, *, rebuild: bool = False
+) -> Prepared:
     assert bundle.files is not None
     return prepare(
         bundle.files,
@@ -101,12 +111,18 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
         precision=precision_of(config),
         windowed=window_of(config) is not None,
         adapted=bool(config.max_adapters),
+        sight=sight,
         rebuild=rebuild,
     )
 
 
 def _runner(
-    library: Path, weights: Path, bundle: ModelBundle, config: EngineConfig, read: ReadWeights
+    library: Path,
+    weights: Path,
+    bundle: ModelBundle,
+    config: EngineConfig,
+    read: ReadWeights,
+    tower: ImageRunner | None = None,
 ) -> AnyRunner:
     assert config.max_num_sequence and config.max_total_sequence_length
     assert config.prefill_chunk_size and config.max_single_sequence_length
@@ -134,4 +150,5 @@ def _runner(
         precision=precision_of(config),
         read=read,
         adapters=adapter_limits(config),
+        tower=tower,
     )

@@ -17,6 +17,7 @@ from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.adapters import with_adapter_room
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.vision import with_vision
 
 ALONE = 0.5
 """What one model takes of the free memory if nobody says how much and if it fits: other programs of
@@ -60,6 +61,7 @@ class EngineOpener:
         bundle = open_model(
             model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
+        bundle = with_vision(bundle, config)
         size = model_size(bundle, config.kernels)
         config = with_adapter_room(config)
         try:
