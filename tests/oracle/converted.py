@@ -51,7 +51,7 @@ def converted_eyes(folder: Path, vocabulary: dict[str, Any]) -> tuple[Path, Path
     """The language model and the tower of a folder that has both, as two files: `model.gguf` with a
     vocabulary, and `mmproj.gguf`."""
     model, tower = folder / "model.gguf", folder / "mmproj.gguf"
-    _in_the_process(folder, model, {}, "ALL_F32", "", vocabulary)
+    _in_the_process(folder, model, {}, "ALL_F32", "", vocabulary, False)
     _in_the_process(folder, tower, {}, "ALL_F32", "", None, True)
     return model, tower
 
@@ -74,10 +74,11 @@ def _convert(
     fields: dict[str, Any],
     file_type: str = "ALL_F32",
     rule: str = "",
-    vocabulary: dict[str, Any] | None = None,
-    is_tower: bool = False,
+    *tower: Any,
 ) -> None:
-    """In a process of its own. It writes a vocabulary if a file type is given."""
+    """In a process of its own. It writes a vocabulary if a file type is given. tower: the
+    vocabulary, where it is another one, and whether the tower of images is meant."""
+    vocabulary, is_tower = tower or (None, False)
     source = os.environ[FOLDER]
     if source not in sys.path:
         sys.path[:0] = [source, os.path.join(source, "gguf-py")]

@@ -43,8 +43,8 @@ class Eyes:
             (folder / name).write_text(text, encoding="utf-8")
 
     def convert(self, folder: Path) -> tuple[Path, Path]:
-        """The two files of llama.cpp's converter, of a folder that was written. It knows the names of
-        tensors that Transformers 4 has written, and so do published folders."""
+        """The two files of llama.cpp's converter, of a folder that was written. It knows the names
+        of tensors that Transformers 4 has written, as published folders have them."""
         file = folder / "model.safetensors"
         tensors = load_file(file)
         old = {_old_name(name): one for name, one in tensors.items()}

@@ -237,8 +237,8 @@ class AdaptedMatrix:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder, draft
-    heads, or a tower of images."""
+    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder,
+    draft heads, or a tower of images."""
 
     architecture: str
     hidden: int

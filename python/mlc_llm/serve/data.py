@@ -61,7 +61,7 @@ class ImageData(Data):
     """
 
     image: object
-    """The bytes of a file (PNG, JPEG, WebP, GIF, BMP), or an array uint8 [height, width, 3], RGB."""
+    """The bytes of a PNG, JPEG, WebP, GIF or BMP file, or an RGB array uint8 [height, width, 3]."""
     embed_size: int = 0
     """Vectors of the image. 0: as many as the model makes; any other number has to be that one."""
 

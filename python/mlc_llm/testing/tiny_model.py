@@ -66,8 +66,8 @@ def write_tiny_model(
     """Write a GGUF file with a byte tokenizer and a ChatML template. Returns `path`.
 
     The same arguments give the same bytes. kinds: last part of a tensor's name ("attn_q", "output",
-    ...) -> tensor type, with "" for all others; the types of `block_quantizers`. metadata: takes the
-    place of keys that the file would have, or is added to them.
+    ...) -> tensor type, with "" for all others; the types of `block_quantizers`. metadata: takes
+    the place of keys that the file would have, or is added to them.
     """
     rng = np.random.default_rng(seed)
     tensors = {

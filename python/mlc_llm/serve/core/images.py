@@ -1,8 +1,8 @@
 """Where the images of a prompt stand among its tokens.
 
-A token of an image has no id of the vocabulary. It gets a negative one, made of the image's hash and
-its place in the image. So the prefix cache, which knows ids alone, shares what was computed of the
-same image and of no other one. Two images begin alike by chance once in 2^31 times; so a prompt
+A token of an image has no id of the vocabulary. It gets a negative one, made of the image's hash
+and its place in the image. So the prefix cache, which knows ids alone, shares what was computed of
+the same image and of no other one. Two images begin alike by chance once in 2^31 times; so a prompt
 takes over a whole image or nothing of it, and whole images never are alike by chance.
 """
 

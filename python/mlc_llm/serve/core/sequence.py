@@ -168,7 +168,7 @@ class RequestState:
     ) -> None:
         """arrival: number of the request in the order in which they were added. cache_salt: see
         `Request`. scores: for the log-probabilities of the prompt, if they are wanted.
-        wants_hidden: draft heads read the hidden vectors of its sequences. images: of the prompt."""
+        wants_hidden: draft heads read its hidden vectors. images: of the prompt."""
         self.request_id = request_id
         self.prompt, self.images = prompt, images
         self.config = config

@@ -211,8 +211,8 @@ _ATTEMPTS = ((True, False), (False, False), (False, True))
 
 
 def _shared(sequence: Sequence) -> int:
-    """Tokens that a sequence can take over from another one of its request: all but one, and no part
-    of an image."""
+    """Tokens that a sequence can take over from another one of its request: all but one, and no
+    part of an image."""
     shared = min(len(sequence.request.prompt), sequence.known - 1)
     return before_image(sequence.request.images, shared)
 

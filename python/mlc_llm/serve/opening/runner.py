@@ -62,12 +62,12 @@ def create_runner(
     sight = None if tower is None or bundle.vision is None else bundle.vision.sight
     prepared = _prepare(bundle, config, sight)
     try:
-        return _runner(prepared.library, prepared.weights, bundle, config, read, tower)
+        return _runner(prepared.library, prepared.weights, bundle, config, read, tower=tower)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
     prepared = _prepare(bundle, config, sight, rebuild=True)
     try:
-        return _runner(prepared.library, prepared.weights, bundle, config, read, tower)
+        return _runner(prepared.library, prepared.weights, bundle, config, read, tower=tower)
     except (BrokenLibrary, BrokenParams) as error:
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
 
@@ -122,6 +122,7 @@ def _runner(
     bundle: ModelBundle,
     config: EngineConfig,
     read: ReadWeights,
+    *,
     tower: ImageRunner | None = None,
 ) -> AnyRunner:
     assert config.max_num_sequence and config.max_total_sequence_length

@@ -162,20 +162,20 @@ def _fitting(
         words = (
             f"it is for models of {family.architecture}, and {bundle.name} is {spec.architecture}"
         )
-        raise InvalidField("mmproj", str(towers.path), words)
+        raise InvalidField("mmproj", towers.path.name, words)
     if vision.width != spec.hidden:
         words = f"its vectors have {vision.width} numbers, and those of {bundle.name} {spec.hidden}"
-        raise InvalidField("mmproj", str(towers.path), f"{words}: it is for another model")
+        raise InvalidField("mmproj", towers.path.name, f"{words}: it is for another model")
     controls = bundle.tokenizer.special_tokens
     for text in (family.mark, *family.before.split(), *family.behind.split()):
         if text not in controls:
             words = f"the tokenizer of {bundle.name} has no control token {text}"
-            raise InvalidField("mmproj", str(towers.path), words)
+            raise InvalidField("mmproj", towers.path.name, words)
     form = read_pixel_form(pixels)
     side = vision.side * vision.patch
     if not side <= form.target.width < side + vision.patch:
         words = f"images get {form.target.width} pixels in a row, and the tower wants {side}"
-        raise InvalidField("mmproj", str(towers.path), words)
+        raise InvalidField("mmproj", towers.path.name, words)
     reader = ImageReader(
         form, vision.patch, vision.tokens, family.mark, family.before, family.behind,
         tuple(config.allow_image_hosts),
