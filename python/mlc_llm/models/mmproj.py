@@ -32,6 +32,7 @@ class Projector:
 
 PROJECTORS: Mapping[str, Projector] = {
     "gemma3": Projector("mean", DEFAULT_SCALE, "mm.input_projection.weight"),
+    "idefics3": Projector("beside", None, "mm.model.fc.weight"),
 }
 
 
@@ -99,12 +100,21 @@ def _width(values: Values, projector: Projector, tensors: Tensors) -> int:
 def mmproj_pixels(metadata: Mapping[str, object]) -> dict[str, object]:
     """What a file says of pixels, with the names of `preprocessor_config.json`. Raises
     ModelFileError, UnsupportedModel."""
-    projector_of(metadata)
+    kind = projector_of(metadata)
     values = Values(metadata, PREFIX, null_is_absent=False)
     size = values.count("image_size")
-    return {
+    sizes: dict[str, object] = {
         "image_processor_type": "Gemma3ImageProcessor",
         "size": {"height": size, "width": size},
+    }
+    if kind == "idefics3":
+        sizes = {
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": values.count("preproc_image_size", size)},
+            "max_image_size": {"longest_edge": size},
+        }
+    return {
+        **sizes,
         "image_mean": values.get("image_mean", [0.5, 0.5, 0.5]),
         "image_std": values.get("image_std", [0.5, 0.5, 0.5]),
     }

@@ -25,6 +25,10 @@ DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
 }  # fmt: skip
 """Where a `vision_config` does not say it."""
+CUT_TYPES = ("idefics3", "smolvlm")
+"""Models whose images are cut into tiles."""
+CUT_DEFAULTS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+CUT_VISION = ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision")
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
@@ -127,23 +131,21 @@ def _pair(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def read_vision(config: Mapping[str, object]) -> VisionSpec:
-    """Of a `config.json` of Gemma 3 with images. Raises UnsupportedModel or ModelFileError naming
-    the field at fault."""
+    """Of a `config.json` of Gemma 3 or Idefics 3 with images. Raises UnsupportedModel or
+    ModelFileError naming the field at fault."""
     whole = ConfigValues(config, {"mm_tokens_per_image": 256})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise whole.wrong("vision_config", vision, "an object")
-    values = ConfigValues(vision, DEFAULTS)
-    values.refuse_unless("model_type", "siglip_vision_model")
+    is_cut = config.get("model_type") in CUT_TYPES
+    values = ConfigValues(vision, DEFAULTS | CUT_DEFAULTS if is_cut else DEFAULTS)
+    values.refuse_unless("model_type", *(CUT_VISION if is_cut else ("siglip_vision_model",)))
     values.refuse_unless("num_channels", COLOURS)
     patch, size = values.count("patch_size"), values.count("image_size")
     side = size // patch
     is_right = side > 0 and side**2 <= MOST_PATCHES
     values.check("image_size", is_right, f"1 to {MOST_PATCHES} patches of patch_size = {patch}")
-    tokens = whole.count("mm_tokens_per_image")
-    pooled = math.isqrt(tokens)
-    is_square = pooled**2 == tokens and side % pooled == 0
-    whole.check("mm_tokens_per_image", is_square, f"a square of a divisor of {side}")
+    pooled = _cut_side(whole, side) if is_cut else _pooled_side(whole, side)
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
     values.check("num_attention_heads", hidden % heads == 0, f"a divisor of {hidden}")
     return VisionSpec(
@@ -157,7 +159,22 @@ def read_vision(config: Mapping[str, object]) -> VisionSpec:
         activation=values.choice("hidden_act", ACTIVATIONS),
         pooled_side=pooled,
         width=whole.part("text_config").count("hidden_size"),
+        join="beside" if is_cut else "mean",
     )
+
+
+def _pooled_side(whole: ConfigValues, side: int) -> int:
+    tokens = whole.count("mm_tokens_per_image")
+    pooled = math.isqrt(tokens)
+    is_square = pooled**2 == tokens and side % pooled == 0
+    whole.check("mm_tokens_per_image", is_square, f"a square of a divisor of {side}")
+    return pooled
+
+
+def _cut_side(whole: ConfigValues, side: int) -> int:
+    scale = whole.count("scale_factor", 2)
+    whole.check("scale_factor", side % scale == 0, f"a divisor of {side}")
+    return side // scale
 
 
 _TOWER = {
@@ -174,8 +191,9 @@ _TOWER = {
     "blk.{i}.ffn_down": "encoder.layers.{i}.mlp.fc2",
 }
 _STARTS = ("", "model.")
-_TOWERS = tuple(
-    f"{start}vision_tower.{inner}" for start in _STARTS for inner in ("vision_model.", "")
+_TOWERS = (
+    *(f"{start}vision_tower.{inner}" for start in _STARTS for inner in ("vision_model.", "")),
+    "model.vision_model.",
 )
 """Where versions of Transformers have the tower."""
 
@@ -194,6 +212,7 @@ def _origins() -> dict[str, Origin]:
     norm = _behind("mm_soft_emb_norm.weight")
     found["mm.soft_emb_norm.weight"] = Either(tuple(PlusOne(one) for one in norm.origins))
     found["mm.input_projection.weight"] = _behind("mm_input_projection_weight")
+    found["mm.model.fc.weight"] = "model.connector.modality_projection.proj.weight"
     return found
 
 
@@ -203,5 +222,6 @@ HF_NAMES = FolderNames(
         *(f"{tower}head.{{any}}" for tower in _TOWERS),
         "lm_head.{any}",
         *(f"{start}language_model.{{any}}" for start in _STARTS),
+        "model.text_model.{any}",
     ),
 )

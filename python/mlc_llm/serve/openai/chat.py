@@ -19,7 +19,7 @@ from mlc_llm.protocol.messages import (
     template_messages,
 )
 from mlc_llm.serve.data import Data, ImageData, TokenData
-from mlc_llm.serve.openai.chat_images import free_mark, with_images, with_parts
+from mlc_llm.serve.openai.chat_images import free_mark, wants_parts, with_images, with_parts
 from mlc_llm.serve.openai.guard import Guard
 from mlc_llm.tokenizers import Tokenizer
 
@@ -107,8 +107,8 @@ def rendered_chat(
         pieces = _named(shown, tokenizer, template, given)
         end = next((one for one in reversed(pieces) if isinstance(one, str)), "")
         return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end)
-    if images is not None and seen is not None and seen.urls:
-        shown = with_parts(shown, seen.mark)
+    if seen is not None and (seen.urls or wants_parts(template)):
+        shown = with_parts(shown, seen.mark, always=wants_parts(template))
     guard = Guard(tokenizer, avoid=[template.source, shown, given, variables])
     text = _rendered(shown, guard, template, given, variables or {})
     end = text[-_END_CHARS:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
+from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.reader import ImageReader
@@ -24,10 +25,17 @@ def free_mark(messages: Sequence[GivenMessage]) -> str:
     return found
 
 
-def with_parts(messages: Sequence[TemplateMessage], mark: str) -> list[TemplateMessage]:
+def wants_parts(template: ChatTemplate) -> bool:
+    """Whether a template reads no texts, but lists of texts and images alone (SmolVLM)."""
+    return "['content'][0]['type']" in template.source and " is string" not in template.source
+
+
+def with_parts(
+    messages: Sequence[TemplateMessage], mark: str, *, always: bool
+) -> list[TemplateMessage]:
     """The messages as templates read them that have a place for images: a text with marks becomes a
-    list of texts and images."""
-    return [_with_parts(one, mark) for one in messages]
+    list of texts and images. always: any other text becomes a list too."""
+    return [_with_parts(one, mark, always) for one in messages]
 
 
 def with_images(
@@ -64,9 +72,9 @@ def with_images(
     return found, tuple(pictures)
 
 
-def _with_parts(message: TemplateMessage, mark: str) -> TemplateMessage:
+def _with_parts(message: TemplateMessage, mark: str, always: bool) -> TemplateMessage:
     content = message["content"]
-    if content is None or mark not in content:
+    if content is None or (mark not in content and not always):
         return message
     parts: list[dict[str, str]] = []
     for i, text in enumerate(content.split(mark)):

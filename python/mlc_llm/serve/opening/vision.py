@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import InvalidField, MLCError, UserError
 from mlc_llm.images.pixels import read_pixel_form
-from mlc_llm.images.reader import ImageReader
+from mlc_llm.images.reader import FAKE, GLOBAL, ImageReader, TileReader
 from mlc_llm.json_file import read_json_object
 from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.loader.gguf import GGUFFile
@@ -27,6 +28,7 @@ from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.support.gguf_parts import is_tower
 
 _log = logging.getLogger(__name__)
+_CONTROL = re.compile(r"<[^<>]+>")
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -39,14 +41,20 @@ class _Family(NamedTuple):
     mark: str
     before: str
     behind: str
+    reader: type[ImageReader] = ImageReader
 
 
 FAMILIES: Mapping[str, _Family] = {
     "gemma3": _Family(
         "gemma3", "whole", "<start_of_image>", "\n\n<start_of_image>", "<end_of_image>\n\n"
     ),
+    "idefics3": _Family("llama", "before", "<image>", f"{FAKE}{GLOBAL}", FAKE, TileReader),
 }
-BY_CLASS = {"Gemma3ForConditionalGeneration": "gemma3"}
+BY_CLASS = {
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "SmolVLMForConditionalGeneration": "idefics3",
+}
 """Classes of folders that have a tower -> their family."""
 
 
@@ -167,7 +175,7 @@ def _fitting(
         words = f"its vectors have {vision.width} numbers, and those of {bundle.name} {spec.hidden}"
         raise InvalidField("mmproj", towers.path.name, f"{words}: it is for another model")
     controls = bundle.tokenizer.special_tokens
-    for text in (family.mark, *family.before.split(), *family.behind.split()):
+    for text in (family.mark, *_CONTROL.findall(family.before + family.behind)):
         if text not in controls:
             words = f"the tokenizer of {bundle.name} has no control token {text}"
             raise InvalidField("mmproj", towers.path.name, words)
@@ -176,7 +184,7 @@ def _fitting(
     if not side <= form.target.width < side + vision.patch:
         words = f"images get {form.target.width} pixels in a row, and the tower wants {side}"
         raise InvalidField("mmproj", towers.path.name, words)
-    reader = ImageReader(
+    reader = family.reader(
         form, vision.patch, vision.tokens, family.mark, family.before, family.behind,
         tuple(config.allow_image_hosts),
     )  # fmt: skip
