@@ -111,7 +111,10 @@ def test_names_of_tokens_in_messages_are_no_images(bundle: ModelBundle) -> None:
     texts, image, rest = found.inputs()
     assert isinstance(texts, TokenData) and isinstance(rest, TokenData)
     assert isinstance(image, ImageData)
-    assert not prompt(bundle, chat("<start_of_image>")).pictures
+    with pytest.raises(UserError, match="have no ids"):
+        _ = found.token_ids
+    plain = prompt(bundle, chat("<start_of_image>"))
+    assert not plain.pictures and plain.token_ids == plain.ids
 
 
 def test_more_images_than_fit_are_refused_before_they_are_decoded(bundle: ModelBundle) -> None:

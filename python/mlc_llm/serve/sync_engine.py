@@ -32,7 +32,6 @@ from mlc_llm.support.interrupts import HeldInterrupts
 if TYPE_CHECKING:
     import tvm
 
-    from mlc_llm.images.reader import ImageReader
     from mlc_llm.protocol.messages import GivenMessage, GivenTool
     from mlc_llm.runtime.read_ahead import ReadAhead
     from mlc_llm.serve.openai.chat import ChatPrompt
@@ -163,7 +162,7 @@ class SyncMLCEngine:
         Only the template makes control tokens; their names in messages are ordinary text. Images
         have no ids: `chat_data` takes them. Raises `UserError`.
         """
-        return self._prompt(messages, tools, tool_choice, None).ids
+        return self._prompt(messages, tools, tool_choice).token_ids
 
     def chat_data(
         self,
@@ -173,16 +172,13 @@ class SyncMLCEngine:
         tool_choice: str | Mapping[str, object] | None = None,
     ) -> list[data.Data]:
         """Like `chat_prompt`, for conversations that may have images."""
-        vision = self.bundle.vision
-        images = None if vision is None else vision.reader
-        return self._prompt(messages, tools, tool_choice, images).inputs()
+        return self._prompt(messages, tools, tool_choice).inputs()
 
     def _prompt(
         self,
         messages: str | Sequence[GivenMessage],
         tools: Sequence[GivenTool] | None,
         tool_choice: str | Mapping[str, object] | None,
-        images: ImageReader | None,
     ) -> ChatPrompt:
         from mlc_llm.serve.openai.requests import conversation_prompt
 
@@ -193,7 +189,7 @@ class SyncMLCEngine:
             tokenizer=self.tokenizer,
             template=self.bundle.chat_template,
             context=self.longest_sequence,
-            images=images,
+            images=None if self.bundle.vision is None else self.bundle.vision.reader,
         )
 
     def create_request(

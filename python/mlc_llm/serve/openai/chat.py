@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import UnsupportedModel
+from mlc_llm.errors import InvalidField, UnsupportedModel
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.messages import (
@@ -35,6 +35,13 @@ class ChatPrompt(NamedTuple):
     """The last text of the template, as a text."""
     pictures: tuple[Picture, ...] = ()
     """The images: the first one stands where -1 is among the ids, the next one where -2 is."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Raises `InvalidField` for a conversation with images."""
+        if self.pictures:
+            raise InvalidField("messages", "<images>", "the tokens of images have no ids")
+        return self.ids
 
     @property
     def length(self) -> int:
