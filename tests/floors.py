@@ -23,7 +23,7 @@ CONTRACTS = {
 
 GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
-CORE |= {"tokenizers", "protocol", "runtime.transfer_bytes"}
+CORE |= {"tokenizers", "protocol", "images", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
@@ -57,6 +57,7 @@ COMPILER = {
     "conversation_template",
     "quantization",
     "models",
+    "models.image_spec",
     "models.recurrent",
     "models.spec",
     "loader",
@@ -68,12 +69,14 @@ OPENS_A_BUNDLE = {
     *GROUND,
     *BUNDLE,
     "serve.echo_model",
+    "images",
     "support",
     "loader",
     "protocol",
     "tokenizers",
     "conversation_template",
     "models",
+    "models.image_spec",
     "models.recurrent",
     "models.spec",
     "model_files",
@@ -117,6 +120,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends.operands",
         "models.encoder_spec",
         "models.heads_spec",
+        "models.image_spec",
         "models.recurrent",
         "models.spec",
     },
@@ -144,7 +148,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models.recurrent": GROUND,
     "models.encoder_spec": GROUND,
     "models.heads_spec": GROUND,
-    "models.spec": {*GROUND, "models.encoder_spec", "models.heads_spec", "models.recurrent"},
+    "models.image_spec": GROUND,
+    "models.spec": {
+        *GROUND,
+        "models.encoder_spec",
+        "models.heads_spec",
+        "models.image_spec",
+        "models.recurrent",
+    },
     "model_files": {
         *GROUND,
         "loader",
@@ -193,6 +204,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime.transfer": GROUND,
     "runtime.transfer_bytes": {*GROUND, "runtime.transfer"},
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
+    "serve.data": {*GROUND, "protocol", "images"},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
     "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
@@ -208,6 +220,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "protocol",
         "tokenizers",
         "conversation_template",
+        "images",
         "serve.stream",
     },
     **{api: {*GROUND, *CONTRACTS, "protocol", "serve.openai"} for api in APIS},

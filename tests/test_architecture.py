@@ -65,6 +65,8 @@ LAZY = {
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls
     ("mlc_llm.images.sandbox", "PIL"),  # Pillow, an extra
+    ("mlc_llm.images.reader", "mlc_llm.images.addresses"),  # http.client and ssl
+    ("mlc_llm.serve.data", "mlc_llm.images.addresses"),
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
     ("mlc_llm.ray", "mlc_llm.ray.app"),  # Ray, an extra
     ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM

@@ -119,6 +119,9 @@ class Ops(Protocol):
     def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
         """Rows of the table, times `scale`."""
 
+    def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+        """x with x[at[i]] = rows[i], in place, for each at[i] that is not -1."""
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         """An Input: x / sqrt(mean(x^2) + eps) * weight."""
 

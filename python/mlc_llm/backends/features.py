@@ -51,6 +51,8 @@ Feature: TypeAlias = Literal[
     "encoders",
     "windows on both sides",
     "learned positions",
+    "towers of images",
+    "images",
     "logit multipliers",
     "logit caps",
 ]
@@ -128,6 +130,8 @@ _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
     "layer norms": lambda spec: spec.norm == "layer",
     "encoders": lambda spec: spec.encoder is not None,
     "learned positions": lambda spec: spec.learned_positions > 0,
+    "towers of images": lambda spec: spec.tower is not None,
+    "images": lambda spec: spec.sight is not None,
     "logit multipliers": lambda spec: spec.logit_scale != 1.0,
     "logit caps": lambda spec: spec.logit_cap is not None,
 }

@@ -24,6 +24,8 @@ ENGINE_FLAGS = {
     "model_lib": "--model-lib",
     "adapters": "--adapter",
     "tensor_parallel_shards": "--tensor-parallel-shards",
+    "mmproj": "--mmproj",
+    "allow_image_hosts": "--allow-image-hosts",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

@@ -92,6 +92,7 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         help="the smaller model of small_draft, or the folder of heads of medusa",
     )
     _add_adapter(group)
+    _add_images(group)
     group.add_argument(
         "--precision",
         choices=ENGINE_PRECISIONS,
@@ -121,6 +122,22 @@ def _add_adapter(group: argparse._ArgumentGroup) -> None:
         action="append",
         help="a LoRA adapter, a PEFT folder or a .gguf file; a server's requests name it as their "
         "model, other commands use the only one",
+    )
+
+
+def _add_images(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--mmproj",
+        metavar="FILE",
+        help="the tower with which the model reads images, a .gguf file; none: it reads none "
+        "(default: the one in the model's folder, or the only mmproj file beside it that fits)",
+    )
+    group.add_argument(
+        "--allow-image-hosts",
+        metavar="HOST",
+        nargs="+",
+        help="hosts from which images are fetched, such as example.org (default: none; images come "
+        "as data: addresses)",
     )
 
 
@@ -202,6 +219,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "rope_scaling": _scaling(args.rope_scaling),
         "model_lib": args.model_lib,
         "adapters": _adapters(args.adapter or ()),
+        "mmproj": args.mmproj,
+        "allow_image_hosts": args.allow_image_hosts,
     }
     with naming_flags():
         return EngineConfig.from_mapping(given)

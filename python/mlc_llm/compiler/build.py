@@ -12,6 +12,7 @@ from mlc_llm.backends.base import Backend, Ops
 from mlc_llm.backends.operands import AttentionBlocks
 from mlc_llm.errors import CompileError, MLCError
 from mlc_llm.library.encoder_signatures import encoder_signatures
+from mlc_llm.library.image_signatures import image_signatures
 from mlc_llm.library.medusa_signatures import DRAFT, medusa_signatures
 from mlc_llm.library.metadata import (
     METADATA_FILE,
@@ -22,13 +23,17 @@ from mlc_llm.library.metadata import (
     KVInfo,
     Metadata,
     ParamInfo,
+    SightInfo,
     StateInfo,
+    TowerInfo,
 )
 from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.models.adapted_decoder import adapted_decoder_of
 from mlc_llm.models.decoder import decoder_of
 from mlc_llm.models.encoder import Encoder
+from mlc_llm.models.image_tower import ImageTower
 from mlc_llm.models.medusa import Medusa
+from mlc_llm.models.seeing_decoder import seeing_decoder_of
 from mlc_llm.models.spec import ModelSpec
 
 
@@ -70,6 +75,8 @@ def build_library(
         adapted=adapted_infos(spec),
         encoder=encoder_info(spec),
         shards=spec.shards,
+        tower=tower_info(spec),
+        sight=sight_info(spec),
         medusa_heads=0 if spec.medusa is None else spec.medusa.heads,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
         sha256={name: file_sha256(folder / name) for name in compiled.files},
@@ -83,6 +90,10 @@ def _module(spec: ModelSpec, ops: Ops) -> nn.Module:
         return Medusa(spec, ops)
     if spec.encoder is not None:
         return Encoder(spec, ops)
+    if spec.tower is not None:
+        return ImageTower(spec, ops)
+    if spec.sight is not None:
+        return seeing_decoder_of(spec, ops)
     return adapted_decoder_of(spec, ops) if spec.adapted else decoder_of(spec, ops)
 
 
@@ -140,11 +151,23 @@ def encoder_info(spec: ModelSpec) -> EncoderInfo | None:
     )
 
 
+def tower_info(spec: ModelSpec) -> TowerInfo | None:
+    """None for all but towers of images."""
+    one = spec.tower
+    return None if one is None else TowerInfo(one.patches, one.patch_numbers, one.tokens, one.width)
+
+
+def sight_info(spec: ModelSpec) -> SightInfo | None:
+    """None for a decoder without images."""
+    return None if spec.sight is None else SightInfo(spec.sight == "whole", spec.seeing_groups)
+
+
 def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
     """The argument shapes of the model's methods, in the form of `export_tvm`."""
     found = _signatures(spec, kv, ops)
     for name, arguments in found.items():
-        has_params = name in WITH_PARAMS or name.startswith(DRAFT) or spec.encoder is not None
+        has_params = name in WITH_PARAMS or name.startswith(DRAFT)
+        has_params |= spec.encoder is not None or spec.tower is not None
         mode = "packed" if has_params else "none"
         arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
     return found
@@ -156,6 +179,8 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         return encoder_signatures(
             _tensor, hidden=spec.hidden, rope_dims=dims, kv=kv, encoder=encoder
         )
+    if tower := tower_info(spec):
+        return image_signatures(_tensor, kv=kv, tower=tower)
     if spec.medusa is not None:
         return medusa_signatures(
             _tensor,
@@ -173,6 +198,7 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         kv=kv,
         states=state_infos(spec),
         adapted=adapted_infos(spec),
+        sight=sight_info(spec),
     )
 
 

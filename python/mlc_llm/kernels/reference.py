@@ -237,6 +237,26 @@ def attention(
 
 
 @cache
+def put_rows(width: int) -> PrimFunc:
+    """x[at[i]] = rows[i] in place, for int32 [s] indices; -1 stands for no row."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def put(at: T.handle, rows: T.handle, x: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        s = T.int32()
+        AT = T.match_buffer(at, (s,), "int32")
+        R = T.match_buffer(rows, (s, width), "float32")
+        X = T.match_buffer(x, (m, width), "float32")
+        with T.sblock("root"):
+            for i, j in T.grid(s, width):
+                if AT[i] >= 0:
+                    X[AT[i], j] = R[i, j]
+
+    return put
+
+
+@cache
 def copy_pages(kv_heads: int, head_dim: int, dtype: str = "float32") -> PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices, in place."""
     size = block_elements(dtype, PAGE, head_dim)

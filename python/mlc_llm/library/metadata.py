@@ -138,6 +138,26 @@ class EncoderInfo:
 
 
 @dataclass(frozen=True)
+class TowerInfo:
+    """Of a tower of images, as in `TowerSpec`."""
+
+    patches: int
+    patch_numbers: int
+    tokens: int
+    width: int
+
+
+@dataclass(frozen=True)
+class SightInfo:
+    """How a decoder takes the vectors of images."""
+
+    is_whole: bool
+    """A token of an image sees all of the image's tokens."""
+    groups: tuple[int, ...]
+    """Groups of layers that read `first_seen`."""
+
+
+@dataclass(frozen=True)
 class Metadata:
     """Written by the compiler, read by the runtime."""
 
@@ -168,6 +188,10 @@ class Metadata:
     """Empty: the library is for no adapters."""
     encoder: EncoderInfo | None
     """None: the model is a decoder, or draft heads."""
+    tower: TowerInfo | None
+    """None: it is no tower of images."""
+    sight: SightInfo | None
+    """None: the decoder takes no images."""
     medusa_heads: int
     """Heads that draft tokens for another model; 0: it is a model."""
     shards: int
@@ -194,6 +218,8 @@ class Metadata:
             AdaptedInfo(one["name"], one["columns"], tuple(one["widths"])) for one in raw["adapted"]
         )
         raw["encoder"] = None if raw["encoder"] is None else _encoder(raw["encoder"])
+        raw["tower"] = None if raw["tower"] is None else TowerInfo(**raw["tower"])
+        raw["sight"] = None if raw["sight"] is None else _sight(raw["sight"])
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]
@@ -208,6 +234,10 @@ def _kv(raw: dict[str, Any]) -> KVInfo:
 
 def _encoder(raw: dict[str, Any]) -> EncoderInfo:
     return EncoderInfo(**{**raw, "reaches": tuple(raw["reaches"])})
+
+
+def _sight(raw: dict[str, Any]) -> SightInfo:
+    return SightInfo(raw["is_whole"], tuple(raw["groups"]))
 
 
 def _digest(raw: dict[str, object]) -> str:

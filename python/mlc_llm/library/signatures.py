@@ -12,6 +12,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              in place);
              in a library for LoRA adapters: adapter_slots [m]; adapters, of each matrix that they
              may change: down [a, parts, rank, columns], up [a, rank, rows], ranks [a];
+             in a library for images: vector_at [v]; if image tokens see the whole image, of each
+             group with a window: first_seen [m]; vectors [v, hidden];
              params
              -> logits [s, padded_vocab], hidden [s, hidden]
   hidden        what the logits are made of, before the last norm
@@ -30,6 +32,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   fast_tokens   how many of the first tokens may be computed less exactly
   adapter_slots the adapter of each token, -1 for none; see `AdapterInputs` in `backends/base.py`.
                 The rank is a multiple of 8
+  vector_at     tokens whose embeddings are the rows of `vectors`; -1 stands for no token
+  first_seen    the first place that a token sees, where `windows` does not say it
 top_tokens   logits [s, padded_vocab], rows [r]
              -> token [r, 20], most likely first, -1 where there are no more; logprob [r, 20];
                 log_total [r], the log of the sum of exp(logits)
@@ -58,7 +62,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, StateInfo
+from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, SightInfo, StateInfo
 
 FORWARD = "forward"
 TOP_TOKENS = "top_tokens"
@@ -93,6 +97,7 @@ def signatures(
     kv: KVInfo,
     states: tuple[StateInfo, ...] = (),
     adapted: tuple[AdaptedInfo, ...] = (),
+    sight: SightInfo | None = None,
 ) -> dict[str, dict[str, object]]:
     """By function and argument, in order; `params`, which some take last, is left out."""
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
@@ -100,7 +105,8 @@ def signatures(
     return {
         FORWARD: _forward(tensor, ropes, len(kv.groups), pages)
         | _states(tensor, states)
-        | _adapters(tensor, adapted),
+        | _adapters(tensor, adapted)
+        | _images(tensor, sight, hidden),
         **sampling_signatures(tensor, vocab, padded_vocab),
         LAST_HIDDEN: {"hidden": tensor("float32", "s", hidden), "rows": tensor("int32", "r")},
         COPY_PAGES: {
@@ -176,6 +182,14 @@ def _adapters(tensor: Tensor, adapted: tuple[AdaptedInfo, ...]) -> dict[str, obj
             tensor("int32", "adapters"),
         ]
     return {"adapter_slots": tensor("int32", "m"), "adapters": factors}
+
+
+def _images(tensor: Tensor, sight: SightInfo | None, hidden: int) -> dict[str, object]:
+    if sight is None:
+        return {}
+    seen = {"first_seen": [tensor("int32", "m") for _ in sight.groups]} if sight.groups else {}
+    vectors = tensor("float32", "v", hidden)
+    return {"vector_at": tensor("int32", "v"), **seen, "vectors": vectors}
 
 
 def _pages(tensor: Tensor, kv: KVInfo) -> list[object]:

@@ -120,6 +120,8 @@ class BaseDecoder(TokenChooser):
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__(spec, ops)
+        self.images: tuple[Tensor, Tensor] | None = None
+        """Tokens that have other vectors than those of the table, and these vectors."""
         self.embedding = ops.matrix(spec.vocab, spec.hidden, spec.kinds["embedding"], "embedding")
         self.layers = nn.ModuleList([DecoderLayer(spec, i, ops) for i in range(len(spec.layers))])
         for name, vector in model_vectors(spec).items():
@@ -144,6 +146,8 @@ class BaseDecoder(TokenChooser):
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
+        if self.images is not None:
+            x = ops.put_rows(x, *self.images)
         by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
         if spec.learned_positions:
             x = ops.add(x, ops.take_rows(self.positions, position))

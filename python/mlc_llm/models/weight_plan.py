@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
+from mlc_llm.models.image_spec import TowerSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AdaptedMatrix,
@@ -194,15 +195,24 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _matrices(
     spec: ModelSpec, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
-    table = (spec.vocab, spec.hidden)
-    yield "embedding", (Source("token_embd.weight", table),)
-    if not spec.tied_head:
-        yield "head", (Source("output.weight", table),)
+    if spec.tower is not None:
+        yield from _tower_matrices(spec.hidden, spec.tower)
+    else:
+        table = (spec.vocab, spec.hidden)
+        yield "embedding", (Source("token_embd.weight", table),)
+        if not spec.tied_head:
+            yield "head", (Source("output.weight", table),)
     if spec.encoder is not None:
         yield from _encoder_matrices(spec.hidden, spec.encoder)
     yield from _token_matrices(spec)
     for i in range(len(spec.layers)):
         yield from _layer_matrices(spec, i, tensors, interleaved)
+
+
+def _tower_matrices(hidden: int, tower: TowerSpec) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    """Before and behind the layers."""
+    yield "patch", (Source("patch_embd.weight", (hidden, tower.patch_numbers)),)
+    yield "project", (Source("project.weight", (tower.width, tower.joined(hidden))),)
 
 
 def _encoder_matrices(

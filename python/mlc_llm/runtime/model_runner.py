@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import TransferRefused
+from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import adapter_slots, check_adapters
@@ -23,6 +24,7 @@ from mlc_llm.runtime.batch import (
     Batch,
     BatchOutput,
     BatchRow,
+    RowImage,
     RunnerLimits,
     Sampled,
     Window,
@@ -31,6 +33,7 @@ from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.gathered import by_row, gathered
+from mlc_llm.runtime.image_rows import ImageRows, without_ids
 from mlc_llm.runtime.kv_cache import KVCache, group_windows
 from mlc_llm.runtime.layer_memory import check_page_format, check_window
 from mlc_llm.runtime.library import Library, item
@@ -41,7 +44,8 @@ from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import DeviceTensor
+    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.runtime.image_runner import ImageRunner
 
 Array = npt.NDArray[np.generic]
 LOGITS, HIDDEN = 0, 1
@@ -77,17 +81,24 @@ class ModelRunner:
         adapters: AdapterLimits = NO_ADAPTERS,
         make_step: MakeStep = ModelStep,
         kv_cache: KVCacheDtype = "auto",
+        tower: ImageRunner | None = None,
     ) -> None:
         """library, weights: folders made by the compiler. precision, kv_cache: what it has to be
-        for. read: gives what is in the folder `weights`. make_step: makes what computes.
+        for. read: gives what is in the folder `weights`. make_step: makes what computes. tower:
+        for a library that is for images.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
         self._library, self._compute, self._weights = Library(library), Computing(), weights.name
         self.metadata = metadata = self._library.metadata
         device, windows = self._library.device, group_windows(metadata.kv, window)
+        self._tower = tower
+        self._images = self._image_rows(windows, device)
         sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window)
-        self._limits = limits = limits_of(metadata, sizes, windows, precision, adapters)
+        self._limits = limits = limits_of(
+            metadata, sizes, windows, precision, adapters=adapters,
+            image_tokens=0 if tower is None else tower.tokens,
+        )  # fmt: skip
         check_window(metadata, window)
         check_page_format(metadata.kv, kv_cache)
         check_adapters(metadata, adapters)
@@ -112,11 +123,21 @@ class ModelRunner:
     def before_compute(self, call: Callable[[], None]) -> None:
         self._step.before_compute = call
 
+    def _image_rows(self, windows: Sequence[Window | None], device: Device) -> ImageRows | None:
+        """Raises BrokenLibrary unless the library is for images, or without, as this runner."""
+        sight = self.metadata.sight
+        if (sight is None) != (self._tower is None):
+            raise BrokenLibrary("the library is not made for images as the model is")
+        if sight is None or self._tower is None:
+            return None
+        return ImageRows(self._tower, sight, windows, self.metadata.hidden_size, device)
+
     @property
     def identity(self) -> str:
         """A hash of the library's code and of the name of the weights' folder, which in the cache
         is a hash of the model's bytes."""
-        text = f"{self.metadata.to_json()} {self._weights}"
+        tower = "" if self._tower is None else self._tower.identity
+        text = f"{self.metadata.to_json()} {self._weights} {tower}".rstrip()
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -173,14 +194,15 @@ class ModelRunner:
     def submit(self, batch: Batch) -> Pending:
         """Start a step. A device may still compute when this returns; no other step may start
         before `collect`."""
-        asked = gathered(batch.rows, self._limits.vocab_size)
+        plain = self._without_images(batch.rows)
+        asked = gathered(plain, self._limits.vocab_size)
         number = len(asked.tokens)
         assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
         if asked.scorings or not self._choice.is_for(asked.samplings):
             self._choice = Choice.of(
                 asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
-        numbers = self._placed(batch.rows, asked.tokens, asked.logit_rows)
+        numbers = self._placed(plain, asked.tokens, asked.logit_rows)
         try:
             drawn, hidden = self._compute.call(self._drawn, numbers)
             return Pending(batch, self._choice, drawn, hidden)
@@ -221,13 +243,14 @@ class ModelRunner:
         chunk: int | None = None,
         prompt_tokens: int = 0,
         adapter: int = NO_ADAPTER,
+        images: Sequence[RowImage] = (),
     ) -> Array:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
 
         chunk: tokens a step; 1 goes through the decode path. prompt_tokens: how many of the first
-        count as a prompt.
+        count as a prompt. images: of the first step.
         """
-        steps = self.logits_by_step(token_ids, chunk, prompt_tokens, adapter)
+        steps = self.logits_by_step(token_ids, chunk, prompt_tokens, adapter, images)
         return np.concatenate(list(steps))
 
     def logits_by_step(
@@ -236,6 +259,7 @@ class ModelRunner:
         chunk: int | None = None,
         prompt_tokens: int = 0,
         adapter: int = NO_ADAPTER,
+        images: Sequence[RowImage] = (),
     ) -> Iterator[Array]:
         """The same, for texts whose logits are too many."""
         seq_id = -1
@@ -244,8 +268,11 @@ class ModelRunner:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 of_prompt = min(max(prompt_tokens - start, 0), len(part))
-                whole = [BatchRow(seq_id, part, (), of_prompt, adapter=adapter)]
-                numbers = self._placed(whole, array("i", part), array("i", range(len(part))))
+                row = BatchRow(
+                    seq_id, part, (), of_prompt, adapter=adapter, images=() if start else images
+                )
+                whole, wanted = self._without_images([row]), array("i", range(len(part)))
+                numbers = self._placed(whole, array("i", whole[0].token_ids), wanted)
                 outputs, _ = self._compute.call(self._step.outputs, numbers)
                 self._cache.trim(seq_id)
                 logits = self._read(item(outputs, LOGITS))
@@ -253,16 +280,25 @@ class ModelRunner:
         finally:
             self._cache.remove(seq_id)
 
+    def _without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
+        """The rows with plain ids. The vectors of their images are computed."""
+        if self._images is None or not any(row.images for row in rows):
+            return rows
+        self._images.prepare(rows)
+        return [without_ids(row) if row.images else row for row in rows]
+
     def _placed(
         self, rows: Sequence[BatchRow], tokens: Numbers, logit_rows: Numbers
     ) -> StepNumbers:
         """Gives the tokens their places. Raises `RequestError` if pages lack."""
         rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
-        adapters = None if self._step.adapters is None else adapter_slots(rows)
+        adapters, images = None if self._step.adapters is None else adapter_slots(rows), None
         keep = {row.seq_id: row.keep_states for row in rows if row.keep_states}
         sizes = [(row.seq_id, len(row.token_ids)) for row in rows]
         placed = self._cache.place(sizes, self._fast.count, keep)
-        return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters)
+        if self._images is not None:
+            images, placed = self._images.given(rows, placed)
+        return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
         self._compute.call(self._step.copy_pages, group, source, target)

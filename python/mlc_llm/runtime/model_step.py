@@ -47,9 +47,11 @@ def limits_of(
     sizes: Sizes,
     windows: Sequence[Window | None],
     precision: Precision = "exact",
+    *,
     adapters: AdapterLimits = NO_ADAPTERS,
+    image_tokens: int = 0,
 ) -> RunnerLimits:
-    """windows: of each group of layers."""
+    """windows: of each group of layers. image_tokens: of one image; 0: there are none."""
     return RunnerLimits(
         **sizes._asdict(),
         page_size=info.kv.page_size,
@@ -60,6 +62,8 @@ def limits_of(
         hidden_size=info.hidden_size,
         precision=precision,
         adapters=adapters,
+        image_tokens=image_tokens,
+        whole_images=info.sight is not None and info.sight.is_whole,
     )
 
 
@@ -107,11 +111,18 @@ class ModelStep:
         tensors = self._staging.tensors(*tables, *more)
         if tensors is not self._inputs.tensors:
             adapters = None if self.adapters is None else self.adapters.inputs
-            self._inputs = StepInputs.of(tensors, len(numbers.placed.groups), self.states, adapters)
+            self._inputs = StepInputs.of(
+                tensors,
+                len(numbers.placed.groups),
+                self.states,
+                adapters,
+                len(numbers.image_tables),
+            )
         _, single, by_group, states, rest = self._inputs
+        vectors = () if numbers.images is None else (numbers.images.vectors,)
         self.before_compute()
         outputs = self._forward(
-            *single, ropes, *by_group, self._windows, self.pages, *states, self.params
+            *single, ropes, *by_group, self._windows, self.pages, *states, *vectors, self.params
         )
         return outputs, rest
 

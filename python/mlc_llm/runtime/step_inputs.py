@@ -12,6 +12,7 @@ from mlc_llm.runtime.kv_cache import Placements
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import DeviceTensor, Table
+    from mlc_llm.runtime.image_rows import StepImages
 
 Numbers: TypeAlias = "array[int]"
 SINGLE = 5
@@ -29,6 +30,12 @@ class StepNumbers(NamedTuple):
     """How many of the first tokens are computed less exactly."""
     adapters: Numbers | None
     """The slot of each token's adapter; None for a library without adapters."""
+    images: StepImages | None = None
+    """None for a library without images."""
+
+    @property
+    def image_tables(self) -> Sequence[Table]:
+        return () if self.images is None else self.images.tables
 
 
 def step_tables(numbers: StepNumbers, position: Numbers, sink_position: Numbers) -> list[Table]:
@@ -45,7 +52,7 @@ def step_tables(numbers: StepNumbers, position: Numbers, sink_position: Numbers)
         tables.append((placed.state_rows, 4))
     if numbers.adapters is not None:
         tables.append((numbers.adapters, 0))
-    return tables
+    return [*tables, *numbers.image_tables]
 
 
 class StepInputs(NamedTuple):
@@ -58,7 +65,8 @@ class StepInputs(NamedTuple):
     by_group: Sequence[tvm_ffi.Array]
     """Slots, places, query blocks and page ids: of each group of layers."""
     states: Sequence[DeviceTensor | tvm_ffi.Array]
-    """Rows of states, and the states; empty if there are none. Then the same of adapters."""
+    """Rows of states, and the states; empty if there are none. Then the same of adapters, and the
+    tables of images."""
     rest: list[DeviceTensor]
     """Of tables that are not for `forward`."""
 
@@ -69,9 +77,10 @@ class StepInputs(NamedTuple):
         groups: int,
         states: tvm_ffi.Array,
         adapters: tvm_ffi.Array | None = None,
+        images: int = 0,
     ) -> StepInputs:
         """tensors: of `step_tables` and of others behind them. states: of recurrent layers.
-        adapters: None for a library without them."""
+        adapters: None for a library without them. images: number of their tables."""
         single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
         last = SINGLE + 4 * groups
         by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
@@ -80,4 +89,8 @@ class StepInputs(NamedTuple):
             more += (rest.pop(0), states)
         if adapters is not None:
             more += (rest.pop(0), adapters)
+        if images:
+            more += (rest[0],)
+            more += (tvm_ffi.convert(rest[1:images]),) if images > 1 else ()
+            rest = rest[images:]
         return cls(tensors, single, by_group, more, rest)

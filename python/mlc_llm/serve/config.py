@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -41,6 +42,10 @@ MAX_PATH_CHARS = 4096
 MAX_ADAPTERS = 1024
 MAX_SHARDS = 32
 MAX_ADAPTER_RANK = 1024
+NO_MMPROJ = "none"
+"""As `mmproj`: the model reads no images."""
+MAX_HOSTS = 256
+_HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
 @with_field_docs
@@ -177,6 +182,14 @@ class EngineConfig:
     them mean that none can be loaded later, and cost nothing."""
     max_adapter_rank: int | None = None
     """The largest rank of an adapter, 1 to 1024. None: that of `adapters`, or 16 without any."""
+    mmproj: str | None = None
+    """The tower with which the model reads images: a GGUF file that llama.cpp's converter writes
+    (`--mmproj`). None: the one in the model's folder, or the only `mmproj` file beside the model's
+    file, if it fits; 'none': images are not read. An engine with images takes no adapters, no
+    `model_lib` and no sliding window, and drafts no tokens behind images."""
+    allow_image_hosts: list[str] = field(default_factory=list)
+    """Hosts from which images are fetched, `example.org` or `example.org:8443`. Without any, images
+    are in the request alone, as `data:` addresses. Addresses inside a network are never asked."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -288,7 +301,7 @@ def _empty(name: str, default: object) -> object:
     """What a field has if nothing is given."""
     if name == "adapters":
         return {}
-    return [] if name == "additional_models" else default
+    return [] if name in ("additional_models", "allow_image_hosts") else default
 
 
 def _adapters(name: str, value: object) -> dict[str, str]:
@@ -329,6 +342,16 @@ def _additional_model(name: str, value: object) -> str | tuple[str, str]:
     if isinstance(value, (list, tuple)) and len(value) == 2:
         return _path(name, value[0]), _path(name, value[1])
     raise checks.wrong_type(name, value, "should be a path or a pair of a path and a library")
+
+
+def _hosts(name: str, value: object) -> list[str]:
+    items = checks.listing(name, value, MAX_HOSTS)
+    found = [checks.string(f"{name}[{i}]", one, 256, min_chars=1) for i, one in enumerate(items)]
+    for i, one in enumerate(found):
+        if not _HOST.fullmatch(one):
+            words = "should be a host, such as example.org or example.org:8443"
+            raise InvalidField(f"{name}[{i}]", one, words)
+    return found
 
 
 def _path(name: str, value: object) -> str:
@@ -388,5 +411,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "adapters": _adapters,
     "max_adapters": _integer(0, MAX_ADAPTERS),
     "max_adapter_rank": _integer(1, MAX_ADAPTER_RANK),
+    "mmproj": _path,
+    "allow_image_hosts": _hosts,
     "verbose": checks.boolean,
 }

@@ -54,6 +54,10 @@ class ModelSize:
     shards: int = 1
     """Ranks that compute it. Weights and pages are those of all ranks together, widths those of the
     largest."""
+    tower_bytes: int = 0
+    """Of the tower of images and what it computes with; 0: there is none."""
+    whole_image: int = 0
+    """Tokens of an image, if all of them are computed in one step; 0: they need not be."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 
@@ -133,6 +137,8 @@ class MemoryPlan:
     """Weights and workspace of the draft model."""
     adapters: int = 0
     """Slots of LoRA adapters."""
+    tower: int = 0
+    """The tower of images."""
     promised: str = ""
     """The memory that `free` leaves out, and whose it is, in words."""
 
@@ -156,7 +162,7 @@ class MemoryPlan:
         """Everything, with a KV cache for so many tokens."""
         pages = -(-tokens // self.page_size)
         fixed = self.weights + self.draft + self.workspace + self.windowed + self.states
-        fixed += self.adapters
+        fixed += self.adapters + self.tower
         return fixed + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:
@@ -166,6 +172,7 @@ class MemoryPlan:
             f"{_mb(self.free)} free{promised}, of which {self.utilization:.0%} may be used, "
             f"{_mb(self.weights)} weights, {f'{_mb(self.draft)} draft model, ' * bool(self.draft)}"
             f"{f'{_mb(self.adapters)} adapters, ' * bool(self.adapters)}"
+            f"{f'{_mb(self.tower)} tower of images, ' * bool(self.tower)}"
             f"{_mb(self.workspace)} workspace, {self.kv_per_token} bytes per token of KV cache: "
             f"{max(self.fit, 0)} tokens fit"
         )

@@ -25,6 +25,7 @@ from mlc_llm.backends.cpu.in_place import (
     gated_tokens,
     multiplied,
     normed_rows,
+    put_rows_in,
     with_context,
 )
 from mlc_llm.backends.cpu.inputs import Input
@@ -112,6 +113,9 @@ class CpuOps(AttentionOps):
         kernel = embedding(table.rows, table.columns, table.fmt, scale)
         out = float_tensor(tokens.shape[0], table.columns)
         return op.tensor_ir_op(kernel, "embedding", [tokens, table.packed], out)
+
+    def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+        return put_rows_in(x, at, rows)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         return Input("norm", x, weight, eps=eps)

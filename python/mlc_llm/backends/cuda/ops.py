@@ -133,6 +133,9 @@ class CudaOps(AttentionOps, ChoiceOps):
         assert x.weight is None or x.weight.ndim == 1, "only x has rows"
         return replace(x, x=self.take_rows(x.x, rows), _planes={})
 
+    def put_rows(self, *given: object) -> NoReturn:
+        _refuse("images")
+
     def all_reduce(self, x: Tensor) -> NoReturn:
         _refuse("a sum over ranks")
 

@@ -39,7 +39,15 @@ from mlc_llm.backends.reference.tensors import (
     taken,
     times,
 )
-from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
+from mlc_llm.kernels.reference import (
+    LOWEST,
+    PAGE,
+    attention,
+    copy_pages,
+    edit_logits,
+    put_rows,
+    store,
+)
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     Activation,
@@ -98,6 +106,10 @@ class ReferenceOps:
 
     def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
         return taken(table.packed, tokens) * scale
+
+    def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+        kernel, out = put_rows(int(x.shape[1])), floats(*x.shape)
+        return op.tensor_ir_inplace_op(kernel, "put_rows", [at, rows, x], 2, out)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         mean = op.sum(x * x, axis=-1, keepdims=True) / float(x.shape[-1])

@@ -16,6 +16,7 @@ import time
 from collections import abc
 
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
+from mlc_llm.images.reader import ImageReader
 from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
@@ -61,10 +62,12 @@ class EngineCore:
         drafter: Drafter | None = None,
         policy: RequestPolicy | None = None,
         clock: abc.Callable[[], float] = time.perf_counter,
+        images: ImageReader | None = None,
     ) -> None:
         """`stop_token_ids`: the model's own; a request may name more.
         `drafter`: who drafts tokens, unless `config` names a drafter of the core's own.
         `policy`: None is that of an engine with a model. `clock`: gives the time in seconds.
+        `images`: None for a model that reads none.
 
         A limit that `config` leaves open is the runner's.
         """
@@ -75,7 +78,7 @@ class EngineCore:
         self.adapters = Adapters(runner.limits.adapters.slots, runner.load_adapter)
         """The LoRA adapters. They are loaded and dropped between two steps, by the core's owner."""
         self._admission = Admission(
-            tokenizer, runner.limits, config, stops, policy, adapters=self.adapters
+            tokenizer, runner.limits, config, stops, policy, adapters=self.adapters, images=images
         )
         longest = longest_sequence(self._admission.context, self._capacity)
         self.longest_sequence = longest

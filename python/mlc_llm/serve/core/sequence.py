@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlc_llm.serve.core.adapters import Adapter
     from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
     from mlc_llm.serve.core.handover_state import Handover
+    from mlc_llm.serve.core.images import ImageSpan
     from mlc_llm.serve.core.prompt_scores import PromptScores
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
@@ -169,12 +170,13 @@ class RequestState:
         is_embedding: bool = False,
         second_at: int = 0,
         wants_hidden: bool = False,
+        images: abc.Sequence[ImageSpan] = (),
     ) -> None:
         """arrival: number of the request in the order in which they were added. cache_salt: see
         `Request`. scores: for the log-probabilities of the prompt, if they are wanted.
-        wants_hidden: draft heads read the hidden vectors of its sequences."""
+        wants_hidden: draft heads read its hidden vectors. images: of the prompt."""
         self.request_id = request_id
-        self.prompt = prompt
+        self.prompt, self.images = prompt, images
         self.config = config
         self.arrival = arrival
         self.seed = random.getrandbits(63) if config.seed is None else config.seed

@@ -15,10 +15,11 @@ from mlc_llm.library.metadata import PARAMS_ALIGNMENT
 from mlc_llm.library.page_format import KVCacheDtype, block_elements, element_bytes
 from mlc_llm.models.spec import KVGroup
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.runtime.image_runner import KEPT_BYTES
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
-from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.serve.opening.shares import parts_of
 from mlc_llm.support import promises
 from mlc_llm.support.machine import describe
@@ -157,7 +158,25 @@ def model_size(
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
         is_encoder=spec.encoder is not None,
+        tower_bytes=0 if bundle.vision is None else _tower_bytes(bundle.vision, backend),
+        whole_image=_whole_image(bundle.vision),
     )
+
+
+def _tower_bytes(vision: Vision, backend: Backend) -> int:
+    """Of a tower: its weights, what an image needs while it is computed, and vectors that are
+    kept."""
+    plan = vision.files.plan()
+    spec, tower, one = plan.spec, plan.spec.tower, plan.spec.attention_layers[0]
+    assert tower is not None
+    wide = tower.patch_numbers + 6 * spec.hidden + 6 * one.query_width
+    wide += 3 * spec.layers[0].feed_forward.width
+    return packed_bytes(plan, backend) + 4 * tower.patches * wide + KEPT_BYTES
+
+
+def _whole_image(vision: Vision | None) -> int:
+    """Tokens that have to be computed in one step."""
+    return 0 if vision is None or vision.sight != "whole" else vision.reader.tokens
 
 
 def packed_bytes(plan: WeightPlan, backend: Backend) -> int:

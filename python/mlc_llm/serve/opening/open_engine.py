@@ -42,6 +42,7 @@ from mlc_llm.serve.opening.memory import look_at_memory, memory_of_device, model
 from mlc_llm.serve.opening.precision import with_precision
 from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner, kernels_of
 from mlc_llm.serve.opening.shares import shards_of
+from mlc_llm.serve.opening.vision import tower_runner, with_vision
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.speculation.drafter import Drafter
@@ -87,6 +88,7 @@ def open_engine(
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = _bundles(config, models, reading, memory.free)
+    bundles[0] = with_vision(bundles[0], config)
     size = _size(bundles, config)
     config = with_adapter_room(with_precision(config, bundles[0]))
     adapters = adapters_of(config, bundles[0])
@@ -96,7 +98,11 @@ def open_engine(
     try:
         configs = _configs(complete, models, bundles)
         pairs = zip(bundles, configs, strict=True)
-        runners = tuple(create_runner(*pair, reading.take) for pair in pairs)
+        vision = bundles[0].vision
+        tower = None if vision is None else tower_runner(vision, complete)
+        runners = tuple(
+            create_runner(*pair, reading.take, None if i else tower) for i, pair in enumerate(pairs)
+        )
         core = _core(runners, bundles[0], complete, trace)
         for name, parts in adapters.items():
             core.adapters.load(name, parts)
@@ -219,6 +225,7 @@ def _core(
         stop_token_ids=bundle.stop_token_ids,
         trace=trace,
         drafter=_drafter(runners[1]) if len(runners) > 1 else None,
+        images=None if bundle.vision is None else bundle.vision.reader,
     )
 
 

@@ -13,9 +13,11 @@ from mlc_llm.compiler.jit import packed_weights, prepare, prepare_weights
 from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.models.image_spec import Sight
 from mlc_llm.pooling import encoder_pooling
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.encoder_runner import EncoderRunner
+from mlc_llm.runtime.image_runner import ImageRunner
 from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, read_packed
@@ -44,26 +46,30 @@ def begin_weights(
 
 
 def create_runner(
-    bundle: ModelBundle, config: EngineConfig, read: ReadWeights = read_packed
+    bundle: ModelBundle,
+    config: EngineConfig,
+    read: ReadWeights = read_packed,
+    tower: ImageRunner | None = None,
 ) -> AnyRunner:
     """The model of `bundle`, compiled for this machine, with pages as `config` says.
 
     config: complete, every limit is set, and `kernels` are those of the device. read: gives the
-    packed weights in a folder.
+    packed weights in a folder. tower: of `bundle.vision`; None: the library is one without images.
 
     A cached library or packed weights that turn out to be broken are made again, once. Raises
     UserError, CompileError.
     """
     if config.model_lib is not None:
         return _runner_of_library(Path(config.model_lib), bundle, config, read)
-    folders = _prepare(bundle, config)
+    sight = None if tower is None or bundle.vision is None else bundle.vision.sight
+    folders = _prepare(bundle, config, sight)
     try:
-        return _runner(folders, bundle, config, read)
+        return _runner(folders, bundle, config, read, tower)
     except (BrokenLibrary, BrokenParams) as error:
         _log.warning("the cached model is broken and is made again: %s", error)
-    folders = _prepare(bundle, config, rebuild=True)
+    folders = _prepare(bundle, config, sight, rebuild=True)
     try:
-        return _runner(folders, bundle, config, read)
+        return _runner(folders, bundle, config, read, tower)
     except (BrokenLibrary, BrokenParams) as error:
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
 
@@ -96,7 +102,9 @@ def kernels_of(library: Path) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False) -> list[Folders]:
+def _prepare(
+    bundle: ModelBundle, config: EngineConfig, sight: Sight | None, *, rebuild: bool = False
+) -> list[Folders]:
     """Of each rank."""
     assert bundle.files is not None
     found = []
@@ -109,6 +117,7 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
             windowed=window_of(config) is not None,
             adapted=bool(config.max_adapters),
             kv_cache=config.kv_cache_dtype,
+            sight=sight,
             rebuild=rebuild,
         )
         found.append(Folders(one.library, one.weights))
@@ -116,7 +125,11 @@ def _prepare(bundle: ModelBundle, config: EngineConfig, *, rebuild: bool = False
 
 
 def _runner(
-    folders: Sequence[Folders], bundle: ModelBundle, config: EngineConfig, read: ReadWeights
+    folders: Sequence[Folders],
+    bundle: ModelBundle,
+    config: EngineConfig,
+    read: ReadWeights,
+    tower: ImageRunner | None = None,
 ) -> AnyRunner:
     """folders: of each rank."""
     library, weights = folders[0]
@@ -149,4 +162,5 @@ def _runner(
             adapters=adapter_limits(config),
             make_step=make_step,
             kv_cache=config.kv_cache_dtype,
+            tower=tower,
         )

@@ -18,6 +18,7 @@ from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.adapters import with_adapter_room
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.vision import with_vision
 
 _log = logging.getLogger(__name__)
 ALONE = 0.5
@@ -64,6 +65,7 @@ class EngineOpener:
         bundle = open_model(
             model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
+        bundle = with_vision(bundle, config)
         size = model_size(bundle, config.kernels, config.kv_cache_dtype)
         config = with_adapter_room(config)
         try:
