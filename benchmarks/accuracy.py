@@ -29,6 +29,7 @@ from common import FORCED, digest, model_path, oracle_folder, print_configuratio
 from ours import (
     ONE_SEQUENCE,
     add_engine_options,
+    add_kv_cache_option,
     add_precision_option,
     greedy,
     open_runner,
@@ -113,15 +114,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add_engine_options(parser)
     add_precision_option(parser)
+    add_kv_cache_option(parser)
     parser.add_argument("--chunk", type=int, help="tokens a step (the runner's own if not given)")
     parser.add_argument("--oracle", help="folder of the oracle's answers (found if not given)")
     arguments = parser.parse_args()
     model, kernels, chunk = model_path(arguments.model), arguments.kernels, arguments.chunk
     oracle = OracleAnswers.read(oracle_folder(model, arguments.oracle))
     config = replace(ONE_SEQUENCE, precision=arguments.precision)
+    config = replace(config, kv_cache_dtype=arguments.kv_cache_dtype)
     runner = open_runner(model, kernels, arguments.threads, config)
     options = {"kernels": runner.metadata.backend, "chunk": chunk or runner.limits.max_batch_tokens}
-    options["precision"] = config.precision
+    options |= {"precision": config.precision, "kv_cache_dtype": config.kv_cache_dtype}
     print_configuration("accuracy against float32", model=model.name, **options, **versions())
     if config.precision != "exact":
         whole = Agreement.joined(compare_forced(AllPrompt(runner), oracle, chunk))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import tvm
@@ -25,6 +26,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.kernels.cpu.attention import attention
+from mlc_llm.library.page_format import KV_CACHE_DTYPES, block_elements, element_bytes
 
 SHAPES = {"default model": (9, 3, 64), "1B": (32, 8, 64)}
 """(heads, kv heads, head size)."""
@@ -32,17 +34,27 @@ SEEN = (2**31 - 1, 0)
 """Every token sees all tokens before it."""
 
 
+def filled(isa: Isa, shape: tuple[int, ...]) -> np.ndarray:
+    """Memory for pages of that shape, whose numbers are small."""
+    every = written(int(np.prod(shape)) * element_bytes(isa.kv_dtype))
+    every = every.view(isa.kv_dtype).reshape(shape)
+    rng = np.random.default_rng(3)
+    if isa.kv_dtype == "int8":  # as scales, two such bytes are numbers near 1
+        every[...] = rng.integers(60, 63, shape[2:])
+    else:
+        every[...] = rng.standard_normal(shape[2:]).astype(isa.kv_dtype)
+    return every
+
+
 def decoder(isa: Isa, shape: tuple[int, int, int], context: int, size: int) -> Callable[[], float]:
     """A function that measures GB/s of keys and values in one pass over `size` bytes or more."""
     heads, kv_heads, dim = shape
     run = built(attention(heads, kv_heads, dim, isa, isa.kv_dtype), isa)
     pages = -(-context // PAGE)
-    layer = np.dtype(isa.kv_dtype).itemsize * pages * kv_heads * 2 * PAGE * dim
+    block = block_elements(isa.kv_dtype, PAGE, dim)
+    layer = element_bytes(isa.kv_dtype) * pages * kv_heads * 2 * block
     layers = -(-size // layer)
-    every = written(layers * layer).view(isa.kv_dtype)
-    every = every.reshape(layers, pages, kv_heads, 2, PAGE * dim)
-    rng = np.random.default_rng(3)
-    every[...] = rng.standard_normal(every.shape[2:]).astype(isa.kv_dtype)
+    every, rng = filled(isa, (layers, pages, kv_heads, 2, block)), np.random.default_rng(3)
     stores = [tvm_ffi.from_dlpack(every[i]) for i in range(layers)]
     q = tvm.runtime.tensor(rng.standard_normal((1, heads * dim)).astype(np.float32))
     numbers = ([context - 1], [[0, 1, 0]], range(pages), SEEN)
@@ -62,13 +74,15 @@ def decoder(isa: Isa, shape: tuple[int, int, int], context: int, size: int) -> C
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kernels", help="vnni, avx2 or portable; the machine's best if not given")
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 512, 2048, 8160])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--megabytes", type=int, default=256, help="read in one pass")
     arguments = parser.parse_args()
     isa = choose(arguments.kernels).isa
+    isa = replace(isa, byte_pages=arguments.kv_cache_dtype == "int8")
     threads = configure_threads()
-    title = f"kernels {isa.name}, {threads} threads"
+    title = f"kernels {isa.name}, pages {isa.kv_dtype}, {threads} threads"
     print_configuration("attention of one token, GB/s of keys and values", kernels=title)
     size = arguments.megabytes * 2**20
     read = reader(isa, arguments.megabytes)

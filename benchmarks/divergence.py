@@ -2,7 +2,8 @@
 
     python benchmarks/divergence.py MODEL [NAME=VALUE ...] -- [NAME=VALUE ...] --
 
-The settings are environment variables (MLC_PRECISION=fast-prompts, MLC_LLM_KERNELS=avx2). Each side
+The settings are environment variables (MLC_PRECISION=fast-prompts, MLC_KV_CACHE_DTYPE=int8,
+MLC_LLM_KERNELS=avx2). Each side
 runs in its own process. The text is cut into prompts, and the text itself continues each prompt.
 The last line is JSON: the mean KL(first || second) in nats a position, for 64 positions `behind`
 each prompt, where answers begin, and for those `inside` the prompts. `accuracy.py` measures the
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from common import FORCED, HERE, kl_divergence
-from ours import ONE_SEQUENCE, open_runner, precision_asked
+from ours import ONE_SEQUENCE, kv_cache_asked, open_runner, precision_asked
 
 from mlc_llm.serve.opening.bundle import open_model
 
@@ -43,7 +44,7 @@ def write_logits(model: Path, target: Path) -> None:
     """Logits [pieces, PIECE, V] of the public-domain text."""
     text = (HERE / "public_domain.txt").read_text(encoding="utf-8")
     ids = open_model(str(model)).tokenizer.encode(text)
-    config = replace(ONE_SEQUENCE, precision=precision_asked())
+    config = replace(ONE_SEQUENCE, precision=precision_asked(), kv_cache_dtype=kv_cache_asked())
     runner = open_runner(model, None, int(os.environ.get("MLC_NUM_THREADS", "2")), config)
     np.save(target, [runner.logits(piece, prompt_tokens=PROMPT) for piece in pieces(ids)])
 

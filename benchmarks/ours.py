@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
 
+from mlc_llm.library.page_format import KV_CACHE_DTYPES, KVCacheDtype
 from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.runtime import model_runner
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
@@ -24,6 +25,8 @@ CONTEXT = 2048
 """Tokens of KV pages: more than any measurement here needs."""
 PRECISION_VARIABLE = "MLC_PRECISION"
 """The environment variable with which `compare.py` sets `precision` in our processes."""
+KV_CACHE_VARIABLE = "MLC_KV_CACHE_DTYPE"
+"""The environment variable with which `divergence.py` sets `kv_cache_dtype` in our processes."""
 ONE_SEQUENCE = EngineConfig(
     max_num_sequence=1,
     max_total_sequence_length=CONTEXT,
@@ -53,6 +56,20 @@ def precision_asked() -> Precision:
     raise SystemExit(f"{PRECISION_VARIABLE}={given}: one of {', '.join(PRECISIONS)}")
 
 
+def add_kv_cache_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of scripts that compare kinds of KV pages."""
+    parser.add_argument("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto")
+
+
+def kv_cache_asked() -> KVCacheDtype:
+    """The `kv_cache_dtype` of this process. Raises SystemExit for an unknown word."""
+    given = os.environ.get(KV_CACHE_VARIABLE, "auto")
+    for known in KV_CACHE_DTYPES:
+        if given == known:
+            return known
+    raise SystemExit(f"{KV_CACHE_VARIABLE}={given}: one of {', '.join(KV_CACHE_DTYPES)}")
+
+
 def versions() -> dict[str, str]:
     """Versions of this package and of its compiler."""
     return {name: version(name) for name in ("mlc-llm", "apache-tvm")}
@@ -74,7 +91,7 @@ def open_runner(
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
     with mock.patch.object(model_runner, "Library", library):
-        runner = create_runner(open_model(str(model)), config, "cpu")
+        runner = create_runner(open_model(str(model)), config)
     assert isinstance(runner, model_runner.ModelRunner), "an encoder"
     return runner
 

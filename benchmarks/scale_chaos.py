@@ -9,14 +9,15 @@ the undisturbed one, and its usage came once with the undisturbed number of toke
 is counted by what was wrong with it, and the script ends with 1.
 
 Kills are SIGKILL to the process of one replica. They come at random moments, `--kills` in
-`--seconds` on average. Replicas younger than `--grown` seconds are left alone, because most of them
-have no answers yet; where all are younger, the kill waits for one.
+`--seconds` on average. Only replicas with an open engine are killed, `--grown` seconds after it was
+seen, because others have no answers yet; where there is none, the kill waits for one.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -174,15 +175,24 @@ async def _client(
             tally.wrong[wrong] += 1
 
 
+def is_open(process: int) -> bool:
+    """Its engine is open: ZeroMQ's threads, which publish its KV events, are there."""
+    names = []
+    for place in Path(f"/proc/{process}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            names.append(place.read_text())
+    return any(name.startswith("ZMQbg") for name in names)
+
+
 @dataclass
 class Killer:
-    """Kills replicas. `grown`: the age in seconds from which on one may be killed."""
+    """Kills replicas. `grown`: seconds for which its engine has been open, at least."""
 
     served: Served
     grown: float
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     since: dict[int, float] = field(default_factory=dict)
-    """When each was seen first."""
+    """When each was seen with an open engine."""
 
     async def run(self, kills: int, until: float, tally: Tally) -> None:
         started = time.monotonic()
@@ -197,7 +207,8 @@ class Killer:
 
     async def _grown(self, now: float) -> list[int]:
         there = await asyncio.to_thread(self.served.replicas)
-        return [one for one in there if now - self.since.setdefault(one, now) >= self.grown]
+        grown = [one for one in there if is_open(one)]
+        return [one for one in grown if now - self.since.setdefault(one, now) >= self.grown]
 
     def _kill(self, process: int) -> bool:
         try:
@@ -241,10 +252,12 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=64, help="different ones")
     parser.add_argument("--tokens", type=int, default=400, help="of an answer, at most")
     parser.add_argument("--attempts", type=int, default=100)
-    parser.add_argument("--grown", type=float, default=0.0, help="age of a replica to kill, in s")
+    parser.add_argument("--grown", type=float, default=0.0, help="seconds that it was open")
+    parser.add_argument("--health-check", type=float, default=0.5, help="`health_check_s`")
     parser.add_argument("--log", type=Path, help="for the output of the application")
     args = parser.parse_args()
     more = {"replicas": args.replicas, "attempts": args.attempts, "resume": "replica"}
+    more["health_check_s"] = args.health_check
     work = asks(args.prompts, args.tokens, seed=1)
     with application(args.model, args.log, **more) as served:
         tally = asyncio.run(
@@ -257,7 +270,7 @@ def main() -> int:
             )
         )
     print(f"{args.model}, {args.replicas} replicas, {args.clients} clients, {args.seconds:g} s")
-    print(f"kills {tally.kills}, of replicas older than {args.grown:g} s")
+    print(f"kills {tally.kills}, of replicas open for {args.grown:g} s")
     if args.log is not None:
         print(f"sent to another replica {args.log.read_bytes().count(RESENT)} times")
     print(f"whole answers {tally.whole}, longest {tally.longest_s:.1f} s")

@@ -181,7 +181,7 @@ class Always:
 def runner_with_head(folder: str, model: Path) -> ModelRunner:
     """A runner of the model with an EAGLE head."""
     models = [ModelInfo(str(model)), ModelInfo(folder)]
-    runner = create_runner(open_models(models, drafter="eagle")[0], CONFIG, "cpu")
+    runner = create_runner(open_models(models, drafter="eagle")[0], CONFIG)
     assert isinstance(runner, ModelRunner)
     return runner
 
@@ -194,7 +194,7 @@ def drafter_of(options: argparse.Namespace, model: Path) -> Drafter:
     if not options.heads:
         return PromptLookup()
     models = [ModelInfo(str(model)), ModelInfo(options.heads)]
-    heads = create_runner(open_models(models, drafter="medusa")[1], CONFIG, "cpu")
+    heads = create_runner(open_models(models, drafter="medusa")[1], CONFIG)
     assert isinstance(heads, MedusaRunner)
     return MedusaDrafter(heads)
 

@@ -21,19 +21,23 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file", "pooling", "precision"}
+GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
-CORE |= {"tokenizers", "protocol"}
+CORE |= {"tokenizers", "protocol", "images", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
 GPU_SHAPES = {"backends.cuda.formats"}
 """The same of GPU kernels."""
-KERNELS = {*GROUND, *(f"kernels.{name}" for name in ("arguments", "heads", "row_kinds", "types"))}
+KERNELS = {
+    *GROUND,
+    *(f"kernels.{name}" for name in ("arguments", "heads", "page_bytes", "row_kinds", "types")),
+}
 """What all kernels share."""
 DEVICE = {
     *GROUND,
+    "backends.all_reduce",
     "backends.base",
     "backends.features",
     "backends.operands",
@@ -53,6 +57,7 @@ COMPILER = {
     "conversation_template",
     "quantization",
     "models",
+    "models.image_spec",
     "models.recurrent",
     "models.spec",
     "loader",
@@ -64,12 +69,14 @@ OPENS_A_BUNDLE = {
     *GROUND,
     *BUNDLE,
     "serve.echo_model",
+    "images",
     "support",
     "loader",
     "protocol",
     "tokenizers",
     "conversation_template",
     "models",
+    "models.image_spec",
     "models.recurrent",
     "models.spec",
     "model_files",
@@ -90,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "precision": set(),
     "without_torch": set(),
     "library": GROUND,
+    "library.page_format": set(),
     "protocol": GROUND,
     "tokenizers": GROUND,
     "support": GROUND,
@@ -98,6 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": KERNELS,
     "kernels.arguments": set(),
     "kernels.heads": set(),
+    "kernels.page_bytes": {"kernels.types", "library.page_format"},
     "kernels.row_kinds": {"kernels.types"},
     "kernels.types": set(),
     "kernels.cpu": {*KERNELS, *SHAPES},
@@ -111,10 +120,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends.operands",
         "models.encoder_spec",
         "models.heads_spec",
+        "models.image_spec",
         "models.recurrent",
         "models.spec",
     },
     "backends": set(),
+    "backends.all_reduce": {"library"},
     "backends.operands": set(),
     "backends.base": {
         *GROUND,
@@ -137,7 +148,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models.recurrent": GROUND,
     "models.encoder_spec": GROUND,
     "models.heads_spec": GROUND,
-    "models.spec": {*GROUND, "models.encoder_spec", "models.heads_spec", "models.recurrent"},
+    "models.image_spec": GROUND,
+    "models.spec": {
+        *GROUND,
+        "models.encoder_spec",
+        "models.heads_spec",
+        "models.image_spec",
+        "models.recurrent",
+    },
     "model_files": {
         *GROUND,
         "loader",
@@ -184,7 +202,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "runtime.batch": {*GROUND, "runtime.transfer"},
     "runtime.transfer": GROUND,
+    "runtime.transfer_bytes": {*GROUND, "runtime.transfer"},
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
+    "serve.data": {*GROUND, "protocol", "images"},
     "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
     "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
@@ -200,6 +220,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "protocol",
         "tokenizers",
         "conversation_template",
+        "images",
         "serve.stream",
     },
     **{api: {*GROUND, *CONTRACTS, "protocol", "serve.openai"} for api in APIS},

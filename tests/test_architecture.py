@@ -65,6 +65,8 @@ LAZY = {
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls
     ("mlc_llm.images.sandbox", "PIL"),  # Pillow, an extra
+    ("mlc_llm.images.reader", "mlc_llm.images.addresses"),  # http.client and ssl
+    ("mlc_llm.serve.data", "mlc_llm.images.addresses"),
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
     ("mlc_llm.ray", "mlc_llm.ray.app"),  # Ray, an extra
     ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM
@@ -98,6 +100,10 @@ LAZY = {
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.eagle"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
+    # Few engines have ranks.
+    ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),
+    ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.futex"),
+    ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.group"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.publisher"),
@@ -106,7 +112,15 @@ LAZY = {
     ("mlc_llm.backends.cpu.layout", "mlc_llm.backends.cpu.packing"),
     ("mlc_llm.backends.cpu.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.registry", "mlc_llm.backends.reference.backend"),
-    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.state"),  # if a GPU is asked for
+    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.driver"),  # if a GPU is asked for
+    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.state"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.checks"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.codegen"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.device"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.driver"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.ops"),
+    ("mlc_llm.backends.cuda.layout", "mlc_llm.backends.cuda.packing"),
+    ("mlc_llm.backends.cuda.layout", "mlc_llm.quantization.block_format"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.checks"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.codegen"),
     ("mlc_llm.backends.cpu.backend", "mlc_llm.backends.cpu.device"),

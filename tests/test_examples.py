@@ -18,6 +18,7 @@ PRINTS = {
     "draft_head": r"(.*\n)+same text: True\n",
     "engine": r"Paris(.*\n)+'The sun rises in the .*\n'Water boils at .*\n",
     "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
+    "images": r"a chat: \d+ prompt tokens, answer .*\ntexts and images in any order: .*\n",
     "prefix": r" 0 of \d+ prompt.*\n.* [1-9]\d* of \d+ prompt.*\n1 of 2 .*\n.*at token [1-9]",
     "speculation": r"plain: \d+ .*\nwith draft tokens: \d+ .*\nsame text: True\n",
     "tools": r"get_weather\({'city': '.*', 'unit': '(celsius|fahrenheit)'}\) -> (.*\n)+answer: ",

@@ -13,6 +13,7 @@ from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.jit import library_names
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.errors import InvalidField
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
@@ -84,6 +85,7 @@ class TinyModels:
         precision: Precision = "exact",
         windowed: bool = False,
         adapted: bool = False,
+        kv_cache: KVCacheDtype = "auto",
     ) -> Path:
         """Folder of the compiled library. precision: what it is for, if there are such kernels.
         windowed: for a sliding window. adapted: for LoRA adapters."""
@@ -95,6 +97,7 @@ class TinyModels:
         backend = backend_of(kernels)
         with suppress(InvalidField):
             backend = backend.with_precision(precision)
+        backend = backend.with_kv_cache(kv_cache)
         folder = self._folder / library_names(plan, backend).key
         if not folder.exists():
             folder.mkdir()
@@ -124,6 +127,7 @@ class TinyModels:
         precision: Precision = "exact",
         context_window: int = 512,
         adapters: AdapterLimits = NO_ADAPTERS,
+        kv_cache: KVCacheDtype = "auto",
     ) -> ModelRunner:
         """A fresh runner for up to 4 sequences and 64 tokens a step."""
         return ModelRunner(
@@ -133,6 +137,7 @@ class TinyModels:
                 precision=precision,
                 windowed=window is not None,
                 adapted=bool(adapters.slots),
+                kv_cache=kv_cache,
             ),
             self.weights(name, kernels),
             num_pages=num_pages,
@@ -142,6 +147,7 @@ class TinyModels:
             window=window,
             precision=precision,
             adapters=adapters,
+            kv_cache=kv_cache,
         )
 
 

@@ -11,6 +11,7 @@
     │   ├── UnusableDevice              a GPU, its driver, its memory or a package for it is missing
     │   └── CacheError                  the cache folder cannot be written or is full
     ├── CompileError                    TVM could not build the model library
+    ├── DeviceFailed                    a call of a GPU's driver failed; the GPU may be lost
     ├── RequestError                    one request failed; the engine goes on
     │   └── TransferRefused             KV pages of another engine cannot be taken over
     └── EngineDead                      the engine stopped; all waiting and later requests get this
@@ -100,6 +101,10 @@ class CacheError(UserError):
 
 class CompileError(MLCError):
     """The model library could not be built. The message has the end of the compiler's message."""
+
+
+class DeviceFailed(MLCError):
+    """A call of a GPU's driver failed. The GPU may have lost everything that lies on it."""
 
 
 class RequestError(MLCError):

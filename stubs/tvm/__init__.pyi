@@ -9,6 +9,7 @@ from tvm import tirx as tirx
 
 class IRModule:
     functions: Any
+    attrs: Any
     def __init__(self, functions: Any = ..., attrs: Any = ...) -> None: ...
 
 def __getattr__(name: str) -> Any: ...

@@ -15,6 +15,7 @@ from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
+from mlc_llm.models.image_spec import TowerSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     NO_NETWORK,
@@ -140,6 +141,8 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
     ),
     "encoder": ("encoders", lambda: model(encoder=EncoderSpec())),
     "both sides": ("windows on both sides", lambda: attention(reach=8)),
+    "tower": ("towers of images", lambda: model(tower=TowerSpec(8, 192, 4, 64))),
+    "images": ("images", lambda: model(sight="before")),
     "positions": ("learned positions", lambda: model(learned_positions=64)),
     "logits": ("logit multipliers", lambda: model(logit_scale=0.5)),
     "logit caps": ("logit caps", lambda: model(logit_cap=30.0)),
@@ -147,6 +150,7 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
 OF_MODELS = (
     "rotary embeddings of parts of a head", "layer norms", "learned positions",
     "logit multipliers", "logit caps", "encoders", "no attention at all",
+    "towers of images", "images",
 )  # fmt: skip
 
 

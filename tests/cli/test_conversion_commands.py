@@ -105,7 +105,14 @@ def test_a_config_is_written_and_changed(
     [
         (["--host", "aarch64-linux-gnu", "--kernels", "vnni"], "vnni kernels are for"),
         (["--kernels", "fast"], "kernels = 'fast' is not allowed: use one of amx, vnni"),
-        (["--device", "cuda"], "device = 'cuda' is not allowed: one of auto, cpu"),
+        (["--device", "rocm"], "device = 'rocm' is not allowed: one of auto, cpu, cuda"),
+        (
+            ["--device", "cuda", "--arch", "sm_75"],
+            "arch = 'sm_75' is not allowed: use one of sm_80",
+        ),
+        (["--arch", "sm_80"], "arch = 'sm_80' is not allowed: it is for device 'cuda' alone"),
+        (["--device", "cuda", "--kernels", "avx2"], "kernels = 'avx2' is not allowed: device cuda"),
+        (["--device", "cuda", "--arch", "sm_80", "--host", "x86_64-linux-gnu"], "leave it out"),
         (["--overrides", "max_batch_size=4"], "it is decided when the model is opened"),
     ],
 )

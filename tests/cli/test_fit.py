@@ -73,6 +73,14 @@ def test_the_terms_add_up_to_what_the_engine_plans(
     assert found["modes"]["interactive"]["max_total_sequence_length"] == 4096
 
 
+def test_pages_of_bytes(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """36 bytes instead of 32 numbers: the elements, a scale of two bytes, and room to a line."""
+    code, found = fit(capsys, model, "--kv-cache-dtype", "int8")
+    assert code == 0 and found["kv_bytes_per_token"] == 3 * 2 * 2 * 36
+    assert main(["fit", model, "--kv-cache-dtype", "int8"]) == 0
+    assert "8-bit keys and values" in capsys.readouterr().out
+
+
 def test_given_limits_are_obeyed_in_every_mode(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +126,9 @@ def test_sums_beyond_32_and_64_bits(
     assert code == 0 and terms["kv_cache"] == 2**31 * found["kv_bytes_per_token"] > 2**40
     measured = memory.model_size
     huge = {"context_window": 2**31 - 1, "weight_bytes": 2**64}
-    monkeypatch.setattr(memory, "model_size", lambda bundle: replace(measured(bundle), **huge))
+    monkeypatch.setattr(
+        memory, "model_size", lambda *given, **more: replace(measured(*given, **more), **huge)
+    )
     code, found = fit(capsys, model)
     assert code == 1 and found["modes"]["local"]["bytes"]["weights"] == 2**64
     assert found["modes"]["local"]["tokens_that_fit"] == 0

@@ -98,7 +98,7 @@ class Subject:
         self.runner = FakeRunner(num_pages=pages, vocab_size=256)
         bundles = [echo_bundle(1024)]
         patch.setattr(open_engine, "open_models", lambda *_: bundles)
-        patch.setattr(open_engine, "model_size", lambda bundle, kernels: SIZE)
+        patch.setattr(open_engine, "model_size", lambda bundle, *kinds: SIZE)
         patch.setattr(open_engine, "create_runner", lambda *arguments: self.runner)
         cores: list[Any] = []
         made = open_engine.EngineCore

@@ -14,6 +14,10 @@ VISION = {
 }  # fmt: skip
 
 
+CUT = {"model_type": "smolvlm", "scale_factor": 4}
+"""A model whose images are cut."""
+
+
 def config(**changed: object) -> dict[str, object]:
     """Of Gemma 3 4B, with some fields of `vision_config` changed."""
     return {"vision_config": {**VISION, **changed}, "text_config": {"hidden_size": 2560}}
@@ -26,8 +30,16 @@ def test_a_config_of_gemma_is_read() -> None:
 
 
 def test_every_tensor_has_an_origin_in_folders() -> None:
-    wanted = {name.replace("blk.0.", "blk.{i}.") for name in read_vision(config()).tensors}
-    assert {name for name in wanted if "blk." not in name or "{i}" in name} == set(HF_NAMES.origins)
+    specs = (read_vision(config()), read_vision({**config(model_type="idefics3"), **CUT}))
+    names = {name.replace("blk.0.", "blk.{i}.") for spec in specs for name in spec.tensors}
+    assert {one for one in names if "blk." not in one or "{i}" in one} == set(HF_NAMES.origins)
+
+
+def test_a_config_of_smolvlm_is_read() -> None:
+    spec = read_vision({**config(model_type="idefics3"), **CUT})
+    assert (spec.join, spec.tokens, spec.pooled_side) == ("beside", 256, 16)
+    with pytest.raises(ModelFileError, match="scale_factor"):
+        read_vision({**config(model_type="idefics3"), **CUT, "scale_factor": 5})
 
 
 @pytest.mark.parametrize(

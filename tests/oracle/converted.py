@@ -47,6 +47,15 @@ def converted_folder(folder: Path, path: Path, file_type: str, rule: str) -> Pat
     return path
 
 
+def converted_eyes(folder: Path, vocabulary: dict[str, Any]) -> tuple[Path, Path]:
+    """The language model and the tower of a folder that has both, as two files: `model.gguf` with a
+    vocabulary, and `mmproj.gguf`."""
+    model, tower = folder / "model.gguf", folder / "mmproj.gguf"
+    _in_the_process(folder, model, {}, "ALL_F32", "", vocabulary, False)
+    _in_the_process(folder, tower, {}, "ALL_F32", "", None, True)
+    return model, tower
+
+
 def _in_the_process(*given: Any) -> None:
     """`_convert`. Raises AssertionError with the end of what the process says."""
     error = _process().submit(_convert, *given).exception()
@@ -60,32 +69,40 @@ def _process() -> ProcessPoolExecutor:
 
 
 def _convert(
-    folder: Path, path: Path, fields: dict[str, Any], file_type: str = "ALL_F32", rule: str = ""
+    folder: Path,
+    path: Path,
+    fields: dict[str, Any],
+    file_type: str = "ALL_F32",
+    rule: str = "",
+    *tower: Any,
 ) -> None:
-    """In a process of its own. It writes a vocabulary if a file type is given."""
+    """In a process of its own. It writes a vocabulary if a file type is given. tower: the
+    vocabulary, where it is another one, and whether the tower of images is meant."""
+    vocabulary, is_tower = tower or (None, False)
     source = os.environ[FOLDER]
     if source not in sys.path:
         sys.path[:0] = [source, os.path.join(source, "gguf-py")]
     import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
-    architecture = get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT)
-    of_class = get_model_class(architecture)
+    kind = ModelType.MMPROJ if is_tower else ModelType.TEXT
+    architecture = get_model_architecture(ModelBase.load_hparams(folder, False), kind)
+    of_class = get_model_class(architecture, mmproj=is_tower)
     of_class.no_mtp = True  # random models have no head that drafts tokens
     model = of_class(folder, gguf.LlamaFileType[file_type], path)
     for one in (model, getattr(model, "impl", model)):
         if file_type == "ALL_F32":
-            one.set_vocab = partial(_add_vocabulary, one.gguf_writer)
+            one.set_vocab = partial(_add_vocabulary, one.gguf_writer, vocabulary)
         one.get_vocab_base_pre = lambda tokenizer: rule
         one.hparams |= fields
     model.write()
 
 
-def _add_vocabulary(writer: Any) -> None:
-    """writer: of the converter's gguf package."""
+def _add_vocabulary(writer: Any, vocabulary: dict[str, Any] | None = None) -> None:
+    """writer: of the converter's gguf package. vocabulary: None is that of the byte tokenizer."""
     size = f"{writer.arch}.vocab_size"
     if size not in writer.kv_data[0]:
         writer.add_uint32(size, VOCABULARY_SIZE)
-    for key, value in byte_tokenizer_metadata().items():
+    for key, value in (vocabulary or byte_tokenizer_metadata()).items():
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32}
         add.get(type(value), writer.add_array)(key, value)

@@ -222,6 +222,23 @@ def test_a_bad_debug_config_is_refused(value: Any) -> None:
     refused("debug_config", value)
 
 
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"kind": "send"}, "kind"),
+        ({"kind": "prepare_receive"}, "kv_window_end"),
+        ({"kind": "prepare_receive", "kv_window_end": -1, "kv_window_begin": 0}, "kv_window_begin"),
+        ({"kind": "remote_send", "kv_window_end": -1}, "kv_append_metadata"),
+        ({"kind": "start_generation", "kv_window_begin": 1.0}, "kv_window_begin"),
+        ({"kind": "start_generation", "kv_window_begin": 1, "dst_group_offset": 1}, "dst_group"),
+        ({"kind": "start_generation", "kv_window_begin": 1, "port": 1}, "port"),
+    ],
+)
+def test_a_bad_disagg_config_names_its_field(value: Any, field: str) -> None:
+    with pytest.raises(UserError, match=rf"debug_config\.disagg_config\.{field}"):
+        GenerationConfig(debug_config={"disagg_config": value})  # type: ignore[arg-type]
+
+
 def test_debug_config_takes_null_for_every_field() -> None:
     assert DebugConfig(**dict.fromkeys(DebugConfig.model_fields)) == DebugConfig()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from tiny_models import TinyModels
 
 from mlc_llm.errors import RequestError
@@ -14,6 +15,7 @@ from mlc_llm.runtime import logit_bias
 from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampled, Sampling, Scoring
 from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.model_runner import ModelRunner
+from mlc_llm.testing.tiny_model import TinyShape
 
 PROMPT = list(range(40, 60))
 GREEDY = Sampling(temperature=0)
@@ -48,6 +50,26 @@ def test_rows_that_want_no_token_get_none(runner: ModelRunner) -> None:
     output = runner.run(Batch([BatchRow(0, [1, 2], []), BatchRow(1, [3], [GREEDY])]))
     assert [len(samples) for samples in output.samples] == [0, 1]
     assert runner.run(Batch([BatchRow(0, [4], [])])).samples == [[]]
+
+
+def test_the_last_layer_multiplies_only_rows_with_logits(runner: ModelRunner) -> None:
+    rows: list[int] = []
+
+    def record(_function: object, name: str, before: bool, _result: object, *given: object) -> int:
+        if before and name.startswith("matmul"):
+            rows.append(int(given[0].shape[0]))  # type: ignore[attr-defined]
+        return 0
+
+    runner._library["set_instrument"](tvm_ffi.convert(record))
+    batch = Batch([BatchRow(0, PROMPT, [GREEDY])])
+    runner.run(batch)
+    runner._library["set_instrument"](None)
+    layers, number = TinyShape().layers, len(PROMPT)
+    of_layer = (len(rows) - 1) // layers
+    # Behind the last attention: the output matrix, the network and the head.
+    assert rows[: -of_layer - 1] == [number] * of_layer * (layers - 1)
+    of_last = rows[-of_layer - 1 :]
+    assert set(of_last[:-4]) == {number} and of_last[-4:] == [1] * 4
 
 
 def test_a_bias_is_prepared_once_whatever_rows_it_is_for(
@@ -185,7 +207,7 @@ def test_a_row_with_broken_logits_fails_alone(runner: ModelRunner) -> None:
         runner.add_sequence(seq_id)
         runner.run(Batch([BatchRow(seq_id, PROMPT[:-1], [])]))
     spoilt = runner._cache._main._sequences[1].pages[0]
-    np.from_dlpack(runner._pages[0])[spoilt] = np.nan
+    np.from_dlpack(runner._step.pages[0])[spoilt] = np.nan
     output = runner.run(Batch([BatchRow(i, PROMPT[-1:], [GREEDY]) for i in (0, 1)]))
     assert output.samples[0] == [clean]
     assert output.samples[1][0].error == "the model produced logits that are not finite"

@@ -155,7 +155,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**BLOCK, "content": 1}]}, "messages[0].content"),
     ({"messages": [{**BLOCK, "content": ["a"]}]}, "messages[0].content[0]"),
     ({"messages": [{**BLOCK, "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-    ({"messages": [{**BLOCK, "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{**BLOCK, "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
+    ({"messages": [{**BLOCK, "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
     ({"messages": [{**BLOCK, "content": [{"type": "tool_use"}]}]}, "messages[0].content[0].type"),
     ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages[1].role"),
     ({"system": [{"type": "image"}]}, "system[0].type"),
@@ -193,4 +194,29 @@ def test_wrong_calls_and_results_are_named() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
     with pytest.raises(InvalidField) as error:
         of(messages=[{"role": "user", "content": [result]}])
-    assert error.value.field == "messages[0].content[0].content[0].type"
+    assert error.value.field == "messages[0].content[0].content[0].source"
+
+
+def test_images_are_parts() -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "YWJj"}
+    blocks = [
+        {"type": "text", "text": "a"},
+        {"type": "text", "text": "b"},
+        {"type": "image", "source": source},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+        {"type": "text", "text": "c"},
+    ]
+    (message,) = said(messages=[{"role": "user", "content": blocks}])
+    urls = [one["image_url"]["url"] for one in message["content"][2:4]]
+    assert [one["text"] for one in message["content"][:2]] == ["a\n\n", "b"]
+    assert urls == ["data:image/png;base64,YWJj", "https://example.org/a.png"]
+    assert message["content"][4] == {"type": "text", "text": "c"}
+    result = {"type": "tool_result", "tool_use_id": "t", "is_error": True, "content": blocks[2:3]}
+    call = {"type": "tool_use", "id": "t", "name": "add", "input": {}}
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    ]
+    kinds = [one["type"] for one in said(messages=turns)[-1]["content"]]
+    assert kinds == ["text", "image_url"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.errors import InvalidField
+from mlc_llm.images.decoder import ImageFile, decoded
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import CompletionRequest
 from mlc_llm.serve.data import (
@@ -46,10 +48,28 @@ def test_token_data_keeps_its_own_list() -> None:
     assert data.token_ids == [1, 2**31 - 1]
 
 
-def test_images_are_refused_clearly() -> None:
-    for make in (lambda: ImageData(b"", 576), lambda: ImageData.from_url("data:image/png,")):
-        with pytest.raises(UnsupportedModel, match="Vision config is required"):
-            make()
+def test_an_image_is_a_file_or_an_array() -> None:
+    assert ImageData(b"abc", 576).image == ImageFile(b"abc")
+    assert ImageData.from_url("data:image/png;base64,YWJj").image == ImageFile(b"abc", "image/png")
+    pixels = np.arange(2 * 5 * 3, dtype=np.uint8).reshape(2, 5, 3)
+    for array in (pixels, pixels[None]):
+        file = ImageData(array).image
+        assert isinstance(file, ImageFile)
+        assert (decoded(file) == pixels).all()
+
+
+@pytest.mark.parametrize(
+    "image", ["path.png", None, np.zeros((2, 2, 3)), np.zeros((2, 2), np.uint8), [1]]
+)
+def test_what_is_no_image_is_refused(image: object) -> None:
+    with pytest.raises(InvalidField, match=r"ImageData\.image"):
+        ImageData(image)
+    with pytest.raises(InvalidField, match="pixels"):
+        ImageData(np.zeros((0, 2, 3), np.uint8))
+    with pytest.raises(InvalidField, match="embed_size"):
+        ImageData(b"abc", -1)
+    with pytest.raises(InvalidField, match="data: addresses"):
+        ImageData.from_url("http://example.org/a.png")
 
 
 def test_an_output_unpacks_to_one_item_a_sequence_and_only_once() -> None:

@@ -83,6 +83,7 @@ class Harness:
     drafter: Any = None
     clock: Callable[[], float] = time.perf_counter
     expected_error: str = "no error"
+    images: Any = None
 
     def __post_init__(self) -> None:
         self.tokenizer = PieceTokenizer()
@@ -94,6 +95,7 @@ class Harness:
             trace=self.trace,
             drafter=self.drafter,
             clock=self.clock,
+            images=self.images,
         )
         self.seen: dict[str, Seen] = {}
         self.steps = 0

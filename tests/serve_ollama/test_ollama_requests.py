@@ -115,7 +115,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (chat, {"think": "much"}, "think"),
     (chat, {"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
     (chat, {"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-    (chat, {"messages": [{**HELLO[0], "images": ["a"]}]}, "messages[0].images"),
+    (chat, {"messages": [{**HELLO[0], "images": [1]}]}, "messages[0].images[0]"),
     (chat, {"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages[1].role"),
     (chat, {"messages": [{**HELLO[0], "tool_calls": ["a"]}]}, "messages[0].tool_calls[0]"),
     (
@@ -126,7 +126,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (generate, {"suffix": "b"}, "suffix"),
     (generate, {"template": "{{ .Prompt }}"}, "template"),
     (generate, {"context": [1, 2]}, "context"),
-    (generate, {"images": ["a"]}, "images"),
+    (generate, {"raw": True, "images": ["a"]}, "images"),
     (generate, {"raw": True, "logprobs": True, "top_logprobs": 6}, "top_logprobs"),
 ]
 
@@ -136,3 +136,13 @@ def test_what_is_wrong_is_named(make: Any, fields: dict[str, Any], path: str) ->
     with pytest.raises(InvalidField) as error:
         make(**fields)
     assert error.value.field == path
+
+
+def test_images_stand_before_the_text() -> None:
+    for found in (
+        chat(messages=[{**HELLO[0], "images": ["YWJj"]}]),
+        generate(prompt="hello", images=["YWJj"]),
+    ):
+        content = said(found)[-1]["content"]
+        assert [one["type"] for one in content] == ["image_url", "text"]
+        assert content[0]["image_url"]["url"] == "data:;base64,YWJj"

@@ -144,7 +144,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-        "input[0].content[0].type",
+        "input[0].content[0].image_url",
     ),
     ({"input": [{"role": "user", "content": ["a"]}]}, "input[0].content[0]"),
     ({"input": [{"type": "function_call", "name": "a", "arguments": ""}]}, "input[0].call_id"),
@@ -185,3 +185,15 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], path: str) -> None:
     with pytest.raises(InvalidField) as error:
         of(**fields)
     assert error.value.field == path
+
+
+def test_images_are_parts() -> None:
+    parts = [
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": "data:image/png;base64,YWJj", "detail": "auto"},
+    ]
+    (message,) = said(input=[{"role": "user", "content": parts}])
+    assert [one["type"] for one in message["content"]] == ["text", "image_url"]
+    stored = {"type": "input_image", "file_id": "f"}
+    with pytest.raises(InvalidField, match="file_id"):
+        said(input=[{"role": "user", "content": [stored]}])

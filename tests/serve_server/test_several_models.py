@@ -17,7 +17,7 @@ from threaded_harness import PATIENCE_SECONDS, eventually
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.serve.async_reader import AsyncClient
 from mlc_llm.serve.config import EngineConfig
-from mlc_llm.serve.limits import complete_config
+from mlc_llm.serve.limits import DEFAULT_UTILIZATION, complete_config
 from mlc_llm.serve.memory_plan import KVSize, ModelSize
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.pool import registry
@@ -25,6 +25,7 @@ from mlc_llm.serve.server.pool.names import slots_of
 from mlc_llm.serve.server.pool.openers import (
     EngineOpener,
     Plan,
+    plan_of_free,
     plan_within,
     share_alone,
     usual_budget,
@@ -255,6 +256,27 @@ def test_a_model_gets_what_its_share_allows() -> None:
     encoder = replace(size_of(1 << 20), is_encoder=True)
     one = plan_within(config, encoder, budget)
     assert complete_config(one.config, encoder, budget)[1].total(4096 + 4 * 16) == one.bytes
+
+
+def test_a_model_that_is_opened_again_takes_what_is_free_by_then() -> None:
+    """Other programs may have taken memory since the server began."""
+    config, budget = EngineConfig(mode="server", max_num_sequence=4), 200 << 20
+    plan = plan_within(config, size_of(1 << 20), budget)
+    assert plan_of_free(plan, lambda: 2 * plan.bytes) is plan
+    free = int((plan.bytes - (1 << 20)) / DEFAULT_UTILIZATION)
+    left = usual_budget(lambda: free)
+    smaller = plan_of_free(plan, lambda: free)
+    assert left - (1 << 20) < smaller.bytes <= left
+    assert (
+        complete_config(smaller.config, size_of(1 << 20), left)[1].total(
+            smaller.config.max_total_sequence_length or 0
+        )
+        == smaller.bytes
+    )
+    with pytest.raises(UserError, match="Insufficient memory"):
+        plan_of_free(plan, lambda: 1 << 20)
+    stated = plan_within(replace(config, max_total_sequence_length=8192), size_of(1 << 20), budget)
+    assert plan_of_free(stated, lambda: 1 << 20) is stated, "what the user has said stays"
 
 
 def test_one_model_alone_leaves_memory_to_others_unless_it_needs_it() -> None:

@@ -235,6 +235,17 @@ def test_states_are_counted_and_cannot_be_rolled_back() -> None:
         )
 
 
+def test_pages_of_bytes_need_pages() -> None:
+    asked = EngineConfig(kv_cache_dtype="int8")
+    assert infer_limits(asked, SMALL).kv_cache_dtype == "int8"
+    for size, why in (
+        (replace(SMALL, is_encoder=True), "encoder"),
+        (replace(SMALL, groups=(KVSize(0, 1),)), "no attention"),
+    ):
+        with pytest.raises(InvalidField, match=rf"kv_cache_dtype = 'int8'.*{why}.*'auto'"):
+            infer_limits(asked, size)
+
+
 def test_an_encoder_has_room_for_one_step() -> None:
     """Each text begins a page. A config that was completed is complete again."""
     encoder = replace(SMALL, context_window=1000, is_encoder=True)

@@ -87,6 +87,7 @@ def test_an_engine_config_may_be_a_dict_and_anything_else_is_named(kind: Any) ->
     for wrong, named in (
         ({"max_num_sequences": 3}, "the nearest known is 'max_num_sequence'"),
         ("local", "engine_config = 'local'.*EngineConfig, or a dict"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype = 'int8'.*no keys and values"),
     ):
         with pytest.raises(InvalidField, match=named):
             kind("mock://echo", engine_config=wrong)

@@ -27,7 +27,7 @@ def runner() -> FakeRunner:
 @pytest.fixture
 def engine(runner: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> SyncMLCEngine:
     monkeypatch.setattr(open_engine, "open_models", lambda *_, **_named: [echo_bundle(1024)])
-    monkeypatch.setattr(open_engine, "model_size", lambda bundle, kernels: SIZE)
+    monkeypatch.setattr(open_engine, "model_size", lambda bundle, *kinds: SIZE)
     monkeypatch.setattr(open_engine, "create_runner", lambda *arguments: runner)
     return SyncMLCEngine("a model")
 

@@ -199,8 +199,8 @@ def test_a_draft_model_with_other_tokens_is_refused(
     sizes = iter([300, 256])
     measured = open_engine.model_size
 
-    def other(bundle: Any, kernels: str | None) -> Any:
-        return replace(measured(bundle, kernels), vocab_size=next(sizes))
+    def other(bundle: Any, *kinds: Any) -> Any:
+        return replace(measured(bundle, *kinds), vocab_size=next(sizes))
 
     monkeypatch.setattr(open_engine, "model_size", other)
     with pytest.raises(InvalidField, match="has 256 tokens and the model 300") as caught:

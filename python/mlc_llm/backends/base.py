@@ -12,11 +12,12 @@ What it cannot do, `check` says before anything is packed or compiled. No TVM is
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ class Ops(Protocol):
     def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
         """Rows of the table, times `scale`."""
 
+    def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+        """x with x[at[i]] = rows[i], in place, for each at[i] that is not -1."""
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         """An Input: x / sqrt(mean(x^2) + eps) * weight."""
 
@@ -126,6 +130,9 @@ class Ops(Protocol):
 
     def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         """The same in place of x."""
+
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """norm(x), or layer_norm(x) with a bias, of a few rows; it may be in place of x."""
 
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of
@@ -144,6 +151,12 @@ class Ops(Protocol):
         scale: float = 1.0,
     ) -> Tensor:
         """scale * (x W^T + bias) for an Input x; added to `add_to` in place if that is given."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks, by the packed function `mlc.all_reduce` of the process."""
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        """x + bias, in place of x."""
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x + norm(y), in place of x."""
@@ -220,6 +233,9 @@ class Ops(Protocol):
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         """x[rows]."""
 
+    def take_input_rows(self, x: Input, rows: Tensor) -> Input:
+        """The same of an Input, which is not read otherwise."""
+
     def chosen_logits(self, kept: Tensor, rows: Tensor, token: Tensor) -> Tensor:
         """kept[i, token[rows[i]]], or 0 where there is no such token."""
 
@@ -255,15 +271,18 @@ class Staging(Protocol):
 class Functions(Protocol):
     """The functions of a library, by name."""
 
-    def __getitem__(self, name: str) -> tvm_ffi.Function: ...
+    def __getitem__(self, name: str) -> Callable[..., Any]: ...
 
 
 class Device(Protocol):
     """Memory and code of a device at run time."""
 
-    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> Functions:
+    def link(
+        self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
+    ) -> Functions:
         """The functions of a library, by name. `files` and `requires`: what `compile` returned.
-        Raises BrokenLibrary."""
+        ranks: processes that compute together and share what the machine has. Raises
+        BrokenLibrary."""
 
     def zeros(self, shape: Sequence[int], dtype: str) -> DeviceTensor:
         """A tensor for KV pages and the like."""
@@ -309,8 +328,16 @@ class Backend(Protocol):
     @property
     def device(self) -> Device: ...
 
+    def free_memory(self) -> int | None:
+        """Free bytes of the device; None: its memory is that of this machine. Raises
+        UnusableDevice."""
+
     def with_precision(self, precision: Precision) -> Backend:
         """These kernels with what that precision needs. Raises InvalidField if they lack it."""
+        ...
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> Backend:
+        """These kernels with KV pages of that kind. Raises InvalidField if they lack it."""
         ...
 
     def check(self, spec: ModelSpec) -> None:

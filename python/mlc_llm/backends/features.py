@@ -51,6 +51,8 @@ Feature: TypeAlias = Literal[
     "encoders",
     "windows on both sides",
     "learned positions",
+    "towers of images",
+    "images",
     "logit multipliers",
     "logit caps",
 ]
@@ -128,25 +130,32 @@ _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
     "layer norms": lambda spec: spec.norm == "layer",
     "encoders": lambda spec: spec.encoder is not None,
     "learned positions": lambda spec: spec.learned_positions > 0,
+    "towers of images": lambda spec: spec.tower is not None,
+    "images": lambda spec: spec.sight is not None,
     "logit multipliers": lambda spec: spec.logit_scale != 1.0,
     "logit caps": lambda spec: spec.logit_cap is not None,
 }
 
 
-def refuse_missing(spec: ModelSpec, kernels: str, has: Collection[Feature] = ()) -> None:
+def refuse_missing(
+    spec: ModelSpec,
+    kernels: str,
+    has: Collection[Feature] = (),
+    otherwise: str = "use --kernels reference",
+) -> None:
     """Raises UnsupportedModel for the first feature of the model that is not in `has`.
 
-    kernels: the backend's name.
+    kernels: the backend's name. otherwise: what to do then.
     """
     for i, layer in enumerate(spec.layers):
         for feature, is_asked in _OF_LAYERS.items():
             if feature not in has and is_asked(layer):
-                raise _missing(f"layer {i} needs {feature}", kernels)
+                raise _missing(f"layer {i} needs {feature}", kernels, otherwise)
     for feature, is_in_model in _OF_MODELS.items():
         if feature not in has and is_in_model(spec):
-            raise _missing(f"the model needs {feature}", kernels)
+            raise _missing(f"the model needs {feature}", kernels, otherwise)
 
 
-def _missing(need: str, kernels: str) -> UnsupportedModel:
-    words = f"{need}, which the {kernels} kernels cannot compute; use --kernels reference"
+def _missing(need: str, kernels: str, otherwise: str) -> UnsupportedModel:
+    words = f"{need}, which the {kernels} kernels cannot compute; {otherwise}"
     return UnsupportedModel(words)

@@ -8,51 +8,87 @@ from typing import TYPE_CHECKING
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.backends.cpu.target import KERNELS_VARIABLE, choose
+from mlc_llm.backends.cuda.architectures import architecture
+from mlc_llm.backends.cuda.backend import NAME, CudaBackend
 from mlc_llm.errors import InvalidField
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
 
-REFERENCE = "reference"
+REFERENCE, CUDA = "reference", NAME
 
 
 def choose_backend(kernels: str | None = None) -> Backend:
-    """kernels: "auto", a set of CPU kernels or "reference"; None: what the environment says.
+    """kernels: "auto", a set of CPU kernels, "cuda" or "reference"; None: what the environment
+    says. "auto" are the best CPU kernels: who chooses the device asks whether there is a GPU.
 
-    Raises InvalidField for an unknown name, or kernels whose instructions the machine lacks.
+    Raises InvalidField for an unknown name, or kernels whose instructions the machine lacks;
+    UnusableDevice if there is no GPU for "cuda".
     """
-    name = kernels or os.environ.get(KERNELS_VARIABLE) or "auto"
+    name = wanted_kernels(kernels)
     if name == REFERENCE:
         return _reference()
+    if name == CUDA:
+        return _gpu()
     if name != "auto" and name not in ISAS:
-        allowed = f"use one of auto, {', '.join(ISAS)}, {REFERENCE}"
+        allowed = f"use one of auto, {', '.join(ISAS)}, {CUDA}, {REFERENCE}"
         raise InvalidField(f"kernels ({KERNELS_VARIABLE})", name, allowed)
     return CpuBackend(choose(name).isa)
 
 
-def named_backend(kernels: str | None, default: str | None = None) -> Backend:
+def wanted_kernels(kernels: str | None = None) -> str:
+    """The name that was given, else what the environment says, else "auto"."""
+    return kernels or os.environ.get(KERNELS_VARIABLE) or "auto"
+
+
+def named_backend(
+    kernels: str | None, default: str | None = None, arch: str | None = None
+) -> Backend:
     """To compile for any machine: kernels by name, whatever this machine lacks.
 
-    default: where no name is given; None: what `choose_backend` chooses. Raises InvalidField.
+    default: where no name is given; None: what `choose_backend` chooses. arch: of the GPU, for
+    "cuda"; None: that of this machine's GPU. Raises InvalidField, UnusableDevice.
     """
     name = kernels or default
+    if arch is not None and name != CUDA:
+        raise InvalidField("arch", arch, f"it is for device '{CUDA}' alone")
+    if name == CUDA:
+        return _gpu() if arch is None else CudaBackend(architecture(arch).name)
     if name is None:
         return choose_backend()
     if name not in (*ISAS, REFERENCE):
-        raise InvalidField("kernels", name, f"use one of {', '.join(ISAS)}, {REFERENCE}")
+        raise InvalidField("kernels", name, f"use one of {', '.join(ISAS)}, {CUDA}, {REFERENCE}")
     return backend_of(name)
 
 
 def backend_of(name: str) -> Backend:
     """The backend that a library names in its metadata. Raises KeyError for an unknown one."""
+    if name == CUDA:
+        return CudaBackend(None)
     return _reference() if name == REFERENCE else CpuBackend(ISAS[name])
 
 
-def why_no_gpu(index: int = 0) -> str:
-    """Why no model runs on the NVIDIA GPU of that index: in this version, and on this machine."""
+def why_no_gpu() -> str | None:
+    """Why no model can run on an NVIDIA GPU here, in a line; None: one can."""
     from mlc_llm.backends.cuda.state import why_not
 
-    return why_not(index)
+    return why_not()
+
+
+def has_gpu() -> bool:
+    """Whether the driver shows an NVIDIA GPU, usable or not. Takes no time where there is none."""
+    from mlc_llm.backends.cuda.state import look
+
+    return bool(look().gpus)
+
+
+def _gpu() -> Backend:
+    """The backend of this machine's GPU. Raises UnusableDevice."""
+    from mlc_llm.backends.cuda.driver import usable_gpu
+
+    found = usable_gpu().architecture
+    assert found is not None, "a usable GPU has one"
+    return CudaBackend(found.name)
 
 
 def _reference() -> Backend:

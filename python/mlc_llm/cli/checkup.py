@@ -85,8 +85,9 @@ def _look_at_gpus(report: Report) -> None:
         "nvidia driver": found.driver,
         **{f"gpu {gpu.index}": _gpu_words(gpu) for gpu in found.gpus},
         "packages": found.packages,
-        "models": gpu_state.NOT_WHOLE,
     }
+    if found.gpus:
+        report.sections["gpu"]["models"] = gpu_state.why_not() or "can run on gpu 0"
 
 
 def _gpu_words(gpu: Gpu) -> str:
@@ -144,6 +145,7 @@ def _look_at_choice(report: Report) -> None:
         "kernels": f"{chosen.isa.name} ({how})",
         "target": str(target_for(chosen.isa)),
         "threads": str(threads),
+        "kv pages": f"{chosen.isa.kv_dtype}, or int8 if an engine's kv_cache_dtype says so",
     }
     best = fastest().name
     if chosen.isa.name != best and not chosen.forced:

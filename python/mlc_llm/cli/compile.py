@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.cli.guard import OK
+from mlc_llm.cli.options import add_kv_cache
 from mlc_llm.cli.terminal import note
 from mlc_llm.conversion.output import check_free, new_output
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.precision import PRECISIONS, Precision
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.support.progress import set_quiet
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
 
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda")
+CUDA = DEVICES[2]
 WINDOW = "sliding_window_size"
 DECIDED_LATER = (
     "context_window_size", "prefill_chunk_size", "attention_sink_size", "max_batch_size",
@@ -36,8 +39,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="as for generate: the library is for weights that are quantised when they are packed",
     )
+    _add_target(parser)
+    _add_shaping(parser)
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
+    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
+
+
+def _add_shaping(parser: argparse.ArgumentParser) -> None:
+    """Flags: what the code is like."""
     parser.add_argument(
-        "--device", default=DEVICES[0], metavar="NAME", help="auto or cpu (default: %(default)s)"
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        metavar="NAME",
+        help="of the engines that it is for: exact, fast-prompts or fast (default: %(default)s)",
+    )
+    add_kv_cache(parser)
+    parser.add_argument(
+        "--overrides",
+        metavar="TEXT",
+        default="",
+        help=f"{WINDOW}=N: the library is for an engine with a sliding window",
+    )
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    """What the library is for."""
+    parser.add_argument(
+        "--device",
+        default=DEVICES[0],
+        metavar="NAME",
+        help="auto, cpu or cuda (default: %(default)s, which is cpu unless --kernels says cuda)",
+    )
+    parser.add_argument(
+        "--arch",
+        metavar="NAME",
+        help="with --device cuda, the GPU that runs it: sm_80, sm_86, sm_89, sm_90a or sm_100a "
+        "(default: that of this machine); no GPU is needed to compile for one",
     )
     parser.add_argument(
         "--host",
@@ -49,24 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels",
         metavar="NAME",
-        help="which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable or reference "
+        help="which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, cuda or reference "
         "(default: the fastest of this machine; with --host portable)",
     )
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default=PRECISIONS[0],
-        metavar="NAME",
-        help="of the engines that it is for: exact, fast-prompts or fast (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--overrides",
-        metavar="TEXT",
-        default="",
-        help=f"{WINDOW}=N: the library is for an engine with a sliding window",
-    )
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="the new folder")
-    parser.add_argument("--quiet", action="store_true", help="show no progress and no notes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
     windowed = is_windowed(args.overrides)
     check_free(output)
     triple = None if args.host == HERE else args.host
-    backend = _backend(args.kernels, triple, args.precision)
+    kernels = _kernels(args.device, args.kernels)
+    kv_cache = args.kv_cache_dtype or EngineConfig.kv_cache_dtype
+    backend = _backend(kernels, triple, args.precision, args.arch).with_kv_cache(kv_cache)
     # Only this command of the two that it imports needs a compiler.
     from mlc_llm.compiler.jit import compile_library
     from mlc_llm.serve.opening.bundle import open_model
@@ -95,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             triple=triple,
         )
     if not args.quiet:
-        where = "this machine" if triple is None else triple
+        where = args.arch or ("this machine" if triple is None else triple)
         note(f"[{output}: {backend.name} kernels for {where}]")
     return OK
 
@@ -115,9 +140,20 @@ def is_windowed(overrides: str) -> bool:
     return window > 0
 
 
-def _backend(kernels: str | None, triple: str | None, precision: Precision) -> Backend:
+def _kernels(device: str, kernels: str | None) -> str | None:
+    """The kernels of the device. Raises InvalidField if the two do not agree."""
+    if device == CUDA and kernels in (None, CUDA):
+        return CUDA
+    if device == CUDA or (device == "cpu" and kernels == CUDA):
+        raise InvalidField("kernels", kernels, f"device {device} does not have them")
+    return kernels
+
+
+def _backend(
+    kernels: str | None, triple: str | None, precision: Precision, arch: str | None
+) -> Backend:
     """The kernels. Those for another machine need not run on this one."""
     from mlc_llm.backends.registry import named_backend
 
-    backend = named_backend(kernels, PORTABLE if triple else None)
+    backend = named_backend(kernels, PORTABLE if triple else None, arch)
     return backend.with_precision(precision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from mlc_llm.backends.registry import choose_backend
+from mlc_llm.backends.registry import CUDA, choose_backend, has_gpu
 from mlc_llm.compiler.keys import known_weights
 from mlc_llm.errors import MLCError
 from mlc_llm.library.metadata import INDEX_FILE
@@ -15,13 +15,17 @@ from mlc_llm.support.machine import describe
 from mlc_llm.support.superseded import is_sound
 
 
-def begin_early(reading: ReadAhead, model: str | None, kernels: str | None = None) -> None:
+def begin_early(
+    reading: ReadAhead, model: str | None, kernels: str | None = None, device: str = "cpu"
+) -> None:
     """Begin to read the packed weights of a model file, if they are in the cache.
 
     Does nothing for a model that is named in another way, and for one with an error: whoever opens
     the model finds the error too, and says what it is.
     """
     with suppress(MLCError, OSError, RuntimeError, ValueError):
+        if kernels is None and device != "cpu" and has_gpu():
+            kernels = CUDA
         file = DEFAULT_MODEL.place if model is None else Path(model).expanduser()
         folder = known_weights(file, choose_backend(kernels))
         if folder is not None and is_sound(folder, INDEX_FILE):

@@ -13,6 +13,7 @@ from typing import get_args
 from mlc_llm.cli.fit_report import Choice, Report
 from mlc_llm.cli.flags import ENGINE_FLAGS, naming_flags, with_flags
 from mlc_llm.cli.guard import INTERNAL_ERROR, OK
+from mlc_llm.cli.options import add_kv_cache
 from mlc_llm.errors import UserError
 from mlc_llm.serve.config import MODES, EngineConfig, EngineMode
 from mlc_llm.serve.limits import (
@@ -28,7 +29,8 @@ from mlc_llm.serve.precision_costs import PrecisionCost
 FLAGS = {
     name: flag
     for name, flag in ENGINE_FLAGS.items()
-    if flag in ("--context", "--sequences", "--chunk", "--tokens", "--utilization")
+    if flag
+    in ("--context", "--sequences", "--chunk", "--tokens", "--utilization", "--kv-cache-dtype")
 }
 """Field of `EngineConfig` that changes the memory -> the flag that sets it."""
 
@@ -55,6 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--utilization", type=float, metavar="X", help="the share of the free memory to use, 0 to 1"
     )
+    add_kv_cache(parser)
+    parser.add_argument(
+        "--tensor-parallel-shards", type=int, metavar="N", help="processes that compute the model"
+    )
     parser.add_argument(
         "--precisions",
         action="store_true",
@@ -65,11 +71,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table. The exit code is 1 if the chosen mode does not fit."""
-    given = {name: getattr(args, flag[2:]) for name, flag in FLAGS.items()}
+    given = {name: getattr(args, flag[2:].replace("-", "_")) for name, flag in FLAGS.items()}
     with naming_flags():
-        config = EngineConfig(mode=args.mode, **given)
+        shards = args.tensor_parallel_shards
+        config = EngineConfig(mode=args.mode, tensor_parallel_shards=shards, **given)
         bundle = open_model(args.model)
-        size, (free, promised) = _look(bundle)
+        size, (free, promised) = _look(bundle, config)
         choices = {
             mode: choose(replace(config, mode=mode), size, free, promised)
             for mode in get_args(EngineMode)
@@ -91,13 +98,15 @@ def choose(config: EngineConfig, size: ModelSize, free: int, promised: str = "")
         return Choice(least, plan_memory(asked, size, free, promised), with_flags(str(error)))
 
 
-def _look(bundle: ModelBundle) -> tuple[ModelSize, tuple[int, str]]:
+def _look(bundle: ModelBundle, config: EngineConfig) -> tuple[ModelSize, tuple[int, str]]:
     """The size of the model, the free and the promised memory."""
     # TVM says which kernels this machine gets, and so how weights are packed.
     from mlc_llm.serve.opening.memory import look_at_memory, model_size
 
     memory = look_at_memory()
-    return model_size(bundle), memory.left(memory.standing)
+    shards = config.tensor_parallel_shards or 1
+    size = model_size(bundle, kv_cache=config.kv_cache_dtype, shards=shards)
+    return size, memory.left(memory.standing)
 
 
 def _costs(bundle: ModelBundle, *, measured: bool) -> list[PrecisionCost]:

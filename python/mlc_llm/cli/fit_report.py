@@ -50,6 +50,7 @@ class Choice:
             "weights": (plan.weights, "as the kernels hold them"),
             **({"draft_model": (plan.draft, "weights and workspace")} if plan.draft else {}),
             **({"adapters": (plan.adapters, "slots of LoRA adapters")} if plan.adapters else {}),
+            **({"tower": (plan.tower, "tower of images")} if plan.tower else {}),
             "activations": (plan.activations, f"of {config.prefill_chunk_size} tokens in a step"),
             "logits": (plan.logits, f"of {config.max_num_sequence} sequences, with sampling"),
             "rope": (plan.rope, f"of positions up to {config.max_single_sequence_length}"),

@@ -17,11 +17,15 @@ ENGINE_FLAGS = {
     "speculative_mode": "--speculative",
     "additional_models": "--draft-model",
     "precision": "--precision",
+    "kv_cache_dtype": "--kv-cache-dtype",
     "kernels": "--kernels",
     "quantization": "--quantization",
     "rope_scaling": "--rope-scaling",
     "model_lib": "--model-lib",
     "adapters": "--adapter",
+    "tensor_parallel_shards": "--tensor-parallel-shards",
+    "mmproj": "--mmproj",
+    "allow_image_hosts": "--allow-image-hosts",
 }
 """Field of `EngineConfig` -> the flag that sets it."""
 

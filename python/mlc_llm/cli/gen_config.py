@@ -19,7 +19,7 @@ SIZES = {
     "prefill_chunk_size": "the most tokens of prompts in a step",
     "attention_sink_size": "the first tokens that are always seen; -1: none",
     "max_batch_size": "the most sequences in a step",
-    "tensor_parallel_shards": "recorded; this version uses one device",
+    "tensor_parallel_shards": "recorded; the engine's own setting decides",
     "pipeline_parallel_stages": "recorded; this version uses one device",
 }
 """Numbers of the file that a flag of the same name sets."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from mlc_llm.cli import shape
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.errors import UserError
+from mlc_llm.library.page_format import KV_CACHE_DTYPES
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import (
@@ -91,6 +92,7 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         help="the smaller model of small_draft, or the folder of heads of eagle or medusa",
     )
     _add_adapter(group)
+    _add_images(group)
     group.add_argument(
         "--precision",
         choices=ENGINE_PRECISIONS,
@@ -98,7 +100,19 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         help="how exactly the model is computed: exact, fast-prompts, fast (all of it), or auto, "
         "which measures them and takes the fastest that is near enough (default: exact)",
     )
+    add_kv_cache(group)
     _add_kernels(group)
+
+
+def add_kv_cache(group: argparse._ActionsContainer) -> None:
+    """The flag of `kv_cache_dtype`."""
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_CACHE_DTYPES,
+        metavar="NAME",
+        help="how keys and values are kept: auto, or int8, which needs about half the memory and "
+        f"changes texts a little (default: {EngineConfig.kv_cache_dtype})",
+    )
 
 
 def _add_adapter(group: argparse._ArgumentGroup) -> None:
@@ -111,7 +125,30 @@ def _add_adapter(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_images(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--mmproj",
+        metavar="FILE",
+        help="the tower with which the model reads images, a .gguf file; none: it reads none "
+        "(default: the one in the model's folder, or the only mmproj file beside it that fits)",
+    )
+    group.add_argument(
+        "--allow-image-hosts",
+        metavar="HOST",
+        nargs="+",
+        help="hosts from which images are fetched, such as example.org (default: none; images come "
+        "as data: addresses)",
+    )
+
+
 def _add_kernels(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tensor-parallel-shards",
+        type=int,
+        metavar="N",
+        help="split the model among N processes on this machine, each with an equal share of the "
+        "cores, as where memory is far apart (default: 1)",
+    )
     group.add_argument(
         "--model-lib",
         metavar="FOLDER",
@@ -175,11 +212,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "speculative_mode": args.speculative,
         "additional_models": None if args.draft_model is None else [args.draft_model],
         "precision": args.precision,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "tensor_parallel_shards": args.tensor_parallel_shards,
         "kernels": args.kernels,
         "quantization": args.quantization,
         "rope_scaling": _scaling(args.rope_scaling),
         "model_lib": args.model_lib,
         "adapters": _adapters(args.adapter or ()),
+        "mmproj": args.mmproj,
+        "allow_image_hosts": args.allow_image_hosts,
     }
     with naming_flags():
         return EngineConfig.from_mapping(given)

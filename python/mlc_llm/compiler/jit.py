@@ -24,7 +24,9 @@ from mlc_llm.compiler.keys import (
 )
 from mlc_llm.errors import ModelFileError
 from mlc_llm.library.metadata import INDEX_FILE, METADATA_FILE, VERSION
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.models.image_spec import Sight
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
 from mlc_llm.support.cached import record_about
@@ -58,6 +60,8 @@ def prepare(
     precision: Precision = "exact",
     windowed: bool = False,
     adapted: bool = False,
+    kv_cache: KVCacheDtype = "auto",
+    sight: Sight | None = None,
     rebuild: bool = False,
     show: ShowProgress = progress,
 ) -> Prepared:
@@ -68,6 +72,8 @@ def prepare(
     precision: what the library is for. One for `exact` may be able to compute prompts faster too.
     windowed: the library is for a sliding window of the engine.
     adapted: it is for LoRA adapters.
+    kv_cache: how its KV pages keep keys and values.
+    sight: it is for images; what a token of one sees of it.
     rebuild: replace what is in the cache.
 
     Older builds for the same model are removed if they have not been used for a day. If two
@@ -75,9 +81,10 @@ def prepare(
 
     Raises UnsupportedModel, ModelFileError, CacheError, CompileError, InvalidField.
     """
-    backend = choose_backend(kernels).with_precision(precision)
+    backend = choose_backend(kernels).with_precision(precision).with_kv_cache(kv_cache)
     plan = _plan(model, vocab_size, windowed)
     plan = plan.with_adapters() if adapted else plan
+    plan = replace(plan, spec=replace(plan.spec, sight=sight))
     backend.check(plan.spec)
     content = content_of_model(model)
     work = _Work(model, plan, backend, show)

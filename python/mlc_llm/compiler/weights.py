@@ -32,7 +32,7 @@ from mlc_llm.library.metadata import (
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.models.row_order import row_order
 from mlc_llm.models.spec import RopeSpec
-from mlc_llm.models.weight_plan import Source, WeightPlan
+from mlc_llm.models.weight_plan import Slice, Source, WeightPlan
 from mlc_llm.quantization.block_format import Grouped
 from mlc_llm.quantization.ggml_blocks import dequantize, unpack
 
@@ -117,7 +117,7 @@ def _parameters(
         yield _Parameter.of(name, values[row_order(source, len(values))])
     for prefix, sources in plan.matrices.items():
         layout = backend.layout(plan.spec.kinds[prefix])
-        *stack, _, columns = sources[0].shape
+        stack, columns = sources[0].shape[:-2], sources[0].width
         shape, dtype = layout.shape(sum(source.count for source in sources), columns)
         parts = _stack(layout, sources[0], tensors) if stack else _matrix(layout, sources, tensors)
         yield _Parameter(f"{prefix}.packed", (*stack, *shape), dtype, parts)
@@ -174,7 +174,8 @@ def _rows(layout: WeightLayout, source: Source, tensor: Tensor) -> Iterator[Rows
         here = order[start : start + step]
         is_run = bool((np.diff(here) == 1).all())
         some = data[here[0] : here[-1] + 1] if is_run else data[here]
-        yield _values(layout, tensor, some.reshape(-1), (len(here), columns))
+        values = _values(layout, tensor, some.reshape(-1), (len(here), columns))
+        yield values if source.columns is None else _cut(values, source.columns)
 
 
 def _values(layout: WeightLayout, tensor: Tensor, data: Bytes, shape: tuple[int, int]) -> Rows:
@@ -188,6 +189,33 @@ def _values(layout: WeightLayout, tensor: Tensor, data: Bytes, shape: tuple[int,
     if grouped.minimum is not None:
         _check_finite(tensor.name, grouped.minimum)
     return grouped
+
+
+def _cut(rows: Rows, columns: Slice) -> Rows:
+    """Some columns, which are whole groups."""
+    here = slice(*columns)
+    if not isinstance(rows, Grouped):
+        return np.ascontiguousarray(rows[:, here])
+    whole = rows.q.shape[1]
+
+    def cut(values: Floats | None) -> Floats | None:
+        if values is None:
+            return None
+        size = whole // values.shape[1]
+        assert columns.start % size == 0 == columns.stop % size, "a group is cut"
+        part = values[:, columns.start // size : columns.stop // size]
+        return np.ascontiguousarray(part)
+
+    scale = cut(rows.scale)
+    assert scale is not None
+    return replace(
+        rows,
+        q=np.ascontiguousarray(rows.q[:, here]),
+        scale=scale,
+        minimum=cut(rows.minimum),
+        unit=cut(rows.unit),
+        minimum_unit=cut(rows.minimum_unit),
+    )
 
 
 def _count(rows: Rows) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -52,7 +53,12 @@ class Target:
     width: int
     height: int
     resample: int = 2
-    """As in Pillow: 2 is bilinear, 3 bicubic."""
+    """As in Pillow: 1 is Lanczos, 2 bilinear, 3 bicubic."""
+    longest: int = 0
+    """The longer side gets this size first; 0: it does not."""
+    is_cut: bool = False
+    """The image gets the size of whole tiles of this size, and there is a second picture: the whole
+    image as a tile. An image of one tile is one picture."""
 
 
 def decoded(
@@ -61,6 +67,16 @@ def decoded(
     limits: ImageLimits | None = None,
     field: str = "image",
 ) -> npt.NDArray[np.uint8]:
+    """The first of `pictures_of`."""
+    return pictures_of(image, target, limits, field)[0]
+
+
+def pictures_of(
+    image: ImageFile,
+    target: Target | None = None,
+    limits: ImageLimits | None = None,
+    field: str = "image",
+) -> list[npt.NDArray[np.uint8]]:
     """RGB, uint8 [height, width, 3]. Without a target, the image keeps its size.
 
     Raises `InvalidField` with the name of the field for an image that is broken, too large, empty
@@ -78,8 +94,13 @@ def decoded(
     answer = _read(head)
     if "error" in answer:
         raise _refused(field, image, str(answer["error"]))
-    shape = (int(answer["height"]), int(answer["width"]), 3)
-    return np.frombuffer(pixels, np.uint8).reshape(shape)
+    found, at = [], 0
+    for width, height in answer["sizes"]:
+        shape = (int(height), int(width), 3)
+        end = at + math.prod(shape)
+        found.append(np.frombuffer(pixels[at:end], np.uint8).reshape(shape))
+        at = end
+    return found
 
 
 def _task(image: ImageFile, target: Target | None, limits: ImageLimits) -> bytes:
@@ -90,6 +111,8 @@ def _task(image: ImageFile, target: Target | None, limits: ImageLimits) -> bytes
         "width": size.width,
         "height": size.height,
         "resample": size.resample,
+        "longest": size.longest,
+        "is_cut": size.is_cut,
         "memory": limits.memory,
         "seconds": limits.seconds,
     }

@@ -1,7 +1,8 @@
 """From the pixels of an image to the numbers that a model of images begins with.
 
-Source: `preprocessor_config.json` of Hugging Face folders, as Gemma3ImageProcessor of Transformers
-reads it: every image becomes a square of one size, whatever its shape.
+Source: `preprocessor_config.json` of Hugging Face folders, as Gemma3ImageProcessor and
+Idefics3ImageProcessor of Transformers read it. For the first one, every image becomes a square of
+one size, whatever its shape. For the other one, it is cut into squares.
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ MOST_SIDE = 8192
 RESAMPLES = range(6)
 """Pillow's numbers of them."""
 STEPS = ("do_resize", "do_rescale", "do_normalize")
-PROCESSORS = ("Gemma3ImageProcessor", "Gemma3ImageProcessorFast", "Gemma3ImageProcessorPil")
+ENDS = ("", "Fast", "Pil")
+SQUARES = tuple(f"Gemma3ImageProcessor{end}" for end in ENDS)
+TILES = tuple(f"{name}ImageProcessor{end}" for name in ("Idefics3", "SmolVLM") for end in ENDS)
+PROCESSORS = (*SQUARES, *TILES)
+LONGEST = 4096
+"""Of the longer side before an image is cut."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def read_pixel_form(config: Mapping[str, object]) -> PixelForm:
     if config.get("do_pan_and_scan"):
         raise UnsupportedModel("do_pan_and_scan = true is not supported: an image is one square")
     return PixelForm(
-        _target(config),
+        _tiles(config) if kind in TILES else _target(config),
         _number("rescale_factor", config.get("rescale_factor", 1 / 255)),
         _triple(config, "image_mean"),
         _triple(config, "image_std"),
@@ -80,6 +86,25 @@ def _target(config: Mapping[str, object]) -> Target:
     if type(resample) is not int or resample not in RESAMPLES:
         raise _wrong("resample", resample, "one of Pillow's numbers, 0 to 5")
     return Target(width, width, resample)
+
+
+def _tiles(config: Mapping[str, object]) -> Target:
+    """Of a processor that cuts images."""
+    longest, side = (_edge(config, name) for name in ("size", "max_image_size"))
+    resample, cuts = config.get("resample", 1), config.get("do_image_splitting", True)
+    if type(resample) is not int or resample not in RESAMPLES:
+        raise _wrong("resample", resample, "one of Pillow's numbers, 0 to 5")
+    if not isinstance(cuts, bool):
+        raise _wrong("do_image_splitting", cuts, "true or false")
+    return Target(side, side, resample, longest, cuts)
+
+
+def _edge(config: Mapping[str, object], name: str) -> int:
+    size = config.get(name)
+    edge = size.get("longest_edge") if isinstance(size, Mapping) else None
+    if type(edge) is not int or not 0 < edge <= LONGEST:
+        raise _wrong(name, size, f"a longest_edge, 1 to {LONGEST}")
+    return edge
 
 
 def _triple(config: Mapping[str, object], name: str) -> Triple:

@@ -5,8 +5,9 @@ process that runs this file decodes one image, has little memory and time, and c
 file. It imports only Pillow and the standard library.
 
 In: a line of JSON (`Task`), then the bytes of the image. Out: a line of JSON, {"error": ...} or
-{"width": ..., "height": ...}; behind the second one 3 bytes for each pixel of the asked size, row
-by row.
+{"sizes": [[width, height], ...]}; behind the second one 3 bytes for each pixel of each picture, row
+by row. There is one, or two where the image is to be cut into tiles: the image that is cut, and the
+whole one as a tile.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class Task(TypedDict):
     height: int
     resample: int
     """As in Pillow: 0 nearest, 1 Lanczos, 2 bilinear, 3 bicubic, 4 box, 5 Hamming."""
+    longest: int
+    """First the longer side gets this size (Idefics 3); 0: it keeps its own."""
+    is_cut: bool
+    """Then both sides become multiples of `width` and `height`."""
     memory: int
     """Bytes of address space of the process."""
     seconds: float
@@ -65,27 +70,59 @@ def serve(task_and_image: IO[bytes], answer: IO[bytes]) -> None:
     Image.init()  # imports all decoders, while files can be opened
     _limit(task)
     try:
-        width, height, pixels = decode(image, task)
+        pictures = decode(image, task)
     except Exception as error:
         _write(answer, {"error": _words(error)})
     else:
-        _write(answer, {"width": width, "height": height})
-        answer.write(pixels)
+        _write(answer, {"sizes": [[width, height] for width, height, _ in pictures]})
+        for _, _, pixels in pictures:
+            answer.write(pixels)
     answer.flush()
 
 
-def decode(image: bytes, task: Task) -> tuple[int, int, bytes]:
-    """(width, height, RGB bytes). Upright, without transparency. Raises `Refused`, and whatever
-    Pillow raises for broken bytes."""
+def decode(image: bytes, task: Task) -> list[tuple[int, int, bytes]]:
+    """(width, height, RGB bytes) of each picture. Upright, without transparency. Raises `Refused`,
+    and whatever Pillow raises for broken bytes."""
     from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = None  # `_check` counts them
     with Image.open(io.BytesIO(image), formats=list(FORMATS.values())) as opened:
         _check(opened, task)
         rgb = ImageOps.exif_transpose(opened).convert("RGB")
-    if task["width"]:
-        rgb = rgb.resize((task["width"], task["height"]), Image.Resampling(task["resample"]))
-    return rgb.width, rgb.height, rgb.tobytes()
+    kind, size = Image.Resampling(task["resample"]), (task["width"], task["height"])
+    if task["longest"]:
+        rgb = rgb.resize(_longest(rgb.width, rgb.height, task["longest"]), kind)
+    found = [rgb]
+    if task["is_cut"]:
+        whole = rgb.resize(_multiples(rgb.width, rgb.height, size[0]), kind)
+        found = [whole] if whole.size == size else [whole, whole.resize(size, kind)]
+    elif task["width"]:
+        found = [rgb.resize(size, kind)]
+    return [(one.width, one.height, one.tobytes()) for one in found]
+
+
+def _longest(width: int, height: int, longest: int) -> tuple[int, int]:
+    """The size with this longer side, rounded as Transformers does for Idefics 3."""
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        width, height = int(longest * ratio), longest
+        width += width % 2
+    return max(width, 1), max(height, 1)
+
+
+def _multiples(width: int, height: int, side: int) -> tuple[int, int]:
+    """The size of whole tiles, rounded as there."""
+    ratio = width / height
+    if width >= height:
+        width = -(-width // side) * side
+        height = -(-int(width / ratio) // side) * side
+    else:
+        height = -(-height // side) * side
+        width = -(-int(height * ratio) // side) * side
+    return max(width, side), max(height, side)
 
 
 def _check(opened: Image.Image, task: Task) -> None:

@@ -96,7 +96,7 @@ class JSONFFIEngine:
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
         if isinstance(device, str):
-            device = detect_device(device)
+            device = detect_device(device, config.kernels)
         self.engine_config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self._state = EngineState()
         self._ffi = _create_tvm_module(

@@ -9,8 +9,8 @@ attention, for each token, for each query head:
     total = sum(scores) + exp(sink - best)
     out = sum(scores[t] * value[t]) / total
 
-pages     float32 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values (1) of a page, each
-          [PAGE, head_dim]
+pages     [pages, kv_heads, 2, elements of a block]: keys (0) and values (1) of a page, each
+          float32 [PAGE, head_dim], or int8 with scales behind them (`library/page_format.py`)
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.page_bytes import (
+    inverse,
+    read_scales,
+    scale_bits,
+    scales_at,
+    two_bytes,
+    whole,
+)
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.page_format import GROUP, block_elements, scale_groups
 
 PAGE = 16
 """Tokens of a page."""
@@ -32,13 +41,35 @@ SCHEDULED = {"tirx.is_scheduled": True}
 """Attribute of every kernel: the loops are final."""
 
 
+@T.inline
+def _store_bytes(pages, slot, h, kind, x, row):
+    """Key (kind 0) or value (1) of KV head h of a token, from row `row` of x, as whole numbers and
+    scales."""
+    D = T.meta_var(int(x.shape[2]))
+    largest = T.alloc_buffer((1,), "int32")
+    for g in T.serial(scale_groups(D)):
+        largest[0] = 0
+        for d in T.serial(T.min(GROUP, D - g * GROUP)):
+            largest[0] = T.max(
+                largest[0], T.reinterpret(T.abs(x[row, h, g * GROUP + d]), dtype="int32")
+            )
+        pages[slot // PAGE, h, kind, T.ramp(scales_at(PAGE, D, g, slot % PAGE), 1, 2)] = two_bytes(
+            scale_bits(largest[0])
+        )
+        for d in T.serial(T.min(GROUP, D - g * GROUP)):
+            pages[slot // PAGE, h, kind, slot % PAGE * D + g * GROUP + d] = whole(
+                x[row, h, g * GROUP + d] * inverse(scale_bits(largest[0]))
+            )
+
+
 @cache
-def store(kv_heads: int, head_dim: int) -> PrimFunc:
+def store(kv_heads: int, head_dim: int, dtype: str = "float32") -> PrimFunc:
     """pages[slot[i]] = key[i], value[i], in place:
 
     key, value    float32 [m, kv_heads, head_dim]
     slot          int32 [m]: page * PAGE + place in the page
     """
+    block = block_elements(dtype, PAGE, head_dim)
 
     @T.prim_func(private=True, s_tir=True)
     def store_kv(key: T.handle, value: T.handle, slot: T.handle, pages: T.handle):
@@ -48,11 +79,16 @@ def store(kv_heads: int, head_dim: int) -> PrimFunc:
         K = T.match_buffer(key, (m, kv_heads, head_dim), "float32")
         V = T.match_buffer(value, (m, kv_heads, head_dim), "float32")
         S = T.match_buffer(slot, (m,), "int32")
-        P = T.match_buffer(pages, (n, kv_heads, 2, PAGE * head_dim), "float32")
+        P = T.match_buffer(pages, (n, kv_heads, 2, block), dtype)
         with T.sblock("root"):
-            for i, h, d in T.grid(m, kv_heads, head_dim):
-                P[S[i] // PAGE, h, 0, S[i] % PAGE * head_dim + d] = K[i, h, d]
-                P[S[i] // PAGE, h, 1, S[i] % PAGE * head_dim + d] = V[i, h, d]
+            if dtype == "int8":
+                for i, h in T.grid(m, kv_heads):
+                    _store_bytes(P, S[i], h, 0, K, i)
+                    _store_bytes(P, S[i], h, 1, V, i)
+            else:
+                for i, h, d in T.grid(m, kv_heads, head_dim):
+                    P[S[i] // PAGE, h, 0, S[i] % PAGE * head_dim + d] = K[i, h, d]
+                    P[S[i] // PAGE, h, 1, S[i] % PAGE * head_dim + d] = V[i, h, d]
 
     return store_kv
 
@@ -88,8 +124,13 @@ class Attended:
     def element(self, block: Expr, h: Expr, kind: int, t: Expr, d: Expr) -> Expr:
         """Element d of the key (0) or value (1) at place t, for query head h."""
         page = self.page_ids[self.query_blocks[block, 2] + t // PAGE]
-        head_dim = int(self.queries.shape[2])
-        return self.pages[page, h // self.heads_per_kv, kind, t % PAGE * head_dim + d]
+        head_dim, head = int(self.queries.shape[2]), h // self.heads_per_kv
+        found = self.pages[page, head, kind, t % PAGE * head_dim + d]
+        if int(self.pages.shape[3]) == PAGE * head_dim:  # numbers without scales
+            return found
+        start = scales_at(PAGE, head_dim, d // GROUP, t % PAGE)
+        scale = read_scales(self.pages, page, head, kind, start, 1)
+        return T.cast(found, "float32") * scale
 
 
 @T.inline
@@ -132,6 +173,7 @@ def attention(
     scale: float,
     cap: float | None = None,
     both_sides: bool = False,
+    dtype: str = "float32",
 ) -> PrimFunc:
     """softmax(q k^T * scale) v over what each token sees. Arguments as in
     `library/signatures.py`, a query block for each token; scores are kept in `scores`:
@@ -144,8 +186,9 @@ def attention(
     scores    float32 [positions]: room for one row of scores
     out       float32 [m, heads, head_dim]
 
-    cap: a score s becomes cap * tanh(s / cap).
+    cap: a score s becomes cap * tanh(s / cap). dtype: of the pages.
     """
+    size = block_elements(dtype, PAGE, head_dim)
 
     @T.prim_func(private=True, s_tir=True)
     def paged_attention(
@@ -169,7 +212,7 @@ def attention(
         positions = T.int32()
         Q = T.match_buffer(q, (m, heads, head_dim), "float32")
         F = T.match_buffer(of_sinks, (m, heads, head_dim), "float32")
-        P = T.match_buffer(pages, (n, kv_heads, 2, PAGE * head_dim), "float32")
+        P = T.match_buffer(pages, (n, kv_heads, 2, size), dtype)
         AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(query_blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (ids,), "int32")
@@ -194,9 +237,29 @@ def attention(
 
 
 @cache
-def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
+def put_rows(width: int) -> PrimFunc:
+    """x[at[i]] = rows[i] in place, for int32 [s] indices; -1 stands for no row."""
+
+    @T.prim_func(private=True, s_tir=True)
+    def put(at: T.handle, rows: T.handle, x: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        s = T.int32()
+        AT = T.match_buffer(at, (s,), "int32")
+        R = T.match_buffer(rows, (s, width), "float32")
+        X = T.match_buffer(x, (m, width), "float32")
+        with T.sblock("root"):
+            for i, j in T.grid(s, width):
+                if AT[i] >= 0:
+                    X[AT[i], j] = R[i, j]
+
+    return put
+
+
+@cache
+def copy_pages(kv_heads: int, head_dim: int, dtype: str = "float32") -> PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices, in place."""
-    size = PAGE * head_dim
+    size = block_elements(dtype, PAGE, head_dim)
 
     @T.prim_func(private=True, s_tir=True)
     def copy(source: T.handle, target: T.handle, pages: T.handle):
@@ -205,7 +268,7 @@ def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
         p = T.int32()
         FROM = T.match_buffer(source, (n,), "int32")
         TO = T.match_buffer(target, (n,), "int32")
-        P = T.match_buffer(pages, (p, kv_heads, 2, size), "float32")
+        P = T.match_buffer(pages, (p, kv_heads, 2, size), dtype)
         with T.sblock("root"):
             for i, h, kv, j in T.grid(n, kv_heads, 2, size):
                 P[TO[i], h, kv, j] = P[FROM[i], h, kv, j]

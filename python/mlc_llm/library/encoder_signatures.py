@@ -51,7 +51,7 @@ def encoder_signatures(
             "near_places": [tensor("int32", "m") for _ in encoder.reaches],
             "first_seen": [tensor("int32", "m") for _ in encoder.reaches],
             "window": tensor("int32", 2),
-            "pages": tensor(kv.dtype, "pages", group.kv_heads, 2, kv.page_size * group.head_dim),
+            "pages": tensor(kv.dtype, "pages", group.kv_heads, 2, kv.block_elements(group)),
         }
     }
     pooled = {"pooled": tensor("float32", "r", hidden)}

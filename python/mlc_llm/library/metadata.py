@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mlc_llm.library.page_format import block_elements, element_bytes
 from mlc_llm.pooling import Pooling
 
 METADATA_FILE = "metadata.json"
@@ -55,7 +56,7 @@ class ParamInfo:
 class KVGroupInfo:
     """Layers that share a page table: keys and values of one shape, seen through one window.
 
-    A page tensor of one layer is [pages, kv_heads, 2, page_size * head_dim].
+    A page tensor of one layer is [pages, kv_heads, 2, elements of a block] (`page_format.py`).
     """
 
     layers: tuple[int, ...]
@@ -86,9 +87,15 @@ class KVInfo:
 
     def bytes_per_page(self, group: KVGroupInfo) -> int:
         """Of all layers of the group."""
-        width = {"float16": 2, "float32": 4}[self.dtype]
-        size = group.kv_heads * self.page_size * group.head_dim
-        return len(group.layers) * 2 * size * width
+        return len(group.layers) * 2 * group.kv_heads * self.block_bytes(group)
+
+    def block_bytes(self, group: KVGroupInfo) -> int:
+        """Of the keys, or the values, of a page of one KV head."""
+        return self.block_elements(group) * element_bytes(self.dtype)
+
+    def block_elements(self, group: KVGroupInfo) -> int:
+        """Of the same."""
+        return block_elements(self.dtype, self.page_size, group.head_dim)
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,26 @@ class EncoderInfo:
 
 
 @dataclass(frozen=True)
+class TowerInfo:
+    """Of a tower of images, as in `TowerSpec`."""
+
+    patches: int
+    patch_numbers: int
+    tokens: int
+    width: int
+
+
+@dataclass(frozen=True)
+class SightInfo:
+    """How a decoder takes the vectors of images."""
+
+    is_whole: bool
+    """A token of an image sees all of the image's tokens."""
+    groups: tuple[int, ...]
+    """Groups of layers that read `first_seen`."""
+
+
+@dataclass(frozen=True)
 class Metadata:
     """Written by the compiler, read by the runtime."""
 
@@ -163,8 +190,14 @@ class Metadata:
     """None: the model is a decoder, or draft heads."""
     eagle_group: int | None
     """The KV group of an EAGLE head, which drafts tokens for the model; None: there is none."""
+    tower: TowerInfo | None
+    """None: it is no tower of images."""
+    sight: SightInfo | None
+    """None: the decoder takes no images."""
     medusa_heads: int
     """Heads that draft tokens for another model; 0: it is a model."""
+    shards: int
+    """Ranks that compute the model together, each with a library and weights of its own."""
     params: tuple[ParamInfo, ...]
     sha256: dict[str, str]
     """Of the other files, in the order in which they are linked."""
@@ -187,6 +220,8 @@ class Metadata:
             AdaptedInfo(one["name"], one["columns"], tuple(one["widths"])) for one in raw["adapted"]
         )
         raw["encoder"] = None if raw["encoder"] is None else _encoder(raw["encoder"])
+        raw["tower"] = None if raw["tower"] is None else TowerInfo(**raw["tower"])
+        raw["sight"] = None if raw["sight"] is None else _sight(raw["sight"])
         raw["requires"] = tuple(raw["requires"])
         raw["params"] = tuple(
             ParamInfo(p["name"], tuple(p["shape"]), p["dtype"]) for p in raw["params"]
@@ -201,6 +236,10 @@ def _kv(raw: dict[str, Any]) -> KVInfo:
 
 def _encoder(raw: dict[str, Any]) -> EncoderInfo:
     return EncoderInfo(**{**raw, "reaches": tuple(raw["reaches"])})
+
+
+def _sight(raw: dict[str, Any]) -> SightInfo:
+    return SightInfo(raw["is_whole"], tuple(raw["groups"]))
 
 
 def _digest(raw: dict[str, object]) -> str:

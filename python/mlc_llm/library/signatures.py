@@ -13,6 +13,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              if there is an EAGLE head: previous [m];
              in a library for LoRA adapters: adapter_slots [m]; adapters, of each matrix that they
              may change: down [a, parts, rank, columns], up [a, rank, rows], ranks [a];
+             in a library for images: vector_at [v]; if image tokens see the whole image, of each
+             group with a window: first_seen [m]; vectors [v, hidden];
              params
              -> logits [s, padded_vocab], hidden [s, hidden]; of an EAGLE head also what its
                 attention gives, which nobody reads
@@ -34,6 +36,8 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   fast_tokens   how many of the first tokens may be computed less exactly
   adapter_slots the adapter of each token, -1 for none; see `AdapterInputs` in `backends/base.py`.
                 The rank is a multiple of 8
+  vector_at     tokens whose embeddings are the rows of `vectors`; -1 stands for no token
+  first_seen    the first place that a token sees, where `windows` does not say it
 top_tokens   logits [s, padded_vocab], rows [r]
              -> token [r, 20], most likely first, -1 where there are no more; logprob [r, 20];
                 log_total [r], the log of the sum of exp(logits)
@@ -54,13 +58,18 @@ draft_next   as forward, if there is an EAGLE head; every token is the last one 
              Only the head computes: keys, values and vectors of the tokens go into its pages
              -> logits [m, padded_vocab], hidden [m, hidden], the pages of vectors
 copy_pages   of each group of layers: sources [n], targets [n]; pages -> the pages, in place
+
+The library of a rank (`Metadata.shards` above 1) calls a packed function of the process twice a
+layer, in the same order in all ranks:
+
+mlc.all_reduce   x, total, both [m, hidden]: fills `total` with the sum of all ranks' x
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, StateInfo
+from mlc_llm.library.metadata import AdaptedInfo, KVGroupInfo, KVInfo, SightInfo, StateInfo
 
 FORWARD = "forward"
 TOP_TOKENS = "top_tokens"
@@ -71,6 +80,7 @@ CHOSEN_LOGITS = "chosen_logits"
 LAST_HIDDEN = "last_hidden"
 COPY_PAGES = "copy_pages"
 DRAFT_NEXT = "draft_next"
+ALL_REDUCE = "mlc.all_reduce"
 
 WITH_PARAMS = (FORWARD, LAST_HIDDEN, DRAFT_NEXT)
 """Functions that take `params` last."""
@@ -96,6 +106,7 @@ def signatures(
     states: tuple[StateInfo, ...] = (),
     adapted: tuple[AdaptedInfo, ...] = (),
     has_eagle: bool = False,
+    sight: SightInfo | None = None,
 ) -> dict[str, dict[str, object]]:
     """By function and argument, in order; `params`, which some take last, is left out."""
     ropes = [tensor("float32", f"p{i}", 2, dim // 2) for i, dim in enumerate(rope_dims)]
@@ -104,7 +115,7 @@ def signatures(
     if has_eagle:
         forward |= {"previous": tensor("int32", "m")}
     return {
-        FORWARD: forward | _adapters(tensor, adapted),
+        FORWARD: forward | _adapters(tensor, adapted) | _images(tensor, sight, hidden),
         **({DRAFT_NEXT: dict(forward)} if has_eagle else {}),
         **sampling_signatures(tensor, vocab, padded_vocab),
         LAST_HIDDEN: {"hidden": tensor("float32", "s", hidden), "rows": tensor("int32", "r")},
@@ -183,12 +194,20 @@ def _adapters(tensor: Tensor, adapted: tuple[AdaptedInfo, ...]) -> dict[str, obj
     return {"adapter_slots": tensor("int32", "m"), "adapters": factors}
 
 
+def _images(tensor: Tensor, sight: SightInfo | None, hidden: int) -> dict[str, object]:
+    if sight is None:
+        return {}
+    seen = {"first_seen": [tensor("int32", "m") for _ in sight.groups]} if sight.groups else {}
+    vectors = tensor("float32", "v", hidden)
+    return {"vector_at": tensor("int32", "v"), **seen, "vectors": vectors}
+
+
 def _pages(tensor: Tensor, kv: KVInfo) -> list[object]:
     """One tensor a layer of attention, in the order of the layers."""
     by_layer: dict[int, tuple[int, KVGroupInfo]] = {
         layer: (g, group) for g, group in enumerate(kv.groups) for layer in group.layers
     }
     return [
-        tensor(kv.dtype, f"pages{g}", one.kv_heads, 2, kv.page_size * one.head_dim)
+        tensor(kv.dtype, f"pages{g}", one.kv_heads, 2, kv.block_elements(one))
         for _, (g, one) in sorted(by_layer.items())
     ]

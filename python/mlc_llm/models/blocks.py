@@ -45,6 +45,7 @@ class AttentionBlock:
         self, layer: nn.Module, model: ModelSpec, index: int, spec: AttentionSpec, ops: Ops
     ) -> None:
         self._layer, self._ops, self._eps, self._spec = layer, ops, model.norm_eps, spec
+        self._is_part = model.shards > 1
         prefix, hidden = f"layers.{index}.", model.hidden
         widths = {part: spec.width_of(part) for part in spec.parts}
         self._to_qkv = MergedLinear(layer.qkv, widths, hidden, model, f"{prefix}qkv.", ops)
@@ -64,7 +65,8 @@ class AttentionBlock:
         heads = self._ops.attention(spec, qkv, self._head_norms(), inputs, sinks)
         if gate is not None:
             heads = self._ops.gated("sigmoid", gate, Columns(heads), spec.query_width)
-        return Product(layer.o, heads, layer.o_bias if spec.output_bias else None)
+        bias = layer.o_bias if spec.output_bias else None
+        return Product(layer.o, heads, bias, self._is_part)
 
     def _head_norms(self) -> HeadNorms | None:
         if not self._spec.qk_norm:
@@ -80,6 +82,7 @@ class DenseBlock:
         self, layer: nn.Module, model: ModelSpec, index: int, spec: DenseSpec, name: str, ops: Ops
     ) -> None:
         self._layer, self._spec, self._ops = layer, spec, ops
+        self._is_part = model.shards > 1
         prefix, owner = f"layers.{index}.", getattr(layer, name)
         rows = dict.fromkeys(("gate", "up") if spec.gated else ("up",), spec.intermediate)
         self._down = "down" if name == "mlp" else f"{name}_down"
@@ -90,7 +93,8 @@ class DenseBlock:
     def __call__(self, x: Input) -> Product:
         layer, spec = self._layer, self._spec
         down_bias = layer.down_bias if spec.bias else None
-        return Product(getattr(layer, self._down), self._activated(x), down_bias)
+        down = getattr(layer, self._down)
+        return Product(down, self._activated(x), down_bias, self._is_part)
 
     def _activated(self, x: Input) -> Input:
         """What `down` multiplies."""
@@ -177,13 +181,10 @@ def norm_bias(owner: nn.Module, name: str, model: ModelSpec) -> Tensor:
     return getattr(owner, f"{name}_bias") if model.norm_bias else op.zeros((model.hidden,))
 
 
-def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec) -> Tensor:
-    """The same as a plain tensor in float32, on any backend: for a few rows."""
-    weight = getattr(owner, name)
-    if model.norm == "layer":
-        bias = norm_bias(owner, name, model)
-        return op.layer_norm(x, model.hidden, weight, bias, model.norm_eps)
-    return op.rms_norm(x, weight, axes=-1, epsilon=model.norm_eps)
+def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -> Tensor:
+    """The same as a plain tensor, which may take the place of x: for a few rows."""
+    bias = norm_bias(owner, name, model) if model.norm == "layer" else None
+    return ops.normed_rows(x, getattr(owner, name), bias, model.norm_eps)
 
 
 def mixer_block(

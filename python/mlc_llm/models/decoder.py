@@ -44,20 +44,31 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         self.token = TokenBlock(self, model, index, ops) if self.spec.token_input else None
 
     def forward(
-        self, x: Tensor, inputs: Sequence[MixerInputs], token_inputs: Tensor | None = None
+        self,
+        x: Tensor,
+        inputs: Sequence[MixerInputs],
+        token_inputs: Tensor | None = None,
+        kept: Tensor | None = None,
     ) -> Tensor:
-        """inputs: of each mixer. token_inputs: of all layers, if the model has them."""
-        x = self._halves(x, inputs)
+        """inputs: of each mixer. token_inputs: of all layers, if the model has them. kept: the
+        tokens whose result is wanted; the others are computed as far as mixers read them."""
+        x = self._halves(x, inputs, kept)
         if self.token is not None:
+            if kept is not None:
+                token_inputs = self.ops.take_rows(token_inputs, kept)
             y = self.token(x, token_inputs)
             x = self.ops.add_norm(x, y, self.token_post_norm, self.model.norm_eps)
         return self.ops.scaled(x, self.output_scale) if self.spec.output_scale else x
 
-    def _halves(self, x: Tensor, inputs: Sequence[MixerInputs]) -> Tensor:
+    def _halves(self, x: Tensor, inputs: Sequence[MixerInputs], kept: Tensor | None) -> Tensor:
         self.ops.begin_layer()
         read = self._normed(x, "attention_norm") if self.spec.mixer_norm else x
         # All parts have read x before anything is added to it, which may be in place.
         mixed = [mix(read, given) for mix, given in zip(self.mixers, inputs, strict=True)]
+        if kept is not None:
+            self.ops.begin()  # the kept tokens are few: all of them are computed exactly
+            x, mixed = self.ops.take_rows(x, kept), [self._kept(one, kept) for one in mixed]
+            read = self._normed(x, "attention_norm") if self.spec.mixer_norm else x
         if self.feed_forward is None:
             return self._add_all(x, mixed)
         if self.spec.parallel:
@@ -65,6 +76,12 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
             return self._add(self._add_all(x, mixed), fed, "mlp")
         x = self._add_all(x, mixed)
         return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
+
+    def _kept(self, result: Result, rows: Tensor) -> Result:
+        """The result for these tokens alone."""
+        if isinstance(result, Product):
+            return result._replace(x=self.ops.take_input_rows(result.x, rows))
+        return self.ops.take_rows(result, rows)
 
     def _normed(self, x: Tensor, name: str) -> Input:
         """What a block reads."""
@@ -88,7 +105,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         """x + result, with a norm and a factor before the sum if the spec says so."""
         ops, scale, has_norm = self.ops, self.spec.residual_scale, self.spec.post_norms
         is_product = isinstance(result, Product)
-        if is_product and not has_norm:
+        if is_product and not has_norm and not result.is_part:
             return ops.linear(result.matrix, result.x, x, bias=result.bias, scale=scale)
         y = result.value(ops) if is_product else result
         if not has_norm:
@@ -103,6 +120,8 @@ class BaseDecoder(TokenChooser):
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
         super().__init__(spec, ops)
+        self.images: tuple[Tensor, Tensor] | None = None
+        """Tokens that have other vectors than those of the table, and these vectors."""
         self.embedding = ops.matrix(spec.vocab, spec.hidden, spec.kinds["embedding"], "embedding")
         self.layers = nn.ModuleList([DecoderLayer(spec, i, ops) for i in range(len(spec.layers))])
         for name, vector in model_vectors(spec).items():
@@ -124,9 +143,30 @@ class BaseDecoder(TokenChooser):
     ) -> tuple[Tensor, Tensor]:
         """The logits, and the hidden vectors that they are made of. inputs: of each mixer of each
         layer."""
-        x = self._computed_layers(tokens, fast_tokens, position, inputs)
-        x = self.ops.take_rows(x, logit_rows)
+        x, by_token = self._begun(tokens, fast_tokens, position)
+        *layers, last = self.layers
+        for i, layer in enumerate(layers):
+            x = layer(x, inputs[i], by_token)
+        of_last = inputs[len(layers)], by_token
+        if self.spec.adapted:  # the slots of adapters are those of all tokens
+            x = self.ops.take_rows(last(x, *of_last), logit_rows)
+        else:
+            x = last(x, *of_last, logit_rows)
         return self._logits(x), x
+
+    def _begun(
+        self, tokens: Tensor, fast_tokens: Tensor, position: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the first layer reads, and what all layers read of the tokens."""
+        ops, spec = self.ops, self.spec
+        ops.begin(fast_tokens)
+        x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
+        if self.images is not None:
+            x = ops.put_rows(x, *self.images)
+        by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
+        if spec.learned_positions:
+            x = ops.add(x, ops.take_rows(self.positions, position))
+        return x, by_token
 
     def _computed_layers(
         self,
@@ -134,22 +174,17 @@ class BaseDecoder(TokenChooser):
         fast_tokens: Tensor,
         position: Tensor,
         inputs: Mapping[int, Sequence[MixerInputs]],
-        taps: dict[int, Tensor] | None = None,
+        taps: dict[int, Tensor],
     ) -> Tensor:
-        """What the tokens are behind the last layer. taps: gets copies of what they are behind so
+        """What all tokens are behind the last layer. taps: gets copies of what they are behind so
         many layers, if an EAGLE head asks for them."""
-        ops, spec = self.ops, self.spec
-        ops.begin(fast_tokens)
-        x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
-        by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
-        if spec.learned_positions:
-            x = ops.add(x, ops.take_rows(self.positions, position))
-        wanted = () if spec.eagle is None else spec.eagle.taps
+        x, by_token = self._begun(tokens, fast_tokens, position)
+        wanted = () if self.spec.eagle is None else self.spec.eagle.taps
         for i, layer in enumerate(self.layers):
-            if i in wanted and taps is not None:
+            if i in wanted:
                 taps[i] = self.ops.copied(x)
             x = layer(x, inputs[i], by_token)
-        if len(self.layers) in wanted and taps is not None:
+        if len(self.layers) in wanted:
             taps[len(self.layers)] = x
         return x
 
@@ -201,7 +236,7 @@ class BaseDecoder(TokenChooser):
 
     def _last_normed(self, x: Tensor) -> Tensor:
         """x behind the last norm."""
-        return normed_rows(self, "norm", x, self.spec)
+        return normed_rows(self, "norm", x, self.spec, self.ops)
 
     def copy_pages(
         self, sources: list[Tensor], targets: list[Tensor], pages: list[Tensor]

@@ -67,7 +67,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
             )  # fmt: skip
             x = layer(x, [inputs])
         assert spec.encoder is not None
-        return normed_rows(self, "norm", x, spec) if spec.encoder.last_norm else x
+        return normed_rows(self, "norm", x, spec, self.ops) if spec.encoder.last_norm else x
 
     def _embedded(self, tokens: Tensor, token_types: Tensor, position: Tensor) -> Tensor:
         ops, spec = self.ops, self.spec
@@ -91,7 +91,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
         dense = ops.linear(self.pair_dense, pooled, bias=bias)
         dense = op.tanh(dense) if pair.activation == "tanh" else op.gelu(dense)
         if pair.norm:
-            dense = normed_rows(self, "pair_norm", dense, self.spec)
+            dense = normed_rows(self, "pair_norm", dense, self.spec, self.ops)
         return op.matmul(dense, op.permute_dims(self.pair_out)) + self.pair_out_bias
 
     def project(self, pooled: Tensor) -> Tensor:

@@ -18,6 +18,11 @@ class Product(NamedTuple):
     matrix: nn.Module
     x: Input
     bias: Tensor | None = None
+    is_part: bool = False
+    """matrix x is one part of a sum: those of other ranks are added first."""
 
     def value(self, ops: Ops) -> Tensor:
-        return ops.linear(self.matrix, self.x, bias=self.bias)
+        if not self.is_part:
+            return ops.linear(self.matrix, self.x, bias=self.bias)
+        y = ops.all_reduce(ops.linear(self.matrix, self.x))
+        return y if self.bias is None else ops.add_bias(y, self.bias)

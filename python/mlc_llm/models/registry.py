@@ -83,6 +83,8 @@ ROWS = (
     ),
     Architecture("lfm2", "Lfm2ForCausalLM", "lfm2", "lfm2"),
     Architecture("llama", "LlamaForCausalLM", "llama", "llama"),
+    Architecture("llama", "Idefics3ForConditionalGeneration", "idefics3", "llama", is_part=True),
+    Architecture("llama", "SmolVLMForConditionalGeneration", "smolvlm", "llama", is_part=True),
     Architecture("llama", "MistralForCausalLM", "mistral", "mistral"),
     Architecture("llama", "MixtralForCausalLM", "mixtral", "mixtral"),
     Architecture("mamba2", "Mamba2ForCausalLM", "mamba2", "mamba2"),

@@ -19,5 +19,5 @@ def row_order(source: Source, rows: int) -> npt.NDArray[np.int64]:
         of_heads[:, :dim] = pairs.transpose(0, 2, 1).reshape(heads, dim)
     if source.part is not None:
         heads, part, parts = source.part
-        return order.reshape(heads, parts, -1)[:, part].reshape(-1)
-    return order
+        order = order.reshape(heads, parts, -1)[:, part].reshape(-1)
+    return order if source.kept is None else order[slice(*source.kept)]

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
+from mlc_llm.models.image_spec import Sight, TowerSpec
 from mlc_llm.models.recurrent import RECURRENT, Recurrent
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "sigmoid", "clamped_swiglu"]
@@ -264,8 +265,8 @@ class AdaptedMatrix:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder, or
-    draft heads."""
+    """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder,
+    draft heads, or a tower of images."""
 
     architecture: str
     hidden: int
@@ -295,12 +296,20 @@ class ModelSpec:
     """What makes it Medusa heads for another model: it has no layers and no embedding."""
     eagle: EagleSpec | None = None
     """A head behind its layers that drafts tokens; None: there is none."""
+    tower: TowerSpec | None = None
+    """What makes it a tower of images: its tokens are patches, and see each other."""
+    sight: Sight | None = None
+    """The decoder takes vectors of images in place of tokens; None: it does not."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Tensor type in the file, such as "Q4_0", of every matrix by parameter name."""
     active_vocab: int | None = None
     """How many rows, from the first on, are tokens of the tokenizer; None: all."""
     adapted: tuple[AdaptedMatrix, ...] = ()
     """Those to which LoRA adapters of a step may add; none in an engine without adapters."""
+    shards: int = 1
+    """Ranks that compute the model together. With more than 1 this is the share of one of them: the
+    layers have its heads and its rows of feed-forward networks, and the sums of all ranks are added
+    where they join the residual stream."""
 
     @property
     def tokens(self) -> int:
@@ -350,6 +359,12 @@ class ModelSpec:
         if not groups:
             return (KVGroup((), 0, 0, 0, None),)
         return tuple(KVGroup(tuple(layers), *key) for key, layers in groups.items())
+
+    @property
+    def seeing_groups(self) -> tuple[int, ...]:
+        """Indices into `kv_groups` of those whose window begins earlier for tokens of an image."""
+        groups = enumerate(self.kv_groups)
+        return tuple(g for g, one in groups if one.window and self.sight == "whole")
 
     @property
     def reaches(self) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ _PARTS = (
     "embed_vision",
     "embed_audio",
     "visual",
+    "vision_model",
+    "connector",
 )
 IMAGES = tuple(f"{start}{part}.{{any}}" for start in ("", "model.") for part in _PARTS)
 """Tensors of images and sound, where Transformers 4 and 5 have them."""
@@ -63,5 +65,7 @@ def _inside(origin: Origin) -> Origin:
             return Either(tuple(origin._replace(of=one) for one in of.origins))
         return origin._replace(of=of)
     inner = origin.removeprefix("model.")
-    new = origin if inner == origin else f"model.language_model.{inner}"
-    return Either((f"language_model.{origin}", new))
+    if inner == origin:
+        return Either((f"language_model.{origin}", origin))
+    starts = ("model.language_model.", "model.text_model.")
+    return Either((f"language_model.{origin}", *(f"{start}{inner}" for start in starts)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlc_llm.models.encoder_spec import EncoderSpec
+from mlc_llm.models.image_spec import TowerSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
@@ -30,7 +31,9 @@ class Vector(NamedTuple):
 
 def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
     """Vectors and tables that belong to no layer, by parameter name."""
-    if spec.encoder is None:
+    if spec.tower is not None:
+        found = _tower_vectors(spec, spec.tower)
+    elif spec.encoder is None:
         found = _norm_vectors(spec, "norm", LAST_NORM)
     else:
         found = _encoder_vectors(spec, spec.encoder)
@@ -40,6 +43,14 @@ def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
     if spec.token_inputs:
         width = max(layer.token_input for layer in spec.layers)
         found["token_norm"] = Vector("per_layer_proj_norm.weight", (width,))
+    return found
+
+
+def _tower_vectors(spec: ModelSpec, tower: TowerSpec) -> dict[str, Vector]:
+    found = _norm_vectors(spec, "norm", LAST_NORM)
+    found["patch_bias"] = Vector("patch_embd.bias", (spec.hidden,))
+    if tower.join == "mean":
+        found["join_norm"] = Vector("join_norm.weight", (spec.hidden,))
     return found
 
 

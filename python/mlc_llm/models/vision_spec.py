@@ -1,4 +1,4 @@
-"""What a model of images is, and where its tensors lie in a Hugging Face folder.
+"""What a model of images is, and where its tensors lie in folders and in GGUF files.
 
 SigLIP (Zhai et al. 2023) makes a vector of each patch of an image; Gemma 3 makes of them as many
 vectors as it has tokens for an image. Tensors have the names of llama.cpp's `mmproj` files, without
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlc_llm.models.config_values import ConfigValues
-from mlc_llm.models.spec import Activation
+from mlc_llm.models.image_spec import Join, TowerSpec
+from mlc_llm.models.spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, PlusOne
 from mlc_llm.models.values import MOST_LAYERS
 
@@ -24,6 +25,10 @@ DEFAULTS = {
     "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6,
 }  # fmt: skip
 """Where a `vision_config` does not say it."""
+CUT_TYPES = ("idefics3", "smolvlm")
+"""Models whose images are cut into tiles."""
+CUT_DEFAULTS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+CUT_VISION = ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision")
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
@@ -45,6 +50,7 @@ class VisionSpec:
     """Tokens in a row of an image, and in a column."""
     width: int
     """Numbers of a token's vector, as of the language model."""
+    join: Join = "mean"
 
     @property
     def tokens(self) -> int:
@@ -66,9 +72,13 @@ class VisionSpec:
             "position_embd.weight": (self.side**2, hidden),
             "post_ln.weight": (hidden,),
             "post_ln.bias": (hidden,),
-            "mm.soft_emb_norm.weight": (hidden,),
-            "mm.input_projection.weight": (hidden, self.width),
         }
+        if self.join == "mean":
+            found["mm.soft_emb_norm.weight"] = (hidden,)
+            found["mm.input_projection.weight"] = (hidden, self.width)
+        else:
+            scale = self.side // self.pooled_side
+            found["mm.model.fc.weight"] = (self.width, hidden * scale**2)
         for i in range(self.layers):
             for name in ("ln1", "ln2"):
                 found |= _pair(f"blk.{i}.{name}", (hidden,))
@@ -78,29 +88,64 @@ class VisionSpec:
             found |= _pair(f"blk.{i}.ffn_down", (hidden, wide))
         return found
 
+    @property
+    def padded_head(self) -> int:
+        """The size of a head with zeros behind it, as kernels want it."""
+        return _up(self.hidden // self.heads, 16)
+
+    @property
+    def padded_intermediate(self) -> int:
+        return _up(self.intermediate, 32)
+
+    def model_spec(self) -> ModelSpec:
+        """The same as the spec of a model, with zeros where kernels want larger sizes."""
+        heads, dim = self.heads, self.hidden // self.heads
+        mixer = AttentionSpec(
+            heads, heads, self.padded_head, dim**-0.5, rope=None, qkv_bias=True, output_bias=True
+        )
+        mlp = DenseSpec(self.padded_intermediate, self.activation, bias=True, gated=False)
+        numbers = _up(self.patch_numbers, 32)
+        tower = TowerSpec(self.side, numbers, self.pooled_side, self.width, self.join,
+                          self.norm_eps)  # fmt: skip
+        return ModelSpec(
+            architecture="tower of images",
+            hidden=self.hidden,
+            vocab=1,
+            context_window=self.side**2,
+            norm_eps=self.norm_eps,
+            layers=(LayerSpec(mixer, mlp),) * self.layers,
+            ropes=(),
+            tied_head=True,
+            norm="layer",
+            learned_positions=self.side**2,
+            tower=tower,
+        )
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
 
 def _pair(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
 
 
 def read_vision(config: Mapping[str, object]) -> VisionSpec:
-    """Of a `config.json` of Gemma 3 with images. Raises UnsupportedModel or ModelFileError naming
-    the field at fault."""
+    """Of a `config.json` of Gemma 3 or Idefics 3 with images. Raises UnsupportedModel or
+    ModelFileError naming the field at fault."""
     whole = ConfigValues(config, {"mm_tokens_per_image": 256})
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
         raise whole.wrong("vision_config", vision, "an object")
-    values = ConfigValues(vision, DEFAULTS)
-    values.refuse_unless("model_type", "siglip_vision_model")
+    is_cut = config.get("model_type") in CUT_TYPES
+    values = ConfigValues(vision, DEFAULTS | CUT_DEFAULTS if is_cut else DEFAULTS)
+    values.refuse_unless("model_type", *(CUT_VISION if is_cut else ("siglip_vision_model",)))
     values.refuse_unless("num_channels", COLOURS)
     patch, size = values.count("patch_size"), values.count("image_size")
     side = size // patch
     is_right = side > 0 and side**2 <= MOST_PATCHES
     values.check("image_size", is_right, f"1 to {MOST_PATCHES} patches of patch_size = {patch}")
-    tokens = whole.count("mm_tokens_per_image")
-    pooled = math.isqrt(tokens)
-    is_square = pooled**2 == tokens and side % pooled == 0
-    whole.check("mm_tokens_per_image", is_square, f"a square of a divisor of {side}")
+    pooled = _cut_side(whole, side) if is_cut else _pooled_side(whole, side)
     hidden, heads = values.count("hidden_size"), values.count("num_attention_heads")
     values.check("num_attention_heads", hidden % heads == 0, f"a divisor of {hidden}")
     return VisionSpec(
@@ -114,7 +159,22 @@ def read_vision(config: Mapping[str, object]) -> VisionSpec:
         activation=values.choice("hidden_act", ACTIVATIONS),
         pooled_side=pooled,
         width=whole.part("text_config").count("hidden_size"),
+        join="beside" if is_cut else "mean",
     )
+
+
+def _pooled_side(whole: ConfigValues, side: int) -> int:
+    tokens = whole.count("mm_tokens_per_image")
+    pooled = math.isqrt(tokens)
+    is_square = pooled**2 == tokens and side % pooled == 0
+    whole.check("mm_tokens_per_image", is_square, f"a square of a divisor of {side}")
+    return pooled
+
+
+def _cut_side(whole: ConfigValues, side: int) -> int:
+    scale = whole.count("scale_factor", 2)
+    whole.check("scale_factor", side % scale == 0, f"a divisor of {side}")
+    return side // scale
 
 
 _TOWER = {
@@ -131,8 +191,9 @@ _TOWER = {
     "blk.{i}.ffn_down": "encoder.layers.{i}.mlp.fc2",
 }
 _STARTS = ("", "model.")
-_TOWERS = tuple(
-    f"{start}vision_tower.{inner}" for start in _STARTS for inner in ("vision_model.", "")
+_TOWERS = (
+    *(f"{start}vision_tower.{inner}" for start in _STARTS for inner in ("vision_model.", "")),
+    "model.vision_model.",
 )
 """Where versions of Transformers have the tower."""
 
@@ -151,6 +212,7 @@ def _origins() -> dict[str, Origin]:
     norm = _behind("mm_soft_emb_norm.weight")
     found["mm.soft_emb_norm.weight"] = Either(tuple(PlusOne(one) for one in norm.origins))
     found["mm.input_projection.weight"] = _behind("mm_input_projection_weight")
+    found["mm.model.fc.weight"] = "model.connector.modality_projection.proj.weight"
     return found
 
 
@@ -160,5 +222,6 @@ HF_NAMES = FolderNames(
         *(f"{tower}head.{{any}}" for tower in _TOWERS),
         "lm_head.{any}",
         *(f"{start}language_model.{{any}}" for start in _STARTS),
+        "model.text_model.{any}",
     ),
 )

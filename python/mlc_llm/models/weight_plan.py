@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
+from mlc_llm.models.image_spec import TowerSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AdaptedMatrix,
@@ -66,6 +67,21 @@ class PairedRows(NamedTuple):
     dim: int
 
 
+class Slice(NamedTuple):
+    """Neighbouring rows or columns."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def times(self, rows: int) -> Slice:
+        """The same of what has so many rows in place of one."""
+        return Slice(self.start * rows, self.stop * rows)
+
+
 @dataclass(frozen=True)
 class Source:
     """One tensor of the model, in full or as part of a joined matrix."""
@@ -81,11 +97,26 @@ class Source:
     """so many of them; None: all."""
     part: HeadPart | None = None
     """Of all these rows, the ones that are meant."""
+    kept: Slice | None = None
+    """Of these rows, in their order, the ones of a rank; None: all."""
+    columns: Slice | None = None
+    """The columns of a matrix that a rank has; None: all."""
 
     @property
     def count(self) -> int:
-        """Rows of a matrix that are meant."""
+        """Rows of a matrix, or numbers of a vector, that are meant."""
+        if self.kept is not None:
+            return self.kept.size
+        if self.rows is not None:
+            return self.rows
+        if len(self.shape) == 1:
+            return self.shape[0]
         return self.shape[-2] // (1 if self.part is None else self.part.parts)
+
+    @property
+    def width(self) -> int:
+        """Columns of a matrix that are meant."""
+        return self.shape[-1] if self.columns is None else self.columns.size
 
 
 @dataclass(frozen=True)
@@ -164,15 +195,24 @@ def wanted_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 def _matrices(
     spec: ModelSpec, tensors: Tensors, interleaved: bool
 ) -> Iterator[tuple[str, tuple[Source, ...]]]:
-    table = (spec.vocab, spec.hidden)
-    yield "embedding", (Source("token_embd.weight", table),)
-    if not spec.tied_head:
-        yield "head", (Source("output.weight", table),)
+    if spec.tower is not None:
+        yield from _tower_matrices(spec.hidden, spec.tower)
+    else:
+        table = (spec.vocab, spec.hidden)
+        yield "embedding", (Source("token_embd.weight", table),)
+        if not spec.tied_head:
+            yield "head", (Source("output.weight", table),)
     if spec.encoder is not None:
         yield from _encoder_matrices(spec.hidden, spec.encoder)
     yield from _token_matrices(spec)
     for i in range(len(spec.layers)):
         yield from _layer_matrices(spec, i, tensors, interleaved)
+
+
+def _tower_matrices(hidden: int, tower: TowerSpec) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    """Before and behind the layers."""
+    yield "patch", (Source("patch_embd.weight", (hidden, tower.patch_numbers)),)
+    yield "project", (Source("project.weight", (tower.width, tower.joined(hidden))),)
 
 
 def _encoder_matrices(

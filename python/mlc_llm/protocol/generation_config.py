@@ -20,7 +20,7 @@ from mlc_llm.protocol.json_text import parse_json_object
 if TYPE_CHECKING:
     from typing_extensions import Self, dataclass_transform
 
-    from mlc_llm.protocol.debug_protocol import DebugConfig
+    from mlc_llm.protocol.debug_protocol import DebugConfig, DisaggConfig
     from mlc_llm.protocol.response_format import RequestResponseFormat
 else:
     DebugConfig = RequestResponseFormat = Any  # for whoever asks for the types of the fields
@@ -144,6 +144,11 @@ class GenerationConfig(_Checked):
     def pins_prompt(self) -> bool:
         """`debug_config.pinned_system_prompt`."""
         return self._was_given("debug_config") and self.debug_config.pinned_system_prompt
+
+    @property
+    def disagg(self) -> DisaggConfig | None:
+        """`debug_config.disagg_config`."""
+        return self.debug_config.disagg_config if self._was_given("debug_config") else None
 
     @property
     def is_special(self) -> bool:

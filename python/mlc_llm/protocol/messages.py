@@ -27,6 +27,8 @@ TEXT_PARTS = {
 IMAGE_PARTS = ("image_url", "input_image")
 MAX_TEXT_CHARS = 2**26
 MAX_PARTS = 4096
+MAX_IMAGES = 64
+NO_IMAGES = "Vision config is required: this model reads text only, not images"
 MAX_TOOL_CALLS = 1024
 MAX_ARGUMENT_CHARS = 2**22
 
@@ -48,15 +50,36 @@ class TemplateMessage(_NeededFields, total=False):
     """At least one. The arguments of each are a value, not a text."""
 
 
+class GivenImages:
+    """The images of a request, in order, as far as messages were read."""
+
+    def __init__(self, mark: str) -> None:
+        """mark: stands for an image in a text, and in no text else."""
+        self.mark = mark
+        self.urls: list[tuple[str, str]] = []
+        """The field of each address, and the address."""
+
+    def add(self, field: str, url: str) -> str:
+        """The mark. Raises InvalidField for more than `MAX_IMAGES`."""
+        if len(self.urls) == MAX_IMAGES:
+            words = f"a request has {MAX_IMAGES} images at most"
+            raise checks.refuse(field, f"image {len(self.urls) + 1}", words)
+        self.urls.append((field, url))
+        return self.mark
+
+
 def template_messages(
-    messages: Sequence[GivenMessage], roles: Iterable[str] = TEMPLATE_ROLES
+    messages: Sequence[GivenMessage],
+    roles: Iterable[str] = TEMPLATE_ROLES,
+    images: GivenImages | None = None,
 ) -> list[TemplateMessage]:
     """Copies of messages of OpenAI's shape, as chat templates read them.
 
     `content` is a text; it can be None only beside tool calls. A refusal becomes a normal text of
     the assistant. `tool_calls` exists only if there are calls, and the arguments of each are a
     value (see `arguments_value`). The role `developer` becomes `system`. Fields that are null are
-    left out, unknown fields are kept.
+    left out, unknown fields are kept. images: collects those of the messages, which are marks in
+    the texts then; None: there may be none.
 
     Only `roles` are allowed, because templates make control tokens of them. Raises `InvalidField`
     that names the field, and `UnsupportedModel` for an image.
@@ -64,7 +87,12 @@ def template_messages(
     if not messages:
         raise InvalidField("messages", [], "give at least one message")
     known = tuple(roles)
-    return [_for_template(f"messages[{i}]", one, known) for i, one in enumerate(messages)]
+    return [_for_template(f"messages[{i}]", one, known, images) for i, one in enumerate(messages)]
+
+
+def image_part(url: str) -> dict[str, object]:
+    """The image at an address, as a part of a content."""
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def check_has_content(field: str, message: GivenMessage) -> None:
@@ -99,15 +127,16 @@ def check_content(field: str, content: object) -> str | list[Mapping[str, object
     return [_checked_part(f"{field}[{i}]", part) for i, part in enumerate(parts)]
 
 
-def content_text(field: str, content: object) -> str | None:
+def content_text(field: str, content: object, images: GivenImages | None = None) -> str | None:
     """The text of a content, with its parts joined; None if the content is null.
 
-    Raises `InvalidField`, and `UnsupportedModel` for an image: this version has no vision models.
+    images: see `template_messages`. Raises `InvalidField`, and `UnsupportedModel` for an image that
+    nobody collects.
     """
     checked = check_content(field, content)
     if not isinstance(checked, list):
         return checked
-    return "".join(_part_text(part) for part in checked)
+    return "".join(_part_text(f"{field}[{i}]", part, images) for i, part in enumerate(checked))
 
 
 def arguments_text(field: str, arguments: object) -> str:
@@ -134,7 +163,9 @@ def arguments_value(text: str) -> JsonValue:
     return value
 
 
-def _for_template(field: str, message: object, roles: tuple[str, ...]) -> TemplateMessage:
+def _for_template(
+    field: str, message: object, roles: tuple[str, ...], images: GivenImages | None
+) -> TemplateMessage:
     if not isinstance(message, Mapping):
         raise checks.wrong_type(field, message, "a message should be an object")
     check_has_content(field, message)
@@ -144,7 +175,7 @@ def _for_template(field: str, message: object, roles: tuple[str, ...]) -> Templa
     check_role(f"{field}.role", plain.get("role"), roles)
     refusal = plain.pop("refusal", None)
     calls = _calls(f"{field}.tool_calls", plain.pop("tool_calls", None))
-    text = content_text(f"{field}.content", message.get("content"))
+    text = content_text(f"{field}.content", message.get("content"), images)
     if refusal is not None:
         text = (text or "") + checks.string(f"{field}.refusal", refusal, MAX_TEXT_CHARS)
     plain["content"] = "" if text is None and not calls else text
@@ -188,16 +219,21 @@ def _checked_part(field: str, part: object) -> Mapping[str, object]:
 
 
 def _check_image(field: str, part: Mapping[str, object]) -> None:
-    image = part.get("image_url")
-    url = image.get("url") if isinstance(image, Mapping) else image
-    if not isinstance(url, str):
+    if not isinstance(_url_of(part), str):
         wanted = "should be an address or an object with a url"
-        raise checks.wrong_type(f"{field}.image_url", image, wanted)
+        raise checks.wrong_type(f"{field}.image_url", part.get("image_url"), wanted)
 
 
-def _part_text(part: Mapping[str, object]) -> str:
+def _url_of(part: Mapping[str, object]) -> object:
+    image = part.get("image_url")
+    return image.get("url") if isinstance(image, Mapping) else image
+
+
+def _part_text(field: str, part: Mapping[str, object], images: GivenImages | None) -> str:
     """The text of a part that `_checked_part` has accepted."""
     kind = str(part["type"])
     if kind in IMAGE_PARTS:
-        raise UnsupportedModel("Vision config is required: this model reads text only, not images")
+        if images is None:
+            raise UnsupportedModel(NO_IMAGES)
+        return images.add(f"{field}.image_url.url", str(_url_of(part)))
     return str(part[TEXT_PARTS[kind]])

@@ -4,26 +4,20 @@ model."""
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from mlc_llm.ray.client import ReplicaOpener, Replicas
+from mlc_llm.ray.deployed import Replica
 from mlc_llm.ray.handles import HandleReplicas
-from mlc_llm.ray.raw_engine import Outputs
-from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.resources import INGRESS_CPUS
-from mlc_llm.ray.scaling import QUEUED_TOKENS
 from mlc_llm.ray.settings import AppSettings, ModelSettings
-from mlc_llm.ray.wire import STATS, ReplicaStats, WireRequest
-from mlc_llm.serve.kv_events.settings import KVEventsConfig
 from mlc_llm.serve.server.app import create_app
 from mlc_llm.serve.server.calls.context import ServerContext
 from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
@@ -37,47 +31,6 @@ USUAL_ANSWERS = 128
 """Answers at a time of an engine in the mode of servers."""
 PREFIX = "mlc_llm.ray.prefix_router:PrefixRouter"
 POWER_OF_TWO = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
-
-_log = logging.getLogger(__name__)
-
-
-class Replica(ModelReplica):
-    """A `ModelReplica` in Ray's hands."""
-
-    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]  # Ray waits
-        config = settings.engine
-        if settings.routing == "prefix":
-            here = f"tcp://{ray.util.get_node_ip_address()}:0"
-            events = KVEventsConfig(endpoint=here, replay_endpoint=here)
-            config = replace(config, kv_events=events)
-        await asyncio.to_thread(ModelReplica.__init__, self, settings, config)
-        await self.probe()
-
-    async def put_prefill(self, wire: WireRequest) -> list[Any]:
-        """The place of a `prefill` in Ray's store of objects. (Alone in a list it stays a place,
-        and the ingress never gets the pages.)"""
-        return [ray.put(await self.prefill(wire))]
-
-    async def generate_from(self, wire: WireRequest, place: list[Any]) -> AsyncIterator[Outputs]:
-        """`generate`, with the prompt of `put_prefill`. If that is lost, it is computed here."""
-        try:
-            await self.take_in(wire, await place[0])
-        except ray.exceptions.RayError as error:
-            _log.warning("request %s: its prompt is lost: %s", wire.request_id, error)
-        async for outputs in self.generate(wire):
-            yield outputs
-
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Ray gives them to the autoscaler."""
-        return {QUEUED_TOKENS: float(self.waiting_tokens)}
-
-    def record_routing_stats(self) -> dict[str, ReplicaStats]:
-        """Ray gives them to routers."""
-        return {STATS: self.stats()}
-
-    def __del__(self) -> None:
-        if hasattr(self, "_engine"):
-            self.close()
 
 
 @serve.ingress()
@@ -167,7 +120,7 @@ def _deployment(model: ModelSettings, name: str) -> serve.Application:
         max_ongoing_requests=MOST_ONGOING,
         graceful_shutdown_timeout_s=model.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
-        health_check_period_s=5,
+        health_check_period_s=model.health_check_s,
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
         request_router_config=RequestRouterConfig(
             request_router_class=PREFIX if model.routing == "prefix" else POWER_OF_TWO,

@@ -16,11 +16,10 @@ from mlc_llm.errors import RequestError
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.prefix_choice import USUAL_SPEED
-from mlc_llm.ray.raw_engine import Outputs, RawEngine
+from mlc_llm.ray.raw_engine import Forward, Outputs, RawEngine
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts, ReplicaStats, WireRequest, WrongReplica
 from mlc_llm.runtime.transfer import Transfer
-from mlc_llm.serve.chat_model import chat_model_of
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.kv_events.ledger import BlockLedger
@@ -38,10 +37,12 @@ _log = logging.getLogger(__name__)
 class ModelReplica:
     """Opens the model. It is ready when `probe` has ended."""
 
-    def __init__(self, settings: ModelSettings, config: EngineConfig) -> None:
-        """Raises what opening the model raises."""
+    def __init__(
+        self, settings: ModelSettings, config: EngineConfig, forward: Forward | None = None
+    ) -> None:
+        """forward: for `generate_to`. Raises what opening the model raises."""
         os.environ.setdefault(THREADS, str(max(1, int(settings.num_cpus))))
-        self._engine = RawEngine(settings.model, settings.device, config)
+        self._engine = RawEngine(settings.model, settings.device, config, forward)
         self._load = self._engine.loaded
         self._asked = itertools.count()
         self._waiting: dict[str, int] = {}
@@ -49,10 +50,10 @@ class ModelReplica:
 
     def facts(self) -> ReplicaFacts:
         """What an ingress has to know."""
-        core, model = self._load.core, chat_model_of(self._load)
+        core = self._load.core
         return ReplicaFacts(
             __version__,
-            model.fingerprint,
+            self._load.fingerprint,
             self._load.config.asjson(),
             core.limits,
             core.longest_sequence,
@@ -76,6 +77,18 @@ class ModelReplica:
         finally:
             self._waiting.pop(wire.request_id, None)
             await stream.aclose()
+
+    async def generate_to(self, wire: WireRequest, address: str) -> None:
+        """`generate`, whose outputs go to a `Receiver`. It returns when all were sent; cancelling
+        it aborts the request. Raises `WrongReplica`."""
+        self._check(wire)
+        name = wire.request_id
+        self._waiting[name] = len(wire.token_ids)
+        try:
+            request = wire.request(self._load.load_id)
+            await self._engine.forward(request, address, lambda: self._waiting.pop(name, None))
+        finally:
+            self._waiting.pop(name, None)
 
     async def prefill(self, wire: WireRequest) -> Transfer:
         """Compute all tokens of the prompt but the last, for `take_in` of another replica. Raises
@@ -119,7 +132,7 @@ class ModelReplica:
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens that wait here."""
-        return sum(self._waiting.values())
+        return sum(list(self._waiting.values()))
 
     def stats(self) -> ReplicaStats:
         """What routers want to know of it."""

@@ -79,6 +79,8 @@ class ModelSettings:
     """Replicas that a request may be sent to, one after the other."""
     drain_s: float = 30.0
     """A replica that goes lets its answers end, for so long."""
+    health_check_s: float = 5.0
+    """How often Ray asks each replica whether it lives: a dead one is replaced so soon."""
 
     def check(self, place: str) -> None:
         """Raises `InvalidField`."""
@@ -93,6 +95,7 @@ class ModelSettings:
         checks.one_of(f"{place}.resume", self.resume, RESUME)
         checks.integer(f"{place}.attempts", self.attempts, 1, 1000)
         checks.number(f"{place}.drain_s", self.drain_s, 0, 86_400)
+        checks.number(f"{place}.health_check_s", self.health_check_s, 0.1, 3600)
         if self.engine.kv_events is not None:
             words = "replicas publish by themselves, at addresses of their own; leave it out"
             raise InvalidField(f"{place}.engine_config.kv_events", "given", words)

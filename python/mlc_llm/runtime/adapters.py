@@ -14,7 +14,7 @@ from mlc_llm.library.metadata import AdaptedInfo, Metadata
 from mlc_llm.runtime.batch import AdapterLimits, AdapterParts, BatchRow, Factors
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor, Numbers
+    from mlc_llm.backends.base import Device, DeviceTensor
 
 
 class _Tensors(NamedTuple):
@@ -66,7 +66,7 @@ class AdapterMemory:
             self._device.write(tensor, slot, values)
 
 
-def adapter_slots(rows: Sequence[BatchRow]) -> Numbers:
+def adapter_slots(rows: Sequence[BatchRow]) -> array[int]:
     """The slot of each token of a step."""
     found = array("i")
     for row in rows:

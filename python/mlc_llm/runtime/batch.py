@@ -100,6 +100,36 @@ class Scoring:
     """The log-probabilities of so many of the most likely tokens are wanted too (0 to 20)."""
 
 
+class Picture(Protocol):
+    """An image, or a part of one, as a tower of images reads it."""
+
+    @property
+    def digest(self) -> bytes:
+        """A hash of all that decides its vectors."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Vectors that the tower makes of it."""
+        ...
+
+    def patches(self) -> npt.NDArray[np.float32]:
+        """[patches, numbers of a patch], row of patches by row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowImage:
+    """Tokens of a row in whose place an image has its vectors."""
+
+    at: int
+    """Index in the row of the first one."""
+    first: int
+    """The vector of the image that it gets; the next ones get those behind it."""
+    count: int
+    picture: Picture
+
+
 @dataclass(slots=True)
 class BatchRow:
     """New tokens of one sequence. They are appended to its KV pages after those already there."""
@@ -126,6 +156,9 @@ class BatchRow:
     the last such place."""
     adapter: int = NO_ADAPTER
     """Slot of the LoRA adapter that changes the model for these tokens."""
+    images: Sequence[RowImage] = ()
+    """All tokens with negative ids are theirs. With `RunnerLimits.whole_images` each image is in
+    one row as a whole."""
 
 
 @dataclass(slots=True)
@@ -268,6 +301,10 @@ class RunnerLimits:
     scores: int = 0
     """Scores that an encoder gives to a pair of texts; 0: it compares none."""
     adapters: AdapterLimits = NO_ADAPTERS
+    image_tokens: int = 0
+    """Vectors that the tower makes of an image; 0: the model takes no images."""
+    whole_images: bool = False
+    """A token of an image sees all of its image, which is computed in one step."""
 
     @property
     def windows(self) -> tuple[Window, ...]:

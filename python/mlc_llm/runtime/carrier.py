@@ -58,9 +58,11 @@ class Carrier:
         there = self._cache.restore(seq_id, transfer.length, freed)
         places = self._places(there)
         try:
-            wanted = [(len(rows), *memory.shape[1:]) for memory, rows in places]
+            wanted = [(memory.dtype, len(rows), *memory.shape[1:]) for memory, rows in places]
             if wanted != _shapes(transfer.tensors):
-                raise TransferRefused("the pages have another shape than those of this runner")
+                raise TransferRefused(
+                    "the pages have another shape or type than those of this runner"
+                )
             for (memory, rows), values in zip(places, transfer.tensors, strict=True):
                 if not memory.flags.writeable:
                     raise TransferRefused("pages of this device cannot be written from outside")
@@ -83,5 +85,5 @@ class Carrier:
         return found
 
 
-def _shapes(tensors: Sequence[Array]) -> list[tuple[int, ...]]:
-    return [one.shape for one in tensors]
+def _shapes(tensors: Sequence[Array]) -> list[tuple[object, ...]]:
+    return [(one.dtype, *one.shape) for one in tensors]

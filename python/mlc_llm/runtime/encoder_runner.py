@@ -90,7 +90,7 @@ class EncoderRunner:
         self._params = ordered_params(arrays, metadata.params, device)
         longest, (group,) = self._limits.context_window, metadata.kv.groups
         self._ropes = RopeTables(rotations(arrays, metadata.ropes, longest), device)
-        shape = (pages, group.kv_heads, 2, metadata.kv.page_size * group.head_dim)
+        shape = (pages, group.kv_heads, 2, metadata.kv.block_elements(group))
         self._pages = device.zeros(shape, metadata.kv.dtype)
         self._window = device.upload(np.array([MAX_INT32, 0], np.int32))
         self._staging, self._read = device.staging(), device.read

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TypeAlias
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import BatchRow
 
-if TYPE_CHECKING:
-    from mlc_llm.backends.base import Numbers
+Numbers: TypeAlias = "array[int]"
 
 
 class FastTokens:
@@ -62,7 +62,10 @@ def _check(metadata: Metadata, precision: Precision) -> None:
 def prompts_first(rows: Sequence[BatchRow], logit_rows: Numbers) -> tuple[list[BatchRow], Numbers]:
     """Rows with tokens of prompts, then rows with all others; and `logit_rows` in that order."""
     ends = [row.prompt_tokens for row in rows]
-    prompts = [_part(row, row.token_ids[:end]) for row, end in zip(rows, ends, strict=True)]
+    prompts = [
+        replace(_part(row, row.token_ids[:end]), images=row.images)  # they are in prompts
+        for row, end in zip(rows, ends, strict=True)
+    ]
     others = [_part(row, row.token_ids[end:]) for row, end in zip(rows, ends, strict=True)]
     prompt_at, other_at = 0, sum(row.prompt_tokens for row in rows)
     now_at: list[int] = []

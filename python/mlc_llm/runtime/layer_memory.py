@@ -10,6 +10,7 @@ import tvm_ffi
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.runtime.batch import Window, state_slots
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_f
     """One zeroed tensor a layer of attention; counts: pages of each group."""
     tensors: dict[int, DeviceTensor] = {}
     for group, count in zip(info.groups, counts, strict=True):
-        shape = (count, group.kv_heads, 2, info.page_size * group.head_dim)
+        shape = (count, group.kv_heads, 2, info.block_elements(group))
         tensors |= {layer: device.zeros(shape, info.dtype) for layer in group.layers}
     return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
 
@@ -37,6 +38,13 @@ def window_tensors(windows: Sequence[Window | None], device: Device) -> tvm_ffi.
     """`forward`'s input `windows`; without a window a token sees all before it."""
     seen = [(one.size, one.sinks) if one else (MAX_INT32, 0) for one in windows]
     return tvm_ffi.convert([device.upload(np.array(pair, np.int32)) for pair in seen])
+
+
+def check_page_format(info: KVInfo, wanted: KVCacheDtype) -> None:
+    """Raises InvalidField unless the pages of the library are of that kind."""
+    if (info.dtype == "int8") != (wanted == "int8"):
+        words = f"this library has KV pages of {info.dtype}; leave model_lib out"
+        raise InvalidField("kv_cache_dtype", wanted, words)
 
 
 def check_window(metadata: Metadata, window: Window | None) -> None:

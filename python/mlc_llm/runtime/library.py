@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tvm_ffi
 
@@ -43,7 +45,8 @@ class Library:
         except KeyError as error:
             raise BrokenLibrary(f"{folder}: no kernels are called {error}") from error
         files = list(self.metadata.sha256)
-        self._functions = self.device.link(folder, files, self.metadata.requires)
+        requires, ranks = self.metadata.requires, self.metadata.shards
+        self._functions = self.device.link(folder, files, requires, ranks)
 
-    def __getitem__(self, name: str) -> tvm_ffi.Function:
+    def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._functions[name]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.library.signatures import COPY_PAGES, DRAFT_NEXT, FORWARD, LAST_HIDDEN
+from mlc_llm.errors import TransferRefused
+from mlc_llm.library.metadata import BrokenLibrary
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.adapters import AdapterMemory, adapter_slots, check_adapters
+from mlc_llm.runtime.adapters import adapter_slots, check_adapters
 from mlc_llm.runtime.batch import (
     NO_ADAPTER,
     NO_ADAPTERS,
@@ -22,6 +24,7 @@ from mlc_llm.runtime.batch import (
     Batch,
     BatchOutput,
     BatchRow,
+    RowImage,
     RunnerLimits,
     Sampled,
     Window,
@@ -30,36 +33,21 @@ from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.gathered import by_row, gathered
-from mlc_llm.runtime.kv_cache import (
-    KVCache,
-    Placements,
-    group_pages,
-    group_windows,
-    main_group,
-    narrower_windows,
-)
-from mlc_llm.runtime.layer_memory import (
-    allocate_pages,
-    allocate_states,
-    check_window,
-    window_tensors,
-)
+from mlc_llm.runtime.image_rows import ImageRows, without_ids
+from mlc_llm.runtime.kv_cache import KVCache, group_windows
+from mlc_llm.runtime.layer_memory import check_page_format, check_window
 from mlc_llm.runtime.library import Library, item
-from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
-from mlc_llm.runtime.params import ordered_params, params_in, rotations
-from mlc_llm.runtime.rope import RopeTables
+from mlc_llm.runtime.model_step import MakeStep, ModelStep, Sizes, limits_of
+from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
-from mlc_llm.runtime.step_inputs import StepInputs, step_tables
+from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    import tvm_ffi
-
-    from mlc_llm.backends.base import Device, DeviceTensor, Numbers, Table
+    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.runtime.image_runner import ImageRunner
 
 Array = npt.NDArray[np.generic]
-FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
-"""The sampler calls the others."""
 LOGITS, HIDDEN = 0, 1
 """Places in what `forward` returns."""
 
@@ -73,16 +61,6 @@ class Pending(NamedTuple):
     """What the sampler has started."""
     hidden: DeviceTensor | None
     """Hidden vectors, of the samplings that want them."""
-
-
-class StepTokens(NamedTuple):
-    """What a step computes."""
-
-    tokens: Numbers
-    placed: Placements
-    logit_rows: Numbers
-    owned: Numbers | None
-    """The adapter of each token; None: the library is one without adapters."""
 
 
 class ModelRunner:
@@ -101,77 +79,64 @@ class ModelRunner:
         precision: Precision = "exact",
         read: ReadWeights = read_packed,
         adapters: AdapterLimits = NO_ADAPTERS,
+        make_step: MakeStep = ModelStep,
+        kv_cache: KVCacheDtype = "auto",
+        tower: ImageRunner | None = None,
     ) -> None:
-        """library, weights: folders made by the compiler. precision: see `FastTokens`. read:
-        gives what is in the folder `weights`.
+        """library, weights: folders made by the compiler. precision, kv_cache: what it has to be
+        for. read: gives what is in the folder `weights`. make_step: makes what computes. tower:
+        for a library that is for images.
 
         Raises BrokenLibrary or BrokenParams for what building again mends; InvalidField.
         """
         self._library, self._compute, self._weights = Library(library), Computing(), weights.name
-        self.metadata = metadata = self._library.metadata
-        device, windows = self._library.device, group_windows(metadata.kv, window)
-        self._limits = RunnerLimits(
-            num_pages=num_pages,
-            page_size=metadata.kv.page_size,
-            max_num_sequence=max_num_sequence,
-            max_batch_tokens=max_batch_tokens,
-            context_window=context_window,
-            vocab_size=metadata.vocab_size,
-            window=windows[main_group(windows)],
-            narrower=narrower_windows(windows),
-            has_states=bool(metadata.states),
-            hidden_size=metadata.hidden_size,
-            precision=precision,
-            adapters=adapters,
-        )
+        self._tower, self.metadata = tower, self._library.metadata
+        metadata, device, info = self.metadata, self._library.device, self.metadata.kv
+        windows = group_windows(info, window)
+        self._images = self._image_rows(windows, device)
+        sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window)
+        self._limits = limits = limits_of(
+            metadata, sizes, windows, precision, adapters=adapters,
+            image_tokens=0 if tower is None else tower.tokens,
+        )  # fmt: skip
         check_window(metadata, window)
-        self._bind(device)
+        check_page_format(info, kv_cache)
+        check_adapters(metadata, adapters)
+        self._read, self._sampler = device.read, Sampler(self._library)
         self._fast = FastTokens(metadata, precision)
-        self._set_params(read(weights), device, window)
-        self._allocate(windows, device)
+        self._step = make_step(self._library, read(weights), limits, window)
+        self._cache = KVCache(
+            info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
+            has_states=bool(metadata.states), follows=metadata.eagle_group,
+        )  # fmt: skip
+        self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
-        self.before_compute: Callable[[], None] = lambda: None
+
+    @property
+    def before_compute(self) -> Callable[[], None]:
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
+        return self._step.before_compute
 
-    def _bind(self, device: Device) -> None:
-        check_adapters(self.metadata, self._limits.adapters)
-        self._forward, self._copy, self._last_hidden = map(self._library.__getitem__, FUNCTIONS)
-        has_head = self.metadata.eagle_group is not None
-        self._draft_next = self._library[DRAFT_NEXT] if has_head else None
-        self._staging, self._read = device.staging(), device.read
-        self._sampler, self._inputs = Sampler(self._library), StepInputs([], (), (), (), [])
+    @before_compute.setter
+    def before_compute(self, call: Callable[[], None]) -> None:
+        self._step.before_compute = call
 
-    def _allocate(self, windows: Sequence[Window | None], device: Device) -> None:
-        """Pages, states, and who owns which. windows: of each group."""
-        info, sequences = self.metadata, self._limits.max_num_sequence
-        counts = group_pages(windows, self._limits)
-        self._pages = allocate_pages(info.kv, counts, device)
-        self._states = allocate_states(info.states, sequences, device)
-        self._windows = window_tensors(windows, device)
-        limits = self._limits.adapters
-        self._adapters = AdapterMemory(info.adapted, limits, device) if limits.slots else None
-        self._cache = KVCache(
-            info.kv, counts, sequences, self._copy_pages, windows,
-            has_states=bool(info.states), follows=info.eagle_group,
-        )  # fmt: skip
-        self._carrier = Carrier(info.kv, self._cache, self._pages, self._states, device)
-
-    def _set_params(self, packed: Packed, device: Device, window: Window | None) -> None:
-        arrays = params_in(packed)
-        self._params = ordered_params(arrays, self.metadata.params, device)
-        far = None if window is None else window.far
-        single = self._limits.context_window
-        longest = single if far is None else min(single, far + 1)
-        ropes = rotations(arrays, self.metadata.ropes, longest)
-        spare = 0 if window is None else self._limits.max_batch_tokens
-        self._ropes = RopeTables(ropes, device, far=far, step_tokens=spare)
+    def _image_rows(self, windows: Sequence[Window | None], device: Device) -> ImageRows | None:
+        """Raises BrokenLibrary unless the library is for images, or without, as this runner."""
+        sight = self.metadata.sight
+        if (sight is None) != (self._tower is None):
+            raise BrokenLibrary("the library is not made for images as the model is")
+        if sight is None or self._tower is None:
+            return None
+        return ImageRows(self._tower, sight, windows, self.metadata.hidden_size, device)
 
     @property
     def identity(self) -> str:
         """A hash of the library's code and of the name of the weights' folder, which in the cache
         is a hash of the model's bytes."""
-        text = f"{self.metadata.to_json()} {self._weights}"
+        tower = "" if self._tower is None else self._tower.identity
+        text = f"{self.metadata.to_json()} {self._weights} {tower}".rstrip()
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -198,16 +163,23 @@ class ModelRunner:
         self._cache.remove(seq_id)
 
     def export_pages(self, seq_id: int, length: int | None = None) -> Transfer:
+        self._check_whole()
         return self._carrier.take(seq_id, self.identity, length)
 
     def import_pages(self, seq_id: int, transfer: Transfer, length: int) -> None:
+        self._check_whole()
         transfer.check(self.identity, length)
         self._carrier.put(seq_id, transfer)
 
+    def _check_whole(self) -> None:
+        if not self._step.has_all_heads:
+            raise TransferRefused("the pages of a sequence lie in several ranks")
+
     def load_adapter(self, slot: int, parts: AdapterParts) -> None:
         """Put a LoRA adapter into a slot."""
-        assert self._adapters is not None, "the library is one without adapters"
-        self._adapters.load(slot, parts)
+        adapters = self._step.adapters
+        assert adapters is not None, "the library is one without adapters"
+        adapters.load(slot, parts)
 
     def reset(self) -> None:
         self._cache.reset()
@@ -223,27 +195,23 @@ class ModelRunner:
 
         The row's token lies in the pages then, as after a step, and is to be rolled back: only the
         head has computed it. Raises `RequestError` if pages lack."""
-        assert self._draft_next is not None, "there is no head"
         assert all(len(row.token_ids) == len(row.samplings) == 1 for row in batch.rows)
-        return self.collect(self.submit(batch, self._draft_next))
+        return self.collect(self.submit(batch, drafts=True))
 
-    def submit(self, batch: Batch, compute: tvm_ffi.Function | None = None) -> Pending:
+    def submit(self, batch: Batch, *, drafts: bool = False) -> Pending:
         """Start a step. A device may still compute when this returns; no other step may start
-        before `collect`. compute: what computes the tokens; None: the model."""
-        asked = gathered(batch.rows, self._limits.vocab_size)
+        before `collect`. drafts: the EAGLE head computes the tokens, and not the model."""
+        plain = self._without_images(batch.rows)
+        asked = gathered(plain, self._limits.vocab_size)
         number = len(asked.tokens)
         assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
         if asked.scorings or not self._choice.is_for(asked.samplings):
             self._choice = Choice.of(
                 asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
-        rows, ids, logit_rows = self._fast.arranged(batch.rows, asked.tokens, asked.logit_rows)
-        owned = None if self._adapters is None else adapter_slots(rows)
-        placed = self._place(rows)
+        numbers = self._placed(plain, asked.tokens, asked.logit_rows)
         try:
-            compute = compute or self._forward
-            given = StepTokens(ids, placed, logit_rows, owned)
-            drawn, hidden = self._compute.call(self._drawn, compute, given)
+            drawn, hidden = self._compute.call(self._drawn, numbers, drafts)
             return Pending(batch, self._choice, drawn, hidden)
         except BaseException:
             # Nothing has happened: the core may run the rows again, one by one.
@@ -251,14 +219,12 @@ class ModelRunner:
                 self._cache.rollback(row.seq_id, len(row.token_ids))
             raise
 
-    def _drawn(
-        self, compute: tvm_ffi.Function, given: StepTokens
-    ) -> tuple[Drawn, DeviceTensor | None]:
+    def _drawn(self, numbers: StepNumbers, drafts: bool) -> tuple[Drawn, DeviceTensor | None]:
         choice, wanted = self._choice, None
-        outputs, rest = self._outputs(compute, given, choice.tables)
+        outputs, rest = self._step.outputs(numbers, choice.tables, drafts=drafts)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
-            wanted = self._last_hidden(item(outputs, HIDDEN), rows, self._params)
+            wanted = self._step.last_hidden(item(outputs, HIDDEN), rows)
         return self._sampler.draw(item(outputs, LOGITS), choice, rest), wanted
 
     def collect(self, pending: Pending) -> BatchOutput:
@@ -284,13 +250,14 @@ class ModelRunner:
         chunk: int | None = None,
         prompt_tokens: int = 0,
         adapter: int = NO_ADAPTER,
+        images: Sequence[RowImage] = (),
     ) -> Array:
         """Logits float32 [len, vocab] of all positions of a fresh sequence, for measurements.
 
         chunk: tokens a step; 1 goes through the decode path. prompt_tokens: how many of the first
-        count as a prompt.
+        count as a prompt. images: of the first step.
         """
-        steps = self.logits_by_step(token_ids, chunk, prompt_tokens, adapter)
+        steps = self.logits_by_step(token_ids, chunk, prompt_tokens, adapter, images)
         return np.concatenate(list(steps))
 
     def logits_by_step(
@@ -299,6 +266,7 @@ class ModelRunner:
         chunk: int | None = None,
         prompt_tokens: int = 0,
         adapter: int = NO_ADAPTER,
+        images: Sequence[RowImage] = (),
     ) -> Iterator[Array]:
         """The same, for texts whose logits are too many."""
         seq_id = -1
@@ -307,56 +275,37 @@ class ModelRunner:
             for start in range(0, len(token_ids), chunk or self._limits.max_batch_tokens):
                 part = token_ids[start : start + (chunk or self._limits.max_batch_tokens)]
                 of_prompt = min(max(prompt_tokens - start, 0), len(part))
-                whole = [BatchRow(seq_id, part, (), of_prompt, adapter=adapter)]
-                rows, tokens, logit_rows = self._fast.arranged(
-                    whole, array("i", part), array("i", range(len(part)))
+                row = BatchRow(
+                    seq_id, part, (), of_prompt, adapter=adapter, images=() if start else images
                 )
-                owned = None if self._adapters is None else adapter_slots(rows)
-                placed = self._place(rows)
-                given = StepTokens(tokens, placed, logit_rows, owned)
-                outputs, _ = self._compute.call(self._outputs, self._forward, given)
+                whole, wanted = self._without_images([row]), array("i", range(len(part)))
+                numbers = self._placed(whole, array("i", whole[0].token_ids), wanted)
+                outputs, _ = self._compute.call(self._step.outputs, numbers)
                 self._cache.trim(seq_id)
                 logits = self._read(item(outputs, LOGITS))
                 yield logits[:, : self._limits.vocab_size].copy()
         finally:
             self._cache.remove(seq_id)
 
-    def _place(self, rows: Sequence[BatchRow]) -> Placements:
-        keep = {row.seq_id: row.keep_states for row in rows if row.keep_states}
-        return self._cache.place(
-            [(row.seq_id, len(row.token_ids)) for row in rows], self._fast.count, keep
-        )
+    def _without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
+        """The rows with plain ids. The vectors of their images are computed."""
+        if self._images is None or not any(row.images for row in rows):
+            return rows
+        self._images.prepare(rows)
+        return [without_ids(row) if row.images else row for row in rows]
 
-    def _outputs(
-        self,
-        compute: tvm_ffi.Function,
-        given: StepTokens,
-        more: Sequence[Table] = (),
-    ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
-        """Logits behind the tokens at `logit_rows` and what they are made of, and the tables `more`
-        as tensors. All go in at once, while the code that does it is in the processor's caches."""
-        tokens, placed, logit_rows, owned = given
-        ropes, position, sink_position = self._ropes.rows(placed.position)
-        fast = array("i", (self._fast.count,))
-        tables = step_tables((tokens, position, sink_position, fast, logit_rows), placed, owned)
-        tensors = self._staging.tensors(*tables, *more)
-        if tensors is not self._inputs.tensors:
-            adapters = None if self._adapters is None else self._adapters.inputs
-            has_previous = placed.previous is not None
-            self._inputs = StepInputs.of(
-                tensors, len(placed.groups), self._states, adapters, has_previous=has_previous
-            )
-        _, single, by_group, states, rest = self._inputs
-        self.before_compute()
-        outputs = compute(
-            *single, ropes, *by_group, self._windows, self._pages, *states, self._params
-        )
-        return outputs, rest
+    def _placed(
+        self, rows: Sequence[BatchRow], tokens: Numbers, logit_rows: Numbers
+    ) -> StepNumbers:
+        """Gives the tokens their places. Raises `RequestError` if pages lack."""
+        rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
+        adapters, images = None if self._step.adapters is None else adapter_slots(rows), None
+        keep = {row.seq_id: row.keep_states for row in rows if row.keep_states}
+        sizes = [(row.seq_id, len(row.token_ids)) for row in rows]
+        placed = self._cache.place(sizes, self._fast.count, keep)
+        if self._images is not None:
+            images, placed = self._images.given(rows, placed)
+        return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
-        groups, none = len(self.metadata.kv.groups), array("i")
-        tables: list[Table] = []
-        for ids in (source, target):
-            tables += [(array("i", ids) if g == group else none, 0) for g in range(groups)]
-        tensors = self._staging.tensors(*tables)
-        self._compute.call(self._copy, tensors[:groups], tensors[groups:], self._pages)
+        self._compute.call(self._step.copy_pages, group, source, target)

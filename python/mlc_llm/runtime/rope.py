@@ -46,22 +46,21 @@ class RopeTable:
             self._grow(max(length, 2 * self.length))
         return self._tensor
 
-    @property
-    def spare_rows(self) -> tuple[int, Floats]:
-        """Where they begin now, and what is in them, to be written."""
-        return self.length, self._rows[self.length :]
+    def fill(self, i: int, row: Floats) -> int:
+        """Writes the i-th of the spare rows; where it is."""
+        self._device.write(self._tensor, self.length + i, row)
+        return self.length + i
 
     def _grow(self, count: int) -> None:
         inverse, magnitude = self._rotation
         angle = np.arange(count, dtype=np.float32)[:, None] * inverse
         half = len(inverse)
-        tensor = self._device.zeros((count + self._spare, 2, half), "float32")
-        table: Floats = self._device.read(tensor)
+        table: Floats = np.zeros((count + self._spare, 2, half), np.float32)
         np.cos(angle, out=table[:count, 0])
         np.sin(angle, out=table[:count, 1])
         if magnitude != 1.0:
             table[:count] *= np.float32(magnitude)
-        self.length, self._rows, self._tensor = count, table, tensor
+        self.length, self._tensor = count, self._device.upload(table)
 
 
 class RopeTables:
@@ -112,12 +111,9 @@ class RopeTables:
 
     def _fill(self, i: int, position: int) -> int:
         """Writes the i-th spare row of each table; where they are."""
-        start = 0
+        place = 0
         for table, (frequencies, magnitude) in zip(self._tables, self._rotations, strict=True):
-            start, spare = table.spare_rows
             angle = frequencies * position
-            np.cos(angle, out=spare[i][0], casting="same_kind")
-            np.sin(angle, out=spare[i][1], casting="same_kind")
-            if magnitude != 1.0:
-                spare[i] *= magnitude
-        return start + i
+            row = np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
+            place = table.fill(i, row if magnitude == 1.0 else row * magnitude)
+        return place

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import tvm_ffi
 
 from mlc_llm.runtime.kv_cache import Placements
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import DeviceTensor, Numbers, Table
+    from mlc_llm.backends.base import DeviceTensor, Table
+    from mlc_llm.runtime.image_rows import StepImages
 
+Numbers: TypeAlias = "array[int]"
 SINGLE = 5
 """Tables of a step that all groups of layers share."""
 
 
-def step_tables(
-    shared: Sequence[Numbers], placed: Placements, adapter_slots: Numbers | None = None
-) -> list[Table]:
+class StepNumbers(NamedTuple):
+    """What a step is about."""
+
+    tokens: Numbers
+    placed: Placements
+    logit_rows: Numbers
+    """The tokens behind which logits are wanted, by index."""
+    fast_tokens: int
+    """How many of the first tokens are computed less exactly."""
+    adapters: Numbers | None
+    """The slot of each token's adapter; None for a library without adapters."""
+    images: StepImages | None = None
+    """None for a library without images."""
+
+    @property
+    def image_tables(self) -> Sequence[Table]:
+        return () if self.images is None else self.images.tables
+
+
+def step_tables(numbers: StepNumbers, position: Numbers, sink_position: Numbers) -> list[Table]:
     """The tables of `forward`, in the order that `StepInputs.of` knows.
 
-    shared: token ids, rows of rotations for tokens and for sinks, the number of fast tokens, and
-    the tokens that get logits. adapter_slots: None for a library without adapters.
+    position, sink_position: rows of rotations for tokens and for sinks.
     """
+    fast, placed = array("i", (numbers.fast_tokens,)), numbers.placed
+    shared = (numbers.tokens, position, sink_position, fast, numbers.logit_rows)
     tables: list[Table] = [(one, 0) for one in shared]
     for slots, places, blocks, page_ids in placed.groups:
         tables += ((slots, 0), (places, 0), (blocks, 3), (page_ids, 0))
@@ -31,9 +52,9 @@ def step_tables(
         tables.append((placed.previous, 0))
     if placed.state_rows is not None:
         tables.append((placed.state_rows, 4))
-    if adapter_slots is not None:
-        tables.append((adapter_slots, 0))
-    return tables
+    if numbers.adapters is not None:
+        tables.append((numbers.adapters, 0))
+    return [*tables, *numbers.image_tables]
 
 
 class StepInputs(NamedTuple):
@@ -47,7 +68,7 @@ class StepInputs(NamedTuple):
     """Slots, places, query blocks and page ids: of each group of layers."""
     states: Sequence[DeviceTensor | tvm_ffi.Array]
     """Slots of previous tokens, if a draft head reads them. Rows of states, and the states, if
-    there are some. Then the same of adapters."""
+    there are some. Then the same of adapters, and the tables of images."""
     rest: list[DeviceTensor]
     """Of tables that are not for `forward`."""
 
@@ -58,11 +79,12 @@ class StepInputs(NamedTuple):
         groups: int,
         states: tvm_ffi.Array,
         adapters: tvm_ffi.Array | None = None,
+        images: int = 0,
         *,
         has_previous: bool = False,
     ) -> StepInputs:
         """tensors: of `step_tables` and of others behind them. states: of recurrent layers.
-        adapters: None for a library without them."""
+        adapters: None for a library without them. images: number of their tables."""
         single, rest = tensors[:SINGLE], tensors[SINGLE + 4 * groups :]
         last = SINGLE + 4 * groups
         by_group = [tvm_ffi.convert(tensors[SINGLE + i : last : 4]) for i in range(4)]
@@ -71,4 +93,8 @@ class StepInputs(NamedTuple):
             more += (rest.pop(0), states)
         if adapters is not None:
             more += (rest.pop(0), adapters)
+        if images:
+            more += (rest[0],)
+            more += (tvm_ffi.convert(rest[1:images]),) if images > 1 else ()
+            rest = rest[images:]
         return cls(tensors, single, by_group, more, rest)

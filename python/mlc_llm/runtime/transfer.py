@@ -30,7 +30,7 @@ class Transfer:
     freed: tuple[tuple[int, int], ...]
     """Of each group of layers, the first and the end of the places whose pages were given back."""
     tensors: tuple[Array, ...]
-    """Of each layer of attention its pages [pages, kv_heads, 2, page_size * head_dim], then of each
+    """Of each layer of attention its pages [pages, kv_heads, 2, elements of a block], then of each
     recurrent tensor one state."""
     digest: str = ""
     """BLAKE2b of all the rest."""

@@ -20,5 +20,6 @@ def chat_model_of(loaded: OpenEngine) -> ChatModel:
         pooling=bundle.pooling,
         is_encoder=bundle.is_encoder,
         scores=bundle.scores,
+        images=None if bundle.vision is None else bundle.vision.reader,
         adapters=core.adapters.names,
     )

@@ -145,7 +145,7 @@ class EngineClient(Generic[ReaderT]):
         config = EngineConfig.of(engine_config)
         check_engine_config(model, model_lib, mode, config)
         if isinstance(device, str):
-            device = detect_device(device)
+            device = detect_device(device, config.kernels)
         self._config = replace(config, model=model, model_lib=model_lib, mode=mode)
         self._engine = ThreadedEngine.Create()
         self._callback = EngineCallback(deliver, self._engine.abort_request)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.library.page_format import KV_CACHE_DTYPES
 from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
@@ -40,7 +42,12 @@ PROMPT_PRECISIONS: dict[str, Precision] = {"exact": "exact", "fast": "fast-promp
 PAGE_SIZE = 16
 MAX_PATH_CHARS = 4096
 MAX_ADAPTERS = 1024
+MAX_SHARDS = 32
 MAX_ADAPTER_RANK = 1024
+NO_MMPROJ = "none"
+"""As `mmproj`: the model reads no images."""
+MAX_HOSTS = 256
+_HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
 @with_field_docs
@@ -67,7 +74,11 @@ class EngineConfig:
     requests wait. interactive: 1 answer at a time. server: 128 answers at a time, and most of the
     free memory for their pages."""
     tensor_parallel_shards: int | None = None
-    """At least 1. This version accepts only 1."""
+    """Ranks that compute the model together, 1 to 32: processes on this machine, each with a share
+    of the weights and of the KV cache and an equal share of the cores (or MLC_NUM_THREADS each). It
+    is for machines with several sockets. At most as many as the model has heads of keys. Not for
+    models with experts, recurrent layers or encoders, and not with adapters or model_lib. None is
+    1."""
     pipeline_parallel_stages: int | None = None
     """At least 1. This version accepts only 1."""
     opt: str | None = None
@@ -148,6 +159,12 @@ class EngineConfig:
     prompt_precision: Literal["exact", "fast"] | None = None
     """The older name of `precision`: 'fast' means `fast-prompts`. If both are given they have to
     agree. None in a config that was made: `precision` says it."""
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"
+    """How keys and values are kept in KV pages. `auto`: as numbers that lose nothing that is seen,
+    float16 where the kernels have it, else float32. `int8`: 32 elements of a head share a scale,
+    8.5 bits an element, which needs about half the memory and half the reading. Texts change a
+    little; a token's bits still do not depend on other requests. A draft model has pages of the
+    same kind. Not possible for encoders, and for models without attention."""
     kernels: str | None = None
     """Which kernels compute: amx, vnni, avx2, i8mm, dotprod, portable, or reference (plain float32,
     slow, only to compare with). None: the environment variable MLC_LLM_KERNELS, else the fastest
@@ -169,6 +186,14 @@ class EngineConfig:
     them mean that none can be loaded later, and cost nothing."""
     max_adapter_rank: int | None = None
     """The largest rank of an adapter, 1 to 1024. None: that of `adapters`, or 16 without any."""
+    mmproj: str | None = None
+    """The tower with which the model reads images: a GGUF file that llama.cpp's converter writes
+    (`--mmproj`). None: the one in the model's folder, or the only `mmproj` file beside the model's
+    file, if it fits; 'none': images are not read. An engine with images takes no adapters, no
+    `model_lib` and no sliding window, and drafts no tokens behind images."""
+    allow_image_hosts: list[str] = field(default_factory=list)
+    """Hosts from which images are fetched, `example.org` or `example.org:8443`. Without any, images
+    are in the request alone, as `data:` addresses. Addresses inside a network are never asked."""
     verbose: bool = True
     """Log the memory plan."""
 
@@ -245,6 +270,7 @@ class EngineConfig:
         if self.max_adapters is not None and self.max_adapters < len(self.adapters):
             words = f"there are {len(self.adapters)} in adapters; give at least that"
             raise InvalidField("max_adapters", self.max_adapters, words)
+        self._refuse_with_ranks()
         if self.kv_events is not None and self.prefix_cache_mode == "disable":
             words = "there is no prefix cache (prefix_cache_mode is 'disable'); leave it out"
             raise InvalidField("kv_events", self.kv_events.endpoint, words)
@@ -255,9 +281,27 @@ class EngineConfig:
             given = self.model_lib or self.additional_models
             words = "a model and its EAGLE head are compiled together; leave the library out"
             raise InvalidField("model_lib", given, words)
+        others: tuple[tuple[str, object, tuple[object, ...]], ...] = (
+            ("adapters", [*self.adapters] or self.max_adapters, ([], None, 0)),
+            ("tensor_parallel_shards", self.tensor_parallel_shards, (None, 1)),
+            ("kv_cache_dtype", self.kv_cache_dtype, ("auto",)),
+        )
+        for name, value, allowed in others:
+            if value not in allowed:
+                words = "not together with speculative_mode 'eagle'; leave one out"
+                raise InvalidField(name, value, words)
+
+    def _refuse_with_ranks(self) -> None:
+        ranks = self.tensor_parallel_shards
+        if ranks is None or ranks == 1:
+            return
+        words = None
         if self.adapters or self.max_adapters:
-            words = "not together with speculative_mode 'eagle'; leave one out"
-            raise InvalidField("adapters", [*self.adapters], words)
+            words = "not together with adapters; merge them into the model (convert_weight --lora)"
+        if self.model_lib is not None:
+            words = "not together with model_lib: each rank has a library of its own; leave it out"
+        if words is not None:
+            raise InvalidField("tensor_parallel_shards", ranks, words)
 
 
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
@@ -265,7 +309,6 @@ _NO_TREE = "drafts are chains in this version; leave it out or give 1"
 _NO_RNN = "recurrent models are not supported in this version"
 
 _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
-    ("tensor_parallel_shards", (None, 1), _ONE_DEVICE),
     ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
     ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
     ("spec_tree_width", (1,), _NO_TREE),
@@ -278,7 +321,7 @@ def _empty(name: str, default: object) -> object:
     """What a field has if nothing is given."""
     if name == "adapters":
         return {}
-    return [] if name == "additional_models" else default
+    return [] if name in ("additional_models", "allow_image_hosts") else default
 
 
 def _adapters(name: str, value: object) -> dict[str, str]:
@@ -321,6 +364,16 @@ def _additional_model(name: str, value: object) -> str | tuple[str, str]:
     raise checks.wrong_type(name, value, "should be a path or a pair of a path and a library")
 
 
+def _hosts(name: str, value: object) -> list[str]:
+    items = checks.listing(name, value, MAX_HOSTS)
+    found = [checks.string(f"{name}[{i}]", one, 256, min_chars=1) for i, one in enumerate(items)]
+    for i, one in enumerate(found):
+        if not _HOST.fullmatch(one):
+            words = "should be a host, such as example.org or example.org:8443"
+            raise InvalidField(f"{name}[{i}]", one, words)
+    return found
+
+
 def _path(name: str, value: object) -> str:
     return checks.string(name, value, MAX_PATH_CHARS, min_chars=1)
 
@@ -344,7 +397,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "model_lib": _path,
     "additional_models": _additional_models,
     "mode": _one_of(MODES),
-    "tensor_parallel_shards": _integer(1),
+    "tensor_parallel_shards": _integer(1, MAX_SHARDS),
     "pipeline_parallel_stages": _integer(1),
     "opt": lambda name, value: checks.string(name, value, 256),
     "gpu_memory_utilization": _utilization,
@@ -369,6 +422,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "prefix_cache_max_num_recycling_seqs": _integer(-1),
     "kv_events": KVEventsConfig.of,
     "prefill_mode": _one_of(PREFILL_MODES),
+    "kv_cache_dtype": _one_of(KV_CACHE_DTYPES),
     "precision": _one_of(ENGINE_PRECISIONS),
     "prompt_precision": _one_of(tuple(PROMPT_PRECISIONS)),
     "kernels": lambda name, value: checks.string(name, value, 32),
@@ -377,5 +431,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "adapters": _adapters,
     "max_adapters": _integer(0, MAX_ADAPTERS),
     "max_adapter_rank": _integer(1, MAX_ADAPTER_RANK),
+    "mmproj": _path,
+    "allow_image_hosts": _hosts,
     "verbose": checks.boolean,
 }

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
+from typing import Literal
 
-from mlc_llm.errors import UnsupportedModel
+import numpy as np
+
+from mlc_llm.images.decoder import ImageFile
+from mlc_llm.images.picture import Picture, bitmap
 from mlc_llm.protocol import checks
 
 FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
@@ -14,6 +17,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preemp
 
 MAX_PROMPT_TOKENS = 2**24
 """A prompt with more ids is refused before they are copied. No context window is that long."""
+MAX_URL_CHARS = 2**26
 
 
 class Data:
@@ -48,23 +52,48 @@ class TokenData(Data):
         object.__setattr__(self, "token_ids", ids)
 
 
+@dataclass(frozen=True)
 class ImageData(Data):
-    """An image. No model of this version reads images, so the constructor raises
-    `UnsupportedModel`."""
+    """An image: its vectors, made by the model's tower of images, take the place of tokens.
 
-    def __init__(self, image: object = None, embed_size: int = 0) -> None:
-        self._refuse()
+    The tokens that a model wants around an image are the caller's; chats get them by themselves.
+    The engine refuses it if its model reads no images.
+    """
+
+    image: object
+    """The bytes of a PNG, JPEG, WebP, GIF or BMP file, or an RGB array uint8 [height, width, 3]."""
+    embed_size: int = 0
+    """Vectors of the image. 0: as many as the model makes; any other number has to be that one."""
+
+    def __post_init__(self) -> None:
+        checks.integer("ImageData.embed_size", self.embed_size, 0, MAX_PROMPT_TOKENS)
+        if not isinstance(self.image, Picture | ImageFile):
+            object.__setattr__(self, "image", _image_file(self.image))
 
     @classmethod
-    def from_url(cls, url: str, config: object = None) -> NoReturn:
-        """Raises like the constructor, and does not open the address."""
-        cls._refuse()
+    def from_url(
+        cls, url: str, config: object = None, *, allow_hosts: Sequence[str] = ()
+    ) -> ImageData:
+        """The image at a `data:` address, or of a host among `allow_hosts`. config: what callers of
+        MLC LLM give; the engine knows the sizes of its model without it. Raises InvalidField."""
+        from mlc_llm.images.addresses import image_file
 
-    @staticmethod
-    def _refuse() -> NoReturn:
-        raise UnsupportedModel(
-            "ImageData: images are not supported, Vision config is required; send text only"
-        )
+        return cls(image_file(checks.string("url", url, MAX_URL_CHARS), allow_hosts, field="url"))
+
+
+def _image_file(image: object) -> ImageFile:
+    """Raises InvalidField."""
+    if isinstance(image, bytes | bytearray | memoryview):
+        return ImageFile(bytes(image))
+    as_numpy = getattr(image, "numpy", None)
+    pixels = np.asarray(as_numpy() if callable(as_numpy) else image)
+    if pixels.ndim == 4 and len(pixels) == 1:
+        pixels = pixels[0]
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+        wanted = "should be the bytes of a file, or an array uint8 [height, width, 3]"
+        shown = f"{type(image).__name__} {pixels.dtype} {list(pixels.shape)}"
+        raise checks.refuse("ImageData.image", shown, wanted)
+    return bitmap(pixels)
 
 
 @dataclass

@@ -75,22 +75,36 @@ def infer_limits(config: EngineConfig, size: ModelSize) -> EngineConfig:
     _refuse_windows(config)
     _refuse_states(config, size)
     _refuse_for_encoder(config, size)
+    _refuse_without_pages(config, size)
     _refuse_contradictions(config, size)
     mode = config.mode or "local"
     single = config.max_single_sequence_length or _longest(config, size)
     longest = min(single, config.max_total_sequence_length or single)
     bound = max if size.is_encoder else min  # an encoder computes a text in one step
     sequences = SERVER_MAX_NUM_SEQUENCE if size.is_encoder else sequences_of(mode)
+    sequences = config.max_num_sequence or sequences
+    chunk = config.prefill_chunk_size or bound(DEFAULT_PREFILL_CHUNK, longest)
     asked = replace(
         config,
         mode=mode,
         gpu_memory_utilization=config.gpu_memory_utilization or DEFAULT_UTILIZATION,
-        max_num_sequence=config.max_num_sequence or sequences,
+        max_num_sequence=sequences,
         max_single_sequence_length=single,
-        prefill_chunk_size=config.prefill_chunk_size or bound(DEFAULT_PREFILL_CHUNK, longest),
+        prefill_chunk_size=_with_image(config, size, chunk, sequences),
     )
     _refuse_total_of_encoder(asked, size)
     return asked
+
+
+def _with_image(config: EngineConfig, size: ModelSize, chunk: int, sequences: int) -> int:
+    """The tokens of a step: an image fits into one, beside a token of each sequence that decodes.
+    Raises InvalidField if the config says less."""
+    least = size.whole_image + sequences - 1 if size.whole_image else 0
+    if config.prefill_chunk_size is not None and chunk < least:
+        words = f"an image of {size.whole_image} tokens is computed in one step, beside a token of "
+        words += f"each other sequence: give at least {least}, or mmproj 'none'"
+        raise InvalidField("prefill_chunk_size", chunk, words)
+    return max(chunk, least)
 
 
 def plan_memory(
@@ -113,9 +127,11 @@ def plan_memory(
         rope=size.rope(_single(asked)),
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
+        runtime=size.runtime,
         windowed=_windowed(asked, size),
         states=state_slots(asked.max_num_sequence) * size.state_bytes,
         adapters=4 * size.adapter_numbers * limits.slots * limits.rank,
+        tower=size.tower_bytes,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,
     )
@@ -233,6 +249,15 @@ def _refuse_for_encoder(config: EngineConfig, size: ModelSize) -> None:
         raise InvalidField("max_adapters", config.max_adapters, words)
     if config.speculative_mode != "disable":
         raise InvalidField("speculative_mode", config.speculative_mode, f"{words}; use 'disable'")
+
+
+def _refuse_without_pages(config: EngineConfig, size: ModelSize) -> None:
+    """Nothing is kept in pages that could be kept as bytes."""
+    if config.kv_cache_dtype == "auto" or (size.has_pages and not size.is_encoder):
+        return
+    why = "is an encoder, which keeps nothing" if size.is_encoder else "has no attention"
+    words = f"this model {why}; use 'auto'"
+    raise InvalidField("kv_cache_dtype", config.kv_cache_dtype, words)
 
 
 def _refuse_total_of_encoder(asked: EngineConfig, size: ModelSize) -> None:

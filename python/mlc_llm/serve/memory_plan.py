@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 RUNTIME_BYTES = 64 * 2**20
 """Machine code, stacks of threads, page tables, requests: 15 MB were measured; the rest is room to
-grow."""
+grow. A rank is a process of its own, which has 28 MB alone."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class KVSize:
 
     layers: int
     elements: int
-    """Numbers that a token has in all layers of the group: its keys and values."""
+    """Numbers that a token has in all layers of the group: its keys and values, with their scales
+    if they are bytes."""
     element_bytes: int = 4
     window: int | None = None
     """Tokens that a token sees; None: all tokens before it."""
@@ -50,6 +51,13 @@ class ModelSize:
     """float32 numbers of a LoRA adapter of rank 1 that changes all matrices."""
     is_encoder: bool = False
     """Its pages hold the keys and values of one layer in one step, and nothing that outlives it."""
+    shards: int = 1
+    """Ranks that compute it. Weights and pages are those of all ranks together, widths those of the
+    largest."""
+    tower_bytes: int = 0
+    """Of the tower of images and what it computes with; 0: there is none."""
+    whole_image: int = 0
+    """Tokens of an image, if all of them are computed in one step; 0: they need not be."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 
@@ -58,6 +66,11 @@ class ModelSize:
         """Bytes of a token in the groups with the largest window."""
         own = sum(g.bytes_per_token for g in self.groups if g.window == self.largest_window)
         return own + (0 if self.draft is None else self.draft.kv_bytes_per_token)
+
+    @property
+    def has_pages(self) -> bool:
+        """Some layer has attention."""
+        return any(group.layers for group in self.groups)
 
     @property
     def largest_window(self) -> int | None:
@@ -76,7 +89,7 @@ class ModelSize:
         attention = self.hidden_size + (4 if has_window else 3) * query + 2 * kv
         largest = max(attention, 4 * self.intermediate_size)
         rope = (2 if has_window else 1) * self.head_dim
-        return 4 * chunk * (self.hidden_size + rope + largest)
+        return self.shards * 4 * chunk * (self.hidden_size + rope + largest)
 
     def logits(self, rows: int) -> int:
         """Bytes of the logits of `rows` tokens in one step, with the sampler's scratch and copies
@@ -88,7 +101,12 @@ class ModelSize:
 
         A table doubles as it grows, so it may be twice as long as it has to be.
         """
-        return 2 * 4 * self.ropes * self.head_dim * min(longest, self.context_window)
+        return self.shards * 2 * 4 * self.ropes * self.head_dim * min(longest, self.context_window)
+
+    @property
+    def runtime(self) -> int:
+        """Bytes of all that grows with nothing, in each rank."""
+        return self.shards * RUNTIME_BYTES
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,8 @@ class MemoryPlan:
     """Weights and workspace of the draft model."""
     adapters: int = 0
     """Slots of LoRA adapters."""
+    tower: int = 0
+    """The tower of images."""
     promised: str = ""
     """The memory that `free` leaves out, and whose it is, in words."""
 
@@ -142,7 +162,7 @@ class MemoryPlan:
         """Everything, with a KV cache for so many tokens."""
         pages = -(-tokens // self.page_size)
         fixed = self.weights + self.draft + self.workspace + self.windowed + self.states
-        fixed += self.adapters
+        fixed += self.adapters + self.tower
         return fixed + pages * self.page_size * self.kv_per_token
 
     def describe(self) -> str:
@@ -152,6 +172,7 @@ class MemoryPlan:
             f"{_mb(self.free)} free{promised}, of which {self.utilization:.0%} may be used, "
             f"{_mb(self.weights)} weights, {f'{_mb(self.draft)} draft model, ' * bool(self.draft)}"
             f"{f'{_mb(self.adapters)} adapters, ' * bool(self.adapters)}"
+            f"{f'{_mb(self.tower)} tower of images, ' * bool(self.tower)}"
             f"{_mb(self.workspace)} workspace, {self.kv_per_token} bytes per token of KV cache: "
             f"{max(self.fit, 0)} tokens fit"
         )

@@ -128,6 +128,12 @@ def special_usage_json(engine_metrics: Mapping[str, object]) -> str:
     return json.dumps({**_usage(0, 0), "extra": engine_metrics})
 
 
+def usage_with(usage_json: str, more: Mapping[str, object]) -> str:
+    """A usage whose `extra` says more."""
+    usage = json.loads(usage_json)
+    return json.dumps({**usage, "extra": {**(usage.get("extra") or {}), **more}})
+
+
 def _usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     total = prompt_tokens + completion_tokens
     return {

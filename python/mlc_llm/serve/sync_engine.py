@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from mlc_llm.protocol.messages import GivenMessage, GivenTool
     from mlc_llm.runtime.read_ahead import ReadAhead
+    from mlc_llm.serve.openai.chat import ChatPrompt
 
 __all__ = ["ChatAnswer", "EngineConfig", "Generated", "SyncMLCEngine", "_create_tvm_module"]
 
@@ -82,8 +83,8 @@ class SyncMLCEngine:
         request_stream_callback: Callable[[list[data.RequestStreamOutput]], None] | None = None,
         reading: ReadAhead | None = None,
     ) -> None:
-        """`model`: see `open_model`; None is the default model. `device`: "auto" or "cpu"; others
-        are refused (see `detect_device`). `mode`: how many answers run at a time and how much
+        """`model`: see `open_model`; None is the default model. `device`: "auto", "cpu" or "cuda"
+        (see `detect_device`). `mode`: how many answers run at a time and how much
         memory they may take, see `help(EngineConfig)`. `engine_config`: may be a dict of its
         fields. `request_stream_callback`: gets the outputs of each step. `reading`: weights whose
         reading the caller has begun."""
@@ -144,7 +145,7 @@ class SyncMLCEngine:
         `generate`, and `UnsupportedModel` for a model without a chat template.
         """
         config = GenerationConfig.of(generation_config)
-        prompt = self.chat_prompt(messages, tools=tools, tool_choice=tool_choice)
+        prompt = self.chat_data(messages, tools=tools, tool_choice=tool_choice)
         answers = self.generate([prompt], config, adapter=adapter)
         logprobs = answers.logprobs[0]
         return ChatAnswer(answers.texts[0], answers.finish_reasons[0], answers.usages[0], logprobs)
@@ -158,9 +159,27 @@ class SyncMLCEngine:
     ) -> list[int]:
         """Token ids of a conversation for `generate`, as the chat template of the model writes it.
 
-        Only the template makes control tokens; their names in messages are ordinary text. Raises
-        `UserError`.
+        Only the template makes control tokens; their names in messages are ordinary text. Images
+        have no ids: `chat_data` takes them. Raises `UserError`.
         """
+        return self._prompt(messages, tools, tool_choice).token_ids
+
+    def chat_data(
+        self,
+        messages: str | Sequence[GivenMessage],
+        *,
+        tools: Sequence[GivenTool] | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
+    ) -> list[data.Data]:
+        """Like `chat_prompt`, for conversations that may have images."""
+        return self._prompt(messages, tools, tool_choice).inputs()
+
+    def _prompt(
+        self,
+        messages: str | Sequence[GivenMessage],
+        tools: Sequence[GivenTool] | None,
+        tool_choice: str | Mapping[str, object] | None,
+    ) -> ChatPrompt:
         from mlc_llm.serve.openai.requests import conversation_prompt
 
         if isinstance(messages, str):
@@ -170,6 +189,7 @@ class SyncMLCEngine:
             tokenizer=self.tokenizer,
             template=self.bundle.chat_template,
             context=self.longest_sequence,
+            images=None if self.bundle.vision is None else self.bundle.vision.reader,
         )
 
     def create_request(

@@ -13,6 +13,11 @@ def is_later_part(name: str) -> bool:
     return part is not None and int(part[2]) > 1
 
 
+def is_tower(name: str) -> bool:
+    """Whether a file is named as llama.cpp names towers of images, and no model of its own."""
+    return "mmproj" in name.lower()
+
+
 def same_model(name: str, first: str) -> bool:
     """Whether two names are of one file, or of two parts of one model."""
     one, other = _PART.fullmatch(name), _PART.fullmatch(first)

@@ -10,7 +10,7 @@ from typing import Literal
 from mlc_llm.errors import ModelNotFound
 from mlc_llm.support.default_model import DEFAULT_MODEL
 from mlc_llm.support.download import packaged_file
-from mlc_llm.support.gguf_parts import is_later_part, stem_of
+from mlc_llm.support.gguf_parts import is_later_part, is_tower, stem_of
 from mlc_llm.support.hub_address import parse_address
 from mlc_llm.support.hub_choice import CHAT_CONFIG, CONFIG
 from mlc_llm.support.hub_model import fetched_model
@@ -92,7 +92,8 @@ def _local(path: Path, model: str) -> ModelSource:
 
 def _only_model(names: Iterable[str], place: str) -> str:
     """The only .gguf model among file names: one file, or the first part of a split one."""
-    models = [name for name in names if name.lower().endswith(".gguf") and not is_later_part(name)]
+    files = [name for name in names if name.lower().endswith(".gguf") and not is_later_part(name)]
+    models = [name for name in files if not is_tower(name)] or files
     if len(models) == 1:
         return models[0]
     if not models:

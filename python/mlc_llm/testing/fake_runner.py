@@ -88,7 +88,9 @@ class FakeRunner:
         vocab_size: int = 300,
         window: Window | None = None,
         adapters: int = 0,
+        image_tokens: int = 0,
     ) -> None:
+        """image_tokens: of an image, which is computed in one step; 0: the model takes none."""
         self.limits = RunnerLimits(
             num_pages=num_pages,
             page_size=page_size,
@@ -99,6 +101,8 @@ class FakeRunner:
             window=window,
             hidden_size=HIDDEN,
             adapters=AdapterLimits(adapters, RANK_STEP),
+            image_tokens=image_tokens,
+            whole_images=image_tokens > 0,
         )
         self.sequences: dict[int, FakeSequence] = {}
         self.batches: list[Batch] = []
@@ -208,6 +212,7 @@ class FakeRunner:
         assert sum(len(one.next_ids) for _, one in scorings) <= self.limits.max_scores
         assert all(_is_of_row(row, one) for row, one in scorings), "it scores other tokens"
         assert sum(len(row.token_ids) for row in batch.rows) <= self.limits.max_batch_tokens
+        assert all(_has_whole_images(row) for row in batch.rows), "an image is cut"
         if sum(self._new_pages(row) for row in batch.rows) > self.free_pages:
             raise RequestError("too few pages are free")
 
@@ -292,3 +297,11 @@ def _is_of_row(row: BatchRow, scoring: Scoring) -> bool:
     own = row.token_ids[scoring.first + 1 : scoring.first + 1 + len(scoring.next_ids)]
     is_inside = 0 <= scoring.first < len(row.token_ids) >= scoring.first + len(scoring.next_ids)
     return is_inside and bool(scoring.next_ids) and [*scoring.next_ids[: len(own)]] == [*own]
+
+
+def _has_whole_images(row: BatchRow) -> bool:
+    """All negative ids are those of images, which are there as a whole."""
+    places = [i for i, token in enumerate(row.token_ids) if token < 0]
+    of_images = [i for one in row.images for i in range(one.at, one.at + one.count)]
+    is_whole = all(one.first == 0 and one.count == one.picture.tokens for one in row.images)
+    return places == of_images and is_whole

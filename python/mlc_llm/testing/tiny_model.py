@@ -35,6 +35,8 @@ class TinyShape:
     head_dim: int = 16
     intermediate: int = 96
     context: int = 512
+    embedding: float = 0.3
+    """Deviation of the numbers of the embedding, and of an own head."""
     padding: int = 0
     """Rows of the embedding and the head that are no tokens. Their logits are far greater than all
     others. All other weights are the same as without them."""
@@ -59,23 +61,25 @@ def write_tiny_model(
     seed: int = 0,
     kinds: Mapping[str, str] = DEFAULT_KINDS,
     shape: TinyShape = TinyShape(),
+    metadata: Mapping[str, Value] = {},
 ) -> Path:
     """Write a GGUF file with a byte tokenizer and a ChatML template. Returns `path`.
 
     The same arguments give the same bytes. kinds: last part of a tensor's name ("attn_q", "output",
-    ...) -> tensor type, with "" for all others; the types of `block_quantizers`.
+    ...) -> tensor type, with "" for all others; the types of `block_quantizers`. metadata: takes
+    the place of keys that the file would have, or is added to them.
     """
     rng = np.random.default_rng(seed)
     tensors = {
         name: TensorData.quantized(
-            _padded(_weights(rng, name, sizes), name, shape), _kind(kinds, name)
+            _padded(_weights(rng, name, sizes, shape.embedding), name, shape), _kind(kinds, name)
         )
         for name, sizes in tensor_sizes(replace(shape, padding=0)).items()
     }
     if shape.rope_factors:
         factors = np.asarray(shape.rope_factors, np.float32)
         tensors["rope_freqs.weight"] = TensorData.quantized(factors, "F32")
-    write_gguf(path, _metadata(shape, seed), tensors)
+    write_gguf(path, {**_metadata(shape, seed), **metadata}, tensors)
     return path
 
 
@@ -102,14 +106,16 @@ def tensor_sizes(shape: TinyShape) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def _weights(rng: np.random.Generator, name: str, sizes: tuple[int, ...]) -> Floats:
+def _weights(
+    rng: np.random.Generator, name: str, sizes: tuple[int, ...], embedding: float
+) -> Floats:
     """Random weights, scaled so that logits differ by a few units and layers matter more than the
     embedding. Otherwise a model with a tied head would repeat its last token forever."""
     values = rng.standard_normal(sizes)
     if len(sizes) == 1:
         values = 1 + 0.1 * values
     elif name in ("token_embd.weight", "output.weight"):
-        values *= 0.3
+        values *= embedding
     else:
         values *= 1.5 / np.sqrt(sizes[1])
     return values.astype(np.float32)

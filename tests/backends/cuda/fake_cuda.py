@@ -111,3 +111,10 @@ def fake_machine_code(sm: int = 90) -> bytes:
     """The start of an ELF file for an architecture: the stand-in looks at no more."""
     head = b"\x7fELF" + bytes(44) + struct.pack("<I", sm << 8)
     return head.ljust(64, b"\0")
+
+
+def emulated_machine_code(library: Path, sm: int = 90) -> bytes:
+    """The same for kernels that a library computes in the place of a GPU."""
+    head = bytearray(fake_machine_code(sm))
+    head[60] = 1
+    return bytes(head) + str(library).encode() + b"\0"

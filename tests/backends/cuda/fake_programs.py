@@ -79,7 +79,7 @@ def fail_each_call_of_a_look() -> None:
     fake = Fake()
     for number in itertools.count(1):
         with fake.failing(number):
-            words, failed = why_not(), fake.failed()
+            words, failed = why_not() or "", fake.failed()
         if not failed:
             break
         said = f"the NVIDIA driver failed in {failed}: CUDA_ERROR_FAKE (" in words
@@ -111,6 +111,9 @@ def use_device(device_file: Any, folder: str) -> str:
     values = np.arange(700, dtype=np.float32).reshape(7, 100)
     for one in (values, values[:, ::2], values.astype(np.uint8)):
         assert (device.read(device.upload(one)) == one).all()
+    rows = device.zeros((3, 4), "int32")
+    device.write(rows, 1, [5, 6, 7, 8])
+    assert device.read(rows).tolist() == [[0] * 4, [5, 6, 7, 8], [0] * 4]
     check_staging(device)
     library = device.link(Path(folder), FILES, ("sm_90a",))
     library["forward"](device.zeros((3, COLUMNS // 2, 2), "float32"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from byte_pages import block_width, put, spoil
 from kernel_tools import HALF_ULP, Array, accumulated, build
 
 from mlc_llm.backends.cpu.isa import Isa
@@ -29,6 +30,7 @@ class Cache:
     dtype: str
     lengths: tuple[int, ...]
     pages: Array = field(init=False)
+    stored: Array = field(init=False)
     tables: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,12 +39,24 @@ class Cache:
         shuffled = rng.permutation(sum(counts) + 3).tolist()
         self.tables = [[shuffled.pop() for _ in range(count)] for count in counts]
         shape = (sum(counts) + 3, self.kv_heads, 2, PAGE * self.head_dim)
-        self.pages = np.full(shape, np.nan, self.dtype)
+        is_bytes = self.dtype == "int8"
+        self.pages = np.full(shape, np.nan, "float32" if is_bytes else self.dtype)
         for table, length in zip(self.tables, self.lengths, strict=True):
             for token in range(length):
                 keys, values = self.place(self.pages, table[token // PAGE], token % PAGE)
                 keys[...] = rng.standard_normal(keys.shape)
                 values[...] = rng.standard_normal(values.shape)
+        if is_bytes:
+            self._become_bytes()
+
+    def _become_bytes(self) -> None:
+        """`stored` is what a kernel reads, and `pages` what it stands for."""
+        shape = (len(self.pages), self.kv_heads, 2, block_width(self.head_dim))
+        self.stored = np.full(shape, 77, np.int8)
+        for page in range(len(self.pages)):
+            for at in range(PAGE):
+                for kind, x in enumerate(self.place(self.pages, page, at)):
+                    x[...] = put(self.stored, page, kind, at, x)
 
     def place(self, pages: Array, page: int, at: int) -> tuple[Array, Array]:
         """Views [kv_heads, head_dim] of a token's keys and values."""
@@ -71,7 +85,17 @@ class Cache:
                 )
                 for target, source in parts:
                     target[...] = source
-        return pages
+        return pages if self.dtype != "int8" else self._without(pages)
+
+    def _without(self, pages: Array) -> Array:
+        """`stored`, broken where a token of these pages is NaN."""
+        stored = self.stored.copy()
+        for page in range(len(pages)):
+            for at in range(PAGE):
+                if np.isnan(self.place(pages, page, at)[0]).any():
+                    for kind in (0, 1):
+                        spoil(stored, page, kind, at, self.head_dim)
+        return stored
 
 
 Window = tuple[int, int]

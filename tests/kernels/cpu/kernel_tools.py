@@ -106,7 +106,7 @@ def _kernel_key(isa: Isa, make: Maker, args: tuple[object, ...], options: dict[s
 def _sources(also: Path) -> str:
     """Hash of all files that may shape a kernel, and of the one that makes it."""
     package = Path(mlc_llm.__file__).parent
-    folders = [package / "kernels", package / "backends" / "cpu"]
+    folders = [package / "kernels", package / "backends" / "cpu", package / "library"]
     return kept.digest(files=[*sorted(f for a in folders for f in a.rglob("*.py")), also])
 
 

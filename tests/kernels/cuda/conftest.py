@@ -10,7 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "backends" / "cuda"))
 
-from emulated import COMPILER, Emulator, emulator
+from emulated import Emulator, emulator
+from emulation import COMPILER
 from fake_cuda import build_fake
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,20 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 from emulated_programs import DEVICE_FILE, HOST_FILE, LIBRARY_FILE, serve
+from emulation import EMULATOR, compile_emulated
 from fake_cuda import fake_machine_code
 
 from mlc_llm.backends.cuda.build import only_source, source_of, target_of
 from mlc_llm.backends.cuda.device_bin import compiled
 
 Array = npt.NDArray[Any]
-EMULATOR = Path(__file__).parent / "emulator"
-COMPILER = shutil.which("g++")
 ARCH = "sm_90a"
-_SIGNATURE = re.compile(r'extern "C" __global__ void [^{;]*?(\w+)\(([^)]*)\) \{')
-_INSTRUCTION = re.compile(
-    r"^__forceinline__ __device__ void tvm_builtin_ptx_\w+\([^)]*\) \{.*?^\}\n", re.M | re.S
-)
-"""A function of TVM for an instruction; the emulator has its own."""
 
 
 class Emulator:
@@ -102,41 +95,10 @@ def _built(kernel: tvm.tirx.PrimFunc, folder: Path) -> Path:
     if not place.exists():
         place.mkdir()
         library = kept.folder("kernels") / f"{name}.so"
-        shutil.copy(kept.entry(library, lambda new: _compile(source, new)), place / LIBRARY_FILE)
+        shutil.copy(
+            kept.entry(library, lambda new: compile_emulated(source, new)), place / LIBRARY_FILE
+        )
         host.write_to_file(str(place / HOST_FILE))
         module = compiled(source_of(host), lambda text: fake_machine_code())
         (place / DEVICE_FILE).write_bytes(module.to_bytes())
     return place
-
-
-def _compile(source: str, library: Path) -> None:
-    """A library with `emulated_NAME` for the kernel."""
-    assert COMPILER is not None
-    code = library.with_suffix(".cpp")
-    code.write_text(emulated_source(source), encoding="utf-8")
-    options = [
-        "-std=c++20",
-        "-O1",
-        "-w",
-        "-fpermissive",
-        "-fno-strict-aliasing",
-        "-shared",
-        "-fPIC",
-    ]
-    command = [COMPILER, *options, f"-I{EMULATOR}", str(code), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def emulated_source(source: str) -> str:
-    """CUDA source as C++, with functions that take the arguments of launches."""
-    own = _INSTRUCTION.sub("", source)
-    starts = []
-    for name, parameters in _SIGNATURE.findall(own):
-        types = [re.sub(r"__restrict__|\w+$", "", one.strip()) for one in parameters.split(",")]
-        given = ", ".join(f"*({kind}*)arguments[{i}]" for i, kind in enumerate(types))
-        head = f"int emulated_{name}(const unsigned *grid, const unsigned *block, void **arguments)"
-        call = f"emulator::run(grid, block, [=] {{ {name}({given}); }})"
-        starts.append(f'extern "C" {head} {{ return {call}; }}\n')
-    assert starts, "no kernel in the source"
-    return own + "\n" + "".join(starts)

@@ -12,7 +12,7 @@ from cuda_code import check_code
 from emulated import Emulator
 
 from mlc_llm.backends.cuda.formats import PAGE
-from mlc_llm.kernels.cuda.attention import LOG2E, attention
+from mlc_llm.kernels.cuda.attention import FEW, LOG2E, SHARES, STATE, attention, join
 
 pytestmark = pytest.mark.cuda
 Array = npt.NDArray[Any]
@@ -56,10 +56,10 @@ class Case:
         q, pages = self.inputs()
         flat = pages.reshape(*pages.shape[:3], -1)
         has_sinks = self.sinks is not None
-        kernel = attention(self.heads, self.kv_heads, self.head_dim, self.cap, has_sinks)
+        sizes, sinks = (self.heads, self.kv_heads, self.head_dim), (self.sinks,) * has_sinks
         window = np.array(self.window, np.int32)
-        given = (q, flat, *self.tables(), window, *((self.sinks,) if has_sinks else ()))
-        return emulate(kernel, *given, np.zeros_like(q))[-1]
+        given = (q, flat, *self.tables(), window, *sinks)
+        return attended(emulate, sizes, given, self.cap, sinks)
 
     def wanted(self) -> Array:
         q, pages = self.inputs()
@@ -87,9 +87,26 @@ class Case:
         return np.einsum("hgt,thd->hgd", weights / total, kv[:, :, 1])
 
 
+def attended(
+    emulate: Emulator,
+    sizes: tuple[int, int, int],
+    given: tuple[Array, ...],
+    cap: float | None = None,
+    sinks: tuple[Array, ...] = (),
+) -> Array:
+    """What both kernels make."""
+    (heads, _, head_dim), q, place = sizes, given[0], given[2]
+    shares = np.full((min(len(q), FEW), heads, SHARES, STATE + head_dim), np.nan, np.float32)
+    kernel = attention(*sizes, cap, bool(sinks))
+    *_, shares, out = emulate(kernel, *given, shares, np.zeros_like(q))
+    return emulate(join(heads, head_dim, bool(sinks)), place, *sinks, shares, out)[-1]
+
+
 CASES = {
     "decode": Case(4, 2, 64, ((1, 1), (130, 1), (17, 1))),
     "a prompt": Case(2, 1, 80, ((133, 6),)),
+    "many splits": Case(1, 1, 16, ((1300, 2),)),
+    "a large step": Case(1, 1, 16, ((1200, 3), (70, 70))),
     "large heads": Case(1, 1, 264, ((20, 2),)),
     "a window": Case(2, 2, 64, ((300, 3),), window=(70, 0)),
     "a window with sinks": Case(2, 2, 64, ((300, 2),), window=(20, 4)),
@@ -105,16 +122,17 @@ def test_what_each_token_sees(emulate: Emulator, name: str) -> None:
 
 
 def test_a_token_alone_has_the_bits_that_it_has_in_a_prompt(emulate: Emulator) -> None:
-    case = Case(2, 1, 16, ((131, 9),))
+    case = Case(2, 1, 16, ((1140, FEW + 1),))  # so the prompt is a large step
     (q, pages), (place, blocks, ids) = case.inputs(), case.tables()
-    kernel, window = attention(2, 1, 16), np.array(case.window, np.int32)
+    window, sizes = np.array(case.window, np.int32), (2, 1, 16)
     flat = pages.reshape(*pages.shape[:3], -1)
     last = np.array([[0, 1, 0]], np.int32)
-    together = emulate(kernel, q, flat, place, blocks, ids, window, np.zeros_like(q))[-1]
-    alone = emulate(kernel, q[-1:], flat, place[-1:], last, ids, window, np.zeros_like(q[-1:]))[-1]
+    together = attended(emulate, sizes, (q, flat, place, blocks, ids, window))
+    alone = attended(emulate, sizes, (q[-1:], flat, place[-1:], last, ids, window))
     assert alone.tobytes() == together[-1:].tobytes()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_machine_code(head_dim: int) -> None:
     check_code(attention(32, 8, head_dim), wanted={"LDG", "STG", "LDS", "BAR", "SHFL"})
+    check_code(join(32, head_dim, has_sinks=True), wanted={"LDG", "STG"})

@@ -11,6 +11,7 @@ from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
 from mlc_llm.errors import InvalidField
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class CpuBackend:
 
         return CpuDevice()
 
+    def free_memory(self) -> None:
+        """It is this machine's memory."""
+
     def with_precision(self, precision: Precision) -> CpuBackend:
         if precision == "exact":
             return self
@@ -56,6 +60,9 @@ class CpuBackend:
             raise InvalidField("precision", precision, words)
         one_plane = precision == "fast"
         return replace(self, isa=replace(self.isa, fast=self.isa.amx_tiles, one_plane=one_plane))
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> CpuBackend:
+        return replace(self, isa=replace(self.isa, byte_pages=dtype == "int8"))
 
     def check(self, spec: ModelSpec) -> None:
         from mlc_llm.backends.cpu.checks import check

@@ -31,8 +31,10 @@ _NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_all
 class CpuDevice:
     """See `backends.base.Device`. Tensors are memory of this process, so nothing is copied."""
 
-    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> LinkedLibrary:
-        configure_threads()
+    def link(
+        self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
+    ) -> LinkedLibrary:
+        configure_threads(ranks)
         if "amx" in requires and not amx.permitted():
             raise BrokenLibrary(f"{folder}: the system does not permit the AMX tiles that it uses")
         return LinkedLibrary(*(folder / name for name in files))

@@ -12,6 +12,7 @@ from mlc_llm.kernels.cpu.add_norm import add_norm
 from mlc_llm.kernels.cpu.elementwise import add, multiply
 from mlc_llm.kernels.cpu.head_norm import NormedHeads, copied_heads, head_norm
 from mlc_llm.kernels.cpu.layer_norm import layer_norm
+from mlc_llm.kernels.cpu.rows import put_rows
 from mlc_llm.kernels.cpu.token_gate import token_gate
 from mlc_llm.kernels.cpu.token_inputs import token_inputs
 
@@ -31,6 +32,12 @@ def added_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x + norm(y)."""
     kernel, out = add_norm(int(y.shape[1]), eps), float_tensor(*x.shape)
     return op.tensor_ir_inplace_op(kernel, "add_norm", [y, weight, x], 2, out)
+
+
+def put_rows_in(x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+    """x with other rows at some places."""
+    kernel, out = put_rows(int(x.shape[1])), float_tensor(*x.shape)
+    return op.tensor_ir_inplace_op(kernel, "put_rows", [at, rows, x], 2, out)
 
 
 def normed_rows(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -32,6 +32,9 @@ class Isa:
     one_plane: bool = False
     """Products of bytes take the high plane of activations alone: for `precision="fast"`."""
 
+    byte_pages: bool = False
+    """KV pages hold bytes with scales, for `kv_cache_dtype="int8"`."""
+
     @property
     def planes(self) -> int:
         """How many planes of activations are multiplied."""
@@ -40,6 +43,8 @@ class Isa:
     @property
     def kv_dtype(self) -> str:
         """Element type of KV pages."""
+        if self.byte_pages:
+            return "int8"
         return "float16" if self.half else "float32"
 
 

@@ -7,11 +7,13 @@ A product reads its input quantised, so `norm` and `gated` compute nothing and r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.cpu.adapters import with_adapters
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.delta import gated_delta
@@ -23,6 +25,7 @@ from mlc_llm.backends.cpu.in_place import (
     gated_tokens,
     multiplied,
     normed_rows,
+    put_rows_in,
     with_context,
 )
 from mlc_llm.backends.cpu.inputs import Input
@@ -112,6 +115,9 @@ class CpuOps(AttentionOps):
         out = float_tensor(tokens.shape[0], table.columns)
         return op.tensor_ir_op(kernel, "embedding", [tokens, table.packed], out)
 
+    def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+        return put_rows_in(x, at, rows)
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
         return Input("norm", x, weight, eps=eps)
 
@@ -120,6 +126,11 @@ class CpuOps(AttentionOps):
 
     def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return normed_rows(x, weight, bias, eps)
+
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        if bias is not None:
+            return op.layer_norm(x, int(weight.shape[0]), weight, bias, eps)
+        return op.rms_norm(x, weight, axes=-1, epsilon=eps)
 
     def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
         x = gate.tensor if gate.tensor is up.tensor else self._beside(gate, up, width)
@@ -193,6 +204,12 @@ class CpuOps(AttentionOps):
         """The input as the matrix reads it."""
         return given.read_by(matrix, self._isa, self._scratch, fast)
 
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return added(x, None, bias)
+
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return added_norm(x, y, weight, eps)
 
@@ -252,6 +269,12 @@ class CpuOps(AttentionOps):
         k = int(x.shape[1])
         out = float_tensor(rows.shape[0], k)
         return op.tensor_ir_op(take_rows(k), "take_rows", [x, rows], out)
+
+    def take_input_rows(self, x: Tensor | Input, rows: Tensor) -> Tensor | Input:
+        if not isinstance(x, Input):
+            return self.take_rows(x, rows)
+        assert x.weight is None or x.weight.ndim == 1, "only x has rows"
+        return replace(x, x=self.take_rows(x.x, rows), _prepared={}, _floats=None)
 
     def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
         return keep_vectors(x, slot, pages, self._isa.kv_dtype)

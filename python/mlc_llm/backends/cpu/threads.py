@@ -18,9 +18,11 @@ too: engines made in a row kept some twenty threads, each with its own memory of
 logger = logging.getLogger(__name__)
 
 
-def configure_threads() -> int:
-    """Sets TVM's number of threads, returns it. Raises InvalidField for a bad number."""
-    available = usable_cores()
+def configure_threads(ranks: int = 1) -> int:
+    """Sets TVM's number of threads, returns it. ranks: processes that compute together, each with
+    an equal share of the cores; a number that the user has set is that of each. Raises
+    InvalidField for a bad number."""
+    available = max(usable_cores() // ranks, 1)
     wanted = os.environ.get(THREADS_VARIABLE)
     count = available if wanted is None else _parse(THREADS_VARIABLE, wanted)
     if count > available:

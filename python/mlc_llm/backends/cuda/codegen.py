@@ -16,6 +16,8 @@ from mlc_llm.backends.cuda.device_bin import compiled
 from mlc_llm.backends.cuda.nvrtc import compile_cubin
 
 DEVICE_FILE = "device.bin"
+_ALLOCATE = tvm.ir.Op.get("relax.memory.alloc_storage")
+_LEAST_BITS, _MOST_BITS = 12, 40
 
 
 def pipeline() -> tvm.transform.Pass:
@@ -31,6 +33,7 @@ def pipeline() -> tvm.transform.Pass:
             change.RemovePurityChecking(),
             change.CallTIRRewrite(),
             change.StaticPlanBlockMemory(),
+            in_few_sizes(),
             change.LowerAllocTensor(),
             change.CanonicalizeBindings(),
             change.LowerRuntimeBuiltin(),
@@ -39,6 +42,39 @@ def pipeline() -> tvm.transform.Pass:
             change.AttachGlobalSymbol(),
         ]
     )
+
+
+def in_few_sizes() -> tvm.transform.Pass:
+    """Storage whose size depends on a step is rounded up to a power of two. TVM keeps what a step
+    has used for a step that needs as much, so it would keep storage for steps of every size."""
+
+    def change(module: tvm.IRModule, context: object) -> tvm.IRModule:
+        functions = {
+            name: _Rounded(module).visit_expr(one) if isinstance(one, relax.Function) else one
+            for name, one in module.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=module.attrs)
+
+    return tvm.transform.module_pass(change, opt_level=0, name="in_few_sizes")
+
+
+@relax.expr_functor.mutator
+class _Rounded(relax.PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if call.op != _ALLOCATE:
+            return super().visit_call_(call)
+        size, *rest = call.args
+        sizes = [one if isinstance(one, tvm.tirx.IntImm) else _power(one) for one in size.values]
+        return relax.Call(call.op, [relax.ShapeExpr(sizes), *rest], call.attrs)
+
+
+def _power(size: tvm.tirx.PrimExpr) -> tvm.tirx.PrimExpr:
+    """The least power of two that is at least `size`, and at least 4,096, which TVM rounds to."""
+    found = tvm.tirx.const(1 << _MOST_BITS, "int64")
+    for bits in range(_MOST_BITS - 1, _LEAST_BITS - 1, -1):
+        power = tvm.tirx.const(1 << bits, "int64")
+        found = tvm.tirx.Select(size <= power, power, found)
+    return found
 
 
 def compile_module(

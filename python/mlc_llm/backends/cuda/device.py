@@ -22,14 +22,16 @@ CHUNK = 8 << 20
 
 class CudaDevice:
     """See `backends.base.Device`: the first GPU that the driver shows; CUDA_VISIBLE_DEVICES says
-    which one that is. Calls raise MemoryError if its memory is full, CudaError if CUDA fails."""
+    which one that is. Calls raise MemoryError if its memory is full, DeviceFailed if CUDA fails."""
 
     def __init__(self) -> None:
         """Raises UnusableDevice with what is missing."""
         self._gpu, self._runtime = usable_gpu(), load_cuda()
         self._uploads: Ring | None = None
 
-    def link(self, folder: Path, files: Sequence[str], requires: Sequence[str]) -> CudaLibrary:
+    def link(
+        self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
+    ) -> CudaLibrary:
         check_fits(folder, requires, self._gpu)
         bytecode, launchers, kernels = (folder / name for name in files)
         return CudaLibrary(bytecode, launchers, kernels)
@@ -43,15 +45,24 @@ class CudaDevice:
     def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
         """A tensor of an array's values, copied in chunks: the array may be a mapped file."""
         tensor = gpu_tensor(self._runtime, array.shape, str(array.dtype))
-        source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        self._send(np.ascontiguousarray(array), tensor.data_ptr())
+        return tensor
+
+    def _send(self, array: npt.NDArray[Any], to: int) -> None:
+        """Copies an array that lies in one piece to an address of the GPU."""
+        source = array.reshape(-1).view(np.uint8)
         if self._uploads is None:
             self._uploads = Ring(self._runtime, CHUNK)
         for start in range(0, len(source), self._uploads.size):
             chunk = source[start : start + self._uploads.size]
             _, half = self._uploads.half()
             np.frombuffer(half.view, np.uint8, len(chunk))[:] = chunk
-            half.send(tensor.data_ptr() + start, len(chunk))
-        return tensor
+            half.send(to + start, len(chunk))
+
+    def write(self, tensor: tvm_ffi.Tensor, index: int, values: npt.ArrayLike) -> None:
+        shape = tuple(tensor.shape)[1:]
+        row = np.broadcast_to(np.asarray(values, str(tensor.dtype)), shape)
+        self._send(np.ascontiguousarray(row), tensor.data_ptr() + index * row.nbytes)
 
     def staging(self) -> PinnedStaging:
         return PinnedStaging(self._runtime)

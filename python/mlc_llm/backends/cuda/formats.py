@@ -8,6 +8,12 @@ rows of the tile, `step` which of two products. It reads four words at once:
 
     4-bit  word 4 * thread + 2 * half + step,               bits 4 * (2 * pair + h) + 16 * c
     8-bit  word 4 * thread + 2 * half + step + 128 * pair,  bits 8 * h + 16 * c
+    float  word 4 * thread + 2 * pair + h + 128 * (2 * half + step),  bits 16 * c
+
+A float is a float16 times the scale of its group of columns, a power of two, such that the largest
+number of the group is below 2^15. So a bfloat16 loses nothing unless it is 2^-30 times smaller than
+that. The scale of float16 itself is 1. A float32 is the sum of two such planes, one behind the
+other: 22 bits of it stay.
 
 So a thread reads the activations of columns 8 * t to 8 * t + 7 at once. That the products see the
 columns of a group in another order does not change their sum.
@@ -39,12 +45,23 @@ class WeightFormat:
     minima, float16. Those of rows 16 * half + g and 16 * half + g + 8 are the halves of word
     2 * g + half.
 
-    value = scale * (q - offset), or scale * q + minimum.
+    value = scale * (q - offset), or scale * q + minimum; of floats scale * (q, or the sum of its
+    planes).
     """
 
     bits: int = 4
     has_minimum: bool = False
     offset: int = 0
+
+    @property
+    def is_float(self) -> bool:
+        """It takes floats; else quantised values."""
+        return self.bits >= 16
+
+    @property
+    def planes(self) -> int:
+        """Numbers that a value is the sum of."""
+        return max(self.bits // 16, 1)
 
     @property
     def parts(self) -> int:
@@ -64,6 +81,8 @@ class WeightFormat:
     @property
     def name(self) -> str:
         """A short name, as part of the names of kernels."""
+        if self.is_float:
+            return f"f{self.bits}"
         return f"q{self.bits}" + ("m" if self.has_minimum else f"o{self.offset}")
 
 
@@ -84,6 +103,13 @@ _KINDS = {
     "q4f16": WeightFormat(offset=7),
     "Q8_0": WeightFormat(8, offset=128),
     "IQ4_NL": WeightFormat(8, offset=128),
+    "Q5_0": WeightFormat(8, offset=16),
+    "Q5_1": WeightFormat(8, has_minimum=True),
+    "TQ1_0": WeightFormat(offset=1),
+    "TQ2_0": WeightFormat(offset=1),
+    "F16": WeightFormat(16),
+    "BF16": WeightFormat(16),
+    "F32": WeightFormat(32),
 }
 
 

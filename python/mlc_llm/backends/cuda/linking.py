@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import tvm_ffi
 import tvm_ffi_orcjit
@@ -56,14 +58,47 @@ class CudaLibrary:
                 raise MemoryError(str(error)) from error
             raise BrokenLibrary(f"{bytecode.parent}: {error}") from error
 
-    def __getitem__(self, name: str) -> tvm_ffi.Function:
-        return self._vm[name]
+    def __getitem__(self, name: str) -> LibraryFunction:
+        return LibraryFunction(self._vm[name], self)
 
     def __del__(self) -> None:
-        """Gives back code, and the memory of steps that TVM keeps for the next one."""
+        """Gives back code, and the memory of steps that TVM keeps for the next one.
+
+        Where Python finds a circle of lost objects it calls this before it lets go of any of them:
+        then the memory is given back at the end of its search.
+        """
         self.__dict__.clear()
-        with suppress(Exception):  # as `Runtime.free`
-            tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
+        _give_back()
+        if _at_end_of_search not in gc.callbacks:
+            gc.callbacks.append(_at_end_of_search)
+
+
+def _at_end_of_search(phase: str, info: object) -> None:
+    if phase == "stop":
+        gc.callbacks.remove(_at_end_of_search)
+        _give_back()
+
+
+def _give_back() -> None:
+    """Gives back memory that TVM keeps and nothing uses."""
+    with suppress(Exception):  # as `Runtime.free`
+        tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
+
+
+class LibraryFunction:
+    """A function that keeps its library: what it has made is given back behind it."""
+
+    __slots__ = ("_function", "_library")
+
+    def __init__(self, function: tvm_ffi.Function, library: CudaLibrary) -> None:
+        self._function, self._library = function, library
+
+    def __call__(self, *arguments: object) -> Any:
+        return self._function(*arguments)
+
+    def __del__(self) -> None:
+        del self._function  # in this order
+        del self._library
 
 
 def load_kernels(data: bytes) -> tvm_ffi.Module:

@@ -21,6 +21,8 @@ PACKAGES = {
     "nvidia-cuda-cccl": "include/cccl/cuda/std/cstdint",
 }
 """A file of each package, below `CUDA`."""
+TO_RUN = ("nvidia-cuda-runtime",)
+"""What is needed where everything is compiled already."""
 
 
 def roots() -> list[Path]:

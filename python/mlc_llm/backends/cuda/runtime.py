@@ -18,7 +18,7 @@ from tvm_ffi.libinfo import load_lib_ctypes
 from mlc_llm.backends.cpu.device import load_runtime
 from mlc_llm.backends.cuda.driver import Driver
 from mlc_llm.backends.cuda.packages import load_library
-from mlc_llm.errors import MLCError, UnusableDevice
+from mlc_llm.errors import DeviceFailed, MLCError, UnusableDevice
 
 TO_DEVICE, TO_HOST = 1, 2
 """cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost."""
@@ -28,13 +28,9 @@ _NO_TIMES = 2
 _ref = ctypes.byref
 
 
-class CudaError(MLCError):
-    """A call of CUDA failed. The GPU may have lost everything that lies on it."""
-
-
 class Runtime:
-    """The runtime's functions that are used here. Each raises CudaError if it fails, MemoryError if
-    memory is lacking."""
+    """The runtime's functions that are used here. Each raises DeviceFailed if it fails, MemoryError
+    if memory is lacking."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -46,7 +42,7 @@ class Runtime:
         if result := getattr(self._library, name)(*arguments):
             self._library.cudaGetLastError()  # else the next call would report it again
             words = f"{name} failed: {self._words(result)}"
-            raise MemoryError(words) if result == _NO_MEMORY else CudaError(words)
+            raise MemoryError(words) if result == _NO_MEMORY else DeviceFailed(words)
 
     def copy(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
         """Copies bytes in the order of the stream. kind: TO_DEVICE or TO_HOST."""
@@ -59,8 +55,8 @@ class Runtime:
         self.call("cudaMemsetAsync", *arguments, ctypes.c_void_p(stream))
 
     def wait(self, stream: int) -> None:
-        """Until all that was given to the stream is done. Raises CudaError for what failed in it,
-        an illegal access of a kernel say."""
+        """Until all that was given to the stream is done. Raises DeviceFailed for what failed in
+        it, an illegal access of a kernel say."""
         self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
 
     def allocate(self, size: int) -> int:

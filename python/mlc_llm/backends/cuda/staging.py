@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import tvm_ffi
 
 from mlc_llm.backends.cuda.runtime import TO_DEVICE, Event, Runtime
-from mlc_llm.backends.cuda.tensors import gpu_tensor
+from mlc_llm.backends.cuda.tensors import gpu_tensor, part_of
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Table
@@ -111,10 +111,8 @@ class PinnedStaging:
     def _view(self, start: int, shape: tuple[str, int, int]) -> tvm_ffi.Tensor:
         """The part of the GPU's block that begins with a byte."""
         code, count, width = shape
-        dtype = tvm_ffi.dtype("int32" if code == "i" else "float32")
         dims = (count // width, width) if width else (count,)
-        create = tvm_ffi.get_global_func("runtime.TVMTensorCreateView")
-        return create(self._block, tvm_ffi.Shape(dims), dtype, start)
+        return part_of(self._block, start, dims, "int32" if code == "i" else "float32")
 
     def _grow(self, size: int) -> None:
         self._ring = Ring(self._runtime, size)

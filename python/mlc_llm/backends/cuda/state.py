@@ -8,8 +8,6 @@ from mlc_llm.backends.cuda import packages
 from mlc_llm.backends.cuda.driver import Driver, Gpu, usable_gpu
 from mlc_llm.errors import UnusableDevice
 
-NOT_WHOLE = "the CUDA backend of this version cannot compute whole models yet"
-
 
 @dataclass(frozen=True)
 class State:
@@ -32,12 +30,12 @@ def look() -> State:
         return State(str(error), words)
 
 
-def why_not(index: int = 0) -> str:
-    """Why models do not run on the GPU of that index, in one line."""
-    problems = [NOT_WHOLE]
-    for check in (packages.require, lambda: usable_gpu(index)):
+def why_not() -> str | None:
+    """Why models do not run on the first GPU, in one line; None: they do."""
+    problems = []
+    for check in (lambda: packages.require(*packages.TO_RUN), usable_gpu):
         try:
             check()
         except UnusableDevice as error:
             problems.append(str(error))
-    return "; besides, ".join(problems)
+    return "; besides, ".join(problems) or None

@@ -7,7 +7,9 @@ once a kernel has failed. The layout of the C structures is DLPack's, version 0.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -41,8 +43,11 @@ class _Managed(ctypes.Structure):
 class _Owned:
     """Memory of the GPU as DLPack describes it. It lives until whoever took it calls `_let_go`."""
 
-    def __init__(self, runtime: Runtime, start: int, shape: Sequence[int], dtype: Any) -> None:
-        self.runtime, self.start = runtime, start
+    def __init__(
+        self, start: int, shape: Sequence[int], dtype: Any, give_back: Callable[[], object]
+    ) -> None:
+        """give_back: what is called then."""
+        self.give_back = give_back
         self._shape = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         kind = (dtype.type_code, dtype.bits, dtype.lanes)
         tensor = _Tensor(start, CUDA, 0, len(shape), *kind, self._shape, None, 0)
@@ -61,22 +66,37 @@ _alive: dict[int, _Owned] = {}
 """By the address of what DLPack hands around."""
 
 
-def _free(address: int) -> None:
-    owned = _alive.pop(address)
-    owned.runtime.free(owned.start)
+def _free(
+    address: int,
+    alive: dict[int, _Owned] = _alive,
+    is_ending: Callable[[], bool] = sys.is_finalizing,
+) -> None:
+    """Its arguments are what it needs: at the end of a program modules are empty, and the driver
+    takes all memory back."""
+    if not is_ending():
+        alive.pop(address).give_back()
 
 
 _let_go = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_free)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_let_go))  # tensors may outlive this module
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def gpu_tensor(runtime: Runtime, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
-    """A tensor on the GPU with any values. Raises MemoryError, CudaError."""
+    """A tensor on the GPU with any values. Raises MemoryError, DeviceFailed."""
     kind = tvm_ffi.dtype(dtype)
     start = runtime.allocate(prod(shape) * kind.itemsize)
-    return tvm_ffi.from_dlpack(_Owned(runtime, start, shape, kind))
+    return tvm_ffi.from_dlpack(_Owned(start, shape, kind, partial(runtime.free, start)))
+
+
+def part_of(tensor: tvm_ffi.Tensor, start: int, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
+    """The memory of a tensor from a byte on as another one, which keeps the first alive. (What TVM
+    makes with `TVMTensorCreateView` has a distance, which compiled code does not take.)"""
+    kept = [tensor]
+    owned = _Owned(tensor.data_ptr() + start, shape, tvm_ffi.dtype(dtype), kept.clear)
+    return tvm_ffi.from_dlpack(owned)
 
 
 def size_of(tensor: tvm_ffi.Tensor) -> int:

@@ -3,12 +3,13 @@ architectures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
 from mlc_llm.errors import InvalidField
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 class ReferenceBackend:
     """See `backends.base.Backend`."""
 
+    kv_dtype: str = "float32"
     name = "reference"
-    kv_dtype = "float32"
     page_size = 16
 
     @property
@@ -33,11 +34,17 @@ class ReferenceBackend:
 
         return CpuDevice()
 
+    def free_memory(self) -> None:
+        """It is this machine's memory."""
+
     def with_precision(self, precision: Precision) -> ReferenceBackend:
         if precision == "exact":
             return self
         words = "the reference kernels know no faster way; use 'exact'"
         raise InvalidField("precision", precision, words)
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> ReferenceBackend:
+        return replace(self, kv_dtype="int8" if dtype == "int8" else "float32")
 
     def check(self, spec: ModelSpec) -> None:
         """There is nothing that these kernels lack."""
@@ -51,12 +58,12 @@ class ReferenceBackend:
         return {"kernels": self.name}
 
     def library_identity(self) -> dict[str, object]:
-        return {"kernels": self.name}
+        return {"kernels": self.name, "kv": self.kv_dtype}
 
     def ops(self) -> Ops:
         from mlc_llm.backends.reference.ops import ReferenceOps
 
-        return ReferenceOps()
+        return ReferenceOps(self.kv_dtype)
 
     def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         import tvm

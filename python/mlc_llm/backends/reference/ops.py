@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.operands import (
     AdapterInputs,
     AttentionBlocks,
@@ -39,7 +40,15 @@ from mlc_llm.backends.reference.tensors import (
     times,
 )
 from mlc_llm.backends.reference.vectors import keep_vectors, kept_vectors
-from mlc_llm.kernels.reference import LOWEST, PAGE, attention, copy_pages, edit_logits, store
+from mlc_llm.kernels.reference import (
+    LOWEST,
+    PAGE,
+    attention,
+    copy_pages,
+    edit_logits,
+    put_rows,
+    store,
+)
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     Activation,
@@ -68,7 +77,8 @@ class ReferenceOps:
 
     has_fast_tokens = is_fast = False
 
-    def __init__(self) -> None:
+    def __init__(self, kv_dtype: str = "float32") -> None:
+        self._kv_dtype = kv_dtype
         self._adapted: list[tuple[Matrix, AdapterInputs]] = []
 
     def adapt(self, matrices: Sequence[tuple[Matrix, AdapterInputs]]) -> None:
@@ -98,6 +108,10 @@ class ReferenceOps:
     def embedding(self, table: Matrix, tokens: Tensor, scale: float) -> Tensor:
         return taken(table.packed, tokens) * scale
 
+    def put_rows(self, x: Tensor, at: Tensor, rows: Tensor) -> Tensor:
+        kernel, out = put_rows(int(x.shape[1])), floats(*x.shape)
+        return op.tensor_ir_inplace_op(kernel, "put_rows", [at, rows, x], 2, out)
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         mean = op.sum(x * x, axis=-1, keepdims=True) / float(x.shape[-1])
         return x / op.sqrt(mean + eps) * weight
@@ -108,6 +122,11 @@ class ReferenceOps:
 
     def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return self.layer_norm(x, weight, bias, eps)
+
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        if bias is not None:
+            return op.layer_norm(x, int(weight.shape[0]), weight, bias, eps)
+        return op.rms_norm(x, weight, axes=-1, epsilon=eps)
 
     def activated(self, activation: Activation, x: Part, width: int) -> Tensor:
         return activated(activation, columns(x, width))
@@ -130,6 +149,12 @@ class ReferenceOps:
                 y = y + adapter_sum(x, inputs)
         y = times(y if bias is None else y + bias, scale)
         return y if add_to is None else add_to + y
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return reduced(x)
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
 
     def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x + self.norm(y, weight, eps)
@@ -185,7 +210,7 @@ class ReferenceOps:
         args += [] if layer.first_seen is None else [layer.first_seen]
         kernel = attention(
             spec.heads, spec.kv_heads, spec.head_dim, spec.scale, spec.score_cap,
-            layer.first_seen is not None,
+            layer.first_seen is not None, self._kv_dtype,
         )  # fmt: skip
         positions = layer.page_ids.shape[0] * PAGE
         _, out = op.tensor_ir_op(kernel, "attention", args, [floats(positions), floats(*q.shape)])
@@ -203,9 +228,13 @@ class ReferenceOps:
             v = self.norm(v, op.ones((spec.head_dim,)), norms.eps)
         if layer.rope is not None:
             k = rotated(k, layer.rope, layer.position)
-        kernel = store(spec.kv_heads, spec.head_dim)
-        args, shape = [k, v, layer.slot, layer.pages], floats(*layer.pages.shape)
+        kernel = store(spec.kv_heads, spec.head_dim, self._kv_dtype)
+        args, shape = [k, v, layer.slot, layer.pages], self._pages_like(layer.pages)
         return op.tensor_ir_inplace_op(kernel, "store_kv", args, 3, shape)
+
+    def _pages_like(self, pages: Tensor) -> Tensor:
+        """A placeholder for pages that were changed."""
+        return Tensor.placeholder(list(pages.shape), self._kv_dtype)
 
     def _normed_heads(self, spec: AttentionSpec, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [tokens, heads, head_dim], each head normalised alone, or all of a token together."""
@@ -236,6 +265,9 @@ class ReferenceOps:
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)
+
+    def take_input_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return self.take_rows(x, rows)
 
     def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
         return keep_vectors(x, slot, pages)
@@ -302,6 +334,6 @@ class ReferenceOps:
     def copy_pages(
         self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
     ) -> Tensor:
-        kernel = copy_pages(spec.kv_heads, spec.head_dim)
+        kernel = copy_pages(spec.kv_heads, spec.head_dim, self._kv_dtype)
         args = [source, target, pages]
-        return op.tensor_ir_inplace_op(kernel, "copy_pages", args, 2, floats(*pages.shape))
+        return op.tensor_ir_inplace_op(kernel, "copy_pages", args, 2, self._pages_like(pages))

@@ -29,7 +29,6 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.attention_products import attend_split
@@ -197,7 +196,7 @@ def attention(
     """Kernel arguments:
 
     queries     float32 [m, heads * head_dim], rotated, scaled by log2(e) times the scale of scores
-    pages       kv_dtype [pages, kv_heads, 2, PAGE * head_dim], holding the new tokens already
+    pages       kv_dtype [pages, kv_heads, 2, elements of a block], holding the new tokens already
     place       int32 [m], place of each token in its page list
     blocks      int32 [b, 3]: first token row, number of tokens, start of the page list
     page_ids    int32 [n], the sequences' pages, one list after the other; any page stands for one
@@ -234,7 +233,7 @@ def attention(
         b = T.int32()
         n = T.int32()
         Q = T.match_buffer(queries, (m, shape.query_width), "float32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, shape.block), kv_dtype)
         AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")

@@ -9,6 +9,7 @@
             sums[r, d] += values[page, i, d] * scores[r, i]
 
 scores      float32 [R, SPLIT_KEYS]
+scales      float32 [pages of a group, groups of a head * PAGE], if pages hold bytes
 low, high   float32 [pages or vectors / 2, R, ...]: sums of one group, in registers
 page        int32: pages of the group
 later       int32: what memory is asked for meanwhile
@@ -29,6 +30,7 @@ from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_shape import (
     KV_SPLIT,
+    Arguments,
     Shape,
     before_window,
     is_seen,
@@ -38,6 +40,9 @@ from mlc_llm.kernels.cpu.attention_shape import (
 from mlc_llm.kernels.cpu.attention_softmax import cap_scores, mask, softmax
 from mlc_llm.kernels.cpu.prefetch import prefetch
 from mlc_llm.kernels.cpu.vectors import fsplat, lanes_at, splat
+from mlc_llm.kernels.page_bytes import read_scales, scales_at
+from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.page_format import GROUP, scale_groups
 
 AHEAD = 4
 """Blocks that memory is asked for before they are multiplied, at least: half of them would be too
@@ -87,16 +92,60 @@ def _clear_scores(shape, sums, count, rows):
 
 
 @T.inline
-def _add_scores(shape, given, rows, column, sums, page, d, r, g0, count):
+def _load_scales(shape, given, rows, scales, slot, page, kind):
+    """The scales of a block into `scales[slot]`."""
+    L = T.meta_var(shape.lanes)
+    for at in T.unroll(scale_groups(shape.head_dim) * PAGE // L):
+        scales[slot, lanes_at(at * L, L)] = read_scales(
+            *(given.pages, page, rows.kv_head, kind),
+            *(scales_at(PAGE, shape.head_dim, 0, at * L), L),
+        )
+
+
+def _new_scales(shape: Shape, blocks: int) -> Buffer | None:
+    """Scratch for the scales of so many blocks; None where they have none."""
+    if not shape.has_scales:
+        return None
+    return T.alloc_buffer((blocks, scale_groups(shape.head_dim) * PAGE), "float32")
+
+
+def _key(
+    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr, Expr], d: Expr,
+    token: Expr,
+) -> Expr:  # fmt: skip
+    """Element d of the keys of neighbouring tokens of a page. at: the block's place in `scales`,
+    its page and its KV head."""
+    slot, page, kv_head = at
+    L = shape.lanes
+    key = T.cast(given.pages[page, kv_head, 0, lanes_at(d * PAGE + token, L)], f"float32x{L}")
+    if scales is None:
+        return key
+    return key * scales[slot, lanes_at(d // GROUP * PAGE + token, L)]
+
+
+def _value(
+    shape: Shape, given: Arguments, scales: Buffer | None, at: tuple[Expr, Expr], i: Expr, d: Expr
+) -> Expr:
+    """Elements of the value of token i of a page, from d on. at: page and KV head."""
+    page, kv_head = at
+    L = shape.lanes
+    place = lanes_at(i * shape.head_dim + d, L)
+    value = T.cast(given.pages[page, kv_head, 1, place], f"float32x{L}")
+    if scales is None:
+        return value
+    return value * splat(scales[0, d // GROUP * PAGE + i], L)
+
+
+@T.inline
+def _add_scores(shape, given, rows, column, scales, sums, page, d, r, g0, count):
     """Adds what element d of row r's query gives, for `count` pages of the group from g0 on."""
     L = T.meta_var(shape.lanes)
     per_kv = T.meta_var(shape.heads_per_kv)
     lane = T.meta_var(lanes_at(0, L))
     for g in T.unroll(count):
         for v in T.unroll(PAGE // L):
-            sums[g, r, v, lane] = sums[g, r, v, lane] + T.cast(
-                given.pages[page[g0 + g], rows.kv_head, 0, lanes_at(d * PAGE + v * L, L)],
-                f"float32x{L}",
+            sums[g, r, v, lane] = sums[g, r, v, lane] + _key(
+                *(shape, given, scales, (g0 + g, page[g0 + g], rows.kv_head), d, v * L)
             ) * splat(
                 given.queries[
                     rows.token[r // per_kv],
@@ -144,8 +193,18 @@ def _score(shape, given, rows, split, column, scores):
     page = T.alloc_buffer((group,), "int32")
     later = T.alloc_buffer((group,), "int32")
     kind = T.alloc_buffer((group,), "int32")
+    scales = T.meta_var(_new_scales(shape, group))
     for at in T.serial((split.count[0] + group - 1) // group):
         _find_keys(given, rows, split, group, _ahead(rows.count, shape.isa), at, page, later, kind)
+        if shape.has_scales:
+            for g in T.unroll(group):
+                _load_scales(shape, given, rows, scales, g, page[g], 0)
+                T.evaluate(
+                    prefetch(
+                        *(given.pages, later[g], rows.kv_head, kind[g]),
+                        PAGE * shape.head_dim,
+                    )
+                )
         _clear_scores(shape, low, half, rows.count)
         if group > 1:
             _clear_scores(shape, high, half, rows.count)
@@ -156,10 +215,14 @@ def _score(shape, given, rows, split, column, scores):
                 )
             for i in T.unroll(part):
                 for r in T.unroll(rows.count):
-                    _add_scores(shape, given, rows, column, low, page, line * part + i, r, 0, half)
+                    _add_scores(
+                        *(shape, given, rows, column, scales, low, page),
+                        *(line * part + i, r, 0, half),
+                    )
                     if group > 1:
                         _add_scores(
-                            shape, given, rows, column, high, page, line * part + i, r, half, half
+                            *(shape, given, rows, column, scales, high, page),
+                            *(line * part + i, r, half, half),
                         )
         _store_scores(shape, scores, low, at * group, half, rows.count)
         if group > 1:
@@ -175,16 +238,13 @@ def _clear_sums(L, sums, count, rows):
 
 
 @T.inline
-def _add_values(shape, given, rows, scores, sums, page, p, i, r, vector, count):
+def _add_values(shape, given, rows, scores, scales, sums, page, p, i, r, vector, count):
     """Adds token i of page p of the split, times its weight in row r, to `count` vectors."""
     L = T.meta_var(shape.lanes)
     lane = T.meta_var(lanes_at(0, L))
     for g in T.unroll(count):
-        sums[g, r, lane] = sums[g, r, lane] + T.cast(
-            given.pages[
-                page[0], rows.kv_head, 1, lanes_at(i * shape.head_dim + (vector + g) * L, L)
-            ],
-            f"float32x{L}",
+        sums[g, r, lane] = sums[g, r, lane] + _value(
+            shape, given, scales, (page[0], rows.kv_head), i, (vector + g) * L
         ) * splat(scores[r, p * PAGE + i], L)
 
 
@@ -224,7 +284,7 @@ def _count_values(given, split, p, tokens):
 
 
 @T.inline
-def _add_page(shape, given, rows, scores, low, high, page, p, tokens, later, vector, group):
+def _add_page(shape, given, rows, scores, scales, low, high, page, p, tokens, later, vector, group):
     """Adds the tokens of page p of the split to the `group` vectors from `vector` on."""
     half = T.meta_var((group + 1) // 2)
     for i in T.serial(tokens[0]):
@@ -236,9 +296,12 @@ def _add_page(shape, given, rows, scores, low, high, page, p, tokens, later, vec
                 )
             )
         for r in T.unroll(rows.count):
-            _add_values(shape, given, rows, scores, low, page, p, i, r, vector, half)
+            _add_values(shape, given, rows, scores, scales, low, page, p, i, r, vector, half)
             if group > 1:
-                _add_values(shape, given, rows, scores, high, page, p, i, r, vector + half, half)
+                _add_values(
+                    *(shape, given, rows, scores, scales, high, page),
+                    *(p, i, r, vector + half, half),
+                )
 
 
 @T.inline
@@ -253,6 +316,7 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
     page = T.alloc_buffer((1,), "int32")
     later = T.alloc_buffer((4,), "int32")
     tokens = T.alloc_buffer((1,), "int32")
+    scales = T.meta_var(_new_scales(shape, 1))
     for d in T.unroll(shape.head_dim // L // group):
         _clear_sums(L, low, half, rows.count)
         if group > 1:
@@ -261,8 +325,13 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
             page[0] = given.page_ids[rows.list_start + split.first[0] + p]
             _find_later(shape, given, rows, split, split.first[0] + p, p, ahead, later)
             _count_values(given, split, p, tokens)
+            if shape.has_scales:
+                _load_scales(shape, given, rows, scales, 0, page[0], 1)
+                T.evaluate(
+                    prefetch(given.pages, later[0], later[1], later[2], PAGE * shape.head_dim)
+                )
             _add_page(
-                *(shape, given, rows, scores, low, high),
+                *(shape, given, rows, scores, scales, low, high),
                 *(page, p, tokens, later, d * group, group),
             )
         _store_sums(L, state, first_row, low, d * group, half, rows.count)

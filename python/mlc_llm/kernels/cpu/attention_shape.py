@@ -15,6 +15,7 @@ from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.library.page_format import block_elements, element_bytes
 
 KV_SPLIT = 8
 """Pages of a KV split."""
@@ -58,7 +59,17 @@ class Shape:
     @property
     def line(self) -> int:
         """Elements of a page in a cache line."""
-        return LINE_BYTES // {"float16": 2, "float32": 4}[self.kv_dtype]
+        return LINE_BYTES // element_bytes(self.kv_dtype)
+
+    @property
+    def block(self) -> int:
+        """Elements of the keys, or the values, of a page of one KV head."""
+        return block_elements(self.kv_dtype, PAGE, self.head_dim)
+
+    @property
+    def has_scales(self) -> bool:
+        """Elements of a page are whole numbers; each group of them has a scale."""
+        return self.kv_dtype == "int8"
 
 
 @dataclass(frozen=True, eq=False)

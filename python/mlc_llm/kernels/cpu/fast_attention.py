@@ -214,7 +214,7 @@ def fast_attention(
         b = T.int32()
         n = T.int32()
         Q = T.match_buffer(queries, (m, shape.query_width), "float32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, shape.block), kv_dtype)
         AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (n,), "int32")

@@ -32,7 +32,9 @@ from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT, SPLIT_KEYS, Arguments,
 from mlc_llm.kernels.cpu.attention_softmax import Softmax, new_softmax
 from mlc_llm.kernels.cpu.bf16 import round_pair
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
+from mlc_llm.kernels.page_bytes import read_scales, scales_at
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.page_format import GROUP
 
 MOST_ROWS = 128
 """Rows of a task."""
@@ -141,10 +143,31 @@ def _page_id(given: Arguments, scratch: Scratch, block: Expr, page: Expr) -> Exp
     return given.page_ids[given.blocks[block, 2] + T.min(page, scratch.newest[0] // PAGE)]
 
 
+def _scaled(
+    shape: Shape, given: Arguments, page: Expr, kv_head: Expr, at: Expr, group: Expr
+) -> Expr:
+    """Elements of all keys of a page, which begin at `at` and are of that group of the head."""
+    keys = T.cast(given.pages[page, kv_head, 0, at], f"float32x{L}")
+    if not shape.has_scales:
+        return keys
+    start = scales_at(PAGE, shape.head_dim, group, 0)
+    return keys * read_scales(given.pages, page, kv_head, 0, start, PAGE)
+
+
+def _value(shape: Shape, given: Arguments, page: Expr, kv_head: Expr, i: Expr, d: Expr) -> Expr:
+    """Elements of the value of token i of a page, from d on."""
+    values = T.cast(
+        given.pages[page, kv_head, 1, lanes_at(i * shape.head_dim + d, L)], f"float32x{L}"
+    )
+    if not shape.has_scales:
+        return values
+    start = scales_at(PAGE, shape.head_dim, d // GROUP, i)
+    return values * splat(read_scales(given.pages, page, kv_head, 1, start, 1), L)
+
+
 @T.inline
 def load_keys(shape, given, scratch, block, kv_head, pair):
     """The key tiles of a pair of pages."""
-    f32 = T.meta_var(f"float32x{L}")
     page = T.alloc_buffer((1,), "int32")
     for i in T.serial(2):
         page[0] = _page_id(given, scratch, block, scratch.first[0] + 2 * pair + i)
@@ -153,8 +176,8 @@ def load_keys(shape, given, scratch, block, kv_head, pair):
                 low = T.meta_var(lanes_at((e * PAIR + d) * PAGE, L))
                 high = T.meta_var(lanes_at((e * PAIR + d + L) * PAGE, L))
                 scratch.keys[2 * pair + i, e, d, LANE] = round_pair(
-                    T.cast(given.pages[page[0], kv_head, 0, low], f32),
-                    T.cast(given.pages[page[0], kv_head, 0, high], f32),
+                    _scaled(shape, given, page[0], kv_head, low, e),
+                    _scaled(shape, given, page[0], kv_head, high, e),
                 )
 
 
@@ -170,7 +193,6 @@ def _kept_bits(given: Arguments, scratch: Scratch, page: Expr, i: Expr, bits: in
 def load_values(shape, given, scratch, block, kv_head, pair):
     """The value tiles of a pair of pages."""
     D = T.meta_var(shape.head_dim)
-    f32 = T.meta_var(f"float32x{L}")
     page = T.alloc_buffer((2,), "int32")
     bits = T.alloc_buffer((1,), "int32")
     for i in T.unroll(2):
@@ -181,8 +203,8 @@ def load_values(shape, given, scratch, block, kv_head, pair):
         )
         for d in T.unroll(D // L):
             scratch.values[d, pair, i, LANE] = splat(bits[0], L) & round_pair(
-                T.cast(given.pages[page[0], kv_head, 1, lanes_at(i * D + d * L, L)], f32),
-                T.cast(given.pages[page[1], kv_head, 1, lanes_at(i * D + d * L, L)], f32),
+                _value(shape, given, page[0], kv_head, i, d * L),
+                _value(shape, given, page[1], kv_head, i, d * L),
             )
 
 

@@ -1,9 +1,9 @@
 """KV pages: how they look, how new tokens get into them, how a page is copied.
 
-A layer's pages are one tensor [pages, kv_heads, 2, PAGE * head_dim]. Keys (index 0) lie
+A layer's pages are one tensor [pages, kv_heads, 2, elements of a block]. Keys (index 0) lie
 transposed, [head_dim, PAGE], so that the scores of a page's tokens fill vectors. Values (1) lie
-[PAGE, head_dim]. Pages start as zeros: attention may read past a sequence's end but never uses what
-it finds there.
+[PAGE, head_dim]. Behind whole numbers lie their scales (`library/page_format.py`). Pages start as
+zeros: attention may read past a sequence's end but never uses what it finds there.
 
 rope_append:
     in parallel, for each token:
@@ -25,9 +25,11 @@ from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.queries import Queries, put_queries
 from mlc_llm.kernels.cpu.rotation import Columns, L, Turn, rest_lanes, turn_lanes, turned
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, splat
 from mlc_llm.kernels.heads import Heads
+from mlc_llm.kernels.page_bytes import inverse, scale_bits, scales_at, two_bytes, whole
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.library.page_format import GROUP, block_elements, scale_groups
 
 COPY_LANES = 16
 MANY = 8
@@ -68,17 +70,60 @@ def _turn_key(sizes, rows, row, head, key):
 
 
 @T.inline
-def _store_head(sizes, rows, row, h, key):
-    """A token's key and value of KV head h into its page; key: float32 [head_dim], scratch."""
-    page = T.meta_var(rows.slot[row] // PAGE)
-    place = T.meta_var(rows.slot[row] % PAGE)
-    _turn_key(sizes, rows, row, rows.k.start + h * sizes.head_dim, key)
+def _store_bytes(sizes, rows, page, place, h, kind, x):
+    """A key (kind 0) or a value (1), float32 [head_dim], as whole numbers and scales."""
+    bits = T.alloc_buffer((1,), "int32")
+    top = T.alloc_buffer((L,), "int32")
+    for g in T.serial(scale_groups(sizes.head_dim)):
+        vectors = T.meta_var(T.min(GROUP, sizes.head_dim - g * GROUP) // L)
+        top[lanes_at(0, L)] = splat(T.int32(0), L)
+        for i in T.serial(vectors):
+            top[lanes_at(0, L)] = T.max(
+                top[lanes_at(0, L)],
+                T.reinterpret(T.abs(x[lanes_at(g * GROUP + i * L, L)]), dtype=f"int32x{L}"),
+            )
+        bits[0] = scale_bits(reduce_max(top, L))
+        rows.pages[page, h, kind, lanes_at(scales_at(PAGE, sizes.head_dim, g, place), 2)] = (
+            two_bytes(bits[0])
+        )
+        for i in T.serial(vectors):
+            x[lanes_at(g * GROUP + i * L, L)] = x[lanes_at(g * GROUP + i * L, L)] * splat(
+                inverse(bits[0]), L
+            )
+    if kind == 0:
+        for d in T.serial(sizes.head_dim):
+            rows.pages[page, h, 0, d * PAGE + place] = whole(x[d])
+    else:
+        for i in T.serial(sizes.head_dim // L):
+            rows.pages[page, h, 1, lanes_at(place * sizes.head_dim + i * L, L)] = whole(
+                x[lanes_at(i * L, L)], L
+            )
+
+
+@T.inline
+def _store_floats(sizes, rows, row, page, place, h, key):
+    """A key and the value of that token as they are."""
     for d in T.serial(sizes.head_dim):
         rows.pages[page, h, 0, d * PAGE + place] = T.cast(key[d], sizes.kv_dtype)
     for i in T.serial(sizes.head_dim // L):
         rows.pages[page, h, 1, lanes_at(place * sizes.head_dim + i * L, L)] = T.cast(
             rows.v.at(row, rows.v.start + h * sizes.head_dim + i * L, L), f"{sizes.kv_dtype}x{L}"
         )
+
+
+@T.inline
+def _store_head(sizes, rows, row, h, key):
+    """A token's key and value of KV head h into its page; key: float32 [head_dim], scratch."""
+    page = T.meta_var(rows.slot[row] // PAGE)
+    place = T.meta_var(rows.slot[row] % PAGE)
+    _turn_key(sizes, rows, row, rows.k.start + h * sizes.head_dim, key)
+    if sizes.kv_dtype == "int8":
+        _store_bytes(sizes, rows, page, place, h, 0, key)
+        for i in T.serial(sizes.head_dim // L):
+            key[lanes_at(i * L, L)] = rows.v.at(row, rows.v.start + h * sizes.head_dim + i * L, L)
+        _store_bytes(sizes, rows, page, place, h, 1, key)
+    else:
+        _store_floats(sizes, rows, row, page, place, h, key)
 
 
 @T.inline
@@ -115,6 +160,7 @@ def rope_append(
     """
     assert not (sink_query and sizes.query_scaling), "positions that turn sinks are no others"
     heads, kv_heads, head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+    block = block_elements(sizes.kv_dtype, PAGE, head_dim)
     width, kv_width = (2 if sink_query else 1) * heads * head_dim, kv_heads * head_dim
 
     def columns(x: Buffer, i: int, bias: Buffer) -> Columns:
@@ -150,7 +196,7 @@ def rope_append(
         POS = T.match_buffer(position, (m,), "int32")
         SINK = T.match_buffer(sink_position, (m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * head_dim), sizes.kv_dtype)
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, block), sizes.kv_dtype)
         O = T.match_buffer(rotated, (m, width), "float32")
         with T.sblock("root"):
             rows = T.meta_var(
@@ -173,7 +219,7 @@ def rope_append(
 @cache
 def copy_pages(kv_heads: int, head_dim: int, kv_dtype: str) -> PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices; changes `pages` in place."""
-    size = PAGE * head_dim
+    size = block_elements(kv_dtype, PAGE, head_dim)
 
     @T.prim_func(private=True, s_tir=True)
     def copy(source: T.handle, target: T.handle, pages: T.handle):

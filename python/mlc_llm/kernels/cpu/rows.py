@@ -1,7 +1,8 @@
-"""Picks rows of a matrix, or one number of each row.
+"""Picks rows of a matrix, or one number of each row; or puts rows into it.
 
 take_rows:      for each i: y[i] = x[rows[i]]
 chosen_logits:  for each i: y[i] = x[i, token[rows[i]]]
+put_rows:       for each i with at[i] >= 0: x[at[i]] = y[i]
 """
 
 from __future__ import annotations
@@ -39,6 +40,32 @@ def take_rows(k: int) -> PrimFunc:
                     Y[i, lanes_at(j * L, L)] = X[R[i], lanes_at(j * L, L)]
 
     return take
+
+
+@cache
+def put_rows(k: int) -> PrimFunc:
+    """Kernel arguments; k is a multiple of L:
+
+    at      int32 [s]; -1 stands for no row
+    y       float32 [s, k]
+    x       float32 [m, k], changed in place
+    """
+
+    @T.prim_func(private=True, s_tir=True)
+    def put(at: T.handle, y: T.handle, x: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        s = T.int32()
+        AT = T.match_buffer(at, (s,), "int32")
+        Y = T.match_buffer(y, (s, k), "float32")
+        X = T.match_buffer(x, (m, k), "float32")
+        with T.sblock("root"):
+            for i in T.serial(s):
+                if AT[i] >= 0:
+                    for j in T.serial(k // L):
+                        X[AT[i], lanes_at(j * L, L)] = Y[i, lanes_at(j * L, L)]
+
+    return put
 
 
 @cache

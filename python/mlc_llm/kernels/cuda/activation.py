@@ -26,7 +26,15 @@ from mlc_llm.kernels.cuda.planes import (
     scale_word,
     sum_start,
 )
-from mlc_llm.kernels.cuda.threads import QUAD, SCHEDULED, WARP, block_max, block_size, block_sum
+from mlc_llm.kernels.cuda.threads import (
+    QUAD,
+    SCHEDULED,
+    WARP,
+    block_max,
+    block_size,
+    block_sum,
+    grid,
+)
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Expr
 
@@ -49,12 +57,13 @@ def prepare(kind: str, k: int, eps: float = 0.0) -> PrimFunc:
         BIAS = T.match_buffer(bias, (k,), "float32")
         Y = T.match_buffer(y, (m, row_words(k)), "uint32")
         T.device_entry()
-        row = T.cta_id([m])
+        row = T.cta_id([grid(m)])
         thread = T.thread_id([rows.threads])
         v = T.alloc_buffer((rows.turns * QUAD,), "float32", scope="local")
         scratch = T.alloc_buffer((rows.warps,), "float32", scope="shared")
-        rows.load(Given(X, N, BIAS), row, thread, v, scratch)
-        rows.store(Y, row, thread, v, scratch)
+        if row < m:
+            rows.load(Given(X, N, BIAS), row, thread, v, scratch)
+            rows.store(Y, row, thread, v, scratch)
 
     return without(prepare_rows, *KINDS[kind].unread)
 

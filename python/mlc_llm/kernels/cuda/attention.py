@@ -1,14 +1,16 @@
 """Causal attention of new tokens over paged keys and values: the plain form, without tensor cores.
 
-    a block for each query block and query head; for each of its tokens:
-        for each KV split that is seen, a key a thread:
+    a block for each query block, query head and, in steps of up to FEW tokens, share; for each of
+    its tokens and shares:
+        for each KV split of the share that is seen, a key a thread:
             scores = q . keys;  best = max(scores);  weights = 2^(scores - best)
             part = weights . values, a thread having some elements of it
             fold the part into what the splits before it gave
-        out = what all gave / the sum of its weights
+    out = what all shares gave, folded in order / the sum of its weights    (`join` in small steps)
 
-A KV split has 128 places from a multiple of 128 on. So a row's bits depend on nothing but its own
-place. Queries have the factor log2(e) (`Heads.scale`), so powers are those of 2.
+A KV split has 128 places from a multiple of 128 on, and split i belongs to share i % SHARES. So a
+row's bits depend on nothing but its own place. Queries have the factor log2(e) (`Heads.scale`), so
+powers are those of 2.
 """
 
 from __future__ import annotations
@@ -26,11 +28,18 @@ from mlc_llm.kernels.types import Buffer, Expr
 
 SPLIT = 128
 """Places of a KV split, and threads of a block."""
+SHARES = 8
+"""Blocks that a token and head have in a small step."""
+FEW = 64
+"""Tokens of a small step. There are blocks enough in a larger one."""
+STATE = 2
+"""Numbers of a share beside its elements: the largest score, and the sum of the weights."""
+_FMA = "fma.rn.f32"
 HALVES = 8
 """Elements of a key that a thread reads at once."""
 LOG2E = 1.4426950408889634
-_REGISTERS = {"tirx.launch_bounds_min_blocks_per_sm": 8}
-"""So many blocks of a multiprocessor leave a thread 64 registers. By itself the compiler takes 32,
+_REGISTERS = {"tirx.launch_bounds_min_blocks_per_sm": 5}
+"""So many blocks of a multiprocessor leave a thread 96 registers. By itself the compiler takes 32,
 and then keeps numbers in memory."""
 LOWEST = -3.4e38
 """A score that takes no part in a softmax."""
@@ -73,7 +82,8 @@ def attention(
     place, query_blocks, page_ids, window   as in `library/signatures.py`
     sinks         float32 [heads]: of each head a score more, without a value; there are none unless
                   `has_sinks`
-    out           float32 [m, heads * head_dim]
+    shares        float32 [FEW at most, heads, SHARES, STATE + head_dim]: what `join` reads
+    out           float32 [m, heads * head_dim], which only steps of more than FEW tokens write
 
     cap: a score s becomes cap * tanh(s / cap). head_dim: a multiple of 8.
     """
@@ -89,10 +99,12 @@ def attention(
         page_ids: T.handle,
         window: T.handle,
         sinks: T.handle,
+        shares: T.handle,
         out: T.handle,
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
+        few = T.int32()
         b = T.int32()
         n = T.int32()
         ids = T.int32()
@@ -103,30 +115,71 @@ def attention(
         IDS = T.match_buffer(page_ids, (ids,), "int32")
         W = T.match_buffer(window, (2,), "int32")
         SINKS = T.match_buffer(sinks, (heads,), "float32")
+        PART = T.match_buffer(shares, (few, heads, SHARES, STATE + head_dim), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         T.device_entry()
         T.attr(_REGISTERS)
-        block, h = T.cta_id([b, heads])
+        block, h, own = T.cta_id([b, heads, T.Select(m <= FEW, SHARES, 1)])
         thread = T.thread_id([SPLIT])
         query = T.alloc_buffer((head_dim,), "float32", scope="shared")
         weights = T.alloc_buffer((SPLIT,), "float32", scope="shared")
         scratch = T.alloc_buffer((SPLIT // WARP,), "float32", scope="shared")
-        state = T.alloc_buffer((2,), "float32", scope="local")
+        state = T.alloc_buffer((STATE,), "float32", scope="local")
         sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
+        whole = T.alloc_buffer((STATE,), "float32", scope="local")
+        whole_sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
         for r in T.serial(B[block, 1]):
             row: T.let[T.int32] = B[block, 0] + r
             last: T.let[T.int32] = AT[row]
             tables = T.meta_var(Tables(P, IDS, B[block, 2], W, last, h // (heads // kv_heads)))
-            rows.begin(Q, SINKS, row, h, thread, query, state, sums)
-            for split in T.serial(last // SPLIT + 1):
-                if tables.sees_split(split * SPLIT):
-                    rows.attend(
-                        *(tables, split * SPLIT, thread),
-                        *(query, weights, scratch, state, sums),
-                    )
-            rows.end(O, row, h, thread, state, sums)
+            rows.read_query(Q, row, h, thread, query)
+            if m <= FEW:
+                rows.attend_share(tables, own, thread, query, weights, scratch, state, sums)
+                rows.keep(PART, row, h, own, thread, state, sums)
+            else:
+                rows.begin(SINKS, h, whole, whole_sums)
+                for share in T.serial(T.min(last // SPLIT + 1, SHARES)):
+                    rows.attend_share(tables, share, thread, query, weights, scratch, state, sums)
+                    rows.fold(whole, whole_sums, state, sums)
+                rows.end(O, row, h, thread, whole, whole_sums)
 
     return without(paged_attention, *(() if has_sinks else ("SINKS",)))
+
+
+@cache
+def join(heads: int, head_dim: int, has_sinks: bool = False) -> PrimFunc:
+    """Kernel of (place, sinks, shares, out): what `attention` leaves to do in small steps."""
+    rows = _Rows(head_dim, None, has_sinks)
+
+    @T.prim_func(private=True)
+    def join_shares(place: T.handle, sinks: T.handle, shares: T.handle, out: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        few = T.int32()
+        AT = T.match_buffer(place, (m,), "int32")
+        SINKS = T.match_buffer(sinks, (heads,), "float32")
+        PART = T.match_buffer(shares, (few, heads, SHARES, STATE + head_dim), "float32")
+        O = T.match_buffer(out, (m, heads * head_dim), "float32")
+        T.device_entry()
+        row, h = T.cta_id([few, heads])
+        thread = T.thread_id([SPLIT])
+        state = T.alloc_buffer((STATE,), "float32", scope="local")
+        sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
+        whole = T.alloc_buffer((STATE,), "float32", scope="local")
+        whole_sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
+        if m <= FEW:
+            rows.begin(SINKS, h, whole, whole_sums)
+            for share in T.serial(T.min(AT[row] // SPLIT + 1, SHARES)):
+                for i in T.unroll(STATE):
+                    state[i] = PART[row, h, share, i]
+                for i in T.unroll(rows.turns):
+                    sums[i] = T.float32(0)
+                    if i * SPLIT + thread < head_dim:
+                        sums[i] = PART[row, h, share, STATE + i * SPLIT + thread]
+                rows.fold(whole, whole_sums, state, sums)
+            rows.end(O, row, h, thread, whole, whole_sums)
+
+    return without(join_shares, *(() if has_sinks else ("SINKS",)))
 
 
 class _Rows:
@@ -138,8 +191,8 @@ class _Rows:
         self.turns = -(-head_dim // SPLIT)
 
     @T.inline
-    def begin(self, Q, SINKS, row, h, thread, query, state, sums):
-        """Puts the query where all threads read it."""
+    def begin(self, SINKS, h, state, sums):
+        """Nothing is seen yet but a sink."""
         state[0] = T.float32(LOWEST)
         state[1] = T.float32(0)
         if self.has_sinks:
@@ -147,6 +200,45 @@ class _Rows:
             state[1] = T.float32(1)
         for i in T.unroll(self.turns):
             sums[i] = T.float32(0)
+
+    @T.inline
+    def attend_share(self, tables, share, thread, query, weights, scratch, state, sums):
+        """state, sums: what the splits of a share give."""
+        state[0] = T.float32(LOWEST)
+        state[1] = T.float32(0)
+        for i in T.unroll(self.turns):
+            sums[i] = T.float32(0)
+        for turn in T.serial(T.ceildiv(tables.place // SPLIT + 1 - share, SHARES)):
+            first: T.let[T.int32] = (turn * SHARES + share) * SPLIT
+            if tables.sees_split(first):
+                self.attend(tables, first, thread, query, weights, scratch, state, sums)
+
+    @T.inline
+    def keep(self, PART, row, h, share, thread, state, sums):
+        """Writes a share for `join`."""
+        if thread < STATE:
+            PART[row, h, share, thread] = T.if_then_else(thread == 0, state[0], state[1])
+        for i in T.unroll(self.turns):
+            if i * SPLIT + thread < self.head_dim:
+                PART[row, h, share, STATE + i * SPLIT + thread] = sums[i]
+
+    @T.inline
+    def fold(self, whole, whole_sums, state, sums):
+        """Adds a share. The instruction is named, so that both kernels round alike."""
+        factors = T.alloc_buffer((2,), "float32", scope="local")
+        best = T.alloc_buffer((1,), "float32", scope="local")
+        best[0] = T.max(whole[0], state[0])
+        factors[0] = T.exp2(whole[0] - best[0])
+        factors[1] = T.exp2(state[0] - best[0])
+        whole[0] = best[0]
+        T.ptx[_FMA](whole[1], whole[1], factors[0], state[1] * factors[1])
+        for i in T.unroll(self.turns):
+            T.ptx[_FMA](whole_sums[i], whole_sums[i], factors[0], sums[i] * factors[1])
+
+    @T.inline
+    def read_query(self, Q, row, h, thread, query):
+        """Puts the query where all threads read it."""
+        for i in T.unroll(self.turns):
             if i * SPLIT + thread < self.head_dim:
                 query[i * SPLIT + thread] = Q[row, h * self.head_dim + i * SPLIT + thread]
         T.cuda.cta_sync()

@@ -24,7 +24,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cuda.threads import SCHEDULED, block_size
+from mlc_llm.kernels.cuda.threads import SCHEDULED, block_size, grid
 from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
@@ -169,13 +169,14 @@ def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
         TO = T.match_buffer(target, (n,), "int32")
         P = T.match_buffer(pages, (num_pages, kv_heads, 2, size), "float16")
         T.device_entry()
-        i, h, kind = T.cta_id([n, kv_heads, 2])
+        i, h, kind = T.cta_id([grid(n), kv_heads, 2])
         thread = T.thread_id([threads])
-        for part in T.serial(T.ceildiv(size // HALVES, threads)):
-            if part * threads + thread < size // HALVES:
-                for j in T.vectorized(HALVES):
-                    P[TO[i], h, kind, (part * threads + thread) * HALVES + j] = P[
-                        FROM[i], h, kind, (part * threads + thread) * HALVES + j
-                    ]
+        if i < n:
+            for part in T.serial(T.ceildiv(size // HALVES, threads)):
+                if part * threads + thread < size // HALVES:
+                    for j in T.vectorized(HALVES):
+                        P[TO[i], h, kind, (part * threads + thread) * HALVES + j] = P[
+                            FROM[i], h, kind, (part * threads + thread) * HALVES + j
+                        ]
 
     return copy

@@ -1,4 +1,4 @@
-"""Products of rows with a packed matrix of 4 or 8 bits: y = x W^T, for one row or many.
+"""Products of rows with a packed matrix of 4, 8, 16 or 32 bits: y = x W^T, for one row or many.
 
     a block for 32 rows of W and 32 rows of x; a warp has every tile of its part of k:
         load a tile of W; its values become float16, exactly
@@ -32,7 +32,7 @@ from mlc_llm.backends.cuda.formats import (
     tensor_shape,
 )
 from mlc_llm.kernels.cuda.planes import low_start, row_words, scale_word, sum_start
-from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP
+from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.cuda.tiles import half_of
 from mlc_llm.kernels.types import Expr
 
@@ -44,6 +44,8 @@ ROWS = COLUMNS * TURNS
 MOST_WARPS = 8
 MOST_TILES = 4
 """Tiles that a warp loads before it computes."""
+MOST_WORDS = 32
+"""Words of tiles that a thread loads before it computes."""
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
 _FMA = "fma.rn.f16x2"
 
@@ -67,14 +69,15 @@ def matmul(n: int, k: int, fmt: WeightFormat, *, accumulate: bool = False) -> Pr
         W = T.match_buffer(w, shape, dtype)
         Y = T.match_buffer(y, (m, n), "float32")
         T.device_entry()
-        block, turn = T.cta_id([n // BLOCK, T.ceildiv(m, ROWS)])
+        block, turn = T.cta_id([n // BLOCK, grid(T.ceildiv(m, ROWS))])
         lane, warp = T.thread_id([WARP, product.warps])
         acc = T.alloc_buffer((TURNS * 8,), "float32", scope="local")
         sums = T.alloc_buffer((product.warps, ROWS, BLOCK + 1), "float32", scope="shared")
-        product.multiply(X, W, block, turn * ROWS, m, lane, warp, acc)
-        product.share(sums, turn * ROWS, m, lane, warp, acc)
-        T.cuda.cta_sync()
-        product.store(X, Y, sums, block, turn * ROWS, m, warp * WARP + lane)
+        if turn * ROWS < m:
+            product.multiply(X, W, block, turn * ROWS, m, lane, warp, acc)
+            product.share(sums, turn * ROWS, m, lane, warp, acc)
+            T.cuda.cta_sync()
+            product.store(X, Y, sums, block, turn * ROWS, m, warp * WARP + lane)
 
     return multiply
 
@@ -96,7 +99,8 @@ class _Product:
         self.k, self.fmt, self.accumulate = k, fmt, accumulate
         self.warps = largest_divisor(k // GROUP, MOST_WARPS)
         self.tiles = k // GROUP // self.warps
-        self.loaded = largest_divisor(self.tiles, MOST_TILES)
+        most = min(MOST_TILES, MOST_WORDS // (4 * fmt.parts))
+        self.loaded = largest_divisor(self.tiles, most)
         self.kinds = 2 if fmt.has_minimum else 1
 
     @T.inline
@@ -113,15 +117,15 @@ class _Product:
                     W, block, warp * self.tiles + step * self.loaded + u, lane, u, words, scales
                 )
             for u in T.unroll(self.loaded):
-                for i in T.unroll(4):
-                    self.unpack(words, u * self.fmt.parts * 4 + i, i * 4, a)
-                for turn in T.unroll(TURNS):
-                    if first + turn * COLUMNS < m:
-                        self.add_tile(
-                            *(X, first + turn * COLUMNS, m, lane, turn * 8),
-                            *(warp * self.tiles + step * self.loaded + u, a),
-                            *(scales, u * 2 * self.kinds, acc),
-                        )
+                for plane in T.unroll(self.fmt.planes):
+                    self.unpack_tile(words, u * self.fmt.parts * 4, plane, a)
+                    for turn in T.unroll(TURNS):
+                        if first + turn * COLUMNS < m:
+                            self.add_tile(
+                                *(X, first + turn * COLUMNS, m, lane, turn * 8),
+                                *(warp * self.tiles + step * self.loaded + u, a),
+                                *(scales, u * 2 * self.kinds, acc),
+                            )
 
     @T.inline
     def load(self, W, block, tile, lane, u, words, scales):
@@ -136,6 +140,16 @@ class _Product:
                 scales[(u * self.kinds + kind) * 2 + j] = W[
                     block, tile, self.fmt.scale_start + kind * SCALE_WORDS + lane // 4 * 2 + j
                 ]
+
+    @T.inline
+    def unpack_tile(self, words, start, plane, a):
+        """a: the values of a thread, of one plane of a tile of floats."""
+        if self.fmt.is_float:
+            for i in T.unroll(16):
+                a[i] = words[start + plane * 16 + i]
+        else:
+            for i in T.unroll(4):
+                self.unpack(words, start + i, i * 4, a)
 
     @T.inline
     def unpack(self, words, of_word, at, a):

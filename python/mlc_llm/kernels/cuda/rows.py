@@ -11,7 +11,7 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cuda.threads import QUAD, SCHEDULED, block_size
+from mlc_llm.kernels.cuda.threads import QUAD, SCHEDULED, block_size, grid
 
 MANY = 128
 """Threads of a block of `chosen_logits`."""
@@ -36,14 +36,15 @@ def take_rows(k: int) -> PrimFunc:
         R = T.match_buffer(rows, (s,), "int32")
         Y = T.match_buffer(y, (s, k), "float32")
         T.device_entry()
-        i = T.cta_id([s])
+        i = T.cta_id([grid(s)])
         thread = T.thread_id([threads])
-        for part in T.serial(T.ceildiv(k // QUAD, threads)):
-            if part * threads + thread < k // QUAD:
-                for j in T.vectorized(QUAD):
-                    Y[i, (part * threads + thread) * QUAD + j] = X[
-                        R[i], (part * threads + thread) * QUAD + j
-                    ]
+        if i < s:
+            for part in T.serial(T.ceildiv(k // QUAD, threads)):
+                if part * threads + thread < k // QUAD:
+                    for j in T.vectorized(QUAD):
+                        Y[i, (part * threads + thread) * QUAD + j] = X[
+                            R[i], (part * threads + thread) * QUAD + j
+                        ]
 
     return take
 
@@ -68,7 +69,7 @@ def chosen_logits(k: int) -> PrimFunc:
         TOKEN = T.match_buffer(token, (s,), "int32")
         Y = T.match_buffer(y, (r,), "float32")
         T.device_entry()
-        block = T.cta_id([T.ceildiv(r, MANY)])
+        block = T.cta_id([grid(T.ceildiv(r, MANY))])
         thread = T.thread_id([MANY])
         i: T.let[T.int32] = block * MANY + thread
         if i < r:

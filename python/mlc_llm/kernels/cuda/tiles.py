@@ -39,7 +39,21 @@ def half_of(word: Expr, number: Expr | int) -> Expr:
 
 def weight(fmt: WeightFormat, table: Buffer, row: Expr, column: Expr) -> Expr:
     """A weight as float32."""
+    if fmt.is_float:
+        return _float(fmt, table, row, column) * scale(fmt, table, row, column, SCALE)
     q, unit = value(fmt, table, row, column), scale(fmt, table, row, column, SCALE)
     if fmt.has_minimum:
         return T.cast(q, "float32") * unit + scale(fmt, table, row, column, MINIMUM)
     return T.cast(q - T.int32(fmt.offset), "float32") * unit
+
+
+def _float(fmt: WeightFormat, table: Buffer, row: Expr, column: Expr) -> Expr:
+    """A weight divided by its scale: the sum of its planes."""
+    place, at = row % BLOCK, column % GROUP
+    thread, part = place % 8 * 4 + at // 8, place // 16 * 2 + at % 8 // 4
+    word = part * PART_WORDS + thread * 4 + at % 4 // 2 * 2 + place % 16 // 8
+    planes = [
+        half_of(table[row // BLOCK, column // GROUP, word + 4 * PART_WORDS * plane], at % 2)
+        for plane in range(fmt.planes)
+    ]
+    return planes[0] if len(planes) == 1 else planes[0] + planes[1]

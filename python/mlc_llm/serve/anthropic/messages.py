@@ -1,7 +1,8 @@
 """Messages of Anthropic's API as messages of OpenAI's.
 
 A turn is a list of blocks. Results of tools become messages of their own, in their place; thoughts
-and calls become fields of the assistant's message. Texts of one turn are joined by an empty line.
+and calls become fields of the assistant's message. Texts of one turn are joined by an empty line;
+beside images they are parts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
-from mlc_llm.protocol.messages import MAX_PARTS, MAX_TEXT_CHARS
+from mlc_llm.protocol.messages import MAX_PARTS, MAX_TEXT_CHARS, image_part
 from mlc_llm.protocol.openai_messages import MAX_NAME_CHARS
 
 ROLES = ("user", "assistant", "system")
@@ -23,6 +24,8 @@ JOINT = "\n\n"
 
 Given = Mapping[str, object]
 Message = dict[str, object]
+Image = dict[str, object]
+"""A part of OpenAI's content."""
 
 
 class Translation:
@@ -34,6 +37,8 @@ class Translation:
         """Paths of blocks that the model cannot read."""
         self._names: dict[str, str] = {}
         """The tool of each call."""
+        self._last: list[str | Image] = []
+        """Of the user's last message."""
 
     def system(self, value: str | Sequence[Given] | None) -> None:
         """Add the system text. Raises `InvalidField`."""
@@ -55,39 +60,44 @@ class Translation:
             self._said(role, blocks)
 
     def _said(self, role: str, blocks: Sequence[tuple[str, Given]]) -> None:
-        texts: list[str] = []
+        parts: list[str | Image] = []
         for path, block in blocks:
-            if block.get("type") == "text":
-                texts.append(_text(path, block, "text"))
+            if block.get("type") in ("text", "image"):
+                parts.append(_part(path, block))
                 continue
-            _check_kind(path, block, ("text", "tool_result"))
-            self._say(role, texts)
-            texts = []
+            _check_kind(path, block, ("text", "image", "tool_result"))
+            self._say(role, parts)
+            parts = []
             self.messages.append(self._result(path, block))
-        self._say(role, texts)
+        self._say(role, parts)
 
-    def _say(self, role: str, texts: Sequence[str]) -> None:
+    def _say(self, role: str, parts: Sequence[str | Image]) -> None:
         """Some templates refuse two turns of a user, one after the other."""
-        if not texts:
+        if not parts:
             return
         last = self.messages[-1] if self.messages else None
         if role == "user" and last is not None and last["role"] == "user":
-            texts = [str(last["content"]), *texts]
+            parts = [*self._last, *parts]
             self.messages.pop()
-        self.messages.append({"role": role, "content": JOINT.join(texts)})
+        self._last = list(parts) if role == "user" else []
+        self.messages.append({"role": role, "content": joined_content(parts)})
 
     def _result(self, path: str, block: Given) -> Message:
         call_id = _text(path, block, "tool_use_id")
         inner = block.get("content")
-        texts = []
-        for where, part in _blocks(f"{path}.content", "" if inner is None else inner):
-            _check_kind(where, part, ("text",))
-            texts.append(_text(where, part, "text"))
         failed = checks.boolean(f"{path}.is_error", block.get("is_error") or False)
+        parts: list[str | Image] = []
+        for where, part in _blocks(f"{path}.content", "" if inner is None else inner):
+            _check_kind(where, part, ("text", "image"))
+            parts.append(_part(where, part))
+        if failed and parts and isinstance(parts[0], str):
+            parts[0] = FAILED + parts[0]
+        elif failed:
+            parts.insert(0, FAILED)
         said: Message = {"role": "tool", "tool_call_id": call_id}
         if call_id in self._names:
             said["name"] = self._names[call_id]
-        return {**said, "content": (FAILED if failed else "") + JOINT.join(texts)}
+        return {**said, "content": joined_content(parts)}
 
     def _assistant(self, blocks: Sequence[tuple[str, Given]]) -> None:
         texts, thoughts, calls = [], [], []
@@ -141,9 +151,41 @@ def _blocks(field: str, content: object) -> list[tuple[str, Given]]:
 
 def _check_kind(path: str, block: Given, known: Sequence[str]) -> None:
     kind = block.get("type")
-    if kind in ("image", "document"):
-        raise InvalidField(f"{path}.type", kind, "this model reads text only")
+    if kind == "document" or (kind == "image" and kind not in known):
+        words = "documents are not read" if kind == "document" else "there is no place for images"
+        raise InvalidField(f"{path}.type", kind, words)
     checks.one_of(f"{path}.type", kind, known)
+
+
+def _part(path: str, block: Given) -> str | Image:
+    """Of a block of text or an image."""
+    return _text(path, block, "text") if block.get("type") == "text" else _image(path, block)
+
+
+def _image(path: str, block: Given) -> Image:
+    """A part of OpenAI's content."""
+    source = block.get("source")
+    if not isinstance(source, Mapping):
+        raise checks.wrong_type(f"{path}.source", source, "should be an object with a type")
+    kind = checks.one_of(f"{path}.source.type", source.get("type"), ("base64", "url"))
+    if kind == "url":
+        return image_part(_text(f"{path}.source", source, "url"))
+    media, data = (_text(f"{path}.source", source, key) for key in ("media_type", "data"))
+    return image_part(f"data:{media};base64,{data}")
+
+
+def joined_content(parts: Sequence[str | Image]) -> str | list[dict[str, object]]:
+    """A text, or OpenAI's parts where there are images."""
+    if all(isinstance(one, str) for one in parts):
+        return JOINT.join(map(str, parts))
+    found: list[dict[str, object]] = []
+    for one, next_one in zip(parts, [*parts[1:], None], strict=True):
+        if not isinstance(one, str):
+            found.append(one)
+            continue
+        end = JOINT if isinstance(next_one, str) else ""
+        found.append({"type": "text", "text": one + end})
+    return found
 
 
 def _text(path: str, block: Given, key: str) -> str:

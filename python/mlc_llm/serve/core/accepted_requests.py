@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlc_llm.serve.core.adapters import Adapters
+from mlc_llm.serve.core.handover import final_usage
 from mlc_llm.serve.core.postprocess import take_output
 from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.sequence import RequestState
@@ -83,6 +84,7 @@ class AcceptedRequests:
             self._adapters.give_back(state.adapter)
             self._telemetry.note(state, "finish request")
             usage = self._telemetry.close(state, state.worst_end)
+            usage = final_usage(state, self._scheduler.slots, usage)
             outputs.append(RequestStreamOutput.usage(state.request_id, usage))
             state.sequences.clear()  # they know it too, and a cycle is not freed at once
         return outputs

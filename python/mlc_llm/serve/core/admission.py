@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
+from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel, UserError
+from mlc_llm.images.decoder import ImageFile
+from mlc_llm.images.picture import Picture
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.protocol.messages import NO_IMAGES
 from mlc_llm.runtime.batch import RunnerLimits
 from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
+from mlc_llm.serve.core.handover import FIELD, handover_of
+from mlc_llm.serve.core.handover_state import Handover
+from mlc_llm.serve.core.images import ImageSpan, image_ids, image_spans
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.prompt_scores import PromptScores
 from mlc_llm.serve.core.sequence import RequestState, Sequence
-from mlc_llm.serve.data import Data, TextData, TokenData
+from mlc_llm.serve.data import Data, ImageData, TextData, TokenData
 from mlc_llm.serve.metrics import RequestMetrics
 from mlc_llm.serve.request import NO_SCORES, NO_TEXT, Request
 from mlc_llm.tokenizers import StopStrHandler, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
+    from mlc_llm.images.reader import ImageReader
     from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
     from mlc_llm.serve.core.grammar.matcher import Grammar
 
@@ -30,8 +37,10 @@ class Prepared:
     """The parts of a request that take time and need no engine. They are never changed."""
 
     prompt: list[int] = field(default_factory=list)
+    images: abc.Sequence[ImageSpan] = ()
     stops: StopStrings | None = None
     grammar: Grammar | None = None
+    handover: Handover | None = None
     error: UserError | None = None
     """Why the request is refused. Then the other fields mean nothing."""
 
@@ -51,8 +60,11 @@ class Admission:
         policy: RequestPolicy,
         *,
         adapters: Adapters | None = None,
+        images: ImageReader | None = None,
     ) -> None:
-        """stop_token_ids: the model's own; a request may name more."""
+        """stop_token_ids: the model's own; a request may name more. images: None for a model that
+        reads none."""
+        self._images = images
         self._adapters = no_adapters() if adapters is None else adapters
         self._tokenizer = tokenizer
         self._vocab_size, self._precision = limits.vocab_size, limits.precision
@@ -98,7 +110,9 @@ class Admission:
             is_embedding=request.is_embedding,
             second_at=request.second_at,
             wants_hidden=self._wants_hidden,
+            images=prepared.images,
         )
+        state.handover = prepared.handover
         for i in range(config.n):
             state.sequences.append(self._sequence(state, i, prepared))
         return state
@@ -111,11 +125,57 @@ class Admission:
         check_ids("logit_bias", list(config.logit_bias), self._vocab_size)
         texts = [item.text for item in request.inputs if isinstance(item, TextData)]
         self._tokenizer.check_size(texts, self.context)
-        prompt = prompt_tokens(request.inputs, self._tokenizer, self._vocab_size)
+        inputs, images = self._with_pictures(request)
+        prompt = prompt_tokens(inputs, self._tokenizer, self._vocab_size)
         answer = 0 if self._is_encoder else 1
         if len(prompt) > self.context - answer:
             raise ContextLengthExceeded(len(prompt), self.context, answer=answer)
-        return Prepared(prompt, _stops(config), self._grammar(config))
+        handover = self._handover(request, prompt)
+        if handover is not None and handover.sends:
+            prompt = prompt[: handover.end]
+        spans = image_spans(prompt, images)
+        return Prepared(prompt, spans, _stops(config), self._grammar(config), handover)
+
+    def _handover(self, request: Request, prompt: list[int]) -> Handover | None:
+        wanted = request.generation_config.disagg
+        if wanted is None:
+            return None
+        reason = None
+        if not self._can_pin:
+            reason = "models with windows or states, and engines without a prefix cache, do not"
+        elif any(isinstance(item, ImageData) for item in request.inputs):
+            reason = "prompts with images do not"
+        elif request.adapter or request.prompt_logprobs is not None or request.is_embedding:
+            reason = "requests with an adapter, scores of the prompt or an embedding do not"
+        if reason is not None:
+            raise InvalidField(FIELD, wanted.kind, f"{reason} take part in it")
+        return handover_of(request.generation_config, prompt)
+
+    def _with_pictures(self, request: Request) -> tuple[list[Data], list[Picture]]:
+        """The inputs of a request with its images decoded, and these images. Raises UserError."""
+        inputs, found = list(request.inputs), list[Picture]()
+        least = sum(isinstance(item, ImageData) for item in inputs)
+        if self._images is not None and least * self._images.tokens >= self.context:
+            raise ContextLengthExceeded(least * self._images.tokens, self.context)
+        for i, item in enumerate(inputs):
+            if isinstance(item, ImageData):
+                found.append(self._picture(item, f"inputs[{i}]"))
+                inputs[i] = replace(item, image=found[-1])
+        if found and request.prompt_logprobs is not None:
+            words = "a prompt with images has no log-probabilities; leave it out"
+            raise InvalidField("prompt_logprobs", request.prompt_logprobs, words)
+        return inputs, found
+
+    def _picture(self, item: ImageData, place: str) -> Picture:
+        if self._images is None:
+            raise UnsupportedModel(NO_IMAGES)
+        if item.embed_size not in (0, self._images.tokens):
+            words = f"this model makes {self._images.tokens} vectors of an image; give that, or 0"
+            raise InvalidField("ImageData.embed_size", item.embed_size, words)
+        if isinstance(item.image, Picture):
+            return item.image
+        assert isinstance(item.image, ImageFile), "ImageData makes it one"
+        return self._images.picture(item.image, place)
 
     def _sequence(self, state: RequestState, index: int, prepared: Prepared) -> Sequence:
         stops, grammar = prepared.stops, prepared.grammar
@@ -172,7 +232,7 @@ class Admission:
 
 
 def prompt_tokens(inputs: abc.Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
-    """The token ids of all inputs in a row.
+    """The token ids of all inputs in a row; of images, those of `image_ids`.
 
     A text at the start gets the begin-of-text token where the model wants one, unless it begins
     with this token. Token ids are used as they are. Raises `InvalidField` for an id outside the
@@ -185,12 +245,16 @@ def prompt_tokens(inputs: abc.Sequence[Data], tokenizer: Tokenizer, vocab_size: 
             ids += _start(tokenizer, of_text) if not ids else []
             ids += of_text
         elif isinstance(item, TokenData):
+            check_ids("prompt token id", item.token_ids, vocab_size)
             ids += item.token_ids
+        elif isinstance(item, ImageData) and isinstance(item.image, Picture):
+            ids += image_ids(item.image)
         else:
-            raise InvalidField("inputs", type(item).__name__, "should be TextData or TokenData")
+            known = "should be TextData, TokenData or ImageData"
+            raise InvalidField("inputs", type(item).__name__, known)
     if not ids:
         raise InvalidField("prompt", "", "it has no tokens; give at least one")
-    check_ids("prompt token id", ids, vocab_size)
+    check_ids("prompt token id", [one for one in ids if one >= 0], vocab_size)
     return ids
 
 

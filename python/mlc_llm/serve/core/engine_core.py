@@ -15,7 +15,8 @@ import logging
 import time
 from collections import abc
 
-from mlc_llm.errors import InvalidField, RequestError
+from mlc_llm.errors import EngineDead, InvalidField, RequestError
+from mlc_llm.images.reader import ImageReader
 from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
@@ -23,6 +24,7 @@ from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.admission import Admission, Prepared
 from mlc_llm.serve.core.gauges import gauges
+from mlc_llm.serve.core.handover import begin
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.postprocess import Postprocessor
 from mlc_llm.serve.core.prefix_cache import PrefixCache
@@ -39,7 +41,7 @@ from mlc_llm.serve.core.telemetry import Telemetry
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.limits import longest_sequence
-from mlc_llm.serve.metrics import EngineMetrics, special_usage_json, zero_usage_json
+from mlc_llm.serve.metrics import EngineMetrics, special_usage_json, usage_with, zero_usage_json
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
 
@@ -60,10 +62,12 @@ class EngineCore:
         drafter: Drafter | None = None,
         policy: RequestPolicy | None = None,
         clock: abc.Callable[[], float] = time.perf_counter,
+        images: ImageReader | None = None,
     ) -> None:
         """`stop_token_ids`: the model's own; a request may name more.
         `drafter`: who drafts tokens, unless `config` names a drafter of the core's own.
         `policy`: None is that of an engine with a model. `clock`: gives the time in seconds.
+        `images`: None for a model that reads none.
 
         A limit that `config` leaves open is the runner's.
         """
@@ -74,7 +78,7 @@ class EngineCore:
         self.adapters = Adapters(runner.limits.adapters.slots, runner.load_adapter)
         """The LoRA adapters. They are loaded and dropped between two steps, by the core's owner."""
         self._admission = Admission(
-            tokenizer, runner.limits, config, stops, policy, adapters=self.adapters
+            tokenizer, runner.limits, config, stops, policy, adapters=self.adapters, images=images
         )
         longest = longest_sequence(self._admission.context, self._capacity)
         self.longest_sequence = longest
@@ -87,6 +91,8 @@ class EngineCore:
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
+        self.fault: str | None = None
+        """Why nothing can be computed any more; None: it can."""
         self._is_torn = False
         """An operation is half done."""
         self._owed: Outputs = []
@@ -143,9 +149,11 @@ class EngineCore:
 
         Raises `UserError` for a request that is refused, and `ContextLengthExceeded` for a prompt
         that leaves no room in the context: then there is no output. A prompt that can never fit
-        the pages ends with `error`.
+        the pages ends with `error`. Raises `EngineDead` if there is a fault.
         """
         self._mend()
+        if self.fault is not None:
+            raise EngineDead(self.fault)
         if self.has_request(request.request_id):
             raise InvalidField("request_id", request.request_id, "it names a request that runs")
         if request.is_special:
@@ -158,6 +166,11 @@ class EngineCore:
             self._telemetry.serving.ended["error"] += 1
             reason = _too_long(len(state.prompt), self._capacity)
             return self._given(_answer(request, "error", zero_usage_json(), reason))
+        if state.handover is not None:
+            more = begin(state, self._scheduler.slots, self.import_prefix)
+            if more is not None:
+                usage = usage_with(self._telemetry.close(state, "length"), more)
+                return self._given(_answer(request, "length", usage))
         if not state.needs_model:
             return self._given(_answer(request, "length", self._telemetry.close(state, "length")))
         self._is_torn = True
@@ -331,6 +344,8 @@ class EngineCore:
     def _collapse(self, error: Exception) -> Outputs:
         """The bookkeeping itself failed: end everything with an error, start from nothing."""
         _log.exception("a step of the engine failed; %d requests end", len(self._requests))
+        if isinstance(error, EngineDead):
+            self.fault = reason_of(error)
         return self._end_all(Status.FAILED, reason_of(error))
 
     def _mend(self) -> None:

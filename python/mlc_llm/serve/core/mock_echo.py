@@ -210,6 +210,9 @@ def echo_config(config: EngineConfig) -> EngineConfig:
             "the echo engine has no draft model and no heads; take 'prompt_lookup' or leave it out"
         )
         raise InvalidField("speculative_mode", config.speculative_mode, words)
+    if config.kv_cache_dtype != "auto":
+        words = "the echo engine has no keys and values; leave it out"
+        raise InvalidField("kv_cache_dtype", config.kv_cache_dtype, words)
     limits = {name: _within(config, name, limit) for name, limit in ECHO_LIMITS.items()}
     total = limits["max_num_sequence"] * limits["max_single_sequence_length"]
     if config.max_total_sequence_length not in (None, total):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlc_llm.serve.core.cache_observer import CacheObserver
+from mlc_llm.serve.core.images import ImageSpan, before_image
 from mlc_llm.serve.core.prefix_cuts import Cuts, longest_cut
 from mlc_llm.serve.core.radix_tree import PagedRadixTree
 
@@ -120,20 +121,28 @@ class PrefixCache:
         return self._tree_of(seq_id).get(seq_id)
 
     def lookup(
-        self, tokens: Sequence[int], *, may_fork: bool = True, salt: str = ""
+        self,
+        tokens: Sequence[int],
+        *,
+        may_fork: bool = True,
+        salt: str = "",
+        images: Sequence[ImageSpan] = (),
     ) -> PrefixMatch:
         """The best way to begin a sequence that will hold `tokens`. Changes nothing. Sequences of
         another salt are not looked at.
 
         The last token is not looked for: at least one is left to compute. The shortest recycling
         sequence that matches is reused if more than 90 % of it match (if any of it matches, with
-        `may_fork` False). Else a sequence that matches is forked.
+        `may_fork` False). Else a sequence that matches is forked. images: of these tokens; none of
+        them is taken over in part.
         """
         tree = self._trees.get(salt)
         if not self.is_enabled or tree is None:
             return PrefixMatch()
         is_exact = self._exact_only and self._cuts is None
         length, ids = tree.match(tokens[:-1])
+        if (uncut := before_image(images, length)) < length:
+            length, ids = uncut, ids if uncut else ()
         divergence = _divergence(tree, tokens, length, ids)
         if self._cuts is not None:
             length, ids = longest_cut(tree, tokens, length, self._places(tree, self._cuts))

@@ -15,6 +15,7 @@ from collections import OrderedDict, abc
 
 from mlc_llm.runtime.batch import NO_ADAPTER, BatchRow, Runner, Scoring
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.images import begun_image, row_images, whole_images
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.prefill_budget import PrefillBudget
 from mlc_llm.serve.core.sampling import sampling_of
@@ -31,6 +32,7 @@ class Scheduler:
         self._runner = runner
         self._max_batch_tokens = runner.limits.max_batch_tokens
         self._only_whole_rows = runner.limits.is_encoder
+        self._whole_images = runner.limits.whole_images
         self._prefill_alone = config.prefill_mode == "chunked"
         self.prefill_budget = PrefillBudget(config.prefill_time_budget_ms / 1000)
         self.pages = PageBudget(runner)
@@ -165,6 +167,8 @@ class Scheduler:
         wanted = min(remaining, plan.budget)
         if plan.decoding and not is_decoding:
             wanted = min(wanted, self._allowance(plan))
+        if sequence.request.images and self._whole_images:
+            wanted = self._up_to_images(plan, sequence, wanted)
         scores = None if is_decoding else sequence.scores
         if scores is not None:
             wanted = min(wanted, scores.most_tokens(progress.computed, plan.scores))
@@ -172,6 +176,8 @@ class Scheduler:
         if count < wanted:
             self._make_room(plan, sequence, wanted)
             count = pages.room(progress.computed, wanted)
+            if self._whole_images:
+                count = whole_images(sequence.request.images, progress.computed, count)
         is_part = self._only_whole_rows and count < remaining
         if progress.status is not Status.RUNNING or count <= 0 or is_part:
             plan.is_open = False
@@ -190,6 +196,13 @@ class Scheduler:
         row = _row(sequence, count, scoring, is_whole=count == remaining)
         row.keep_states = self.slots.states_to_keep(sequence, count)
         plan.rows.append(row)
+
+    def _up_to_images(self, plan: StepPlan, sequence: Sequence, wanted: int) -> int:
+        """The tokens of a row that cuts no image: an image is computed in one step, however little
+        time prompts may take."""
+        images, computed = sequence.request.images, sequence.progress.computed
+        begun = min(begun_image(images, computed), plan.budget)
+        return whole_images(images, computed, max(wanted, begun))
 
     def _allowance(self, plan: StepPlan) -> int:
         """Prompt tokens that the clock still allows beside the rows that decode."""
@@ -247,4 +260,7 @@ def _row(sequence: Sequence, count: int, scoring: Scoring | None, *, is_whole: b
     second_at = sequence.request.second_at
     adapter = sequence.request.adapter
     slot = NO_ADAPTER if adapter is None else adapter.slot
-    return BatchRow(seq_id, tokens, samplings, of_prompt, scoring, second_at, adapter=slot)
+    images = row_images(sequence.request.images, computed, count)
+    return BatchRow(
+        seq_id, tokens, samplings, of_prompt, scoring, second_at, adapter=slot, images=images
+    )

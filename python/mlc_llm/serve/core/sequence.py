@@ -18,6 +18,8 @@ from mlc_llm.serve.core.sequence_state import FINISH_REASON, OutputState, Progre
 if TYPE_CHECKING:
     from mlc_llm.serve.core.adapters import Adapter
     from mlc_llm.serve.core.grammar.matcher import GrammarMatcher
+    from mlc_llm.serve.core.handover_state import Handover
+    from mlc_llm.serve.core.images import ImageSpan
     from mlc_llm.serve.core.prompt_scores import PromptScores
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.serve.metrics import RequestMetrics
@@ -148,6 +150,11 @@ class Sequence:
 class RequestState:
     """An accepted request, from `add_request` to its usage output."""
 
+    handover: Handover | None = None
+    """What its `disagg_config` wants."""
+    handover_fault: str | None = None
+    """Why pages from elsewhere were refused."""
+
     def __init__(
         self,
         request_id: str,
@@ -163,12 +170,13 @@ class RequestState:
         is_embedding: bool = False,
         second_at: int = 0,
         wants_hidden: bool = False,
+        images: abc.Sequence[ImageSpan] = (),
     ) -> None:
         """arrival: number of the request in the order in which they were added. cache_salt: see
         `Request`. scores: for the log-probabilities of the prompt, if they are wanted.
-        wants_hidden: draft heads read the hidden vectors of its sequences."""
+        wants_hidden: draft heads read its hidden vectors. images: of the prompt."""
         self.request_id = request_id
-        self.prompt = prompt
+        self.prompt, self.images = prompt, images
         self.config = config
         self.arrival = arrival
         self.seed = random.getrandbits(63) if config.seed is None else config.seed
@@ -207,11 +215,15 @@ class RequestState:
     @property
     def ends_with_prompt(self) -> bool:
         """It is over when its prompt is computed: nothing is generated."""
+        if self.handover is not None and self.handover.sends:
+            return True
         return self.is_embedding or self.config.max_tokens == 0
 
     @property
     def needs_model(self) -> bool:
         """Something has to be computed for it."""
+        if self.handover is not None and self.handover.sends:
+            return self.handover.has_news
         return self.is_embedding or self.config.max_tokens != 0 or self.scores is not None
 
     @property

@@ -9,6 +9,7 @@ from mlc_llm.errors import TransferRefused
 from mlc_llm.runtime.batch import Runner
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.images import before_image
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.prefix_cache import PrefixCache, PrefixMatch
 from mlc_llm.serve.core.sequence import RequestState, Sequence
@@ -55,9 +56,11 @@ class Slots:
                 return None  # the donor's prompt is not computed yet
             prefix = PrefixMatch("fork", _shared(sequence), donor.progress.seq_id)
             return prefix if self._make_room(sequence, prefix, num_running) else None
-        known = sequence.tokens(0, sequence.known)
+        known, images = sequence.tokens(0, sequence.known), sequence.request.images
         for may_fork, even_pinned in _ATTEMPTS[: 2 if num_running else 3]:
-            prefix = self.cache.lookup(known, may_fork=may_fork, salt=sequence.request.cache_salt)
+            prefix = self.cache.lookup(
+                known, may_fork=may_fork, salt=sequence.request.cache_salt, images=images
+            )
             if self._make_room(sequence, prefix, num_running, even_pinned=even_pinned):
                 plan.lookups.append((sequence, prefix))
                 return prefix
@@ -208,8 +211,10 @@ _ATTEMPTS = ((True, False), (False, False), (False, True))
 
 
 def _shared(sequence: Sequence) -> int:
-    """Tokens that a sequence can take over from another one of its request: all but one."""
-    return min(len(sequence.request.prompt), sequence.known - 1)
+    """Tokens that a sequence can take over from another one of its request: all but one, and no
+    part of an image."""
+    shared = min(len(sequence.request.prompt), sequence.known - 1)
+    return before_image(sequence.request.images, shared)
 
 
 def _donor(sequence: Sequence) -> Sequence | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from mlc_llm.errors import EngineDead
 from mlc_llm.runtime.batch import Batch, Runner, Sampled
 from mlc_llm.serve.core.step_plan import StepPlan
 
@@ -15,12 +16,15 @@ def run_rows(runner: Runner, plan: StepPlan) -> list[Sequence[Sampled]]:
     """The samples of each row of the plan.
 
     A run that fails has changed no sequence. So it is tried again, without draft tokens if there
-    are any, else each row alone. A row that fails alone gets one sample, with the error.
+    are any, else each row alone. A row that fails alone gets one sample, with the error. Raises
+    `EngineDead` if no other run can succeed.
     """
     try:
         samples = list(runner.run(Batch(plan.rows)).samples)
         assert len(samples) == len(plan.rows), "the runner answered another batch"
         return samples
+    except EngineDead:
+        raise
     except Exception as error:
         if plan.drop_drafts():
             return run_rows(runner, plan)

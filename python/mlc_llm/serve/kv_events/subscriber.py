@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,10 +80,16 @@ class EventSubscriber:
             while not self._is_ending:
                 while not self._todo.empty():
                     self._todo.get()()
-                for live, _ in self._poller.poll(POLL_MS):
-                    self._read(self._sources[live])
+                self._read_some()
         finally:
             self._context.destroy(linger=0)
+
+    def _read_some(self) -> None:
+        if not self._sources:  # a poll of no sockets returns at once
+            time.sleep(POLL_MS / 1000)
+            return
+        for live, _ in self._poller.poll(POLL_MS):
+            self._read(self._sources[live])
 
     def _follow(self, name: str, endpoint: str, replay_endpoint: str) -> None:
         live = self._context.socket(self._zmq.SUB)

@@ -102,8 +102,9 @@ class GenerateRequest(_Generation):
     template: str | None = None
     context: list[int] | None = None
     images: list[str] | None = None
+    """In base64. They stand before the prompt."""
 
-    @field_validator("suffix", "template", "context", "images")
+    @field_validator("suffix", "template", "context")
     @classmethod
     def _not_here(cls, value: object, info: ValidationInfo) -> object:
         if value:
@@ -116,7 +117,6 @@ NOT_HERE = {
     "suffix": "text cannot be inserted before a suffix",
     "template": "the template of the model is used; raw takes a prompt without one",
     "context": "send the conversation to /api/chat",
-    "images": "this model reads text only",
 }
 """Why a field is refused."""
 

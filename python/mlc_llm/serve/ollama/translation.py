@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
-from mlc_llm.protocol.messages import MAX_TEXT_CHARS, MAX_TOOL_CALLS
+from mlc_llm.protocol.messages import MAX_IMAGES, MAX_TEXT_CHARS, MAX_TOOL_CALLS, image_part
 from mlc_llm.protocol.openai_api_protocol import (
     COMPLETION_MAX_TOP_LOGPROBS,
     ChatCompletionRequest,
     CompletionRequest,
 )
-from mlc_llm.serve.ollama.fields import NOT_HERE, ChatRequest, GenerateRequest
+from mlc_llm.serve.ollama.fields import ChatRequest, GenerateRequest
 from mlc_llm.serve.openai.translated import THINKS, THINKS_NOT, Translated
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -36,11 +36,14 @@ def translated_prompt(
 ) -> Translated[ChatCompletionRequest] | Translated[CompletionRequest]:
     """Like `translated_chat`."""
     if body.raw:
+        if body.images:
+            raise InvalidField("images", "...", "a raw prompt has no place for them; leave out raw")
         ignored = _ignored(body) + [name for name in ("system", "think") if getattr(body, name)]
         fields = {"prompt": body.prompt, **_raw_fields(body, model, context)}
         return Translated(CompletionRequest.parse(fields), ignored)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = [*system, {"role": "user", "content": body.prompt}]
+    content = _with_images("images", body.images, body.prompt)
+    messages = [*system, {"role": "user", "content": content}]
     fields = {"messages": messages, **_chat_fields(body, model, context)}
     return Translated(ChatCompletionRequest.parse(fields), _ignored(body), ["think"])
 
@@ -103,12 +106,13 @@ def _format(given: str | dict[str, object] | None) -> dict[str, object] | None:
 
 def _message(field: str, message: Mapping[str, object]) -> dict[str, object]:
     role = checks.one_of(f"{field}.role", message.get("role"), ROLES)
-    if message.get("images"):
-        raise InvalidField(f"{field}.images", "...", NOT_HERE["images"])
     content = message.get("content")
     found: dict[str, object] = {"role": role, "content": None}
     if content is not None:
         found["content"] = checks.string(f"{field}.content", content, MAX_TEXT_CHARS)
+    if message.get("images"):
+        text = str(found["content"] or "")
+        found["content"] = _with_images(f"{field}.images", message["images"], text)
     thinking = message.get("thinking")
     if thinking:
         thoughts = checks.string(f"{field}.thinking", thinking, MAX_TEXT_CHARS)
@@ -118,6 +122,19 @@ def _message(field: str, message: Mapping[str, object]) -> dict[str, object]:
     if role == "tool":
         found["name"] = message.get("tool_name") or message.get("name")
         found["tool_call_id"] = message.get("tool_call_id")
+    return found
+
+
+def _with_images(field: str, images: object, text: str) -> str | list[dict[str, object]]:
+    """The text, or its images in base64 before it as parts of OpenAI's content."""
+    found: list[dict[str, object]] = []
+    for i, one in enumerate(checks.listing(field, images or [], MAX_IMAGES)):
+        data = checks.string(f"{field}[{i}]", one, MAX_TEXT_CHARS, min_chars=1)
+        found.append(image_part(f"data:;base64,{data}"))
+    if not found:
+        return text
+    if text:
+        found.append({"type": "text", "text": text})
     return found
 
 

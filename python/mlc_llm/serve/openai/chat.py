@@ -7,14 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import UnsupportedModel
+from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.images.picture import Picture
+from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.messages import (
     TEMPLATE_ROLES,
+    GivenImages,
     GivenMessage,
     GivenTool,
     TemplateMessage,
     template_messages,
 )
+from mlc_llm.serve.data import Data, ImageData, TokenData
+from mlc_llm.serve.openai.chat_images import free_mark, wants_parts, with_images, with_parts
 from mlc_llm.serve.openai.guard import Guard
 from mlc_llm.tokenizers import Tokenizer
 
@@ -28,6 +33,32 @@ class ChatPrompt(NamedTuple):
     ids: list[int]
     end: str
     """The last text of the template, as a text."""
+    pictures: tuple[Picture, ...] = ()
+    """The images: the first one stands where -1 is among the ids, the next one where -2 is."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Raises `InvalidField` for a conversation with images."""
+        if self.pictures:
+            raise InvalidField("messages", "<images>", "the tokens of images have no ids")
+        return self.ids
+
+    @property
+    def length(self) -> int:
+        """Tokens, those of the images included."""
+        return len(self.ids) + sum(one.tokens - 1 for one in self.pictures)
+
+    def inputs(self) -> list[Data]:
+        """As an engine takes them."""
+        found, text = list[Data](), list[int]()
+        for one in self.ids:
+            if one >= 0:
+                text.append(one)
+                continue
+            found += [TokenData(text)] if text else []
+            found.append(ImageData(self.pictures[-1 - one]))
+            text = []
+        return [*found, TokenData(text)] if text else found
 
 
 def chat_prompt(
@@ -52,6 +83,7 @@ def rendered_chat(
     tools: Sequence[GivenTool] | None = None,
     max_tokens: int | None = None,
     variables: Mapping[str, object] | None = None,
+    images: ImageReader | None = None,
 ) -> ChatPrompt:
     """A conversation, up to the place where the assistant's answer begins.
 
@@ -60,7 +92,7 @@ def rendered_chat(
     names, the ids are those of the rendered text. The template decides where the system text
     stands. What it has no place for, of tools and their calls, stands in texts (`tools/history`);
     nothing else is added that is not in the template. variables: more values that the template
-    reads.
+    reads. images: how the model reads images; None: it reads none.
 
     Raises `InvalidField` that names the mistake in the messages, `UnsupportedModel` without a
     template, and `ModelFileError` for a template that fails. Raises `ContextLengthExceeded` for
@@ -69,19 +101,28 @@ def rendered_chat(
     """
     if template is None:
         raise UnsupportedModel("this model has no chat template; give it plain text instead")
-    plain = template_messages(messages, _roles(template))
+    seen = None if images is None else GivenImages(free_mark(messages))
+    plain = template_messages(messages, _roles(template), seen)
     if max_tokens is not None:
         texts = [m["content"] for m in plain if m["content"] is not None]
         tokenizer.check_size(texts, max_tokens)
     shown, by_template = _shown(plain, tools or (), template)
     given = tools if by_template else None
     if not isinstance(template, ChatTemplate):
+        if seen is not None and seen.urls:
+            raise UnsupportedModel("this model's chat template has a name and no place for images")
         pieces = _named(shown, tokenizer, template, given)
         end = next((one for one in reversed(pieces) if isinstance(one, str)), "")
         return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end)
+    if seen is not None and (seen.urls or wants_parts(template)):
+        shown = with_parts(shown, seen.mark, always=wants_parts(template))
     guard = Guard(tokenizer, avoid=[template.source, shown, given, variables])
     text = _rendered(shown, guard, template, given, variables or {})
     end = text[-_END_CHARS:]
+    if images is not None and seen is not None and seen.urls:
+        released = [guard.release(piece) for piece in tokenizer.split_control(text)]
+        pieces, pictures = with_images(released, seen.urls, images, tokenizer, max_tokens)
+        return ChatPrompt(_encoded(pieces, tokenizer, max_tokens), end, pictures)
     if not guard.is_used:
         return ChatPrompt(tokenizer.encode(text, special=True, max_tokens=max_tokens), end)
     pieces = [guard.release(piece) for piece in tokenizer.split_control(text)]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ContextLengthExceeded
+from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest
-from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.openai.chat import ChatPrompt, rendered_chat
 from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.openai.tools.answer_reader import AnswerReader
@@ -50,13 +50,17 @@ class ChatForm:
             return Request(request_id, [], config, model.load_id)
         model.check_writes()
         prompt = request_prompt(
-            self._request, tokenizer=model.tokenizer, template=model.template, context=model.context
+            self._request,
+            tokenizer=model.tokenizer,
+            template=model.template,
+            context=model.context,
+            images=model.images,
         )
         if self._tags is not None:
             self._opening = opening_of(prompt.end, self._tags)
         return Request(
             request_id,
-            [TokenData(prompt.ids)],
+            prompt.inputs(),
             self._with_grammar(config),
             model.load_id,
             adapter=model.adapter,
@@ -109,6 +113,7 @@ def request_prompt(
     tokenizer: Tokenizer,
     template: ChatTemplate | Conversation | None,
     context: int,
+    images: ImageReader | None = None,
 ) -> ChatPrompt:
     """The conversation, up to the place where the assistant's answer begins.
 
@@ -125,7 +130,8 @@ def request_prompt(
         tools=[tool.model_dump(exclude_none=True) for tool in request.usable_tools],
         max_tokens=context,
         variables=variables,
+        images=images,
     )
-    if len(prompt.ids) >= context:
-        raise ContextLengthExceeded(len(prompt.ids), context)
+    if prompt.length >= context:
+        raise ContextLengthExceeded(prompt.length, context)
     return prompt

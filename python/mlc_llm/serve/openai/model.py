@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import UserError
+from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.request import NO_TEXT
@@ -34,6 +35,8 @@ class ChatModel(NamedTuple):
     """It makes vectors, and writes no text."""
     scores: int = 0
     """Scores that it gives to a pair of texts; 0: it compares none."""
+    images: ImageReader | None = None
+    """How it reads images; None: it does not."""
     adapters: Collection[str] = ()
     """Names of its LoRA adapters."""
     adapter: str = ""

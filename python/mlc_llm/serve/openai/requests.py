@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import InvalidField
+from mlc_llm.images.reader import ImageReader
 from mlc_llm.protocol.chat_parameters import (
     ChatParameters,
     CompletionParameters,
@@ -18,6 +19,7 @@ from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.embedding_protocol import EmbeddingRequest
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
+from mlc_llm.serve.openai.chat import ChatPrompt
 from mlc_llm.serve.openai.chat_form import ChatForm, request_prompt
 from mlc_llm.serve.openai.model import ChatModel
 from mlc_llm.serve.openai.tools.tool_schema import not_kept
@@ -111,8 +113,9 @@ def conversation_prompt(
     tokenizer: Tokenizer,
     template: ChatTemplate | Conversation | None,
     context: int,
-) -> list[int]:
-    """Token ids like `request_prompt`, for the fields of a request (`messages`, `tools`,
+    images: ImageReader | None = None,
+) -> ChatPrompt:
+    """A prompt like `request_prompt`, for the fields of a request (`messages`, `tools`,
     `tool_choice`) that nobody has checked. The answer is text, so a call cannot be required. Raises
     `UserError` that names the field."""
     request = ChatCompletionRequest.parse(fields)
@@ -120,4 +123,6 @@ def conversation_prompt(
         allowed = "Invalid tool_choice value; only the engines of OpenAI's API read calls"
         raise InvalidField("tool_choice", request.tool_choice, allowed)
     check_chat_request(request)
-    return request_prompt(request, tokenizer=tokenizer, template=template, context=context).ids
+    return request_prompt(
+        request, tokenizer=tokenizer, template=template, context=context, images=images
+    )

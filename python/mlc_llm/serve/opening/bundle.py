@@ -19,12 +19,16 @@ from mlc_llm.serve.opening.settings import (
     read_settings,
     settings_of_default_model,
 )
+from mlc_llm.support.gguf_parts import is_tower
 from mlc_llm.support.hub_choice import CONFIG
 from mlc_llm.support.model_source import ModelSource, resolve_model
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.byte_level import CHARACTERS
 
 if TYPE_CHECKING:
+    from mlc_llm.images.reader import ImageReader
+    from mlc_llm.model_files.tower import TowerFiles
+    from mlc_llm.models.image_spec import Sight
     from mlc_llm.protocol.conversation_protocol import Conversation
 
 SHARD_INDEXES = ("tensor-cache.json", "ndarray-cache.json")
@@ -42,6 +46,16 @@ class ModelInfo(NamedTuple):
     """See `open_model`; None: the default model."""
     model_lib: str | None = None
     """A folder with a compiled model library; None: it is compiled when it is needed."""
+
+
+@dataclass(frozen=True)
+class Vision:
+    """How a model reads images."""
+
+    files: TowerFiles
+    """The tower. Nothing is computed or copied yet."""
+    reader: ImageReader
+    sight: Sight
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,8 @@ class ModelBundle:
     attention_sinks: int = 0
     pooling: str | None = None
     """See `ModelFiles`."""
+    vision: Vision | None = None
+    """None: it reads no images."""
 
     @property
     def is_encoder(self) -> bool:
@@ -266,6 +282,7 @@ def _gguf_of(source: ModelSource) -> Path | None:
         return source.path
     found = sorted(source.path.glob("*.gguf"))
     first = [path for path in found if "-of-" not in path.stem or "-00001-of-" in path.stem]
+    first = [path for path in first if not is_tower(path.name)] or first
     if not first:
         return None
     if len(first) > 1:

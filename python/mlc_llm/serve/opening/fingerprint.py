@@ -15,6 +15,7 @@ from mlc_llm.serve.opening.runner import AnyRunner
 
 SETTINGS = (
     "attention_sink_size",
+    "kv_cache_dtype",
     "max_single_sequence_length",
     "precision",
     "sliding_window_size",

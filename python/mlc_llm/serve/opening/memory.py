@@ -12,12 +12,15 @@ import numpy as np
 
 from mlc_llm.backends.registry import choose_backend
 from mlc_llm.library.metadata import PARAMS_ALIGNMENT
-from mlc_llm.models.spec import KVGroup
+from mlc_llm.library.page_format import KVCacheDtype, block_elements, element_bytes
+from mlc_llm.models.spec import KVGroup, ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.runtime.image_runner import KEPT_BYTES
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
-from mlc_llm.serve.opening.bundle import ModelBundle
+from mlc_llm.serve.opening.bundle import ModelBundle, Vision
+from mlc_llm.serve.opening.shares import parts_of
 from mlc_llm.support import promises
 from mlc_llm.support.machine import describe
 from mlc_llm.support.promises import PromiseHandle, Promises
@@ -38,6 +41,9 @@ class Memory:
     free: int
     """Bytes that the system counts as free."""
     standing: Promises
+    is_of_device: bool = False
+    """It is that of a GPU, which counts as taken as soon as it is allocated: nothing of it is
+    promised."""
 
     def left(self, standing: Promises) -> tuple[int, str]:
         """Free bytes without what is promised by now, and these promises in words.
@@ -56,17 +62,22 @@ class Memory:
         Raises what `complete_config` raises.
         """
         with promises.turn():
-            free, words = self.left(promises.standing())
+            free, words = self._left_now()
             complete, plan = complete_config(config, size, free, words)
             total = plan.total(complete.max_total_sequence_length or 0)
-            held = promises.promise(model, total)
+            held = promises.promise(model, 0 if self.is_of_device else total)
         if words:
             alone, _ = complete_config(config, size, self.free)
             _warn_if_less(complete, alone, words)
         return complete, plan, held
 
+    def _left_now(self) -> tuple[int, str]:
+        return (self.free, "") if self.is_of_device else self.left(promises.standing())
+
     def opened(self, held: PromiseHandle, size: ModelSize) -> None:
         """Say that the engine of a promise has read its weights."""
+        if self.is_of_device:
+            return
         weights = size.weight_bytes + (0 if size.draft is None else size.draft.weight_bytes)
         with promises.turn():
             promises.settle(held, weights, self.standing)
@@ -83,6 +94,14 @@ def look_at_memory() -> Memory:
     return Memory(free_memory(), standing)
 
 
+def memory_of_device(kernels: str | None) -> Memory | None:
+    """The memory of the device of these kernels; None: it is that of the machine. Raises
+    UnusableDevice."""
+    gc.collect()  # an engine that nobody holds any more may wait for it
+    free = choose_backend(kernels).free_memory()
+    return None if free is None else Memory(free, {}, is_of_device=True)
+
+
 def free_memory() -> int:
     """Bytes that can be had without swapping."""
     free = describe().memory_free
@@ -93,17 +112,29 @@ def free_memory() -> int:
     return free
 
 
-def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
+def _state_bytes(spec: ModelSpec) -> int:
+    """Of one sequence."""
+    shapes = [shape for one in spec.recurrent_layers.values() for shape in one.state_shapes]
+    return sum(4 * math.prod(shape) for shape in shapes)
+
+
+def model_size(
+    bundle: ModelBundle,
+    kernels: str | None = None,
+    kv_cache: KVCacheDtype = "auto",
+    shards: int = 1,
+) -> ModelSize:
     """The sizes that decide how much memory the model takes, by its header. No weight is read.
 
-    kernels: see `EngineConfig`.
+    kernels, kv_cache: see `EngineConfig`. shards: ranks that compute it; all are on this machine.
 
-    Raises `UnsupportedModel`, `ModelFileError`.
+    Raises `UnsupportedModel`, `ModelFileError`, `InvalidField`.
     """
     assert bundle.files is not None
-    backend = choose_backend(kernels)
-    plan = bundle.files.plan()
-    spec, layers = plan.spec, plan.spec.attention_layers.values()
+    backend = choose_backend(kernels).with_kv_cache(kv_cache)
+    plan, parts = bundle.files.plan(), [one.plan() for one in parts_of(bundle.files, shards)]
+    spec, shares = plan.spec, [one.spec for one in parts]
+    layers = [one for share in shares for one in share.attention_layers.values()]
     groups = spec.kv_groups
     if spec.encoder is not None:
         groups = tuple(replace(group, layers=group.layers[:1]) for group in groups)
@@ -113,16 +144,15 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         kv_width=max((one.kv_width for one in layers), default=0),
         head_dim=max((one.head_dim for one in layers), default=0),
         hidden_size=spec.hidden,
-        intermediate_size=max((layer.feed_forward.width for layer in spec.layers), default=0),
+        intermediate_size=max(
+            (layer.feed_forward.width for share in shares for layer in share.layers), default=0
+        ),
         vocab_size=spec.vocab,
         context_window=bundle.context_window,
-        weight_bytes=packed_bytes(plan, backend),
+        weight_bytes=sum(packed_bytes(one, backend) for one in parts),
+        shards=shards,
         ropes=len(spec.ropes),
-        state_bytes=sum(
-            4 * math.prod(shape)
-            for one in spec.recurrent_layers.values()
-            for shape in one.state_shapes
-        ),
+        state_bytes=_state_bytes(spec),
         adapter_numbers=sum(
             len(one.widths) * one.columns + sum(one.widths)
             for one in plan.with_adapters().spec.adapted
@@ -130,17 +160,36 @@ def model_size(bundle: ModelBundle, kernels: str | None = None) -> ModelSize:
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
         is_encoder=spec.encoder is not None,
+        tower_bytes=0 if bundle.vision is None else _tower_bytes(bundle.vision, backend),
+        whole_image=_whole_image(bundle.vision),
     )
+
+
+def _tower_bytes(vision: Vision, backend: Backend) -> int:
+    """Of a tower: its weights, what an image needs while it is computed, and vectors that are
+    kept."""
+    plan = vision.files.plan()
+    spec, tower, one = plan.spec, plan.spec.tower, plan.spec.attention_layers[0]
+    assert tower is not None
+    wide = tower.patch_numbers + 6 * spec.hidden + 6 * one.query_width
+    wide += 3 * spec.layers[0].feed_forward.width
+    return packed_bytes(plan, backend) + 4 * tower.patches * wide + KEPT_BYTES
+
+
+def _whole_image(vision: Vision | None) -> int:
+    """Tokens that have to be computed in one step."""
+    return 0 if vision is None or vision.sight != "whole" else vision.reader.tokens
 
 
 def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
     """Size of the packed weights' file, as `compiler/weights.py` writes it."""
     total = 0
     for source in plan.vectors.values():
-        numbers = math.prod(source.shape) if source.rows is None else source.rows
+        is_whole = source.rows is None and source.kept is None
+        numbers = math.prod(source.shape) if is_whole else source.count
         total = _aligned(total) + 4 * numbers
     for prefix, sources in plan.matrices.items():
-        *stack, _, columns = sources[0].shape  # a stack has a matrix for each expert
+        stack, columns = sources[0].shape[:-2], sources[0].width  # a matrix for each expert
         rows = sum(source.count for source in sources)
         shape, dtype = backend.layout(plan.spec.kinds[prefix]).shape(rows, columns)
         total = _aligned(total) + math.prod((*stack, *shape)) * np.dtype(dtype).itemsize
@@ -152,11 +201,11 @@ def packed_bytes(plan: WeightPlan, backend: Backend) -> int:
 
 
 def _group_size(group: KVGroup, backend: Backend) -> KVSize:
-    layers, width = len(group.layers), group.kv_heads * group.head_dim
+    layers, dtype, page = len(group.layers), backend.kv_dtype, backend.page_size
     if not layers:
         return KVSize(0, 1)  # a page table alone has about that: a number, and who uses it
-    size = np.dtype(backend.kv_dtype).itemsize
-    return KVSize(layers, 2 * layers * width, size, group.window)
+    block = group.kv_heads * block_elements(dtype, page, group.head_dim)
+    return KVSize(layers, 2 * layers * block // page, element_bytes(dtype), group.window)
 
 
 def _aligned(offset: int) -> int:

@@ -15,6 +15,7 @@ import logging
 import weakref
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
@@ -27,7 +28,7 @@ from mlc_llm.serve.echo_model import EchoPace, echo_pace, is_echo
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 from mlc_llm.serve.opening.adapters import adapters_of, with_adapter_room
-from mlc_llm.serve.opening.arguments import detect_device
+from mlc_llm.serve.opening.arguments import detect_device, device_kernels
 from mlc_llm.serve.opening.bundle import (
     ModelBundle,
     ModelInfo,
@@ -38,9 +39,11 @@ from mlc_llm.serve.opening.bundle import (
 )
 from mlc_llm.serve.opening.cache_events import publish_events
 from mlc_llm.serve.opening.fingerprint import fingerprint
-from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.memory import look_at_memory, memory_of_device, model_size
 from mlc_llm.serve.opening.precision import with_precision
-from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner
+from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner, kernels_of
+from mlc_llm.serve.opening.shares import shards_of
+from mlc_llm.serve.opening.vision import tower_runner, with_vision
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.speculation.drafter import Drafter
@@ -79,21 +82,23 @@ def open_engine(
     if reading is None:
         with ReadAhead() as own:
             return open_engine(config, device, trace, own)
-    kind = str(detect_device(device)).partition(":")[0]
     if echo := next(filter(is_echo, (config.model, config.model_lib)), None):
+        detect_device(device)
         return _open_echo(config, trace, echo_pace(echo))
+    config = _on_device(config, device)
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = _bundles(config, models, reading, memory.free)
-    size = _size(bundles, config.kernels)
+    bundles[0] = with_vision(bundles[0], config)
+    size = _size(bundles, config)
     config = with_adapter_room(with_precision(config, bundles[0]))
     adapters = adapters_of(config, bundles[0])
-    complete, plan, held = memory.take(config, size, bundles[0].name)
+    room = memory_of_device(config.kernels) or memory
+    complete, plan, held = room.take(config, size, bundles[0].name)
     _log_plan(complete, plan)
     try:
-        configs = _configs(complete, models, bundles)
-        pairs = zip(bundles, configs, strict=True)
-        runners = tuple(create_runner(*pair, kind, reading.take) for pair in pairs)
+        pairs = zip(bundles, _configs(complete, models, bundles), strict=True)
+        runners = _runners(list(pairs), reading)
         core = _core(runners, bundles[0], complete, trace)
         for name, parts in adapters.items():
             core.adapters.load(name, parts)
@@ -101,23 +106,45 @@ def open_engine(
     except BaseException:
         held.release()
         raise
-    memory.opened(held, size)
+    room.opened(held, size)
     weakref.finalize(core, held.release)  # its pages go with it
     return OpenEngine(core, bundles[0], complete, runners)
+
+
+def _runners(
+    pairs: list[tuple[ModelBundle, EngineConfig]], reading: ReadAhead
+) -> tuple[AnyRunner, ...]:
+    """Of all models; that of the first one has the tower of images."""
+    first, config = pairs[0]
+    tower = None if first.vision is None else tower_runner(first.vision, config)
+    return tuple(
+        create_runner(*pair, reading.take, None if i else tower) for i, pair in enumerate(pairs)
+    )
+
+
+def _on_device(config: EngineConfig, device: str) -> EngineConfig:
+    """The config with the kernels of the device. A library that the user names says which they
+    are. Raises InvalidField if they do not agree."""
+    kernels = config.kernels
+    if config.model_lib is not None:
+        kernels = kernels_of(Path(config.model_lib)) or kernels
+    return replace(config, kernels=device_kernels(device, kernels)[1])
 
 
 def _log_plan(complete: EngineConfig, plan: MemoryPlan) -> None:
     if complete.verbose:
         _log.info("memory: %s", plan.describe())
         _log.info("precision: %s", complete.precision)
+        _log.info("KV pages: %s", complete.kv_cache_dtype)
 
 
 def _bundles(
     config: EngineConfig, models: list[ModelInfo], reading: ReadAhead, free: int
 ) -> list[ModelBundle]:
+    shards = iter([shards_of(config)])  # the first model is opened first, and it alone has ranks
     bundles = open_models(
         models,
-        lambda files: begin_weights(reading, files, free, config.kernels),
+        lambda files: begin_weights(reading, files, free, config.kernels, next(shards, 1)),
         *(config.quantization, config.rope_scaling),
         drafter=config.speculative_mode,
     )
@@ -127,7 +154,7 @@ def _bundles(
     return bundles
 
 
-def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
+def _size(bundles: list[ModelBundle], config: EngineConfig) -> ModelSize:
     """The size of the main model, with that of its draft model if there is one.
 
     Raises `InvalidField` for a draft model with another number of tokens.
@@ -137,10 +164,11 @@ def _size(bundles: list[ModelBundle], kernels: str | None) -> ModelSize:
         if bundle.is_encoder or draft.is_encoder:
             words = "an encoder writes no text, and drafts none"
             raise InvalidField("additional_models", draft.name, words)
-    size = model_size(bundle, kernels)
+    kinds = (config.kernels, config.kv_cache_dtype)
+    size = model_size(bundle, *kinds, shards_of(config))
     tokens = _tokens(bundle, size)
     for draft in drafts:
-        found = model_size(draft, kernels)
+        found = model_size(draft, *kinds)
         if draft.is_medusa and found.hidden_size != size.hidden_size:
             words = (
                 f"these heads read hidden vectors of {found.hidden_size} numbers and the model's "
@@ -168,7 +196,8 @@ def _configs(
     """The config for the runner of each model.
 
     A draft model has the main model's limits, but no drafts beyond its own context window. The main
-    model checks its drafts, so it need not compute prompts in one way or the other.
+    model checks its drafts, so it need not compute prompts in one way or the other. It is small, so
+    rank 0 computes it alone.
     """
     single = complete.max_single_sequence_length
     assert single
@@ -178,6 +207,7 @@ def _configs(
             model_lib=info.model_lib,
             max_single_sequence_length=min(single, bundle.context_window),
             precision="exact",
+            tensor_parallel_shards=None,
             adapters={},
             max_adapters=None,
         )
@@ -202,6 +232,7 @@ def _core(
         stop_token_ids=bundle.stop_token_ids,
         trace=trace,
         drafter=_drafter(runners[-1], config.speculative_mode),
+        images=None if bundle.vision is None else bundle.vision.reader,
     )
 
 
@@ -227,6 +258,9 @@ def _open_echo(
 
     if config.adapters or config.max_adapters:
         raise InvalidField("adapters", [*config.adapters], "the echo engine has no model to change")
+    if shards_of(config) > 1:
+        words = "the echo engine has no model to split; leave it out"
+        raise InvalidField("tensor_parallel_shards", shards_of(config), words)
     complete = echo_config(config)
     context = complete.max_single_sequence_length
     assert context is not None

@@ -79,7 +79,7 @@ def costs_of(bundle: ModelBundle, kernels: str | None = None) -> list[PrecisionC
     found, reference = [], None
     for precision in PRECISIONS:
         try:
-            runner = create_runner(bundle, _small(precision, kernels), "cpu")
+            runner = create_runner(bundle, _small(precision, kernels))
         except InvalidField:  # kernels or weights without this way
             continue
         assert isinstance(runner, ModelRunner), "an encoder has no pieces"

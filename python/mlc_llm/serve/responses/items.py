@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
-from mlc_llm.protocol.messages import MAX_PARTS, MAX_TEXT_CHARS, TEXT_PARTS
+from mlc_llm.protocol.messages import MAX_PARTS, MAX_TEXT_CHARS, TEXT_PARTS, image_part
 from mlc_llm.protocol.openai_messages import MAX_NAME_CHARS
 
 ROLES = ("user", "assistant", "system", "developer")
+IMAGE = "input_image"
 TYPES = ("message", "reasoning", "function_call", "function_call_output")
 
 Given = Mapping[str, object]
 Message = dict[str, object]
+Content = str | list[dict[str, object]]
 
 
 class Conversation:
@@ -32,10 +34,10 @@ class Conversation:
         self._names: dict[str, str] = {}
         """The tool of each call."""
 
-    def say(self, role: str, text: str) -> None:
-        """Add a message with a text alone."""
+    def say(self, role: str, content: Content) -> None:
+        """Add a message with nothing but its content."""
         self._said = None
-        self.messages.append({"role": role, "content": text})
+        self.messages.append({"role": role, "content": content})
 
     def put(self, path: str, item: Given) -> None:
         """Add an item. Raises `InvalidField` that names what is wrong in it."""
@@ -54,7 +56,7 @@ class Conversation:
 
     def _message(self, path: str, item: Given) -> None:
         role = checks.one_of(f"{path}.role", item.get("role"), ROLES)
-        text = _content(f"{path}.content", item.get("content"))
+        text = _content(f"{path}.content", item.get("content"), images=role != "assistant")
         if role != "assistant":
             self.say(role, text)
             return
@@ -88,7 +90,7 @@ class Conversation:
 
     def _result(self, path: str, item: Given) -> None:
         call_id = _string(f"{path}.call_id", item.get("call_id"))
-        text = _content(f"{path}.output", item.get("output"))
+        text = _content(f"{path}.output", item.get("output"), images=True)
         self._said = None
         message: Message = {"role": "tool", "tool_call_id": call_id, "content": text}
         if call_id in self._names:
@@ -101,21 +103,35 @@ class Conversation:
         return self._said
 
 
-def _content(field: str, content: object) -> str:
-    """A text, or text parts joined."""
+def _content(field: str, content: object, *, images: bool) -> Content:
+    """A text, or text parts joined; or the parts where there are images. images: they may be."""
     if content is None:
         raise MissingKey(field, field.rpartition(".")[2])
     if isinstance(content, str):
         return checks.string(field, content, MAX_TEXT_CHARS)
-    return "".join(
-        _part_text(f"{field}[{i}]", part) for i, part in enumerate(_parts(field, content))
-    )
+    parts = [(f"{field}[{i}]", part) for i, part in enumerate(_parts(field, content))]
+    if not images or all(part.get("type") != IMAGE for _, part in parts):
+        return "".join(_part_text(*one) for one in parts)
+    return [
+        _image(path, part)
+        if part.get("type") == IMAGE
+        else {"type": "text", "text": _part_text(path, part)}
+        for path, part in parts
+    ]
+
+
+def _image(path: str, part: Given) -> dict[str, object]:
+    """A part of chat messages."""
+    if part.get("file_id") is not None:
+        words = "this server stores nothing; send the image as image_url"
+        raise InvalidField(f"{path}.file_id", part["file_id"], words)
+    return image_part(_string(f"{path}.image_url", part.get("image_url")))
 
 
 def _part_text(path: str, part: Given) -> str:
     kind = part.get("type")
-    if kind in ("input_image", "input_file", "input_audio"):
-        raise InvalidField(f"{path}.type", kind, "this model reads text only")
+    if kind in (IMAGE, "input_file", "input_audio"):
+        raise InvalidField(f"{path}.type", kind, "there is no place for it; send text")
     known = checks.one_of(f"{path}.type", kind, tuple(TEXT_PARTS))
     key = TEXT_PARTS[known]
     return _string(f"{path}.{key}", part.get(key))

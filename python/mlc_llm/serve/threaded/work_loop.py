@@ -109,7 +109,8 @@ class WorkLoop:
             self._inbox.release()
 
     def _end_with_error(self, error: BaseException) -> None:
-        """Tell everybody the error of the loop itself, which only a bug can cause."""
+        """Tell everybody the error of the loop itself, which only a bug or a core with a fault can
+        cause."""
         _log.critical("the engine's loop died", exc_info=error)
         why = f"the engine died: {str(error) or type(error).__name__}"
         self._inbox.close(why)

@@ -71,7 +71,8 @@ class Worker:
             self._run_one(self._queue.popleft())
 
     def step(self) -> None:
-        """Run one step of the core, if it has something to compute."""
+        """Run one step of the core, if it has something to compute. Raises `EngineDead` behind the
+        last step that the core can run."""
         if self.loaded is None or self.loaded.core.is_idle:
             return
         try:
@@ -83,6 +84,8 @@ class Worker:
             self._held = self._open_requests.filter(outputs)
             if self.loaded.core.is_idle or not self.loaded.runners:
                 self._flush()  # no step follows, or no runner tells when it computes
+            if self.loaded.core.fault is not None:
+                raise EngineDead(self.loaded.core.fault)
 
     def end(self, instructions: list[Instruction], reason: FinishReason, why: str) -> None:
         """End everything: every open request, and every caller that waits. Nothing runs after."""

@@ -140,32 +140,48 @@ int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { CALL(""); *free_bytes =
 int cuGetErrorName(int code, const char **name) { *name = code == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_FAKE"; return 0; }
 int cuGetErrorString(int code, const char **text) { *text = code == OUT_OF_MEMORY ? "out of memory" : "as the test asked"; return 0; }
 
-/* A module is a copy of its image's first bytes; it must be an ELF file for this GPU. */
+/* A module is made of an image that must be an ELF file for this GPU. Behind the first 64 bytes it may
+ * name a library with functions emulated_NAME(grid, block, arguments), which compute its kernels;
+ * byte 60 is 1 then. The module keeps what dlopen gave. */
 int cuModuleLoadData(Handle *module, const void *image) {
   const unsigned char *bytes = image;
   CALL(" %02x%c%c%c", bytes[0], bytes[1], bytes[2], bytes[3]);
   if (memcmp(bytes, "\177ELF", 4)) return INVALID_IMAGE;
   long made_for = bytes[49], capability = fake_setting("FAKE_CUDA_CAPABILITY", 90); /* of e_flags */
   if (made_for / 10 != capability / 10 || made_for > capability) return NO_BINARY;
+  void *kernels = bytes[60] == 1 ? dlopen((const char *)bytes + 64, RTLD_NOW | RTLD_LOCAL) : NULL;
+  if (bytes[60] == 1 && !kernels) return INVALID_IMAGE;
   *module = fake_new(MODULE, 64);
+  *(void **)*module = kernels;
   return 0;
 }
-int cuModuleUnload(Handle module) { int known = fake_delete(MODULE, module); CALL(""); return known ? 0 : INVALID_VALUE; }
-struct function { char name[128]; };
+struct function { Handle module; char name[128]; };
+static struct function table[1024];
+int cuModuleUnload(Handle module) {
+  void *kernels = fake_holds(MODULE, module, 1) ? *(void **)module : NULL;
+  int known = fake_delete(MODULE, module);
+  if (kernels) dlclose(kernels);
+  for (int i = 0; i < 1024; i++) if (table[i].module == module) table[i].module = NULL;
+  CALL("");
+  return known ? 0 : INVALID_VALUE;
+}
 int cuModuleGetFunction(Handle *function, Handle module, const char *name) {
-  static struct function table[256];
   CALL(" %s", name);
   if (!fake_holds(MODULE, module, 1)) return INVALID_VALUE;
-  for (int i = 0; i < 256; i++) {
-    if (!table[i].name[0]) strncpy(table[i].name, name, sizeof table[i].name - 1);
-    if (!strcmp(table[i].name, name)) { *function = &table[i]; return 0; }
+  struct function *unused = NULL;
+  for (int i = 0; i < 1024; i++) {
+    if (!table[i].module) { if (!unused) unused = &table[i]; continue; }
+    if (table[i].module == module && !strcmp(table[i].name, name)) { *function = &table[i]; return 0; }
   }
-  return NOT_FOUND;
+  if (!unused) return NOT_FOUND;
+  unused->module = module, strncpy(unused->name, name, sizeof unused->name - 1);
+  *function = unused;
+  return 0;
 }
 int cuFuncSetAttribute(Handle function, int attribute, int value) { CALL(" %s %d=%d", ((struct function *)function)->name, attribute, value); return 0; }
 int cuTensorMapEncodeTiled(void) { CALL(""); return 0; }
 
-/* A library with functions emulated_NAME(grid, block, arguments), which compute kernels; NULL: none. */
+/* The library that computes kernels whose module names none; NULL: nothing computes them. */
 static void *emulated;
 void fake_emulate(void *library) { emulated = library; }
 
@@ -174,9 +190,11 @@ int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, 
   const char *name = ((struct function *)function)->name;
   CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d attributes %u", name,
        c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream != NULL, c->count);
-  if (!emulated) return 0;
+  for (int i = 0; i < 3; i++) if (!c->grid[i] || !c->block[i]) return INVALID_VALUE;
+  void *of_module = *(void **)((struct function *)function)->module, *kernels = of_module ? of_module : emulated;
+  if (!kernels) return 0;
   char symbol[160];
   snprintf(symbol, sizeof symbol, "emulated_%s", name);
-  int (*compute)(const unsigned *, const unsigned *, void **) = dlsym(emulated, symbol);
+  int (*compute)(const unsigned *, const unsigned *, void **) = dlsym(kernels, symbol);
   return compute ? compute(c->grid, c->block, arguments) : NOT_FOUND;
 }

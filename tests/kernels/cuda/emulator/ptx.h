@@ -21,6 +21,8 @@ static inline void tvm_builtin_ptx_fma_half_rn_f16x2(uint32_t &d, uint32_t a, ui
   }
 }
 
+static inline void tvm_builtin_ptx_fma_rn_f32(float &d, float a, float b, float c) { d = fmaf(a, b, c); }
+
 /* d = a b + c. a is 16 rows of 16, b 16 rows of 8. With g = lane / 4 and t = lane % 4 a thread has of a
  * the pairs (row, column) (g, 2 t), (g + 8, 2 t), (g, 2 t + 8), (g + 8, 2 t + 8); of b the pairs
  * (2 t, g), (2 t + 8, g), one below the other; of c and d (g, 2 t), (g, 2 t + 1), and g + 8. */

@@ -126,7 +126,10 @@ class Speculator:
         return {i: draft for i, draft in drafts.items() if draft.token_ids}
 
     def _wanted(self, sequence: Sequence) -> int:
-        """Draft tokens behind which the sequence could still take one more token."""
+        """Draft tokens behind which the sequence could still take one more token. Drafters know
+        tokens alone, so there are none where a prompt has images."""
+        if sequence.request.images:
+            return 0
         max_tokens = sequence.request.config.max_tokens
         left = self._max_length - sequence.known
         if max_tokens >= 0:

@@ -45,7 +45,7 @@ async def answer_call(
         # A client that waits longer gets signs of life, and errors as events.
         await unless_gone(request, asyncio.wait([starting], timeout=limits.ping_s))
         reader.check()
-        return EventStream(reader, writer, limits, headers)
+        return EventStream(reader, writer, limits, headers, is_late=not starting.done())
     whole = await unless_gone(request, _collected(reader, call))
     body = whole.model_dump_json()
     return Response(body, media_type="application/json", headers=dict(headers))

@@ -103,7 +103,7 @@ class ServerContext:
             root=slot.names[0],
             state="stalled" if slot.stalled else slot.state.value,
             error=slot.stalled or slot.error or None,
-            input_modalities=["text"],
+            input_modalities=["text", "image"] if model and model.images else ["text"],
             default_parameters=None if model is None else _default_parameters(model),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -17,7 +18,9 @@ from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.adapters import with_adapter_room
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.vision import with_vision
 
+_log = logging.getLogger(__name__)
 ALONE = 0.5
 """What one model takes of the free memory if nobody says how much and if it fits: other programs of
 the machine want some too."""
@@ -30,6 +33,8 @@ class Plan:
     config: EngineConfig
     bytes: int = 0
     """All that its engine needs; 0: nobody counts it."""
+    size: ModelSize | None = None
+    """Of the model, if how many tokens it holds follows from `bytes`."""
 
 
 class Opener(Protocol):
@@ -60,7 +65,8 @@ class EngineOpener:
         bundle = open_model(
             model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
-        size = model_size(bundle, config.kernels)
+        bundle = with_vision(bundle, config)
+        size = model_size(bundle, config.kernels, config.kv_cache_dtype)
         config = with_adapter_room(config)
         try:
             return plan_within(config, size, share)
@@ -69,7 +75,7 @@ class EngineOpener:
 
     def open(self, model: str | None, plan: Plan) -> AsyncClient:
         """Compiles the model's library if it is not there yet."""
-        config = plan.config
+        config = plan_of_free(plan, _free).config
         return EngineClient(
             deliver_to_loops,
             model,
@@ -88,7 +94,22 @@ def plan_within(config: EngineConfig, size: ModelSize, budget: int) -> Plan:
     complete, plan = complete_config(all_of_it, size, budget)
     tokens = complete.max_total_sequence_length or 0
     own = replace(all_of_it, max_total_sequence_length=tokens)
-    return Plan(own, plan.total(tokens))
+    is_free = config.max_total_sequence_length is None
+    return Plan(own, plan.total(tokens), size if is_free else None)
+
+
+def plan_of_free(plan: Plan, free: Callable[[], int]) -> Plan:
+    """The plan, or one for the usual share of what is free if other programs have taken memory
+    since the server began. free: bytes, now. Raises `UserError` if the model does not fit."""
+    if plan.size is None or plan.bytes <= (left := usual_budget(free)):
+        return plan
+    smaller = plan_within(replace(plan.config, max_total_sequence_length=None), plan.size, left)
+    _log.warning(
+        "other programs leave %d MB now, not %d MB: the KV cache holds %s tokens, not %s",
+        left >> 20, plan.bytes >> 20,
+        smaller.config.max_total_sequence_length, plan.config.max_total_sequence_length,
+    )  # fmt: skip
+    return smaller
 
 
 def usual_budget(look: Callable[[], int] | None = None) -> int:

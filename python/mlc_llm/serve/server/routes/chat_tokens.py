@@ -44,7 +44,11 @@ async def chat_ids(request: Request, served: ServedModel, given: Mapping[str, ob
 async def _ids(chat: ChatCompletionRequest, model: ChatModel) -> list[int]:
     def encode() -> list[int]:
         return request_prompt(
-            chat, tokenizer=model.tokenizer, template=model.template, context=model.context
-        ).ids
+            chat,
+            tokenizer=model.tokenizer,
+            template=model.template,
+            context=model.context,
+            images=model.images,
+        ).token_ids
 
     return await asyncio.get_running_loop().run_in_executor(PREPARING, encode)

@@ -110,7 +110,8 @@ def _capabilities(model: ChatModel) -> list[str]:
         return ["embedding"]
     source = _template(model)
     known = {"tools": "tools", "enable_thinking": "thinking"}
-    return ["completion", *(name for word, name in known.items() if word in source)]
+    sees = ["vision"] if model.images else []
+    return ["completion", *(name for word, name in known.items() if word in source), *sees]
 
 
 def _settings(model: ChatModel) -> str:

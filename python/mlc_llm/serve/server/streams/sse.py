@@ -29,11 +29,18 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, reader: AsyncReader, writer: StreamWriter, limits: Limits, more: Mapping[str, str]
+        self,
+        reader: AsyncReader,
+        writer: StreamWriter,
+        limits: Limits,
+        more: Mapping[str, str],
+        *,
+        is_late: bool = False,
     ) -> None:
-        """more: headers."""
+        """more: headers. is_late: the client has waited already, so a sign of life comes first."""
         self._reader, self._writer, self._limits = reader, writer, limits
         self.background = None
+        self._is_late = is_late
         headers = {"content-type": writer.media_type, **HEADERS, **more}
         self._own_headers = [(k.encode(), v.encode()) for k, v in headers.items()]
 
@@ -55,6 +62,8 @@ class EventStream(Response):
         await send(start)
         writer, reader = self._writer, self._reader
         first = writer.begin()
+        if self._is_late:
+            first += writer.ping
         if first:
             await send(_body(first))
         try:

@@ -1,0 +1,116 @@
+"""Attention as calls of GPU kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.cuda.calls import change, float_tensor
+from mlc_llm.backends.cuda.formats import PAGE
+from mlc_llm.backends.operands import AttentionBlocks, HeadNorms, LayerInputs, Part
+from mlc_llm.kernels.cuda.attention import FEW, SHARES, SPLIT, STATE, attention, join
+from mlc_llm.kernels.cuda.elementwise import add
+from mlc_llm.kernels.cuda.head_norm import head_norm
+from mlc_llm.kernels.cuda.kv_pages import copy_pages, rope_append
+from mlc_llm.kernels.heads import Heads
+from mlc_llm.models.spec import AttentionSpec
+
+KV_DTYPE = "float16"
+
+
+class AttentionOps:
+    """The operations of `backends.base.Ops` that know about pages."""
+
+    def attention(
+        self,
+        spec: AttentionSpec,
+        qkv: Sequence[Part],
+        norms: HeadNorms | None,
+        layer: LayerInputs,
+        learned_sinks: Tensor | None = None,
+    ) -> Tensor:
+        if norms is not None:
+            qkv = _with_norms(spec, qkv, norms)
+        rotated, pages = _appended(spec, qkv, layer)
+        sinks = [] if learned_sinks is None else [learned_sinks]
+        args = [rotated, pages, layer.place, layer.query_blocks, layer.page_ids, layer.window]
+        m, has_sinks = rotated.shape[0], learned_sinks is not None
+        kernel = attention(spec.heads, spec.kv_heads, spec.head_dim, spec.score_cap, has_sinks)
+        few = tvm.tirx.min(m, tvm.tirx.const(FEW, "int64"))
+        results = [
+            float_tensor(few, spec.heads, SHARES, STATE + spec.head_dim),
+            float_tensor(m, spec.query_width),
+        ]
+        shares, out = op.tensor_ir_op(kernel, "attention", [*args, *sinks], results)
+        last = join(spec.heads, spec.head_dim, has_sinks)
+        return change(last, "join_shares", [layer.place, *sinks, shares], out)
+
+    def attention_blocks(self, spec: AttentionSpec) -> AttentionBlocks:
+        return AttentionBlocks(1, 1, SPLIT // PAGE)
+
+    def copy_pages(
+        self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor
+    ) -> Tensor:
+        kernel = copy_pages(spec.kv_heads, spec.head_dim)
+        return change(kernel, "copy_pages_rows", [source, target], pages)
+
+
+def _appended(
+    spec: AttentionSpec, qkv: Sequence[Part], layer: LayerInputs
+) -> tuple[Tensor, Tensor]:
+    """Rotated queries, and the pages with the new keys and values."""
+    tensors, biases = [part.tensor for part in qkv], [part.bias for part in qkv]
+    kernel = rope_append(
+        _heads(spec, layer.rope),
+        tuple(int(one.shape[1]) for one in tensors),
+        tuple(part.start for part in qkv),
+        biases[0] is not None,
+    )
+    given = [*tensors, *biases, layer.rope, layer.position, layer.slot, layer.pages]
+    args = [one for one in given if one is not None]
+    out = float_tensor(tensors[0].shape[0], spec.query_width)
+    args.append(op.empty(list(out.shape), "float32"))
+    pages = Tensor.placeholder(list(layer.pages.shape), KV_DTYPE)
+    last = len(args) - 1
+    pages, rotated = op.tensor_ir_inplace_op(
+        kernel, "rope_append", args, [last - 1, last], [pages, out]
+    )
+    return rotated, pages
+
+
+def _with_norms(spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms) -> Sequence[Part]:
+    """The same parts with normalised queries and keys, in place. Biases come before norms."""
+    changed: dict[int, Tensor] = {}
+
+    def of(part: Part) -> Tensor:
+        return changed.get(id(part.tensor), part.tensor)
+
+    widths = (spec.query_width, spec.kv_width, spec.kv_width)
+    for part, width in zip(qkv, widths, strict=True):
+        if part.bias is not None:
+            changed[id(part.tensor)] = _with_bias(of(part), part, width)
+    for part, width, weight in zip(qkv, widths, (norms.query, norms.key), strict=False):
+        head_dim = int(weight.shape[0])
+        kernel = head_norm(
+            int(part.tensor.shape[1]), part.start, width // head_dim, head_dim, norms.eps
+        )
+        changed[id(part.tensor)] = change(kernel, "head_norm", [weight], of(part))
+    return [Part(of(part), part.start) for part in qkv]
+
+
+def _with_bias(x: Tensor, part: Part, width: int) -> Tensor:
+    """x with the bias of a part added to its columns, in place."""
+    kernel = add(int(x.shape[1]), width, start=part.start, has_y=False, has_bias=True)
+    return change(kernel, "add_bias", [part.bias], x)
+
+
+def _heads(spec: AttentionSpec, rope: Tensor | None) -> Heads:
+    """Sizes of the heads of a layer; rope: its table of turns."""
+    scaling = spec.query_scaling
+    return Heads(
+        spec.heads, spec.kv_heads, spec.head_dim, KV_DTYPE, spec.scale,
+        rope_dim=0 if rope is None else 2 * int(rope.shape[2]),
+        query_scaling=None if scaling is None else (scaling.beta, scaling.context),
+    )  # fmt: skip

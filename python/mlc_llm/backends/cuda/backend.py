@@ -1,0 +1,85 @@
+"""An NVIDIA GPU as a backend: one set of kernels, compiled for one architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlc_llm.backends.cuda.formats import PAGE
+from mlc_llm.backends.cuda.layout import CudaLayout
+from mlc_llm.errors import InvalidField, UnusableDevice
+from mlc_llm.library.page_format import KVCacheDtype
+from mlc_llm.precision import Precision
+
+if TYPE_CHECKING:
+    import tvm
+
+    from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+    from mlc_llm.models.spec import ModelSpec
+
+NAME = "cuda"
+
+
+@dataclass(frozen=True)
+class CudaBackend:
+    """See `backends.base.Backend`. Modules are imported when they are needed."""
+
+    arch: str | None
+    """What code is compiled for (`architectures.py`); None: nothing is compiled."""
+    name = NAME
+    kv_dtype = "float16"
+    page_size = PAGE
+
+    @property
+    def device(self) -> Device:
+        from mlc_llm.backends.cuda.device import CudaDevice
+
+        return CudaDevice()
+
+    def free_memory(self) -> int:
+        from mlc_llm.backends.cuda.driver import usable_gpu
+
+        return usable_gpu().free_memory
+
+    def with_precision(self, precision: Precision) -> CudaBackend:
+        if precision == "exact":
+            return self
+        raise InvalidField("precision", precision, "the cuda kernels know no faster way yet")
+
+    def with_kv_cache(self, dtype: KVCacheDtype) -> CudaBackend:
+        if dtype == "auto":
+            return self
+        words = f"the cuda kernels read {self.kv_dtype} pages alone; use 'auto'"
+        raise InvalidField("kv_cache_dtype", dtype, words)
+
+    def check(self, spec: ModelSpec) -> None:
+        from mlc_llm.backends.cuda.checks import check
+
+        check(spec)
+
+    def layout(self, kind: str) -> WeightLayout:
+        layout = CudaLayout(kind)
+        assert layout.format  # raises for a kind that there is no format for
+        return layout
+
+    def weights_identity(self) -> dict[str, object]:
+        return {"kernels": self.name}
+
+    def library_identity(self) -> dict[str, object]:
+        return {"kernels": self.name, "arch": self.arch}
+
+    def ops(self) -> Ops:
+        from mlc_llm.backends.cuda.ops import CudaOps
+
+        return CudaOps()
+
+    def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
+        from mlc_llm.backends.cuda.codegen import compile_module
+
+        if triple is not None:
+            words = "the cuda kernels are launched by x86-64 Linux only; leave it out"
+            raise InvalidField("host", triple, words)
+        if self.arch is None:
+            raise UnusableDevice("nothing says which GPU to compile for; give --arch")
+        return compile_module(module, self.arch, folder)

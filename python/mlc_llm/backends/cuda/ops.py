@@ -1,0 +1,210 @@
+"""The operations of a model as calls of GPU kernels.
+
+A product reads its input as two planes of float16, so `norm` and `gated` compute nothing and return
+an `Input`, of which those planes are made once for all matrices that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor, op
+
+from mlc_llm.backends.cuda.attention_ops import AttentionOps
+from mlc_llm.backends.cuda.calls import Input, as_input, call, change, float_tensor
+from mlc_llm.backends.cuda.choice_ops import ChoiceOps
+from mlc_llm.backends.cuda.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
+from mlc_llm.backends.operands import AdapterInputs, Part
+from mlc_llm.errors import UnsupportedModel
+from mlc_llm.kernels.cuda.elementwise import add, beside, changed, multiply
+from mlc_llm.kernels.cuda.embedding import embedding
+from mlc_llm.kernels.cuda.matmul import matmul
+from mlc_llm.kernels.cuda.row_norm import row_norm
+
+
+class PackedMatrix(nn.Module):  # type: ignore[misc]
+    """The parameter of a packed matrix [rows, columns]; its packed rows are padded."""
+
+    def __init__(self, rows: int, columns: int, fmt: WeightFormat) -> None:
+        self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
+        self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
+
+
+class CudaOps(AttentionOps, ChoiceOps):
+    """See `backends.base.Ops`. Every token is exact."""
+
+    has_fast_tokens = is_fast = False
+
+    def begin(self, fast_tokens: Tensor | None = None) -> None:
+        """All tokens are exact."""
+
+    def begin_layer(self) -> None:
+        """Memory is shared by TVM's plan."""
+
+    def adapt(self, matrices: Sequence[tuple[PackedMatrix, AdapterInputs]]) -> None:
+        if matrices:
+            _refuse("LoRA adapters")
+
+    def padded_rows(self, rows: int) -> int:
+        return padded_rows(rows)
+
+    def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
+        return PackedMatrix(rows, columns, format_of_kind(kind))
+
+    def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
+        return embedding
+
+    def embedding(self, table: PackedMatrix, tokens: Tensor, scale: float) -> Tensor:
+        kernel = embedding(table.rows, table.columns, table.fmt, scale)
+        out = float_tensor(tokens.shape[0], table.columns)
+        return call(kernel, "embedding", [tokens, table.packed], out)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Input:
+        return Input("norm", x, weight, eps=eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Input:
+        return Input("layer_norm", x, weight, bias, eps)
+
+    def layer_normed(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        kernel = row_norm(int(x.shape[1]), eps, "layer")
+        return change(kernel, "layer_rows", [weight, bias], x)
+
+    def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        if bias is not None:
+            return self.layer_normed(x, weight, bias, eps)
+        return change(row_norm(int(x.shape[1]), eps), "norm_rows", [weight], x)
+
+    def gated(self, activation: str, gate: Part, up: Part, width: int) -> Input:
+        x = gate.tensor
+        is_joined = x is up.tensor and int(x.shape[1]) == 2 * width
+        if not is_joined:
+            x = _beside(gate, up, width)
+        if gate.bias is None:
+            return Input(activation, x)
+        return Input(f"{activation}_biased", x, gate.bias, up.bias)
+
+    def activated(self, activation: str, x: Part, width: int) -> Input:
+        assert int(x.tensor.shape[1]) == width, "rows are padded"
+        kind = f"{activation}_alone"
+        return Input(kind if x.bias is None else f"{kind}_biased", x.tensor, x.bias)
+
+    def linear(
+        self,
+        matrix: PackedMatrix,
+        x: Tensor | Input,
+        add_to: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        if scale == 1.0:
+            y = _product(matrix, x, add_to)
+            return y if bias is None else _added(y, None, bias)
+        y = _product(matrix, x)
+        if add_to is not None:
+            return _added(add_to, y, bias, scale)
+        return self.scaled(y if bias is None else _added(y, None, bias), scale)
+
+    def add_norm(self, x: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+        kernel = row_norm(int(x.shape[1]), eps, "add", int(y.shape[1]))
+        return change(kernel, "add_norm", [y, weight], x)
+
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+        return _added(x, y, None, scale)
+
+    def scaled(self, x: Tensor, factor: float | Tensor) -> Tensor:
+        if isinstance(factor, Tensor):
+            return change(multiply(int(x.shape[1])), "multiply_rows", [factor], x)
+        rows = x if x.ndim == 2 else op.reshape(x, (1, x.shape[0]))
+        y = call(
+            changed(int(rows.shape[1]), factor), "scale_rows", [rows], float_tensor(*rows.shape)
+        )
+        return y if x.ndim == 2 else op.reshape(y, tuple(x.shape))
+
+    def capped(self, x: Tensor, cap: float) -> Tensor:
+        return call(changed(int(x.shape[1]), cap=cap), "cap_rows", [x], float_tensor(*x.shape))
+
+    def take_input_rows(self, x: Tensor | Input, rows: Tensor) -> Tensor | Input:
+        if not isinstance(x, Input):
+            return self.take_rows(x, rows)
+        assert x.weight is None or x.weight.ndim == 1, "only x has rows"
+        return replace(x, x=self.take_rows(x.x, rows), _planes={})
+
+    def put_rows(self, *given: object) -> NoReturn:
+        _refuse("images")
+
+    def keep_vectors(self, *given: object) -> NoReturn:
+        _refuse("a draft head")
+
+    def kept_vectors(self, *given: object) -> NoReturn:
+        _refuse("a draft head")
+
+    def copied(self, *given: object) -> NoReturn:
+        _refuse("a draft head")
+
+    def all_reduce(self, x: Tensor) -> NoReturn:
+        _refuse("a sum over ranks")
+
+    def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        return _added(x, None, bias)
+
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> NoReturn:
+        _refuse("experts")
+
+    def moe(self, *given: object) -> NoReturn:
+        _refuse("experts")
+
+    def token_gated(self, *given: object) -> NoReturn:
+        _refuse("gates of shared experts")
+
+    def token_inputs(self, *given: object) -> NoReturn:
+        _refuse("inputs of layers by token")
+
+    def short_conv(self, *given: object) -> NoReturn:
+        _refuse("short convolutions")
+
+    def mamba2(self, *given: object) -> NoReturn:
+        _refuse("state spaces")
+
+    def gated_delta(self, *given: object) -> NoReturn:
+        _refuse("gated delta rules")
+
+
+def _refuse(feature: str) -> NoReturn:
+    """Raises UnsupportedModel; `checks.py` says so before it comes to that."""
+    raise UnsupportedModel(f"the model needs {feature}, which the cuda kernels cannot compute")
+
+
+def _product(matrix: PackedMatrix, x: Tensor | Input, add_to: Tensor | None = None) -> Tensor:
+    """x W^T, added to `add_to` in place if that is given."""
+    planes = as_input(x).planes(matrix.columns)
+    has_sum = add_to is not None
+    kernel = matmul(matrix.rows, matrix.columns, matrix.fmt, accumulate=has_sum)
+    name, args = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}", [planes, matrix.packed]
+    if add_to is None:
+        return call(kernel, name, args, float_tensor(planes.shape[0], matrix.rows))
+    return change(kernel, f"{name}_add", args, add_to)
+
+
+def _added(x: Tensor, y: Tensor | None, bias: Tensor | None, scale: float = 1.0) -> Tensor:
+    """x + scale * (y + bias), in place of x. A bias alone may be shorter than a row of x."""
+    width = int(x.shape[1])
+    columns = width if bias is None else int(bias.shape[0])
+    kernel = add(
+        width, columns, scale, has_y=y is not None, has_bias=bias is not None,
+        y_width=0 if y is None else int(y.shape[1]),
+    )  # fmt: skip
+    args: list[Any] = [one for one in (y, bias) if one is not None]
+    return change(kernel, "add_rows", args, x)
+
+
+def _beside(gate: Part, up: Part, width: int) -> Tensor:
+    """Columns of two tensors in one."""
+    parts = (gate, up)
+    first, second = (int(part.tensor.shape[1]) for part in parts)
+    kernel = beside((first, second), (gate.start, up.start), width)
+    args = [part.tensor for part in parts]
+    return call(kernel, "beside", args, float_tensor(gate.tensor.shape[0], 2 * width))

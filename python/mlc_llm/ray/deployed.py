@@ -1,0 +1,65 @@
+"""A replica in Ray's hands. Its process loads what an engine needs, and no part of the server: a
+replica that comes back does so sooner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from mlc_llm.ray.channel import Sender
+from mlc_llm.ray.replica import ModelReplica
+from mlc_llm.ray.scaling import QUEUED_TOKENS
+from mlc_llm.ray.settings import ModelSettings
+from mlc_llm.ray.wire import STATS, ReplicaStats, WireRequest
+from mlc_llm.serve.kv_events.settings import KVEventsConfig
+
+_log = logging.getLogger(__name__)
+
+
+class Replica(ModelReplica):
+    """A `ModelReplica` in Ray's hands."""
+
+    async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]  # Ray waits
+        config = settings.engine
+        if settings.routing == "prefix":
+            here = f"tcp://{ray.util.get_node_ip_address()}:0"
+            events = KVEventsConfig(endpoint=here, replay_endpoint=here)
+            config = replace(config, kv_events=events)
+        self._sender = Sender()
+        await asyncio.to_thread(ModelReplica.__init__, self, settings, config, self._sender.send)
+        await self.probe()
+
+    async def put_prefill(self, wire: WireRequest) -> list[Any]:
+        """The place of a `prefill` in Ray's store of objects. (Alone in a list it stays a place,
+        and the ingress never gets the pages.)"""
+        return [ray.put(await self.prefill(wire))]
+
+    async def answer(self, wire: WireRequest, address: str, place: list[Any] | None = None) -> None:
+        """`generate_to`, with the prompt of `put_prefill`, if any. If that is lost, it is computed
+        here."""
+        if place is not None:
+            await self._take_from(wire, place)
+        await self.generate_to(wire, address)
+
+    async def _take_from(self, wire: WireRequest, place: list[Any]) -> None:
+        try:
+            await self.take_in(wire, await place[0])
+        except ray.exceptions.RayError as error:
+            _log.warning("request %s: its prompt is lost: %s", wire.request_id, error)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Ray gives them to the autoscaler."""
+        return {QUEUED_TOKENS: float(self.waiting_tokens)}
+
+    def record_routing_stats(self) -> dict[str, ReplicaStats]:
+        """Ray gives them to routers."""
+        return {STATS: self.stats()}
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):
+            self.close()
+            self._sender.close()

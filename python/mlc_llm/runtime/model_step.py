@@ -1,0 +1,154 @@
+"""What computes the steps of a model: its library with weights, pages and tables in memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlc_llm.library.metadata import BrokenLibrary, Metadata
+from mlc_llm.library.signatures import COPY_PAGES, DRAFT_NEXT, FORWARD, LAST_HIDDEN
+from mlc_llm.precision import Precision
+from mlc_llm.runtime.adapters import AdapterMemory
+from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window
+from mlc_llm.runtime.kv_cache import (
+    group_pages,
+    group_windows,
+    main_group,
+    narrower_windows,
+)
+from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
+from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.packed_file import Packed
+from mlc_llm.runtime.params import ordered_params, params_in, rotations
+from mlc_llm.runtime.rope import RopeTables
+from mlc_llm.runtime.step_inputs import StepInputs, StepNumbers, step_tables
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+    from mlc_llm.backends.base import DeviceTensor, Table
+
+FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
+"""The sampler calls the others."""
+
+
+class Sizes(NamedTuple):
+    """See `RunnerLimits`."""
+
+    num_pages: int
+    max_num_sequence: int
+    max_batch_tokens: int
+    context_window: int
+
+
+def limits_of(
+    info: Metadata,
+    sizes: Sizes,
+    windows: Sequence[Window | None],
+    precision: Precision = "exact",
+    *,
+    adapters: AdapterLimits = NO_ADAPTERS,
+    image_tokens: int = 0,
+) -> RunnerLimits:
+    """windows: of each group of layers. image_tokens: of one image; 0: there are none."""
+    return RunnerLimits(
+        **sizes._asdict(),
+        page_size=info.kv.page_size,
+        vocab_size=info.vocab_size,
+        window=windows[main_group(windows)],
+        narrower=narrower_windows(windows),
+        has_states=bool(info.states),
+        hidden_size=info.hidden_size,
+        precision=precision,
+        adapters=adapters,
+        image_tokens=image_tokens,
+        whole_images=info.sight is not None and info.sight.is_whole,
+    )
+
+
+class ModelStep:
+    """It knows pages and no sequences. One thread at a time."""
+
+    has_all_heads = True
+    """The pages hold all keys and values."""
+
+    def __init__(
+        self, library: Library, packed: Packed, limits: RunnerLimits, window: Window | None
+    ) -> None:
+        """window: of the engine. Raises BrokenParams, BrokenLibrary."""
+        info, device = library.metadata, library.device
+        if self.has_all_heads and info.shards != 1:
+            raise BrokenLibrary(f"it is the library of one of {info.shards} ranks")
+        self._forward, self._copy, self._last_hidden = map(library.__getitem__, FUNCTIONS)
+        self._draft_next = None if info.eagle_group is None else library[DRAFT_NEXT]
+        self._staging, self._inputs = device.staging(), StepInputs([], (), (), (), [])
+        arrays = params_in(packed)
+        self.params = ordered_params(arrays, info.params, device)
+        far = None if window is None else window.far
+        single = limits.context_window
+        longest = single if far is None else min(single, far + 1)
+        ropes = rotations(arrays, info.ropes, longest)
+        spare = 0 if window is None else limits.max_batch_tokens
+        self._ropes = RopeTables(ropes, device, far=far, step_tokens=spare)
+        windows = group_windows(info.kv, window)
+        self.page_counts = group_pages(windows, limits)
+        """Of each group of layers."""
+        self.pages = allocate_pages(info.kv, self.page_counts, device)
+        self.states = allocate_states(info.states, limits.max_num_sequence, device)
+        self._windows = window_tensors(windows, device)
+        slots = limits.adapters
+        self.adapters = AdapterMemory(info.adapted, slots, device) if slots.slots else None
+        self.before_compute: Callable[[], None] = _nothing
+        """See `ModelRunner`."""
+
+    def outputs(
+        self, numbers: StepNumbers, more: Sequence[Table] = (), *, drafts: bool = False
+    ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
+        """Logits behind the tokens at `logit_rows` and what they are made of, and the tables `more`
+        as tensors. All go in at once, while the code that does it is in the processor's caches.
+
+        drafts: the EAGLE head computes, and not the model."""
+        ropes, position, sink_position = self._ropes.rows(numbers.placed.position)
+        tables = step_tables(numbers, position, sink_position)
+        tensors = self._staging.tensors(*tables, *more)
+        if tensors is not self._inputs.tensors:
+            adapters = None if self.adapters is None else self.adapters.inputs
+            self._inputs = StepInputs.of(
+                tensors,
+                len(numbers.placed.groups),
+                self.states,
+                adapters,
+                len(numbers.image_tables),
+                has_previous=numbers.placed.previous is not None,
+            )
+        _, single, by_group, states, rest = self._inputs
+        vectors = () if numbers.images is None else (numbers.images.vectors,)
+        self.before_compute()
+        compute = self._draft_next if drafts else self._forward
+        assert compute is not None, "there is no head"
+        outputs = compute(
+            *single, ropes, *by_group, self._windows, self.pages, *states, *vectors, self.params
+        )
+        return outputs, rest
+
+    def last_hidden(self, hidden: DeviceTensor, rows: DeviceTensor) -> DeviceTensor:
+        """Rows of what the logits are made of, behind the last norm."""
+        return self._last_hidden(hidden, rows, self.params)
+
+    def copy_pages(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copy pages of a group of layers."""
+        groups, none = len(self.page_counts), array("i")
+        tables: list[Table] = []
+        for ids in (source, target):
+            tables += [(array("i", ids) if g == group else none, 0) for g in range(groups)]
+        tensors = self._staging.tensors(*tables)
+        self._copy(tensors[:groups], tensors[groups:], self.pages)
+
+
+MakeStep = Callable[[Library, Packed, RunnerLimits, Window | None], ModelStep]
+"""Takes what `ModelStep` takes, and raises what it raises."""
+
+
+def _nothing() -> None:
+    pass

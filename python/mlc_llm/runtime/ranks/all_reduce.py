@@ -1,0 +1,41 @@
+"""The packed function `mlc.all_reduce` of this process.
+
+A process may have several models, each with its ranks. Which one computes is a fact of the thread:
+compiled code runs on the thread that calls it, one step at a time.
+
+On a device whose queue computes behind the caller, this is the place where its own sum goes into
+the queue (on NVIDIA's GPUs, `ncclAllReduce` on the stream of the step).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tvm_ffi
+
+from mlc_llm.library.signatures import ALL_REDUCE
+from mlc_llm.runtime.ranks.sums import Sums, arrays
+
+_here = threading.local()
+
+
+@contextmanager
+def adding(sums: Sums) -> Iterator[None]:
+    """What this thread computes meanwhile is added up with these ranks."""
+    before = getattr(_here, "sums", None)
+    _here.sums = sums
+    try:
+        yield
+    finally:
+        _here.sums = before
+
+
+def _all_reduce(x: Any, total: Any) -> None:
+    """total = the sum of all ranks' x."""
+    _here.sums.add(*arrays(x, total))
+
+
+tvm_ffi.register_global_func(ALL_REDUCE, _all_reduce, override=True)

@@ -1,0 +1,53 @@
+"""What a rank is told when it starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mlc_llm.library.metadata import Metadata
+from mlc_llm.runtime.batch import RunnerLimits, Window
+from mlc_llm.runtime.kv_cache import group_windows
+from mlc_llm.runtime.model_step import Sizes, limits_of
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """Plain data."""
+
+    rank: int
+    shards: int
+    library: str
+    weights: str
+    """Folders."""
+    sizes: Sizes
+    window: Window | None
+    parent: int
+    """The process of rank 0: without it, the others end."""
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(text: bytes) -> RankSetup:
+        raw: dict[str, Any] = json.loads(text)
+        window, sizes = raw.pop("window"), Sizes(*raw.pop("sizes"))
+        return RankSetup(**raw, sizes=sizes, window=None if window is None else Window(**window))
+
+    def limits(self, metadata: Metadata) -> RunnerLimits:
+        """What a `ModelStep` has to know of them."""
+        return limits_of(metadata, self.sizes, group_windows(metadata.kv, self.window))
+
+
+def tables_identity(metadata: Metadata) -> Mapping[str, object]:
+    """What has to be the same in all ranks, so that they can read the same tables."""
+    kv = metadata.kv
+    groups = [
+        [list(one.layers), one.window, one.query_block, one.fast_query_block, one.kv_split]
+        for one in kv.groups
+    ]
+    names = [metadata.backend, metadata.architecture, metadata.tvm_version]
+    sizes = [metadata.hidden_size, metadata.vocab_size, metadata.ropes, metadata.shards]
+    return {"page_size": kv.page_size, "groups": groups, "names": names, "sizes": sizes}

@@ -1,0 +1,47 @@
+"""Libraries of whole models for the stand-in for CUDA, whose kernels an emulator computes.
+
+g++ compiles the CUDA source of a library for the CPU in the place of NVIDIA's compiler. All else is
+what a machine with a GPU does: the same kernels, launched by the same code.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import kept
+import pytest
+from fake_cuda import emulated_machine_code
+from kept_libraries import _sources
+
+from mlc_llm.backends.cuda import codegen
+from mlc_llm.backends.registry import named_backend
+from mlc_llm.compiler.build import build_library
+from mlc_llm.models.weight_plan import WeightPlan
+
+ARCH = "sm_90a"
+sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
+
+from emulation import EMULATOR, compile_emulated  # noqa: E402
+
+
+def emulated_library(plan: WeightPlan) -> Path:
+    """The folder of a model's library for the emulator, compiled once for all runs."""
+    backend = named_backend("cuda", arch=ARCH)
+    files = sorted(EMULATOR.iterdir())
+    key = kept.digest(plan.spec, _sources(), version("apache-tvm"), files=files)
+    place = kept.folder("libraries") / f"emulated-{key}"
+
+    def make(new: Path) -> None:
+        new.mkdir()
+
+        def compile_cubin(source: str, arch: str) -> bytes:
+            compile_emulated(source, new / "emulated.so")
+            return emulated_machine_code(place / "emulated.so")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(codegen, "compile_cubin", compile_cubin)
+            build_library(plan.spec, backend, new)
+
+    return kept.entry(place, make)

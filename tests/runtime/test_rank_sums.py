@@ -1,0 +1,95 @@
+"""Sums over ranks, and what they say to each other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from mlc_llm.errors import EngineDead
+from mlc_llm.runtime.kv_cache import Placements
+from mlc_llm.runtime.page_table import Placement
+from mlc_llm.runtime.ranks import sums as sums_file
+from mlc_llm.runtime.ranks.messages import copy_message, step_message, step_of, tables_of
+from mlc_llm.runtime.ranks.sums import PIECE, Sums, shared_file
+from mlc_llm.runtime.step_inputs import StepNumbers
+
+
+def no_check() -> None:
+    """All ranks live."""
+
+
+@pytest.fixture(params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[Sums]]:
+    file = shared_file(request.param)
+    yield [Sums(file, rank, request.param, no_check) for rank in range(request.param)]
+    os.close(file)
+
+
+def together(calls: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("done", [0, 2**32 - 3])
+def test_all_ranks_get_the_same_sum(ranks: list[Sums], done: int) -> None:
+    """Of any size, in the order of the ranks, and also where the words begin anew."""
+    rng = np.random.default_rng(0)
+    sizes = [1, 7, 64, PIECE, PIECE + 1, 2 * PIECE + 5] + [33] * 40
+    parts = [[rng.standard_normal(size).astype(np.float32) for size in sizes] for _ in ranks]
+    found = [[np.empty(size, np.float32) for size in sizes] for _ in ranks]
+    for one in ranks:
+        one._done = done
+        for word in one._words:
+            word.write(done % 2**32)
+
+    def work(rank: int) -> None:
+        for part, total in zip(parts[rank], found[rank], strict=True):
+            ranks[rank].add(part, total)
+
+    together([lambda rank=rank: work(rank) for rank in range(len(ranks))])  # type: ignore[misc]
+    for i in range(len(sizes)):
+        exact = parts[0][i]
+        for one in parts[1:]:
+            exact = exact + one[i]
+        assert all(totals[i].tobytes() == exact.tobytes() for totals in found)
+
+
+def test_a_rank_that_waits_is_told_to_give_up(ranks: list[Sums]) -> None:
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            ranks[0].add(np.ones(3, np.float32), np.empty(3, np.float32))
+        except EngineDead as error:
+            errors.append(str(error))
+
+    together([wait, ranks[1].give_up])
+    assert errors == ["the ranks were given up"]
+
+
+def test_waiting_has_an_end(ranks: list[Sums], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sums_file, "STALLED_S", 0.1)
+    with pytest.raises(EngineDead, match="rank 1 has computed nothing"):
+        ranks[0].add(np.ones(3, np.float32), np.empty(3, np.float32))
+
+
+def test_messages_are_what_they_were_made_of() -> None:
+    groups = [
+        Placement(array("i", [5, 6]), array("i", [0, 1]), array("i", [0, 2, 0]), array("i", [3])),
+        Placement(array("i", [1, 2]), array("i", [0, 1]), array("i", [0, 2, 0]), array("i")),
+    ]
+    tokens, position = array("i", [7, 8]), array("i", [0, 1])
+    numbers = StepNumbers(tokens, Placements(position, groups, None), array("i", [1]), 2, None)
+    message = step_message(numbers)
+    assert step_of(tables_of(message[8:])) == numbers._replace(logit_rows=array("i"))
+    copied = tables_of(copy_message(1, [4, 5], [6, 7])[8:])
+    assert [list(one) for one in copied] == [[1, 1], [4, 5], [6, 7]]
