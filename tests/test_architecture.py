@@ -102,6 +102,8 @@ LAZY = {
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
     # Few engines have ranks.
     ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),
+    ("mlc_llm.serve.opening.vision", "mlc_llm.loader.huggingface"),
+    ("mlc_llm.serve.opening.vision", "mlc_llm.model_files.tower"),
     ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.futex"),
     ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.group"),
     # Few engines publish events; for those that do, there are packages of an extra.

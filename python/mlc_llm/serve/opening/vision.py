@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.compiler.jit import prepare
 from mlc_llm.errors import InvalidField, MLCError, UserError
@@ -16,8 +16,6 @@ from mlc_llm.images.reader import FAKE, GLOBAL, ImageReader, TileReader
 from mlc_llm.json_file import read_json_object
 from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.loader.gguf import GGUFFile
-from mlc_llm.loader.huggingface import CONFIG, MAX_JSON_BYTES, HuggingFaceFolder
-from mlc_llm.model_files.tower import TowerFiles, tower_of_folder, tower_of_gguf
 from mlc_llm.models.image_spec import Sight
 from mlc_llm.models.mmproj import mmproj_pixels, projector_of
 from mlc_llm.runtime.image_runner import ImageRunner
@@ -26,6 +24,9 @@ from mlc_llm.serve.config import NO_MMPROJ, EngineConfig
 from mlc_llm.serve.limits import window_of
 from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.support.gguf_parts import is_tower
+
+if TYPE_CHECKING:
+    from mlc_llm.model_files.tower import TowerFiles
 
 _log = logging.getLogger(__name__)
 _CONTROL = re.compile(r"<[^<>]+>")
@@ -136,6 +137,8 @@ def _found(bundle: ModelBundle, config: EngineConfig) -> Vision | None:
 
 def _of_file(path: Path, bundle: ModelBundle, config: EngineConfig) -> Vision:
     """Of an `mmproj` file. Raises UserError with its name."""
+    from mlc_llm.model_files.tower import tower_of_gguf  # models without a tower do without it
+
     file = GGUFFile.open(path)
     towers = tower_of_gguf(file)
     try:
@@ -149,6 +152,9 @@ def _of_file(path: Path, bundle: ModelBundle, config: EngineConfig) -> Vision:
 
 def _of_folder(path: Path, bundle: ModelBundle, config: EngineConfig) -> Vision | None:
     """Of a Hugging Face folder; None if its class has no tower that is known here."""
+    from mlc_llm.loader.huggingface import CONFIG, MAX_JSON_BYTES, HuggingFaceFolder
+    from mlc_llm.model_files.tower import tower_of_folder
+
     if not (path / CONFIG).is_file():
         return None
     said = read_json_object(path / CONFIG, MAX_JSON_BYTES)
