@@ -288,6 +288,9 @@ def test_the_memory_of_an_eagle_head_is_planned(models: dict[str, str]) -> None:
     ("fields", "words"),
     [
         ({"adapters": {"a": "b"}}, "not together with speculative_mode 'eagle'"),
+        ({"max_adapters": 2}, "max_adapters|adapters.*not together with speculative_mode"),
+        ({"tensor_parallel_shards": 2}, "tensor_parallel_shards.*not together with speculative"),
+        ({"kv_cache_dtype": "int8"}, "kv_cache_dtype.*not together with speculative_mode"),
         ({"model_lib": "lib"}, "are compiled together"),
         ({"sliding_window_size": 64}, "not together with speculative_mode"),
     ],
