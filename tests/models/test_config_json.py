@@ -202,7 +202,7 @@ def test_fields_that_must_be_there(key: str) -> None:
         ({**GEMMA3, "layer_types": [[]] * 7}, UnsupportedModel, r"layer_types is \[\]"),
         ({**GEMMA3, "use_bidirectional_attention": True}, UnsupportedModel, "use_bidirectional"),
         ({}, UnsupportedModel, "architecture None is not supported; supported: .*llama"),
-        ({"architectures": ["T5Model"]}, UnsupportedModel, "'T5Model'.*LlamaForCausalLM"),
+        ({"architectures": ["T5Model"]}, UnsupportedModel, r"'T5Model'.*Llama\*.*ForCausalLM"),
         ({"architectures": [7]}, UnsupportedModel, "architecture 7"),
         ({"architectures": [], "model_type": []}, UnsupportedModel, r"architecture \[\]"),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -134,6 +134,7 @@ ENCODERS = (
 """Those that make vectors of texts."""
 EMBEDDERS = (Architecture("qwen3", "Qwen3Model", "qwen3", "qwen3"),)
 """Decoders whose folders have no head: they are for the vector of a text's last token."""
+USUAL_END = "ForCausalLM"
 _ALL = (*ROWS, *ENCODERS, *EMBEDDERS)
 ARCHITECTURES: dict[str, Architecture] = {row.gguf: row for row in reversed(_ALL)}
 """By `general.architecture` of GGUF; where rows have one name there, the first of them."""
@@ -182,6 +183,14 @@ def names_of_gguf(architecture: str) -> FolderNames | None:
 
 def _row(name: object, rows: Mapping[str, Architecture]) -> Architecture:
     if not isinstance(name, str) or name not in rows:
-        known = ", ".join(sorted(rows))
-        raise UnsupportedModel(f"architecture {name!r} is not supported; supported: {known}")
+        raise UnsupportedModel(f"architecture {name!r} is not supported; supported: {_list(rows)}")
     return rows[name]
+
+
+def _list(names: Iterable[str]) -> str:
+    """In one line that can be read: most classes end alike."""
+    known = ", ".join(
+        f"{one.removesuffix(USUAL_END)}*" if one.endswith(USUAL_END) else one
+        for one in sorted(names)
+    )
+    return f"{known} (* is {USUAL_END})" if "*" in known else known
