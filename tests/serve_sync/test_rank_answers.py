@@ -78,7 +78,7 @@ def test_a_dead_engine_takes_no_request(tiny: Path) -> None:
 
 def test_memory_of_all_ranks_is_counted(tiny: Path) -> None:
     bundle = open_model(str(tiny))
-    one, two = (model_size(bundle, "portable", shards) for shards in (1, 2))
+    one, two = (model_size(bundle, "portable", shards=shards) for shards in (1, 2))
     assert one.weight_bytes < two.weight_bytes < 2 * one.weight_bytes  # the embedding is in both
     assert two.kv_bytes_per_token == one.kv_bytes_per_token and two.shards == 2
     plans = [complete_config(EngineConfig(), size, 2**32)[1] for size in (one, two)]

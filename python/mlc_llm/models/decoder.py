@@ -148,7 +148,8 @@ class BaseDecoder(TokenChooser):
         for i, layer in enumerate(layers):
             x = layer(x, inputs[i], by_token)
         of_last = inputs[len(layers)], by_token
-        if self.spec.adapted:  # the slots of adapters are those of all tokens
+        # The slots of adapters are those of all tokens, and ranks but the first want no logits.
+        if self.spec.adapted or self.spec.shards > 1:
             x = self.ops.take_rows(last(x, *of_last), logit_rows)
         else:
             x = last(x, *of_last, logit_rows)
