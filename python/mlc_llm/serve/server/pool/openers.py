@@ -18,6 +18,7 @@ from mlc_llm.serve.memory_plan import ModelSize
 from mlc_llm.serve.opening.adapters import with_adapter_room
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import look_at_memory, model_size
+from mlc_llm.serve.opening.shares import shards_of
 from mlc_llm.serve.opening.vision import with_vision
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ class EngineOpener:
             model, quantization=config.quantization, rope_scaling=config.rope_scaling
         )
         bundle = with_vision(bundle, config)
-        size = model_size(bundle, config.kernels, config.kv_cache_dtype)
+        kinds = (config.kernels, config.kv_cache_dtype)
+        size = model_size(bundle, *kinds, shards_of(config))
         config = with_adapter_room(config)
         try:
             return plan_within(config, size, share)
