@@ -36,7 +36,7 @@ def test_answers_equal_those_of_portable_kernels(tiny: Path, config: GenerationC
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(tiny: Path) -> None:
-    with pytest.raises(InvalidField, match=r"kernels.*'quick'.*portable, reference"):
+    with pytest.raises(InvalidField, match=r"kernels.*'quick'.*portable, cuda, reference"):
         SyncMLCEngine(str(tiny), engine_config=EngineConfig(kernels="quick"))
 
 

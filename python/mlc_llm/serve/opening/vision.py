@@ -106,7 +106,10 @@ def _contradiction(config: EngineConfig, bundle: ModelBundle) -> str | None:
     )
     one_out = "leave one of the two out"
     reasons = (
-        (config.model_lib is not None, "a library that `compile` has made takes no images"),
+        (
+            config.model_lib is not None,
+            "a library that `compile` has made (model_lib) takes no images",
+        ),
         (config.kernels == "cuda", "the cuda kernels read no images"),
         (config.speculative_mode == "eagle", "a model with an EAGLE head reads no images"),
         (
