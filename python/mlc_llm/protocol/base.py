@@ -65,6 +65,11 @@ class OpenModel(AnswerModel):
 def _unknown_inside(value: object) -> list[str]:
     if isinstance(value, AnswerModel):
         return ["." + rest for rest in value.unknown_fields()]
-    if isinstance(value, list):
+    if isinstance(value, list) and not _is_plain(value):
         return [f"[{i}]{rest}" for i, one in enumerate(value) for rest in _unknown_inside(one)]
     return []
+
+
+def _is_plain(value: list[object]) -> bool:
+    """It has texts or numbers alone: a prompt of many token ids is passed over quickly."""
+    return set(map(type, value)) <= {int, str, float}

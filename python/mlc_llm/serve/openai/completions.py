@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -15,7 +17,7 @@ from mlc_llm.protocol.openai_api_protocol import (
     CompletionResponseChoice,
     UsageInfo,
 )
-from mlc_llm.serve.data import TokenData
+from mlc_llm.serve.data import FinishReason, TokenData
 from mlc_llm.serve.openai.answers import GatheredChoice
 from mlc_llm.serve.openai.calls import Call, Part
 from mlc_llm.serve.openai.chunks import ChoicePiece, Chunk, check_failure
@@ -23,7 +25,6 @@ from mlc_llm.serve.openai.completion_logprobs import TokenLists, joined
 from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.request import Request
 
-CompletionCall = Call[CompletionResponse, CompletionResponse]
 Prompt = str | list[int]
 
 _log = logging.getLogger(__name__)
@@ -43,10 +44,10 @@ def completion_call(
         for one, prompt in zip(ids, prompts, strict=True)
     ]
     echoes = [_shown(prompt, model) if request.echo else "" for prompt in prompts]
-    head = _Head(request_id, request.model or "", config.n, echoes, model.fingerprint)
+    head = CompletionHead(request_id, request.model or "", config.n, echoes, model.fingerprint)
     streamed = CompletionChunks(head, include_usage=request.include_usage)
     counted = "n" if len(parts) == 1 else "prompt"
-    return Call(parts, streamed, WholeCompletion(head), counted=counted)
+    return CompletionCall(parts, streamed, WholeCompletion(head), counted=counted)
 
 
 def _check(request: CompletionRequest) -> None:
@@ -94,7 +95,7 @@ def _shown(prompt: Prompt, model: ChatModel) -> str:
     return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
 
 
-class _Head:
+class CompletionHead:
     """What all chunks of a call have in common."""
 
     def __init__(
@@ -104,7 +105,7 @@ class _Head:
         of the engine."""
         self._fingerprint = fingerprint
         self.request_id, self.n, self.echoes = request_id, n, echoes
-        self._model, self._created = model, int(time.time())
+        self._model, self.created = model, int(time.time())
 
     def response(
         self, choices: list[CompletionResponseChoice], usage: UsageInfo | None
@@ -112,7 +113,7 @@ class _Head:
         return CompletionResponse(
             id=self.request_id,
             choices=choices,
-            created=self._created,
+            created=self.created,
             model=self._model,
             system_fingerprint=self._fingerprint,
             usage=usage,
@@ -140,11 +141,20 @@ class _Usages:
         return total if self._left == 0 else None
 
 
+class CompletionPiece(NamedTuple):
+    """The news of one choice."""
+
+    choice: int
+    text: str
+    logprobs: CompletionLogProbs | None
+    finish_reason: FinishReason | None
+
+
 class CompletionChunks:
     """Makes the chunks of one call."""
 
-    def __init__(self, head: _Head, *, include_usage: bool) -> None:
-        self._head, self._include_usage = head, include_usage
+    def __init__(self, head: CompletionHead, *, include_usage: bool) -> None:
+        self.head, self._include_usage = head, include_usage
         self._usages = _Usages(len(head.echoes))
         self._prompt_logprobs: dict[int, Sequence[str]] = {}
         """Of each part that has them."""
@@ -153,36 +163,55 @@ class CompletionChunks:
 
     def of(self, part: int, chunk: Chunk) -> Iterator[CompletionResponse]:
         """Nothing for a usage that was not asked for. Raises `RequestError` for a failure."""
-        check_failure(chunk, self._head.request_id)
+        pieces = self.pieces(part, chunk)
+        if pieces:
+            yield self.head.response([_response_choice(one) for one in pieces], None)
+        usage = self.usage(chunk)
+        if usage is not None:
+            yield self.head.response([], usage)
+
+    def pieces(self, part: int, chunk: Chunk) -> list[CompletionPiece]:
+        """The news of the choices. Raises `RequestError` for a failure."""
+        check_failure(chunk, self.head.request_id)
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs[part] = chunk.prompt_logprobs
-        if chunk.usage_json is None:
-            choices = [self._choice(part, one) for one in chunk.pieces]
-            if choices:
-                yield self._head.response(choices, None)
-            return
-        usage = self._usages.put(chunk.usage_json)
-        if usage is not None and self._include_usage:
-            yield self._head.response([], usage)
+        return [self._piece(part, one) for one in chunk.pieces]
 
-    def _choice(self, part: int, piece: ChoicePiece) -> CompletionResponseChoice:
-        index = part * self._head.n + piece.choice
-        is_first = index not in self._lists
-        lists = self._lists.setdefault(index, TokenLists())
-        echo = self._head.echoes[part] if is_first else ""
-        of_prompt = self._prompt_logprobs.get(part) if is_first else None
-        return CompletionResponseChoice(
-            finish_reason=piece.finish_reason,
-            index=index,
-            text=echo + piece.text,
-            logprobs=_logprobs(lists, of_prompt, echo, piece.logprobs),
-        )
+    def usage(self, chunk: Chunk) -> UsageInfo | None:
+        """The sum, in the last chunk of all, if it was asked for."""
+        total = None if chunk.usage_json is None else self._usages.put(chunk.usage_json)
+        return total if self._include_usage else None
+
+    def _piece(self, part: int, piece: ChoicePiece) -> CompletionPiece:
+        index = part * self.head.n + piece.choice
+        if index in self._lists:
+            logprobs = _logprobs(self._lists[index], None, "", piece.logprobs)
+            return CompletionPiece(index, piece.text, logprobs, piece.finish_reason)
+        lists, echo = self._lists.setdefault(index, TokenLists()), self.head.echoes[part]
+        logprobs = _logprobs(lists, self._prompt_logprobs.get(part), echo, piece.logprobs)
+        return CompletionPiece(index, echo + piece.text, logprobs, piece.finish_reason)
+
+
+def _response_choice(piece: CompletionPiece) -> CompletionResponseChoice:
+    return CompletionResponseChoice(
+        finish_reason=piece.finish_reason,
+        index=piece.choice,
+        text=piece.text,
+        logprobs=piece.logprobs,
+    )
+
+
+@dataclass(frozen=True)
+class CompletionCall(Call[CompletionResponse, CompletionResponse]):
+    """A call of the older API."""
+
+    streamed: CompletionChunks
 
 
 class WholeCompletion:
     """Collects the whole answer of one call."""
 
-    def __init__(self, head: _Head) -> None:
+    def __init__(self, head: CompletionHead) -> None:
         self._head, self._usages = head, _Usages(len(head.echoes))
         self._choices = [GatheredChoice(echo) for echo in head.echoes for _ in range(head.n)]
         self._prompt_logprobs: dict[int, Sequence[str]] = {}
