@@ -263,7 +263,9 @@ in `benchmarks/models.json`. `--only NAME` measures one architecture, `--render`
 
 ## Architectures
 
-Each architecture is measured on one small model of Transformers with random weights.
+Each architecture is measured on one small model of Transformers with random weights. (Transformers
+has no RWKV-7: its formulas stand in its place, in float64. The author's own package gives the same
+logits to 1e-5.)
 
 * *kernels*: the CPU kernels compute it, or only the slow reference kernels (`--kernels reference`)
   do, and what the model needs that the others lack.

@@ -102,6 +102,7 @@ def test_classes_that_are_not_written_are_named(
     assert {row.config for row in ROWS} - CLASSES.keys() == {
         "Idefics3ForConditionalGeneration",
         "Qwen3NextForCausalLM",
+        "RWKV7ForCausalLM",
         "SmolVLMForConditionalGeneration",
     }
     model = tiny_gguf(tmp_path / "model.gguf")

@@ -89,6 +89,8 @@ def _convert(
     architecture = get_model_architecture(ModelBase.load_hparams(folder, False), kind)
     of_class = get_model_class(architecture, mmproj=is_tower)
     of_class.no_mtp = True  # random models have no head that drafts tokens
+    if hasattr(of_class, "lerp_weights"):  # RWKV's class keeps those of the model before
+        of_class.lerp_weights = {}
     model = of_class(folder, gguf.LlamaFileType[file_type], path)
     for one in (model, getattr(model, "impl", model)):
         if file_type == "ALL_F32":

@@ -67,10 +67,7 @@ class Eyes:
     def convert(self, folder: Path) -> tuple[Path, Path]:
         """The two files of llama.cpp's converter, of a folder that was written. It knows the names
         of tensors that Transformers 4 has written, as published folders have them."""
-        file = folder / "model.safetensors"
-        tensors = load_file(file)
-        old = {_old_name(name): one for name, one in tensors.items()}
-        save_file(old, file, {"format": "pt"})
+        with_old_names(folder / "model.safetensors")
         return converted_eyes(folder, vocabulary(self.words))
 
     def inputs(self, messages: Sequence[dict[str, Any]], images: Sequence[Any]) -> dict[str, Any]:
@@ -95,6 +92,12 @@ class Eyes:
                 if name in inputs
             }
         return found
+
+
+def with_old_names(file: Path) -> None:
+    """Gives tensors the names that Transformers 4 has written."""
+    old = {_old_name(name): one for name, one in load_file(file).items()}
+    save_file(old, file, {"format": "pt"})
 
 
 def _old_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dense_models
@@ -11,8 +12,11 @@ import test_architectures
 import test_expert_models
 import test_gemma4
 import test_llama_family
+import test_smolvlm_images
 import test_state_spaces
 import transformers
+from eyes import with_old_names
+from rwkv_model import RandomRwkv7
 
 SEED = 0
 
@@ -55,6 +59,20 @@ def _qwen_3_5_with_images(kind: str, name: str) -> Any:
     return model
 
 
+def _of_tiles(name: str) -> Any:
+    """A small model that reads images in tiles. It saves itself with the names of layers that
+    published folders have, which llama.cpp's converter knows."""
+    found = test_smolvlm_images.eyes(name=name).model
+    plain = found.save_pretrained
+
+    def save_pretrained(folder: Path) -> None:
+        plain(folder)
+        with_old_names(folder / "model.safetensors")
+
+    found.save_pretrained = save_pretrained
+    return found
+
+
 _DENSE = {
     "GPT2LMHeadModel": "gpt2", "GPTNeoXForCausalLM": "gptneox", "Glm4ForCausalLM": "glm4",
     "Phi3ForCausalLM": "phi3", "StableLmForCausalLM": "stablelm",
@@ -62,6 +80,10 @@ _DENSE = {
 }  # fmt: skip
 _OTHERS: dict[str, Callable[[], Any]] = {
     **{name: partial(dense_models.random_model, kind, SEED) for name, kind in _DENSE.items()},
+    **{
+        f"{name}ForConditionalGeneration": partial(_of_tiles, name)
+        for name in ("Idefics3", "SmolVLM")
+    },
     "FalconH1ForCausalLM": partial(test_state_spaces.made, "falcon", SEED),
     "Gemma3ForConditionalGeneration": partial(test_llama_family.gemma_3_with_images, SEED),
     "Gemma4ForCausalLM": partial(test_gemma4.made, "all", SEED),
@@ -76,6 +98,7 @@ _OTHERS: dict[str, Callable[[], Any]] = {
     "Qwen3_5MoeForConditionalGeneration": partial(
         _qwen_3_5_with_images, "qwen 3.5 moe", "Qwen3_5Moe"
     ),
+    "RWKV7ForCausalLM": partial(RandomRwkv7, SEED),
     "Mistral3ForConditionalGeneration": partial(
         test_llama_family.mistral_3_with_images, "ministral 3", SEED
     ),

@@ -37,18 +37,18 @@ OLD = TEMPLATE.replace(
 """As in published folders: it wants parts."""
 
 
-def eyes(words: Words = WORDS) -> Eyes:
+def eyes(words: Words = WORDS, name: str = "SmolVLM") -> Eyes:
     vision = {"hidden_size": 96, "intermediate_size": 80, "num_hidden_layers": 2,
               "num_attention_heads": 4, "image_size": SIDE, "patch_size": PATCH}  # fmt: skip
     text = {"model_type": "llama", "vocab_size": SOFT_ID + 1, "hidden_size": 64,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 16, "intermediate_size": 96, "max_position_embeddings": 1024,
             "pad_token_id": 0, "architectures": ["VLlama3ForCausalLM"]}  # fmt: skip
-    config = transformers.SmolVLMConfig(
+    config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, scale_factor=SCALE, image_token_id=SOFT_ID,
         attn_implementation="eager", pad_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
-    model = randomized(transformers.SmolVLMForConditionalGeneration, config, 7)
+    model = randomized(getattr(transformers, f"{name}ForConditionalGeneration"), config, 7)
     tokenizer = tokenizer_of(
         words, image_token="<image>", fake_image_token="<fake_token_around_image>",
         global_image_token="<global-img>", end_of_utterance_token="<|im_end|>",

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
         Mamba2Vectors,
         Matrix,
         Part,
+        Rwkv7Parts,
+        Rwkv7Vectors,
         StateInputs,
     )
-    from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+    from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
     from mlc_llm.models.spec import (
         Activation,
         AttentionSpec,
@@ -108,7 +110,8 @@ class Ops(Protocol):
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> Matrix:
         """kind: the file's tensor type. role: "embedding",
         "qkv", "o", "mlp", "down", "shared", "router", "conv_in", "conv_out", "ssm_in", "ssm_out",
-        "delta_in", "delta_out" or "head"; some are more sensitive to rounding than others."""
+        "delta_in", "delta_out", "mix_in", "mix_out" or "head"; some are more sensitive to rounding
+        than others."""
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> Matrix:
         """The packed matrix of each expert, one behind the other."""
@@ -220,6 +223,18 @@ class Ops(Protocol):
     ) -> Input:
         """An Input: norm(o) * silu(z), [tokens, inner] (`models/recurrent.py`). parts: those of the
         spec. Every token is computed alike, whatever the row that it is in."""
+
+    def token_shift(self, x: Input, factors: Tensor, inputs: StateInputs) -> Sequence[Input]:
+        """For each row of the factors, float32 [mixtures, width], an Input: x + (x of the token
+        before - x) * factors. A token takes the one before it from its row of the batch, and that
+        before the row from the sequence's state."""
+
+    def rwkv7(
+        self, spec: Rwkv7Spec, parts: Rwkv7Parts, vectors: Rwkv7Vectors, inputs: StateInputs
+    ) -> Input:
+        """An Input: (norm(o) + (r * k . r_k) v) * g, [tokens, width] (`models/recurrent.py`).
+        inputs: the state h alone. Every token is computed alike, whatever the row that it is
+        in."""
 
     def keep_vectors(self, x: Tensor, slot: Tensor, pages: Sequence[Tensor]) -> list[Tensor]:
         """The pages, in place, with the first columns of x [tokens, width] of each token in its

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -41,6 +41,9 @@ Feature: TypeAlias = Literal[
     "short convolutions",
     "state spaces",
     "gated delta rules",
+    "time mixing of RWKV-7",
+    "networks that read the token before",
+    "norms of embeddings",
     "gates of attention",
     "mixers side by side",
     "layers without a network",
@@ -117,6 +120,8 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
     "short convolutions": lambda layer: isinstance(layer.mixers[-1], ShortConvSpec),
     "state spaces": lambda layer: isinstance(layer.mixers[-1], Mamba2Spec),
     "gated delta rules": lambda layer: isinstance(layer.mixers[-1], GatedDeltaSpec),
+    "time mixing of RWKV-7": lambda layer: isinstance(layer.mixers[-1], Rwkv7Spec),
+    "networks that read the token before": lambda layer: bool(layer.feed_forward.state_shapes),
     "gates of attention": lambda layer: _attention(layer, lambda one: one.gated),
     "mixers side by side": lambda layer: layer.beside is not None,
     "layers without a network": lambda layer: not layer.has_network,
@@ -126,6 +131,7 @@ _OF_LAYERS: dict[Feature, Callable[[LayerSpec], bool]] = {
 }
 _OF_MODELS: dict[Feature, Callable[[ModelSpec], bool]] = {
     "rotary embeddings of parts of a head": _turns_parts,
+    "norms of embeddings": lambda spec: spec.embedding_norm,
     "no attention at all": lambda spec: not spec.attention_layers,
     "layer norms": lambda spec: spec.norm == "layer",
     "encoders": lambda spec: spec.encoder is not None,

@@ -80,6 +80,13 @@ class LayerInputs:
     `window` says it."""
 
 
+@dataclass
+class FirstLayer:
+    """What the first layer leaves for the others, if they read anything of it."""
+
+    value: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class StateInputs:
     """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
@@ -87,6 +94,7 @@ class StateInputs:
     rows: Tensor
     states: tuple[Tensor, ...]
     """[slots, ...], changed in place: one for each of the spec's `state_shapes`."""
+    first: FirstLayer
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,36 @@ class GatedDeltaVectors:
     decay: Tensor
     norm: Tensor
     eps: float
+
+
+@dataclass(frozen=True)
+class Rwkv7Parts:
+    """What the matrices of an `Rwkv7Spec` give, float32 [tokens, width] each."""
+
+    r: Tensor
+    w: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    g: Tensor
+    b: Tensor | None
+    first: Tensor | None
+    """v of the first layer; None in that layer, which has no b."""
+
+
+@dataclass(frozen=True)
+class Rwkv7Vectors:
+    """What an `Rwkv7Spec` has beside its matrices, float32 [width]; the last two are those of the
+    norm. v0 is None in the first layer."""
+
+    w0: Tensor
+    a0: Tensor
+    v0: Tensor | None
+    k_k: Tensor
+    k_a: Tensor
+    r_k: Tensor
+    norm: Tensor
+    norm_bias: Tensor
 
 
 @dataclass(frozen=True)

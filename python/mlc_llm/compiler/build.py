@@ -140,8 +140,7 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
 
 def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
     """What the recurrent layers of a model keep."""
-    layers = spec.recurrent_layers.items()
-    return tuple(StateInfo(i, shape) for i, one in layers for shape in one.state_shapes)
+    return tuple(StateInfo(i, shape) for i, shape in spec.state_shapes)
 
 
 def adapted_infos(spec: ModelSpec) -> tuple[AdaptedInfo, ...]:

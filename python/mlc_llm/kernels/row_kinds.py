@@ -62,6 +62,8 @@ class Given:
 
 ALONE = ("silu", "gelu_tanh", "gelu")
 """Functions of one number."""
+WITHOUT_GATE = ("sigmoid", "tanh", "squared_relu")
+"""More of them, which stand alone and have no bias."""
 CLAMPED = "clamped_swiglu"
 
 
@@ -75,6 +77,8 @@ def _kinds() -> dict[str, Kind]:
     for name in ALONE:
         found[f"{name}_alone"] = Kind(activation=name)
         found[f"{name}_alone_biased"] = Kind(activation=name, is_biased=True)
+    for name in WITHOUT_GATE:
+        found[f"{name}_alone"] = Kind(activation=name)
     return found
 
 

@@ -34,6 +34,7 @@ from mlc_llm.models.tensor_names import (
     Rows,
     Scaled,
     Squeezed,
+    Stacked,
     Tail,
     Transposed,
 )
@@ -82,7 +83,9 @@ def _leaf_of(origin: Origin, numbers: dict[str, str], tensors: Container[str]) -
     if isinstance(origin, Either):
         found = (_leaf_of(one, numbers, tensors) for one in origin.origins)
         return next((one for one in found if one is not None), None)
-    return None if isinstance(origin, Microscaled) else _leaf_of(origin.of, numbers, tensors)
+    if isinstance(origin, Microscaled | Stacked):
+        return None
+    return _leaf_of(origin.of, numbers, tensors)
 
 
 def _pattern(name: str) -> tuple[str, dict[str, str]]:
@@ -123,22 +126,29 @@ class _Found:
             return self._made((there or origin.origins)[0], name, shape, numbers)
         if isinstance(origin, Microscaled):
             return self._microscaled(origin, shape, numbers)
-        if isinstance(origin, HeadParts):
-            whole = (origin.heads * sum(origin.widths), *shape[1:])
-            of = self._made(origin.of, name, whole, numbers)
-            return HeadPartsView(of, shape, origin.heads, origin.widths, origin.parts)
+        if isinstance(origin, Stacked):
+            rows = [self._made(one, name, shape[1:], numbers) for one in origin.rows]
+            return StackView(rows)
         if isinstance(origin, Squeezed):
             return View(self._squeezed(origin, shape, numbers), shape)
         return self._changed(origin, name, shape, numbers)
 
     def _changed(
         self,
-        origin: PlusOne | MinusExp | Scaled | Transposed | Rows | Tail | HeadRows | Alternate,
+        origin: PlusOne
+        | MinusExp
+        | Scaled
+        | Transposed
+        | Rows
+        | Tail
+        | HeadRows
+        | HeadParts
+        | Alternate,
         name: str,
         shape: Shape,
         numbers: dict[str, str],
     ) -> Tensor:
-        if isinstance(origin, (Rows, HeadRows)):
+        if isinstance(origin, (Rows, HeadRows, HeadParts)):
             return self._rows(origin, name, shape, numbers)
         if isinstance(origin, Tail):
             longer = (origin.skipped + shape[0], *shape[1:])
@@ -158,8 +168,12 @@ class _Found:
         return AlternateView(of, shape, origin.axis, origin.first)
 
     def _rows(
-        self, origin: Rows | HeadRows, name: str, shape: Shape, numbers: dict[str, str]
+        self, origin: Rows | HeadRows | HeadParts, name: str, shape: Shape, numbers: dict[str, str]
     ) -> Tensor:
+        if isinstance(origin, HeadParts):
+            heads = (origin.heads * sum(origin.widths), *shape[1:])
+            of = self._made(origin.of, name, heads, numbers)
+            return HeadPartsView(of, shape, origin.heads, origin.widths, origin.parts)
         if isinstance(origin, HeadRows):
             of = self._made(origin.of, name, (origin.parts * shape[0], *shape[1:]), numbers)
             return HeadRowsView(of, shape, self._heads, origin.part, origin.parts)
@@ -183,7 +197,9 @@ class _Found:
     def _squeezed(self, origin: Squeezed, shape: Shape, numbers: dict[str, str]) -> Tensor:
         assert isinstance(origin.of, str), "a tensor of the folder"
         tensor = self._leaf(origin.of.format(**numbers))
-        is_vector = tensor.shape == (math.prod(shape),)
+        is_vector = math.prod(tensor.shape) == math.prod(shape) and (
+            len(tensor.shape) == 1 or len(shape) == 1
+        )
         same = [one for one in tensor.shape if one != 1] == [one for one in shape if one != 1]
         if not (same or is_vector):
             raise _wrong_shape(tensor, shape)
@@ -224,6 +240,8 @@ class _Found:
             return origin.format(**numbers, e=0) in self._tensors
         if isinstance(origin, Either):
             return any(self._has(one, numbers) for one in origin.origins)
+        if isinstance(origin, Stacked):
+            return all(self._has(one, numbers) for one in origin.rows)
         return self._has(origin.of, numbers)
 
 

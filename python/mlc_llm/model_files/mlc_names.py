@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.registry import ENCODERS, ROWS
-from mlc_llm.models.tensor_names import Either, FolderNames, Origin
+from mlc_llm.models.tensor_names import Either, FolderNames, Origin, Stacked
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _JOINED = (
@@ -84,5 +84,8 @@ def _name(architecture: str, names: FolderNames, tensor: str) -> str:
 def _folder_name(origin: Origin) -> str:
     """The name of Transformers; of several, the one for plain matrices."""
     while not isinstance(origin, str):
-        origin = origin.origins[0] if isinstance(origin, Either) else origin.of
+        if isinstance(origin, Stacked):
+            origin = origin.rows[0]
+        else:
+            origin = origin.origins[0] if isinstance(origin, Either) else origin.of
     return origin

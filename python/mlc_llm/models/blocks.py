@@ -20,8 +20,9 @@ from mlc_llm.backends.operands import Part as Columns
 from mlc_llm.models.delta_block import GatedDeltaBlock
 from mlc_llm.models.merged import MergedLinear, Part
 from mlc_llm.models.product import Product
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.recurrent_blocks import Mamba2Block, ShortConvBlock
+from mlc_llm.models.rwkv_blocks import Rwkv7Block, ShiftedBlock
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -189,7 +190,7 @@ def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: O
 
 def mixer_block(
     layer: nn.Module, model: ModelSpec, index: int, spec: Mixer, ops: Ops
-) -> AttentionBlock | ShortConvBlock | Mamba2Block | GatedDeltaBlock:
+) -> AttentionBlock | ShortConvBlock | Mamba2Block | GatedDeltaBlock | Rwkv7Block:
     """The block that computes a mixer of a layer."""
     if isinstance(spec, ShortConvSpec):
         return ShortConvBlock(layer, model, index, spec, ops)
@@ -197,14 +198,18 @@ def mixer_block(
         return Mamba2Block(layer, model, index, spec, ops)
     if isinstance(spec, GatedDeltaSpec):
         return GatedDeltaBlock(layer, model, index, spec, ops)
+    if isinstance(spec, Rwkv7Spec):
+        return Rwkv7Block(layer, model, index, spec, ops)
     return AttentionBlock(layer, model, index, spec, ops)
 
 
 def feed_forward_block(
     layer: nn.Module, model: ModelSpec, index: int, ops: Ops
-) -> DenseBlock | ExpertsBlock:
+) -> DenseBlock | ExpertsBlock | ShiftedBlock:
     """The block that computes `feed_forward` of a layer."""
     spec: FeedForward = model.layers[index].feed_forward
     if isinstance(spec, ExpertsSpec):
         return ExpertsBlock(layer, model, index, spec, ops)
+    if spec.shifted:
+        return ShiftedBlock(layer, model, index, spec, ops)
     return DenseBlock(layer, model, index, spec, "mlp", ops)

@@ -9,7 +9,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Ops
-from mlc_llm.backends.operands import Input, LayerInputs, StateInputs
+from mlc_llm.backends.operands import FirstLayer, Input, LayerInputs, StateInputs
 from mlc_llm.models.blocks import (
     Result,
     TokenBlock,
@@ -22,6 +22,7 @@ from mlc_llm.models.blocks import (
 from mlc_llm.models.chooser import TokenChooser
 from mlc_llm.models.merged import Part
 from mlc_llm.models.product import Product
+from mlc_llm.models.rwkv_blocks import ShiftedBlock
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.vectors import layer_vectors, model_vectors
 
@@ -42,6 +43,8 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         has_network = self.spec.has_network
         self.feed_forward = feed_forward_block(self, model, index, ops) if has_network else None
         self.token = TokenBlock(self, model, index, ops) if self.spec.token_input else None
+        self.thins = not self.spec.feed_forward.state_shapes
+        """It can compute some tokens only; else its network reads what it is given of all."""
 
     def forward(
         self,
@@ -50,8 +53,9 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         token_inputs: Tensor | None = None,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """inputs: of each mixer. token_inputs: of all layers, if the model has them. kept: the
-        tokens whose result is wanted; the others are computed as far as mixers read them."""
+        """inputs: of each mixer, then of a network that keeps a state. token_inputs: of all layers,
+        if the model has them. kept: the tokens whose result is wanted; the others are computed as
+        far as mixers read them."""
         x = self._halves(x, inputs, kept)
         if self.token is not None:
             if kept is not None:
@@ -64,7 +68,8 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         self.ops.begin_layer()
         read = self._normed(x, "attention_norm") if self.spec.mixer_norm else x
         # All parts have read x before anything is added to it, which may be in place.
-        mixed = [mix(read, given) for mix, given in zip(self.mixers, inputs, strict=True)]
+        count = len(self.mixers)
+        mixed = [mix(read, given) for mix, given in zip(self.mixers, inputs[:count], strict=True)]
         if kept is not None:
             self.ops.begin()  # the kept tokens are few: all of them are computed exactly
             x, mixed = self.ops.take_rows(x, kept), [self._kept(one, kept) for one in mixed]
@@ -72,10 +77,20 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         if self.feed_forward is None:
             return self._add_all(x, mixed)
         if self.spec.parallel:
-            fed = self.feed_forward(read if self.spec.one_norm else self._normed(x, "mlp_norm"))
+            fed = self._fed(read if self.spec.one_norm else self._normed(x, "mlp_norm"), inputs)
             return self._add(self._add_all(x, mixed), fed, "mlp")
         x = self._add_all(x, mixed)
-        return self._add(x, self.feed_forward(self._normed(x, "mlp_norm")), "mlp")
+        return self._add(x, self._fed(self._normed(x, "mlp_norm"), inputs), "mlp")
+
+    def _fed(self, x: Input, inputs: Sequence[MixerInputs]) -> Result:
+        """What the network gives. inputs: those of the layer."""
+        network = self.feed_forward
+        assert network is not None
+        if not isinstance(network, ShiftedBlock):
+            return network(x)
+        given = inputs[-1]
+        assert isinstance(given, StateInputs), "the network keeps a state"
+        return network(x, given)
 
     def _kept(self, result: Result, rows: Tensor) -> Result:
         """The result for these tokens alone."""
@@ -149,7 +164,7 @@ class BaseDecoder(TokenChooser):
             x = layer(x, inputs[i], by_token)
         of_last = inputs[len(layers)], by_token
         # The slots of adapters are those of all tokens, and ranks but the first want no logits.
-        if self.spec.adapted or self.spec.shards > 1:
+        if self.spec.adapted or self.spec.shards > 1 or not last.thins:
             x = self.ops.take_rows(last(x, *of_last), logit_rows)
         else:
             x = last(x, *of_last, logit_rows)
@@ -162,6 +177,9 @@ class BaseDecoder(TokenChooser):
         ops, spec = self.ops, self.spec
         ops.begin(fast_tokens)
         x = ops.embedding(self.embedding, tokens, spec.embedding_scale)
+        if spec.embedding_norm:
+            bias = norm_bias(self, "embedding_norm", spec)
+            x = ops.layer_normed(x, self.embedding_norm, bias, spec.norm_eps)
         if self.images is not None:
             x = ops.put_rows(x, *self.images)
         by_token = self._token_inputs(tokens, x) if spec.token_inputs else None
@@ -294,11 +312,11 @@ class RecurrentDecoder(BaseDecoder):
     ) -> tuple[Tensor, Tensor]:
         tables = (slots, places, query_blocks, page_ids, windows)
         inputs = self._paged(position, sink_position, ropes, tables, pages)
-        left = list(states)
-        for i, one in self.spec.recurrent_layers.items():
-            count = len(one.state_shapes)
-            of_state, left = StateInputs(state_rows, tuple(left[:count])), left[count:]
-            inputs.setdefault(i, []).append(of_state)
+        left, of_first = list(states), FirstLayer()
+        for i, layer in enumerate(self.spec.layers):
+            for part in layer.states:
+                here, left = tuple(left[: len(part)]), left[len(part) :]
+                inputs.setdefault(i, []).append(StateInputs(state_rows, here, of_first))
         return self._computed(tokens, fast_tokens, position, logit_rows, inputs)
 
 

@@ -111,5 +111,54 @@ class GatedDeltaSpec:
         return (self.kernel - 1, self.channels), (self.heads, self.head_dim, self.key_dim)
 
 
-Recurrent: TypeAlias = ShortConvSpec | Mamba2Spec | GatedDeltaSpec
-RECURRENT = (ShortConvSpec, Mamba2Spec, GatedDeltaSpec)
+@dataclass(frozen=True)
+class Rwkv7Spec:
+    """Time mixing of RWKV-7 (Peng et al. 2025). With y' of the token before and learned factors,
+    each of r, w, k, v, a and g reads a mixture y + factor * (y' - y) of its own. r, k and v are
+    products of it; the others are two matrices of a low rank, with a tanh (w) or a sigmoid (g)
+    between them. A head has a state h [key, value]; x is the value of the model's first layer:
+
+        w = exp(-e^-0.5 * sigmoid(w + w0));  a = sigmoid(a + a0);  v = v + (x - v) * sigmoid(b + v0)
+        u = k * k_k / |k * k_k|;  k = k * (1 + (a - 1) * k_a)
+        h = w * h - (a * u) (u h) + k v^T;  o = r h
+
+    It gives out((norm(o) + (r * k . r_k) v) * g), where each head is normalised alone (layer norm).
+    b is two matrices more of the mixture of v; the first layer has none. A sequence keeps y of the
+    last token, and h of each head.
+    """
+
+    heads: int
+    head_dim: int
+    decay_rank: int
+    """Of w."""
+    rate_rank: int
+    """Of a."""
+    value_rank: int
+    """Of b; 0: it is the first layer."""
+    gate_rank: int
+    """Of g."""
+    eps: float
+    """Of the norm of a head."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token: the model's hidden size."""
+        return self.heads * self.head_dim
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Of the pairs of matrices, by their letter in files."""
+        found = {"w": self.decay_rank, "a": self.rate_rank, "g": self.gate_rank}
+        return found | ({"v": self.value_rank} if self.value_rank else {})
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of one sequence: the last y; h."""
+        return (1, self.width), (self.heads, self.head_dim, self.head_dim)
+
+
+Convolving: TypeAlias = ShortConvSpec | Mamba2Spec | GatedDeltaSpec
+CONVOLVING = (ShortConvSpec, Mamba2Spec, GatedDeltaSpec)
+"""The mixers with a convolution."""
+Recurrent: TypeAlias = Convolving | Rwkv7Spec
+RECURRENT = (*CONVOLVING, Rwkv7Spec)

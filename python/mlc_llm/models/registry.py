@@ -111,6 +111,7 @@ ROWS = (
         is_part=True,
     ),
     Architecture("qwen3next", "Qwen3NextForCausalLM", "qwen3_next", "qwen3_next"),
+    Architecture("rwkv7", "RWKV7ForCausalLM", "rwkv7", "rwkv7"),
     Architecture("seed_oss", "SeedOssForCausalLM", "seed_oss", "seed_oss"),
     Architecture("smollm3", "SmolLM3ForCausalLM", "smollm3", "smollm3"),
     Architecture("stablelm", "StableLmForCausalLM", "stablelm", "stablelm"),

@@ -16,7 +16,9 @@ from mlc_llm.models.heads_spec import MedusaSpec
 from mlc_llm.models.image_spec import Sight, TowerSpec
 from mlc_llm.models.recurrent import RECURRENT, Recurrent
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "sigmoid", "clamped_swiglu"]
+Activation = Literal[
+    "silu", "gelu_tanh", "gelu", "sigmoid", "tanh", "squared_relu", "clamped_swiglu"
+]
 """gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
 gate * sigmoid(1.702 gate) * (up + 1)."""
 Norm = Literal["rms", "layer"]
@@ -125,11 +127,19 @@ class DenseSpec:
     bias: bool = False
     """All matrices have one."""
     gated: bool = True
+    shifted: int = 0
+    """So many numbers, the hidden size: the network reads y + factors * (y' - y), with y' of the
+    token before and learned factors, and keeps y of a sequence's last token. 0: it reads y."""
 
     @property
     def width(self) -> int:
         """Numbers of a token that exist at once."""
         return self.intermediate
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """What it keeps of one sequence."""
+        return ((1, self.shifted),) if self.shifted else ()
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,11 @@ class ExpertsSpec:
     def width(self) -> int:
         """Numbers of a token that exist at once."""
         return self.experts_per_token * self.intermediate + self.shared_intermediate
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """It keeps nothing."""
+        return ()
 
     @property
     def shared(self) -> DenseSpec | None:
@@ -209,6 +224,18 @@ class LayerSpec:
     def mixers(self) -> tuple[Mixer, ...]:
         """All that let tokens see each other."""
         return (self.mixer,) if self.beside is None else (self.mixer, self.beside)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """The mixer that keeps a state, if there is one."""
+        one = self.mixers[-1]
+        return one if isinstance(one, RECURRENT) else None
+
+    @property
+    def states(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Shapes of what each part keeps of one sequence: a mixer, then the network."""
+        mixer = () if self.recurrent is None else self.recurrent.state_shapes
+        return tuple(one for one in (mixer, self.feed_forward.state_shapes) if one)
 
 
 @dataclass(frozen=True)
@@ -284,6 +311,8 @@ class ModelSpec:
     """Of the layers and of the last one."""
     norm_bias: bool = True
     """Layer norms have biases."""
+    embedding_norm: bool = False
+    """The embedding has a norm before the first layer. (Encoders say it in `encoder`.)"""
     learned_positions: int = 0
     """Rows of a table, one a position, which are added to the embedding; 0: there is no table."""
     logit_scale: float = 1.0
@@ -342,8 +371,14 @@ class ModelSpec:
     @property
     def recurrent_layers(self) -> dict[int, Recurrent]:
         """The layers that keep a state, by number, in order."""
-        mixers = ((i, one.mixers[-1]) for i, one in enumerate(self.layers))
-        return {i: one for i, one in mixers if isinstance(one, RECURRENT)}
+        mixers = ((i, one.recurrent) for i, one in enumerate(self.layers))
+        return {i: one for i, one in mixers if one is not None}
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The number of a layer and the shape of what it keeps of one sequence, in order."""
+        parts = ((i, part) for i, layer in enumerate(self.layers) for part in layer.states)
+        return tuple((i, shape) for i, part in parts for shape in part)
 
     @property
     def token_inputs(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.models.recurrent import RECURRENT, GatedDeltaSpec, Mamba2Spec
+from mlc_llm.models.recurrent import CONVOLVING, GatedDeltaSpec, Mamba2Spec
 from mlc_llm.models.spec import (
     AttentionSpec,
     ExpertsSpec,
@@ -30,7 +30,7 @@ def check_sizes(spec: ModelSpec) -> None:
 def _is_short(layer: LayerSpec) -> bool:
     """Whether a convolution of the layer has no state."""
     one = layer.mixers[-1]
-    return isinstance(one, RECURRENT) and one.kernel < 2
+    return isinstance(one, CONVOLVING) and one.kernel < 2
 
 
 def _wrong_heads(layer: LayerSpec) -> str | None:

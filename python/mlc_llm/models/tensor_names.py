@@ -40,9 +40,15 @@ class Scaled(NamedTuple):
 
 
 class Squeezed(NamedTuple):
-    """A tensor with other axes of the size 1, or a vector of all its numbers."""
+    """A tensor with other axes of the size 1; a vector of all its numbers, or as a matrix."""
 
     of: Origin
+
+
+class Stacked(NamedTuple):
+    """Rows, each of which is a vector of its own."""
+
+    rows: tuple[Origin, ...]
 
 
 class Rows(NamedTuple):
@@ -115,6 +121,7 @@ Origin: TypeAlias = (
     | Scaled
     | Transposed
     | Squeezed
+    | Stacked
     | Rows
     | Tail
     | HeadRows
@@ -151,7 +158,7 @@ class FolderNames:
 
 
 def _as_rows(origin: Origin) -> Origin:
-    if isinstance(origin, str | Microscaled):
+    if isinstance(origin, str | Microscaled | Stacked):
         return origin
     if isinstance(origin, Either):
         return Either(tuple(map(_as_rows, origin.origins)))
@@ -165,6 +172,8 @@ def has_origin(origin: Origin, tensors: Container[str]) -> bool:
         return origin in tensors
     if isinstance(origin, Either):
         return any(has_origin(one, tensors) for one in origin.origins)
+    if isinstance(origin, Stacked):
+        return all(has_origin(one, tensors) for one in origin.rows)
     return has_origin(origin.of, tensors)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.spec import ModelSpec
-from mlc_llm.models.tensor_names import Either, FolderNames, Microscaled, Origin
+from mlc_llm.models.tensor_names import Either, FolderNames, Microscaled, Origin, Stacked
 from mlc_llm.models.weight_plan import Tensors, WeightPlan
 
 _PARTS = (
@@ -59,6 +59,7 @@ def _inside(origin: Origin) -> Origin:
     if isinstance(origin, Either):
         return Either(tuple(_inside(one) for one in origin.origins))
     assert not isinstance(origin, Microscaled), "no such model has blocks of 4 bits"
+    assert not isinstance(origin, Stacked), "no such model has vectors that become rows"
     if not isinstance(origin, str):
         of = _inside(origin.of)
         if isinstance(of, Either):  # the choice comes first: changes are of tensors

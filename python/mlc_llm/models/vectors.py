@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.image_spec import TowerSpec
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AttentionSpec,
     DenseSpec,
@@ -18,6 +18,7 @@ from mlc_llm.models.spec import (
 
 LAST_NORM = "output_norm.weight"
 """The norm before the head."""
+EMBEDDING_NORM = "token_embd_norm.weight"
 
 
 class Vector(NamedTuple):
@@ -35,6 +36,8 @@ def model_vectors(spec: ModelSpec) -> dict[str, Vector]:
         found = _tower_vectors(spec, spec.tower)
     elif spec.encoder is None:
         found = _norm_vectors(spec, "norm", LAST_NORM)
+        if spec.embedding_norm:
+            found |= _norm_vectors(spec, "embedding_norm", EMBEDDING_NORM)
     else:
         found = _encoder_vectors(spec, spec.encoder)
     if spec.learned_positions:
@@ -57,7 +60,7 @@ def _tower_vectors(spec: ModelSpec, tower: TowerSpec) -> dict[str, Vector]:
 def _encoder_vectors(spec: ModelSpec, encoder: EncoderSpec) -> dict[str, Vector]:
     found: dict[str, Vector] = {}
     if encoder.embedding_norm:
-        found |= _norm_vectors(spec, "embedding_norm", "token_embd_norm.weight")
+        found |= _norm_vectors(spec, "embedding_norm", EMBEDDING_NORM)
     if encoder.last_norm:
         found |= _norm_vectors(spec, "norm", LAST_NORM)
     if encoder.token_types:
@@ -91,6 +94,8 @@ def layer_vectors(spec: ModelSpec, layer: LayerSpec) -> dict[str, Vector]:
             found["gate_bias"] = Vector("ffn_gate.bias", (mlp.intermediate,))
         found["up_bias"] = Vector("ffn_up.bias", (mlp.intermediate,))
         found["down_bias"] = Vector("ffn_down.bias", (hidden,))
+    if isinstance(mlp, DenseSpec) and mlp.shifted:
+        found["channel_factors"] = Vector("channel_mix_lerp_k.weight", (1, hidden))
     if isinstance(mlp, ExpertsSpec) and mlp.bias:
         found |= _expert_biases(hidden, mlp)
     if isinstance(mlp, ExpertsSpec) and mlp.shared_gate:
@@ -121,6 +126,8 @@ def _mixer_vectors(hidden: int, spec: Mixer) -> dict[str, Vector]:
         return _mamba2_vectors(spec)
     if isinstance(spec, GatedDeltaSpec):
         return _delta_vectors(spec)
+    if isinstance(spec, Rwkv7Spec):
+        return _rwkv7_vectors(spec)
     return _attention_vectors(hidden, spec)
 
 
@@ -142,6 +149,16 @@ def _delta_vectors(spec: GatedDeltaSpec) -> dict[str, Vector]:
         "delta_dt_bias": Vector("ssm_dt.bias", (spec.heads,)),
         "delta_a": Vector("ssm_a", (spec.heads,)),
         "delta_norm": Vector("ssm_norm.weight", (spec.head_dim,)),
+    }
+
+
+def _rwkv7_vectors(spec: Rwkv7Spec) -> dict[str, Vector]:
+    names = ["w0", "a0", *(["v0"] if spec.value_rank else []), "k_k", "k_a", "r_k"]
+    return {
+        "mix_factors": Vector("time_mix_lerp_fused.weight", (6, spec.width)),
+        **{f"mix_{name}": Vector(f"time_mix_{name}.weight", (spec.width,)) for name in names},
+        "mix_norm": Vector("time_mix_ln.weight", (spec.width,)),
+        "mix_norm_bias": Vector("time_mix_ln.bias", (spec.width,)),
     }
 
 

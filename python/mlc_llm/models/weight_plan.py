@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.image_spec import TowerSpec
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     AdaptedMatrix,
     AttentionSpec,
@@ -264,12 +264,18 @@ def _layer_matrices(
             yield f"layers.{i}.ssm_out", (Source(f"blk.{i}.ssm_out.weight", (hidden, mixer.inner)),)
         elif isinstance(mixer, GatedDeltaSpec):
             yield from _delta_matrices(hidden, mixer, i, tensors)
+        elif isinstance(mixer, Rwkv7Spec):
+            yield from _rwkv7_matrices(mixer, i)
         else:
             yield from _attention_matrices(spec, mixer, i, tensors, interleaved)
     if not spec.layers[i].has_network:
         return
     if isinstance(mlp, ExpertsSpec):
         yield from _expert_matrices(hidden, mlp, i, tensors)
+    elif mlp.shifted:
+        up, down = (mlp.intermediate, hidden), (hidden, mlp.intermediate)
+        yield f"layers.{i}.channel_up", (Source(f"blk.{i}.channel_mix_key.weight", up),)
+        yield f"layers.{i}.channel_down", (Source(f"blk.{i}.channel_mix_value.weight", down),)
     else:
         yield from _dense_matrices(hidden, mlp, i, tensors)
 
@@ -297,6 +303,17 @@ def _delta_matrices(
         parts["b"] = replace(both, part=HeadPart(one.key_heads, 0, 2))
     yield from _merged(f"layers.{i}.delta_in.", parts, tensors)
     yield f"layers.{i}.delta_out", (Source(f"blk.{i}.ssm_out.weight", (hidden, one.inner)),)
+
+
+def _rwkv7_matrices(one: Rwkv7Spec, i: int) -> Iterator[tuple[str, tuple[Source, ...]]]:
+    wide = one.width
+    names = {"r": "receptance", "k": "key", "v": "value", "out": "output"}
+    sizes = {name: (tensor, (wide, wide)) for name, tensor in names.items()}
+    for letter, rank in one.ranks.items():
+        sizes[f"{letter}1"] = f"{letter}1", (rank, wide)
+        sizes[f"{letter}2"] = f"{letter}2", (wide, rank)
+    for name, (tensor, size) in sizes.items():
+        yield f"layers.{i}.mix_{name}", (Source(f"blk.{i}.time_mix_{tensor}.weight", size),)
 
 
 def _attention_matrices(
@@ -413,6 +430,9 @@ def _check_all_used(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
         raise UnsupportedModel(f"tensor {name} is not part of the architecture as it is known here")
     for name, want in wanted.items():
         shape = tuple(tensors[name].shape)
-        is_row = shape == (1, *want) or want == (1, *shape)  # some converters write vectors so
-        if shape != want and not is_row:
+        if _squeezed(shape) != _squeezed(want):  # some converters write axes of the size 1
             raise ModelFileError(f"tensor {name} has shape {shape}, expected {want}")
+
+
+def _squeezed(shape: tuple[int, ...]) -> list[int]:
+    return [size for size in shape if size != 1]

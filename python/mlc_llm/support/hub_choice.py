@@ -23,6 +23,7 @@ _TEXTS = _SETTINGS | {
     *("added_tokens.json", "chat_template.json"),
     *("tekken.json", "tokenizer.model", "spiece.model", "tiktoken.model"),
     *("sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt"),
+    "rwkv_vocab_v20230424.txt",
 }
 """What is read in a folder of other weights."""
 _ENDINGS = (".jinja", ".tiktoken")

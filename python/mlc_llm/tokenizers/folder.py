@@ -6,7 +6,8 @@
    sentencepiece.bpe.model (XLM-RoBERTa's);
 4. one file `*.tiktoken`;
 5. vocab.json with merges.txt (byte-level BPE);
-6. vocab.txt (WordPiece).
+6. vocab.txt (WordPiece);
+7. rwkv_vocab_v20230424.txt (the longest token that fits).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from mlc_llm.errors import ModelNotFound, UnsupportedModel
 from mlc_llm.tokenizers.bpe_files import parts_of_bpe_files
 from mlc_llm.tokenizers.folder_config import FolderConfig
+from mlc_llm.tokenizers.longest_match import FILE as RWKV_FILE
+from mlc_llm.tokenizers.longest_match import parts_of_rwkv_file
 from mlc_llm.tokenizers.parts import Parts
 from mlc_llm.tokenizers.spm_file import FAIRSEQ_FILE, parts_of_model_file
 from mlc_llm.tokenizers.tekken_file import parts_of_tekken
@@ -28,7 +31,8 @@ _MODELS = ("tokenizer.model", "spiece.model", "tiktoken.model", FAIRSEQ_FILE)
 _OTHER_KINDS = ("vocab.json", "merges.txt")
 TEKKEN = "tekken.json"
 KNOWN = (
-    f"{JSON}, {TEKKEN}, {', '.join(_MODELS)}, *.tiktoken, vocab.json with merges.txt, or vocab.txt"
+    f"{JSON}, {TEKKEN}, {', '.join(_MODELS)}, *.tiktoken, vocab.json with merges.txt, "
+    f"vocab.txt, or {RWKV_FILE}"
 )
 
 
@@ -48,8 +52,9 @@ def parts_of_folder(folder: Path) -> Parts:
         return parts_of_tiktoken(ranks[0], config)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return parts_of_bpe_files(folder, config)
-    if (folder / "vocab.txt").is_file():
-        return parts_of_word_list(folder / "vocab.txt", config)
+    for name, read in {"vocab.txt": parts_of_word_list, RWKV_FILE: parts_of_rwkv_file}.items():
+        if (folder / name).is_file():
+            return read(folder / name, config)
     raise _missing(folder, [path.name for path in ranks])
 
 

@@ -15,6 +15,7 @@ from mlc_llm.tokenizers import byte_level, sentencepiece, wordpiece
 from mlc_llm.tokenizers.characters import NAME
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
 from mlc_llm.tokenizers.frame import ADD_BOS, Frame, gguf_frame
+from mlc_llm.tokenizers.longest_match import longest_match_parts
 from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
 from mlc_llm.tokenizers.prepared import prepared_parts
 from mlc_llm.tokenizers.unigram import Unigram
@@ -43,7 +44,7 @@ _KINDS: dict[str, Kind] = {
     "gemma4": sentencepiece,
     "bert": wordpiece,
 }
-"""The module for each value of `tokenizer.ggml.model`; `t5` has none."""
+"""The module for each value of `tokenizer.ggml.model`; `t5` and `rwkv` have none."""
 
 
 def parts_of_metadata(metadata: Mapping[str, object]) -> Parts:
@@ -64,6 +65,8 @@ def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = No
     """
     if vocabulary.model == "t5":
         return _unigram(vocabulary)
+    if vocabulary.model == "rwkv":
+        return longest_match_parts(vocabulary, config)
     made = _backends(vocabulary)
     kind = _KINDS[vocabulary.model]
     added = {} if config is None else config.added

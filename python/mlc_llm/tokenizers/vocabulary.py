@@ -20,7 +20,14 @@ Metadata = Mapping[str, object]
 """The metadata of a GGUF file: key -> value."""
 _Number = TypeVar("_Number", int, float)
 
-_NEEDS = {"gpt2": "merges", "llama": "scores", "gemma4": "merges", "bert": "", "t5": "scores"}
+_NEEDS = {
+    "gpt2": "merges",
+    "llama": "scores",
+    "gemma4": "merges",
+    "bert": "",
+    "t5": "scores",
+    "rwkv": "",
+}
 """Values of `tokenizer.ggml.model`, and the list that each needs besides its tokens."""
 _SPELLED_WITH_MARK = ("llama", "gemma4")
 
@@ -79,7 +86,7 @@ class Vocabulary:
 
     model: str
     """`gpt2` (byte-level BPE), `llama` or `gemma4` (SentencePiece BPE), `bert` (WordPiece), `t5`
-    (Unigram)."""
+    (Unigram), `rwkv` (longest match)."""
     pre: str
     """Name of the word rule, which cuts text into words (byte-level only)."""
     architecture: str

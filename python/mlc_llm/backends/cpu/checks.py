@@ -7,7 +7,7 @@ import math
 from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec
 from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 MISSING: frozenset[Feature] = frozenset()
@@ -58,6 +58,10 @@ def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
             fits = fits and not (one.key_dim % 8 or one.head_dim % 8 or one.inner % 32)
             fits = fits and not one.channels % 16
             sizes += f"heads of keys {one.key_dim} and of values {one.head_dim} (multiples of 8), "
+        if isinstance(one, Rwkv7Spec):
+            ranks = ", ".join(map(str, one.ranks.values()))
+            fits = fits and not (one.head_dim % 8 or any(rank % 32 for rank in one.ranks.values()))
+            sizes += f"heads {one.head_dim} (a multiple of 8), ranks {ranks} (multiples of 32), "
     if not fits:
         raise UnsupportedModel(
             f"sizes of this model are not supported by the CPU kernels: {sizes}"

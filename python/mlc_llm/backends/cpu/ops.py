@@ -31,6 +31,7 @@ from mlc_llm.backends.cpu.in_place import (
 from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.recurrent import convolved_thirds, mamba2
+from mlc_llm.backends.cpu.rwkv import rwkv7, shifted_tokens
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.cpu.vectors import keep_vectors, kept_vectors
 from mlc_llm.backends.operands import (
@@ -39,6 +40,8 @@ from mlc_llm.backends.operands import (
     GatedDeltaVectors,
     Mamba2Vectors,
     Part,
+    Rwkv7Parts,
+    Rwkv7Vectors,
     StateInputs,
 )
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
@@ -48,7 +51,7 @@ from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     ExpertsSpec,
 )
@@ -252,6 +255,17 @@ class CpuOps(AttentionOps):
         inputs: StateInputs,
     ) -> Tensor:
         return gated_delta(spec, parts, vectors, inputs, self._scratch)
+
+    def token_shift(self, x: Tensor | Input, factors: Tensor, inputs: StateInputs) -> list[Input]:
+        given = x if isinstance(x, Input) else Input("plain", x)
+        wide = given.as_floats(int(factors.shape[1]), self._isa, self._scratch)
+        mixed = shifted_tokens(wide, factors, inputs, self._scratch)
+        return [Input("plain", one) for one in mixed]
+
+    def rwkv7(
+        self, spec: Rwkv7Spec, parts: Rwkv7Parts, vectors: Rwkv7Vectors, inputs: StateInputs
+    ) -> Tensor:
+        return rwkv7(spec, parts, vectors, inputs, self._scratch)
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
         given = x if isinstance(x, Input) else Input("plain", x)

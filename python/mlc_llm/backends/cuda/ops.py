@@ -172,6 +172,12 @@ class CudaOps(AttentionOps, ChoiceOps):
     def gated_delta(self, *given: object) -> NoReturn:
         _refuse("gated delta rules")
 
+    def token_shift(self, *given: object) -> NoReturn:
+        _refuse("networks that read the token before")
+
+    def rwkv7(self, *given: object) -> NoReturn:
+        _refuse("time mixing of RWKV-7")
+
 
 def _refuse(feature: str) -> NoReturn:
     """Raises UnsupportedModel; `checks.py` says so before it comes to that."""

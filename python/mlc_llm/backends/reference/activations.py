@@ -27,6 +27,10 @@ def activated(activation: Activation, x: Tensor) -> Tensor:
         return op.silu(x)
     if activation == "sigmoid":
         return op.sigmoid(x)
+    if activation == "tanh":
+        return op.tanh(x)
+    if activation == "squared_relu":
+        return op.square(op.relu(x))
     return op.gelu(x, approximate="tanh" if activation == "gelu_tanh" else None)
 
 

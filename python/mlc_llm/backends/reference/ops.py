@@ -21,6 +21,8 @@ from mlc_llm.backends.operands import (
     LayerInputs,
     Mamba2Vectors,
     Part,
+    Rwkv7Parts,
+    Rwkv7Vectors,
     StateInputs,
 )
 from mlc_llm.backends.reference.activations import activated, gated
@@ -28,6 +30,7 @@ from mlc_llm.backends.reference.adapters import adapter_sum
 from mlc_llm.backends.reference.delta import gated_delta
 from mlc_llm.backends.reference.experts import ExpertStack, chosen_experts, weighted_results
 from mlc_llm.backends.reference.recurrent import convolved, mamba2
+from mlc_llm.backends.reference.rwkv import rwkv7, token_shift
 from mlc_llm.backends.reference.tensors import (
     GREEDY,
     chosen,
@@ -49,7 +52,7 @@ from mlc_llm.kernels.reference import (
     put_rows,
     store,
 )
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     Activation,
     AttentionSpec,
@@ -262,6 +265,14 @@ class ReferenceOps:
         inputs: StateInputs,
     ) -> Tensor:
         return gated_delta(spec, parts, vectors, inputs)
+
+    def token_shift(self, x: Tensor, factors: Tensor, inputs: StateInputs) -> list[Tensor]:
+        return token_shift(x, factors, inputs)
+
+    def rwkv7(
+        self, spec: Rwkv7Spec, parts: Rwkv7Parts, vectors: Rwkv7Vectors, inputs: StateInputs
+    ) -> Tensor:
+        return rwkv7(spec, parts, vectors, inputs)
 
     def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
         return taken(x, rows)

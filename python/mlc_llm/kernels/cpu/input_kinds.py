@@ -51,10 +51,21 @@ def _clamped_swiglu(gate: Expr, up: Expr, lanes: int) -> Expr:
     return gate / sigmoid * (up + fsplat(1.0, lanes))
 
 
-ACTIVATIONS: dict[str, Activation] = {"silu": _silu, "gelu_tanh": _gelu_tanh, "gelu": _gelu}
+def _squared_relu(x: Expr, lanes: int) -> Expr:
+    """max(x, 0)^2; a NaN is the second of two operands, so that it stays."""
+    above = T.max(fsplat(0.0, lanes), x)
+    return above * above
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+    "tanh": tanh,
+    "squared_relu": _squared_relu,
+}
 """Functions of one number."""
-GATES: dict[str, Activation] = {**ACTIVATIONS, "sigmoid": _sigmoid}
-"""The same for gates; that of attention has no bias, and is no network."""
 
 
 @T.inline
@@ -114,4 +125,4 @@ def load(
     up = up + given.bias[at] if which.is_biased else up
     if which.activation == CLAMPED:
         return _clamped_swiglu(gate, up, lanes)
-    return GATES[which.activation](gate, lanes) * up
+    return ACTIVATIONS[which.activation](gate, lanes) * up

@@ -114,8 +114,7 @@ def free_memory() -> int:
 
 def _state_bytes(spec: ModelSpec) -> int:
     """Of one sequence."""
-    shapes = [shape for one in spec.recurrent_layers.values() for shape in one.state_shapes]
-    return sum(4 * math.prod(shape) for shape in shapes)
+    return sum(4 * math.prod(shape) for _, shape in spec.state_shapes)
 
 
 def model_size(

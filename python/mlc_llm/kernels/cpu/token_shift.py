@@ -1,0 +1,117 @@
+"""Mixtures of each token and the one before it, with a state for each sequence (RWKV).
+
+    in parallel for each stretch of channels, for each row, for each of its tokens t:
+        change = x[t - 1] - x[t]            before the row: what the state keeps, less x[t]
+        y[p, t] = x[t] + change * factors[p], of each mixture p
+        new state = x of the row's last token
+
+Rows come in order: one may read the slot that an earlier one has written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.types import Buffer
+
+L = 8
+STRETCH = 32
+"""Channels of a task."""
+MANY = 8
+"""Tokens from which on a second thread is worth its wake-up."""
+MIXTURES = ("Y0", "Y1", "Y2", "Y3", "Y4", "Y5")
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The arguments of `token_shift`."""
+
+    x: Buffer
+    factors: Buffer
+    rows: Buffer
+    state: Buffer
+    out: tuple[Buffer, ...]
+
+
+@T.inline
+def _mix(given, t, at, before, change, p):
+    """A mixture of a token, if there is a number p of them."""
+    lane = T.meta_var(lanes_at(0, L))
+    if p < len(given.out):
+        given.out[p][t, at] = before[lane] + change[lane] * given.factors[p, at]
+
+
+@T.inline
+def _one_row(given, row, d, before, change):
+    """The mixtures of a row, for a vector of channels from d on, and its new state."""
+    lane, at = T.meta_var(lanes_at(0, L)), T.meta_var(lanes_at(d, L))
+    before[lane] = given.state[given.rows[row, 2], 0, at]
+    for j in T.serial(given.rows[row, 1]):
+        t = T.meta_var(given.rows[row, 0] + j)
+        change[lane] = before[lane] - given.x[t, at]
+        before[lane] = given.x[t, at]
+        _mix(given, t, at, before, change, 0)
+        _mix(given, t, at, before, change, 1)
+        _mix(given, t, at, before, change, 2)
+        _mix(given, t, at, before, change, 3)
+        _mix(given, t, at, before, change, 4)
+        _mix(given, t, at, before, change, 5)
+    given.state[given.rows[row, 3], 0, at] = before[lane]
+
+
+@T.inline
+def _channels(given, stretch, r):
+    """A stretch of channels of all rows."""
+    before = T.alloc_buffer((L,), "float32")
+    change = T.alloc_buffer((L,), "float32")
+    for row in T.serial(r):
+        for v in T.serial(STRETCH // L):
+            _one_row(given, row, stretch * STRETCH + v * L, before, change)
+
+
+@cache
+def token_shift(width: int, count: int) -> PrimFunc:
+    """Kernel arguments; width is a multiple of 32, and there are up to six mixtures:
+
+    x        float32 [m, width]
+    factors  float32 [count, width]
+    rows     int32 [r, 4]: first token, number of tokens, slot to read, another slot to write
+    state    float32 [slots, 1, width]: the token before a row
+    y        float32 [m, width], of each mixture
+    """
+
+    @T.prim_func(private=True, s_tir=True)
+    def shift(
+        x: T.handle, factors: T.handle, rows: T.handle, state: T.handle, y0: T.handle,
+        y1: T.handle, y2: T.handle, y3: T.handle, y4: T.handle, y5: T.handle,
+    ):  # fmt: skip
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        r = T.int32()
+        n = T.int32()
+        X = T.match_buffer(x, (m, width), "float32")
+        F = T.match_buffer(factors, (count, width), "float32")
+        R = T.match_buffer(rows, (r, 4), "int32")
+        S = T.match_buffer(state, (n, 1, width), "float32")
+        Y0 = T.match_buffer(y0, (m, width), "float32")
+        Y1 = T.match_buffer(y1, (m, width), "float32")
+        Y2 = T.match_buffer(y2, (m, width), "float32")
+        Y3 = T.match_buffer(y3, (m, width), "float32")
+        Y4 = T.match_buffer(y4, (m, width), "float32")
+        Y5 = T.match_buffer(y5, (m, width), "float32")
+        with T.sblock("root"):
+            given = T.meta_var(Given(X, F, R, S, (Y0, Y1, Y2, Y3, Y4, Y5)[:count]))
+            if m >= MANY:
+                for u in T.parallel(width // STRETCH):
+                    _channels(given, u, r)
+            else:
+                for u in T.serial(width // STRETCH):
+                    _channels(given, u, r)
+
+    return without(shift, *MIXTURES[count:])

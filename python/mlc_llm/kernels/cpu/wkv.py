@@ -1,0 +1,241 @@
+"""Time mixing of RWKV-7 over ragged rows, with a state for each sequence (`models/recurrent.py`).
+
+In parallel for each head, for each row:
+    h = old state
+    for each token t:                   prompts and decoding alike, so a token's bits are the same
+        w, k, u, rate and value of the head, from what the matrices give
+        seen = u h
+        h = w * h - (rate * u) seen + k value^T;  o = r h
+        out[t] = (norm(o) + (r * k . r_k) value) * g
+    new state = h
+
+A state has a row for each number of a key, so that the numbers of a value are in lanes and no sum
+goes across them. Rows come in order: one may read the slot that an earlier one has written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.state_space import LARGE
+from mlc_llm.kernels.cpu.vectors import (
+    LOG2E,
+    SCHEDULED,
+    exp2,
+    fsplat,
+    lanes_at,
+    reduce_sum,
+    splat,
+    tanh,
+)
+from mlc_llm.kernels.types import Buffer, Expr
+
+L = 8
+DECAY, RATE, UNIT, KEY, VALUE, SEEN, OUT = range(7)
+"""Rows of a task's memory: numbers of a head of one token."""
+SMALLEST = 1e-12
+"""Least length that a vector is divided by."""
+
+
+@dataclass(frozen=True, eq=False)
+class Wkv:
+    """The arguments of `wkv`, the size of a head, and what is added to its variance."""
+
+    r: Buffer
+    w: Buffer
+    k: Buffer
+    v: Buffer
+    a: Buffer
+    g: Buffer
+    b: Buffer | None
+    first: Buffer | None
+    w0: Buffer
+    a0: Buffer
+    v0: Buffer | None
+    k_k: Buffer
+    k_a: Buffer
+    r_k: Buffer
+    norm: Buffer
+    norm_bias: Buffer
+    rows: Buffer
+    state: Buffer
+    out: Buffer
+    size: int
+    eps: float
+
+
+def _sigmoid(x: Expr) -> Expr:
+    """1 / (1 + e^-x) = (1 + tanh(x / 2)) / 2."""
+    half = fsplat(0.5, L)
+    return half + half * tanh(x * half, L)
+
+
+def _decay(x: Expr) -> Expr:
+    """exp(-e^-0.5 * sigmoid(x))."""
+    return exp2(_sigmoid(x) * fsplat(-math.exp(-0.5) * LOG2E, L), L)
+
+
+@T.inline
+def _numbers(s, t, h, of, total, number):
+    """of: the head's numbers of a token, from DECAY to VALUE."""
+    lane = T.meta_var(lanes_at(0, L))
+    total[lane] = fsplat(0.0, L)
+    for i in T.serial(s.size // L):
+        here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
+        of[DECAY, here] = _decay(s.w[t, at] + s.w0[at])
+        of[RATE, here] = _sigmoid(s.a[t, at] + s.a0[at])
+        of[UNIT, here] = s.k[t, at] * s.k_k[at]
+        of[KEY, here] = s.k[t, at] * (
+            (of[RATE, here] - fsplat(1.0, L)) * s.k_a[at] + fsplat(1.0, L)
+        )
+        of[VALUE, here] = s.v[t, at]
+        if s.first is not None:
+            of[VALUE, here] = of[VALUE, here] + (s.first[t, at] - of[VALUE, here]) * _sigmoid(
+                s.b[t, at] + s.v0[at]
+            )
+        total[lane] = total[lane] + of[UNIT, here] * of[UNIT, here]
+    number[0] = T.float32(1) / T.max(T.sqrt(reduce_sum(total, L)), T.float32(SMALLEST))
+    for i in T.serial(s.size // L):
+        here = T.meta_var(lanes_at(i * L, L))
+        of[UNIT, here] = of[UNIT, here] * splat(number[0], L)
+        of[RATE, here] = of[RATE, here] * of[UNIT, here]
+
+
+@T.inline
+def _advance(s, slot, t, h, of):
+    """The state of a head behind one token more; of[OUT]: what it gives."""
+    for i in T.serial(s.size // L):
+        here = T.meta_var(lanes_at(i * L, L))
+        of[SEEN, here] = fsplat(0.0, L)
+        of[OUT, here] = fsplat(0.0, L)
+    for j in T.serial(s.size):
+        for i in T.unroll(s.size // L):
+            here = T.meta_var(lanes_at(i * L, L))
+            of[SEEN, here] = of[SEEN, here] + s.state[slot, h, j, here] * splat(of[UNIT, j], L)
+    for j in T.serial(s.size):
+        for i in T.unroll(s.size // L):
+            here = T.meta_var(lanes_at(i * L, L))
+            s.state[slot, h, j, here] = (
+                s.state[slot, h, j, here] * splat(of[DECAY, j], L)
+                - of[SEEN, here] * splat(of[RATE, j], L)
+                + of[VALUE, here] * splat(of[KEY, j], L)
+            )
+            of[OUT, here] = of[OUT, here] + s.state[slot, h, j, here] * splat(
+                s.r[t, h * s.size + j], L
+            )
+
+
+@T.inline
+def _finish(s, t, h, of, total, number):
+    """What a head gives, normalised, with its own value, times the gate."""
+    lane = T.meta_var(lanes_at(0, L))
+    total[lane] = fsplat(0.0, L)
+    for i in T.serial(s.size // L):
+        total[lane] = total[lane] + of[OUT, lanes_at(i * L, L)]
+    number[0] = reduce_sum(total, L) * T.float32(1.0 / s.size)
+    total[lane] = fsplat(0.0, L)
+    for i in T.serial(s.size // L):
+        here = T.meta_var(lanes_at(i * L, L))
+        of[OUT, here] = of[OUT, here] - splat(number[0], L)
+        total[lane] = total[lane] + of[OUT, here] * of[OUT, here]
+    number[0] = T.float32(1) / T.sqrt(
+        reduce_sum(total, L) * T.float32(1.0 / s.size) + T.float32(s.eps)
+    )
+    total[lane] = fsplat(0.0, L)
+    for i in T.serial(s.size // L):
+        here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
+        total[lane] = total[lane] + s.r[t, at] * of[KEY, here] * s.r_k[at]
+    number[1] = reduce_sum(total, L)
+    for i in T.serial(s.size // L):
+        here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
+        s.out[t, at] = (
+            of[OUT, here] * splat(number[0], L) * s.norm[at]
+            + s.norm_bias[at]
+            + of[VALUE, here] * splat(number[1], L)
+        ) * s.g[t, at]
+
+
+@T.inline
+def _head(s, h, r):
+    """A head of all rows."""
+    of = T.alloc_buffer((7, s.size), "float32")
+    total = T.alloc_buffer((L,), "float32")
+    number = T.alloc_buffer((2,), "float32")
+    for row in T.serial(r):
+        for j in T.serial(s.size):
+            for i in T.serial(s.size // L):
+                here = T.meta_var(lanes_at(i * L, L))
+                s.state[s.rows[row, 3], h, j, here] = s.state[s.rows[row, 2], h, j, here]
+        for i in T.serial(s.rows[row, 1]):
+            t = T.meta_var(s.rows[row, 0] + i)
+            _numbers(s, t, h, of, total, number)
+            _advance(s, s.rows[row, 3], t, h, of)
+            _finish(s, t, h, of, total, number)
+
+
+@cache
+def wkv(heads: int, size: int, eps: float, *, is_first: bool) -> PrimFunc:
+    """Kernel arguments; size, of a head, is a multiple of 8:
+
+    r, w, k, v, a, g  float32 [m, heads * size]: what the matrices give
+    b, first          the same; the first layer has none
+    w0 to norm_bias   float32 [heads * size]; the first layer has no v0
+    rows              int32 [r, 4]: first token, number of tokens, slot to read, another slot to
+                      write
+    state             float32 [slots, heads, size, size]: by key, then by value
+    out               float32 [m, heads * size]
+    """
+    width, work = heads * size, heads * size * size
+
+    @T.prim_func(private=True, s_tir=True)
+    def time_mix(
+        r: T.handle, w: T.handle, k: T.handle, v: T.handle, a: T.handle, g: T.handle,
+        b: T.handle, first: T.handle, w0: T.handle, a0: T.handle, v0: T.handle, k_k: T.handle,
+        k_a: T.handle, r_k: T.handle, norm: T.handle, norm_bias: T.handle, rows: T.handle,
+        state: T.handle, out: T.handle,
+    ):  # fmt: skip
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        count = T.int32()
+        n = T.int32()
+        R = T.match_buffer(r, (m, width), "float32")
+        W = T.match_buffer(w, (m, width), "float32")
+        K = T.match_buffer(k, (m, width), "float32")
+        V = T.match_buffer(v, (m, width), "float32")
+        A = T.match_buffer(a, (m, width), "float32")
+        G = T.match_buffer(g, (m, width), "float32")
+        B = T.match_buffer(b, (m, width), "float32")
+        FIRST = T.match_buffer(first, (m, width), "float32")
+        W0 = T.match_buffer(w0, (width,), "float32")
+        A0 = T.match_buffer(a0, (width,), "float32")
+        V0 = T.match_buffer(v0, (width,), "float32")
+        KK = T.match_buffer(k_k, (width,), "float32")
+        KA = T.match_buffer(k_a, (width,), "float32")
+        RK = T.match_buffer(r_k, (width,), "float32")
+        NORM = T.match_buffer(norm, (width,), "float32")
+        SHIFT = T.match_buffer(norm_bias, (width,), "float32")
+        ROWS = T.match_buffer(rows, (count, 4), "int32")
+        S = T.match_buffer(state, (n, heads, size, size), "float32")
+        O = T.match_buffer(out, (m, width), "float32")
+        with T.sblock("root"):
+            s = T.meta_var(
+                Wkv(
+                    R, W, K, V, A, G, None if is_first else B, None if is_first else FIRST,
+                    W0, A0, None if is_first else V0, KK, KA, RK, NORM, SHIFT, ROWS, S, O, size,
+                    eps,
+                )
+            )  # fmt: skip
+            if m * work >= LARGE:
+                for h in T.parallel(heads):
+                    _head(s, h, count)
+            else:
+                for h in T.serial(heads):
+                    _head(s, h, count)
+
+    return without(time_mix, *(("B", "FIRST", "V0") if is_first else ()))
