@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from page_tools import CHAT, DONE, ask, delta, ended, last_answer, refuse, script, send, until
 from server_harness import Running, running
 
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.serve.server.limits.tenants import read_keys
+from mlc_llm.serve.server.pool.openers import EngineOpener
+from mlc_llm.testing.tiny_eyes import IMAGE_TOKENS, write_tiny_eyes
 
 from conftest import open_page  # isort: skip
 
@@ -159,6 +163,39 @@ def test_pictures_only_where_the_model_sees(page: Any, server: Running) -> None:
     file = {"name": "a.svg", "mimeType": "image/svg+xml", "buffer": b"<svg/>"}
     page.set_input_files("#file", file)
     page.wait_for_selector("text=a.svg is no PNG")
+
+
+def test_a_model_that_sees_gets_the_picture(context: Any, tmp_path: Path) -> None:
+    """A tiny model with a tower behind the real server: the picture goes into its prompt."""
+    pillow = pytest.importorskip("PIL.Image", reason="the extra `images` is not installed")
+    model = write_tiny_eyes(tmp_path).model
+    for name, colour in (("red.png", (255, 0, 0)), ("blue.png", (0, 0, 255))):
+        pillow.new("RGB", (40, 30), colour).save(tmp_path / name)
+    config = EngineConfig(verbose=False, kernels="reference", max_num_sequence=2)
+    opener = EngineOpener("cpu", config)
+    with running(ServerSettings(port=0), [str(model)], opener) as seeing:
+        page, sent = context.new_page(), []
+        page.on("request", lambda one: sent.append(one.post_data_json) if one.post_data else None)
+        prompts, answers = [], []
+        for name in ("", "red.png", "blue.png"):
+            open_page(page, seeing)
+            page.wait_for_selector("#attach:visible")
+            page.click("#new")
+            if name:
+                page.set_input_files("#file", str(tmp_path / name))
+                page.wait_for_selector("#pictures img", state="attached")
+            answers.append(ask(page, "What is it?"))
+            stats = page.locator(".message.assistant .stats").last.inner_text()
+            prompts.append(int(stats.split("prompt ")[1].split()[0].rstrip(",")))
+            assert page.locator(".message.user img").count() == bool(name)
+    assert prompts[1] == prompts[2] >= prompts[0] + IMAGE_TOKENS
+    assert answers[1] != answers[2], "the picture changes nothing"
+    asked = [one["messages"][-1]["content"] for one in sent if one and "messages" in one]
+    assert len(asked) == 3
+    for content in asked[1:]:
+        picture, text = content
+        assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+        assert text == {"type": "text", "text": "What is it?"}
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(context: Any) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,44 @@ def test_texts_and_images_in_any_order(engine: SyncMLCEngine) -> None:
     alone = [engine.generate([one], GREEDY).texts[0][0] for one in prompts]
     assert [one[0] for one in together] == alone
     assert len({*alone}) == len(alone), "an image changes nothing"
+
+
+@pytest.mark.slow
+def test_images_and_pages_of_8_bits(files: TinyEyes, engine: SyncMLCEngine) -> None:
+    """Near the exact pages, and just as independent of company and of steps."""
+    settings: dict[str, Any] = {"verbose": False, "kernels": "reference", "kv_cache_dtype": "int8"}
+    first, second = ImageData(png(1)), ImageData(png(2))
+    prompts: list[list[Data]] = [
+        [first, TextData("a")],
+        [second, TextData("a")],
+        [TextData("look"), first, TokenData([5, 6]), second, TextData("b")],
+    ]
+    watched = replace(GREEDY, logprobs=True, top_logprobs=20)
+    texts, alone = [], []
+    for chunk in (24, 64):
+        config = EngineConfig(prefill_chunk_size=chunk, **settings)
+        of_bytes = SyncMLCEngine(str(files.model), engine_config=config)
+        texts += [of_bytes.generate([one], GREEDY).texts[0][0] for one in prompts]
+        alone += [first_scores(of_bytes, one, watched) for one in prompts]
+        together, _ = of_bytes.generate(prompts, GREEDY)
+        assert [one[0] for one in together] == texts[-3:]
+    assert texts[:3] == texts[3:] and alone[:3] == alone[3:], "steps change something"
+    assert alone[0] != alone[1], "an image changes nothing"
+    for found, one in zip(alone, prompts, strict=False):
+        exact = first_scores(engine, one, watched)
+        assert found != exact, "the pages have no 8 bits"
+        both = found.keys() & exact.keys()
+        assert len(both) >= 15 and max(abs(found[t] - exact[t]) for t in both) < 0.1
+
+
+def first_scores(
+    engine: SyncMLCEngine, prompt: list[Data], config: GenerationConfig
+) -> dict[str, float]:
+    """Log-probabilities of the likeliest first tokens."""
+    output = engine.generate([prompt], config)
+    assert output.logprobs is not None
+    first = json.loads(output.logprobs[0][0][0])
+    return {str(one["bytes"]): one["logprob"] for one in first["top_logprobs"]}
 
 
 @pytest.mark.slow
