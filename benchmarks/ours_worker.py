@@ -52,10 +52,15 @@ class Streams:
         """`count` fresh sequences, each with its own prompt of `depth` tokens."""
         self._runner = runner
         runner.reset()
-        self._last = []
-        for i in range(count):
-            runner.add_sequence(i)
-            self._last.append(self._prompt(i, depth))
+        self._last: list[int] = []
+        for _ in range(count):
+            self.begin(depth)
+
+    def begin(self, depth: int) -> None:
+        """One more sequence, with its own prompt of `depth` tokens."""
+        seq_id = len(self._last)
+        self._runner.add_sequence(seq_id)
+        self._last.append(self._prompt(seq_id, depth))
 
     def _prompt(self, seq_id: int, depth: int) -> int:
         limits = self._runner.limits

@@ -26,7 +26,8 @@ FILE_TYPE = 15
 SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 """What llama-quantize takes where rows are not whole blocks."""
 SCALES: Mapping[str, Mapping[int, float]] = {
-    "Q4_K": {0: 1.0, 2: 7.5}, "Q6_K": {208: 1.0}, "Q5_0": {0: 1.0}, "Q8_0": {0: 1.0},
+    "Q4_K": {0: 1.0, 2: 7.5}, "Q6_K": {208: 1.0}, "Q4_0": {0: 1.0},
+    "Q5_0": {0: 1.0}, "Q8_0": {0: 1.0},
 }  # fmt: skip
 """Where a block has numbers in float16, and their ratio. The mean of random values is then near 0:
 a minimum of Q4_K is 7.5 times its scale, the middle of 0 to 15."""
@@ -92,7 +93,7 @@ def write_real(path: Path, shape: RealShape, source: Mapping[str, Value], seed: 
     for name, sizes in tensor_sizes(shape):
         key = (kind_of(shape, name, sizes), sizes)
         if key not in made:
-            made[key] = _random(rng, *key)
+            made[key] = random_tensor(rng, *key)
         tensors[name] = made[key]
     write_gguf(path, _metadata(shape, source), tensors)
     return path
@@ -156,7 +157,7 @@ def _has_more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _random(rng: np.random.Generator, kind: str, sizes: tuple[int, ...]) -> TensorData:
+def random_tensor(rng: np.random.Generator, kind: str, sizes: tuple[int, ...]) -> TensorData:
     """Random values, scaled so that a product has about the size of its input; norms near 1."""
     if kind == "F32":
         values = rng.standard_normal(sizes, dtype=np.float32)
