@@ -151,7 +151,7 @@ def _in_file(tensor: str, config: Mapping[str, Any]) -> str:
 def metadata(name: str, spec: ModelSpec) -> dict[str, Value]:
     config = SHAPES[name]
     (config_class,) = config["architectures"]
-    found: dict[str, Value] = {}
+    found: dict[str, Any] = {}
     if config_class in CLASSES:
         for make in CLASSES[config_class].fields:
             found |= make(spec, config)
