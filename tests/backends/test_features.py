@@ -16,7 +16,7 @@ from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.image_spec import TowerSpec
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     NO_NETWORK,
     AttentionSpec,
@@ -94,6 +94,15 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
         "gated delta rules",
         lambda: model(replace(PLAIN, mixer=GatedDeltaSpec(2, 32, 2, 32, 4))),
     ),
+    "time mixing": (
+        "time mixing of RWKV-7",
+        lambda: model(replace(PLAIN, mixer=Rwkv7Spec(2, 32, 32, 32, 32, 32, 1e-5))),
+    ),
+    "token shifts": (
+        "networks that read the token before",
+        lambda: model(replace(PLAIN, feed_forward=DenseSpec(96, gated=False, shifted=64))),
+    ),
+    "embedding norms": ("norms of embeddings", lambda: model(embedding_norm=True)),
     "gates": (
         "gates of attention",
         lambda: model(replace(PLAIN, mixer=replace(PLAIN.mixer, gated=True))),
@@ -149,7 +158,7 @@ ASKED: dict[str, tuple[Feature, Callable[[], ModelSpec]]] = {
 }
 OF_MODELS = (
     "rotary embeddings of parts of a head", "layer norms", "learned positions",
-    "logit multipliers", "logit caps", "encoders", "no attention at all",
+    "logit multipliers", "logit caps", "encoders", "no attention at all", "norms of embeddings",
     "towers of images", "images",
 )  # fmt: skip
 
@@ -191,6 +200,7 @@ ALSO: dict[str, set[str]] = {
     "gates of shared experts": {"experts"},
     "mixers side by side": {"state spaces"},
     "no attention at all": {"state spaces"},
+    "networks that read the token before": {"networks without a gate"},
 }
 """What a model with the feature needs too."""
 
