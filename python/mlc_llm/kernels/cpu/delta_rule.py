@@ -1,12 +1,15 @@
 """A gated delta rule over ragged rows, with a state for each sequence (`models/recurrent.py`).
 
 `delta_scan`, in parallel for each head of values, for each row:
-    h = old state
+    h = old state, read by the first token
     for each token t:                   prompts and decoding alike, so a token's bits are the same
         q, k of the head of keys, each divided by sqrt(sum of squares + 1e-6)
         h = exp(decay * softplus(a + bias)) * h
         h = h + sigmoid(b) * (v - h k) k^T;  out[t] = h q
     new state = h
+
+The rows of h do not see each other: ROWS of them go through TOKENS tokens before the next ones do,
+so that they stay in the nearest cache.
 
 `normed_gate`, in parallel for each row: o = norm(o) * silu(z), each head normalised alone
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -24,11 +28,13 @@ from tvm.tirx import PrimFunc
 from mlc_llm.kernels.cpu.activation import each_row
 from mlc_llm.kernels.cpu.silu_conv import L, silu
 from mlc_llm.kernels.cpu.state_space import LARGE, softplus
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at, reduce_sum, splat
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, reduce_sum, splat
 from mlc_llm.kernels.types import Buffer
 
 SMALLEST = 1e-6
 """Added to the sum of squares of a head."""
+ROWS, TOKENS = 4, 32
+"""Of a state, and of a sequence, that are computed together."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,10 @@ class DeltaShape:
         """Numbers of q, and of k."""
         return self.key_heads * self.key_dim
 
+    @property
+    def lanes(self) -> int:
+        return gcd(self.key_dim, 16)
+
 
 @dataclass(frozen=True, eq=False)
 class Scan:
@@ -65,76 +75,121 @@ class Scan:
     out: Buffer
 
 
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a task keeps of some tokens, and of the rows that it computes."""
+
+    units: Buffer
+    """[TOKENS, 2, key_dim]: q and k."""
+    numbers: Buffer
+    """[TOKENS, 2]: two factors of a step."""
+    total: Buffer
+    change: Buffer
+
+
 @T.inline
-def _unit(shape, s, t, start, which, scale, unit, total):
-    """unit[which] = q or k of a token, divided by its length, times a factor."""
-    lane = T.meta_var(lanes_at(0, L))
-    total[lane] = fsplat(0.0, L)
-    for v in T.unroll(shape.key_dim // L):
-        total[lane] = (
-            total[lane]
-            + s.mixed[t, lanes_at(start + v * L, L)] * s.mixed[t, lanes_at(start + v * L, L)]
-        )
-    unit[which, lane] = splat(
-        T.float32(scale) / T.sqrt(reduce_sum(total, L) + T.float32(SMALLEST)), L
+def _unit(shape, s, t, start, which, scale, memory, j):
+    """units[j, which] = q or k of a token, divided by its length, times a factor."""
+    lanes = T.meta_var(shape.lanes)
+    lane = T.meta_var(lanes_at(0, lanes))
+    memory.total[0, lane] = fsplat(0.0, lanes)
+    for v in T.unroll(shape.key_dim // lanes):
+        at = T.meta_var(lanes_at(start + v * lanes, lanes))
+        memory.total[0, lane] = memory.total[0, lane] + s.mixed[t, at] * s.mixed[t, at]
+    memory.change[0] = T.float32(scale) / T.sqrt(
+        halved_sum(memory.total[0, lane], lanes) + T.float32(SMALLEST)
     )
-    total[lane] = unit[which, lane]
-    for v in T.unroll(shape.key_dim // L):
-        unit[which, lanes_at(v * L, L)] = s.mixed[t, lanes_at(start + v * L, L)] * total[lane]
+    for v in T.unroll(shape.key_dim // lanes):
+        at = T.meta_var(lanes_at(start + v * lanes, lanes))
+        memory.units[j, which, lanes_at(v * lanes, lanes)] = s.mixed[t, at] * splat(
+            memory.change[0], lanes
+        )
 
 
 @T.inline
-def _step_sizes(shape, s, t, h, number):
-    """number: exp(decay * softplus(a + bias)), then sigmoid(b)."""
+def _step_sizes(shape, s, t, h, number, memory, j):
+    """numbers[j]: exp(decay * softplus(a + bias)), then sigmoid(b)."""
     number[0] = s.a[t, shape.a[1] + h] + s.bias[h]
     softplus(number)
-    number[0] = T.exp(number[0] * s.decay[h])
-    number[1] = T.float32(1) / (T.float32(1) + T.exp(T.float32(0) - s.b[t, shape.b[1] + h]))
+    memory.numbers[j, 0] = T.exp(number[0] * s.decay[h])
+    memory.numbers[j, 1] = T.float32(1) / (
+        T.float32(1) + T.exp(T.float32(0) - s.b[t, shape.b[1] + h])
+    )
 
 
 @T.inline
-def _advance(shape, s, slot, t, h, number, unit, total):
-    """The state of a head behind one token more, and what the head gives."""
-    lane = T.meta_var(lanes_at(0, L))
-    v_start = T.meta_var(2 * shape.keys + h * shape.head_dim)
-    for p in T.serial(shape.head_dim):
-        total[lane] = fsplat(0.0, L)
-        for v in T.unroll(shape.key_dim // L):
-            at = T.meta_var(lanes_at(v * L, L))
-            s.state[slot, h, p, at] = s.state[slot, h, p, at] * splat(number[0], L)
-            total[lane] = total[lane] + s.state[slot, h, p, at] * unit[1, at]
-        number[2] = number[1] * (s.mixed[t, v_start + p] - reduce_sum(total, L))
-        total[lane] = fsplat(0.0, L)
-        for v in T.unroll(shape.key_dim // L):
-            at = T.meta_var(lanes_at(v * L, L))
-            s.state[slot, h, p, at] = s.state[slot, h, p, at] + splat(number[2], L) * unit[1, at]
-            total[lane] = total[lane] + s.state[slot, h, p, at] * unit[0, at]
-        s.out[t, h * shape.head_dim + p] = reduce_sum(total, L)
+def _advance(shape, s, old, slot, t, h, p, memory, j):
+    """Rows of a head's state from p on behind one token more, and what they give."""
+    lanes = T.meta_var(shape.lanes)
+    lane = T.meta_var(lanes_at(0, lanes))
+    v_start = T.meta_var(2 * shape.keys + h * shape.head_dim + p)
+    for n in T.unroll(ROWS):
+        memory.total[n, lane] = fsplat(0.0, lanes)
+    for v in T.unroll(shape.key_dim // lanes):
+        for n in T.unroll(ROWS):
+            at = T.meta_var(lanes_at(v * lanes, lanes))
+            memory.total[n, lane] = (
+                memory.total[n, lane]
+                + s.state[old, h, p + n, at]
+                * splat(memory.numbers[j, 0], lanes)
+                * memory.units[j, 1, at]
+            )
+    for n in T.unroll(ROWS):
+        memory.change[n] = memory.numbers[j, 1] * (
+            s.mixed[t, v_start + n] - halved_sum(memory.total[n, lane], lanes)
+        )
+    for n in T.unroll(ROWS):
+        memory.total[n, lane] = fsplat(0.0, lanes)
+    for v in T.unroll(shape.key_dim // lanes):
+        for n in T.unroll(ROWS):
+            at = T.meta_var(lanes_at(v * lanes, lanes))
+            s.state[slot, h, p + n, at] = (
+                s.state[old, h, p + n, at] * splat(memory.numbers[j, 0], lanes)
+                + splat(memory.change[n], lanes) * memory.units[j, 1, at]
+            )
+            memory.total[n, lane] = (
+                memory.total[n, lane] + s.state[slot, h, p + n, at] * memory.units[j, 0, at]
+            )
+    for n in T.unroll(ROWS):
+        s.out[t, h * shape.head_dim + p + n] = halved_sum(memory.total[n, lane], lanes)
+
+
+@T.inline
+def _tokens(shape, s, row, c, count, h, number, memory):
+    """A head's state behind up to TOKENS tokens more of a row. The first token reads the slot of
+    the state before the row."""
+    k = T.meta_var(h % shape.key_heads if shape.in_turn else h // (shape.heads // shape.key_heads))
+    first = T.meta_var(s.rows[row, 0] + c * TOKENS)
+    for j in T.serial(count):
+        scale = T.meta_var(shape.key_dim**-0.5)
+        _unit(shape, s, first + j, k * shape.key_dim, 0, scale, memory, j)
+        _unit(shape, s, first + j, shape.keys + k * shape.key_dim, 1, 1.0, memory, j)
+        _step_sizes(shape, s, first + j, h, number, memory, j)
+    for p in T.serial(shape.head_dim // ROWS):
+        for j in T.serial(count):
+            old = T.meta_var(s.rows[row, T.if_then_else(c + j == 0, 2, 3)])
+            _advance(shape, s, old, s.rows[row, 3], first + j, h, p * ROWS, memory, j)
 
 
 @T.inline
 def _head(shape, s, h, r):
-    """A head of all rows."""
+    """A head of all rows, each of which has tokens."""
     number = T.alloc_buffer((3,), "float32")
-    total = T.alloc_buffer((L,), "float32")
-    unit = T.alloc_buffer((2, shape.key_dim), "float32")
-    k = T.meta_var(h % shape.key_heads if shape.in_turn else h // (shape.heads // shape.key_heads))
+    units = T.alloc_buffer((TOKENS, 2, shape.key_dim), "float32")
+    numbers = T.alloc_buffer((TOKENS, 2), "float32")
+    total = T.alloc_buffer((ROWS, shape.lanes), "float32")
+    change = T.alloc_buffer((ROWS,), "float32")
     for row in T.serial(r):
-        for p in T.serial(shape.head_dim):
-            for v in T.serial(shape.key_dim // L):
-                at = T.meta_var(lanes_at(v * L, L))
-                s.state[s.rows[row, 3], h, p, at] = s.state[s.rows[row, 2], h, p, at]
-        for j in T.serial(s.rows[row, 1]):
-            t = T.meta_var(s.rows[row, 0] + j)
-            _unit(shape, s, t, k * shape.key_dim, 0, shape.key_dim**-0.5, unit, total)
-            _unit(shape, s, t, shape.keys + k * shape.key_dim, 1, 1.0, unit, total)
-            _step_sizes(shape, s, t, h, number)
-            _advance(shape, s, s.rows[row, 3], t, h, number, unit, total)
+        for c in T.serial((s.rows[row, 1] + TOKENS - 1) // TOKENS):
+            _tokens(
+                *(shape, s, row, c, T.min(s.rows[row, 1] - c * TOKENS, TOKENS), h, number),
+                Memory(units, numbers, total, change),
+            )
 
 
 @cache
 def delta_scan(shape: DeltaShape) -> PrimFunc:
-    """Kernel arguments; key_dim is a multiple of 8:
+    """Kernel arguments; key_dim is a multiple of 8, head_dim of 4:
 
     mixed  float32 [m, 2 * keys + heads * head_dim]: q, k and v
     a, b   float32 [m, columns]: a number of each head

@@ -79,7 +79,7 @@ def _step_sizes(s, t, h, number):
 
 
 @T.inline
-def _advance(s, slot, t, h, number, total):
+def _advance(s, old, slot, t, h, number, total):
     """The state of a head behind one token more, and what the head gives."""
     lane = T.meta_var(lanes_at(0, L))
     inner = T.meta_var(s.heads * s.head_dim)
@@ -89,7 +89,7 @@ def _advance(s, slot, t, h, number, total):
         total[lane] = fsplat(0.0, L)
         for v in T.unroll(s.size // L):
             at = T.meta_var(lanes_at(v * L, L))
-            s.state[slot, h, p, at] = s.state[slot, h, p, at] * splat(number[1], L) + s.mixed[
+            s.state[slot, h, p, at] = s.state[old, h, p, at] * splat(number[1], L) + s.mixed[
                 t, lanes_at(b + v * L, L)
             ] * splat(number[2], L)
             total[lane] = (
@@ -103,17 +103,15 @@ def _advance(s, slot, t, h, number, total):
 
 @T.inline
 def _head(s, h, r):
-    """A head of all rows."""
+    """A head of all rows, each of which has tokens. The first token of a row reads the slot of the
+    state before it."""
     number = T.alloc_buffer((3,), "float32")
     total = T.alloc_buffer((L,), "float32")
     for row in T.serial(r):
-        for p in T.serial(s.head_dim):
-            for v in T.serial(s.size // L):
-                at = T.meta_var(lanes_at(v * L, L))
-                s.state[s.rows[row, 3], h, p, at] = s.state[s.rows[row, 2], h, p, at]
         for j in T.serial(s.rows[row, 1]):
+            old = T.meta_var(s.rows[row, T.if_then_else(j == 0, 2, 3)])
             _step_sizes(s, s.rows[row, 0] + j, h, number)
-            _advance(s, s.rows[row, 3], s.rows[row, 0] + j, h, number, total)
+            _advance(s, old, s.rows[row, 3], s.rows[row, 0] + j, h, number, total)
 
 
 @cache

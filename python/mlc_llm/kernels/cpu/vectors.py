@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tvm.script import tirx as T
+from tvm.tirx import Shuffle
 
 from mlc_llm.kernels.cpu import tvm_patches
 from mlc_llm.kernels.types import Buffer, Expr, Index
@@ -100,6 +101,15 @@ def reduce_max(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
 def reduce_sum(buffer: Buffer, lanes: int, row: Index | None = None) -> Expr:
     """Sum of the first `lanes` elements (of a row) as a balanced tree: the order never changes."""
     return _fold(lambda a, b: a + b, _elements(buffer, lanes, row))
+
+
+def halved_sum(x: Expr, lanes: int) -> Expr:
+    """Sum of the lanes of a vector, whose number is a power of two: halves are added until one lane
+    is left. It takes fewer instructions than `reduce_sum`, and adds in another order."""
+    while lanes > 2:
+        lanes //= 2
+        x = T.vectorlow(f"float32x{lanes}", x) + T.vectorhigh(f"float32x{lanes}", x)
+    return Shuffle([x], [0]) + Shuffle([x], [1])
 
 
 def _elements(buffer: Buffer, lanes: int, row: Index | None) -> list[Expr]:

@@ -37,7 +37,7 @@ from mlc_llm.kernels.cpu.vectors import (
 from mlc_llm.kernels.types import Buffer, Expr
 
 L = 8
-DECAY, RATE, UNIT, KEY, VALUE, SEEN, OUT = range(7)
+DECAY, RATE, UNIT, KEY, VALUE = range(5)
 """Rows of a task's memory: numbers of a head of one token."""
 SMALLEST = 1e-12
 """Least length that a vector is divided by."""
@@ -108,42 +108,40 @@ def _numbers(s, t, h, of, total, number):
 
 
 @T.inline
-def _advance(s, slot, t, h, of):
-    """The state of a head behind one token more; of[OUT]: what it gives."""
-    for i in T.serial(s.size // L):
+def _advance(s, old, slot, t, h, of, seen, gives):
+    """The state of a head behind one token more, and what it gives."""
+    for i in T.unroll(s.size // L):
         here = T.meta_var(lanes_at(i * L, L))
-        of[SEEN, here] = fsplat(0.0, L)
-        of[OUT, here] = fsplat(0.0, L)
+        seen[here] = fsplat(0.0, L)
+        gives[here] = fsplat(0.0, L)
     for j in T.serial(s.size):
         for i in T.unroll(s.size // L):
             here = T.meta_var(lanes_at(i * L, L))
-            of[SEEN, here] = of[SEEN, here] + s.state[slot, h, j, here] * splat(of[UNIT, j], L)
+            seen[here] = seen[here] + s.state[old, h, j, here] * splat(of[UNIT, j], L)
     for j in T.serial(s.size):
         for i in T.unroll(s.size // L):
             here = T.meta_var(lanes_at(i * L, L))
             s.state[slot, h, j, here] = (
-                s.state[slot, h, j, here] * splat(of[DECAY, j], L)
-                - of[SEEN, here] * splat(of[RATE, j], L)
+                s.state[old, h, j, here] * splat(of[DECAY, j], L)
+                - seen[here] * splat(of[RATE, j], L)
                 + of[VALUE, here] * splat(of[KEY, j], L)
             )
-            of[OUT, here] = of[OUT, here] + s.state[slot, h, j, here] * splat(
-                s.r[t, h * s.size + j], L
-            )
+            gives[here] = gives[here] + s.state[slot, h, j, here] * splat(s.r[t, h * s.size + j], L)
 
 
 @T.inline
-def _finish(s, t, h, of, total, number):
+def _finish(s, t, h, of, gives, total, number):
     """What a head gives, normalised, with its own value, times the gate."""
     lane = T.meta_var(lanes_at(0, L))
     total[lane] = fsplat(0.0, L)
     for i in T.serial(s.size // L):
-        total[lane] = total[lane] + of[OUT, lanes_at(i * L, L)]
+        total[lane] = total[lane] + gives[lanes_at(i * L, L)]
     number[0] = reduce_sum(total, L) * T.float32(1.0 / s.size)
     total[lane] = fsplat(0.0, L)
     for i in T.serial(s.size // L):
         here = T.meta_var(lanes_at(i * L, L))
-        of[OUT, here] = of[OUT, here] - splat(number[0], L)
-        total[lane] = total[lane] + of[OUT, here] * of[OUT, here]
+        gives[here] = gives[here] - splat(number[0], L)
+        total[lane] = total[lane] + gives[here] * gives[here]
     number[0] = T.float32(1) / T.sqrt(
         reduce_sum(total, L) * T.float32(1.0 / s.size) + T.float32(s.eps)
     )
@@ -155,7 +153,7 @@ def _finish(s, t, h, of, total, number):
     for i in T.serial(s.size // L):
         here, at = T.meta_var(lanes_at(i * L, L)), T.meta_var(lanes_at(h * s.size + i * L, L))
         s.out[t, at] = (
-            of[OUT, here] * splat(number[0], L) * s.norm[at]
+            gives[here] * splat(number[0], L) * s.norm[at]
             + s.norm_bias[at]
             + of[VALUE, here] * splat(number[1], L)
         ) * s.g[t, at]
@@ -163,20 +161,20 @@ def _finish(s, t, h, of, total, number):
 
 @T.inline
 def _head(s, h, r):
-    """A head of all rows."""
-    of = T.alloc_buffer((7, s.size), "float32")
+    """A head of all rows, each of which has tokens. The first token of a row reads the slot of the
+    state before it."""
+    of = T.alloc_buffer((5, s.size), "float32")
+    seen = T.alloc_buffer((s.size,), "float32")
+    gives = T.alloc_buffer((s.size,), "float32")
     total = T.alloc_buffer((L,), "float32")
     number = T.alloc_buffer((2,), "float32")
     for row in T.serial(r):
-        for j in T.serial(s.size):
-            for i in T.serial(s.size // L):
-                here = T.meta_var(lanes_at(i * L, L))
-                s.state[s.rows[row, 3], h, j, here] = s.state[s.rows[row, 2], h, j, here]
         for i in T.serial(s.rows[row, 1]):
             t = T.meta_var(s.rows[row, 0] + i)
+            old = T.meta_var(s.rows[row, T.if_then_else(i == 0, 2, 3)])
             _numbers(s, t, h, of, total, number)
-            _advance(s, s.rows[row, 3], t, h, of)
-            _finish(s, t, h, of, total, number)
+            _advance(s, old, s.rows[row, 3], t, h, of, seen, gives)
+            _finish(s, t, h, of, gives, total, number)
 
 
 @cache
