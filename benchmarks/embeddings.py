@@ -1,10 +1,11 @@
-"""Texts a second of an encoder of BERT-base's shape, ours and llama.cpp's, on one random file.
+"""Texts a second of an encoder of BERT-base's shape, ours and others', on one random file.
 
-    python benchmarks/embeddings.py [--peer LLAMA_SERVER] [--kind Q8_0] [--texts 512] [--tokens 128]
+    python benchmarks/embeddings.py [--peer LLAMA_SERVER] [--onnx] [--kind Q8_0] [--texts 512]
 
-Our engine computes the texts in one call of `embeddings.create`, llama.cpp's server in one request.
-Both get token ids. They take turns, and the medians are compared. --peer names the program
-`llama-server`; without it, only our engine is measured. The weights are random, so only speeds say
+Our engine computes the texts in one call of `embeddings.create`, llama.cpp's server in one request,
+onnxruntime (--onnx; `onnx_encoder.py`) in batches of 32, with weights and activations of 8 bits.
+All get token ids. They take turns, and the medians are compared. --peer names the program
+`llama-server`; without it, llama.cpp is not measured. The weights are random, so only speeds say
 anything.
 """
 
@@ -17,8 +18,9 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib import request
@@ -26,6 +28,7 @@ from urllib.error import URLError
 
 import numpy as np
 from common import Spread, print_configuration
+from onnx_encoder import OnnxEncoder, write_graph
 from ours import versions
 
 from mlc_llm import MLCEngine
@@ -37,6 +40,8 @@ FIRST = 1000
 SPECIAL = {0: "[PAD]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
 START_S = 120
 Texts = Sequence[list[int]]
+Vectors = Sequence[Sequence[float]] | np.ndarray
+OURS = "ours"
 
 
 def metadata() -> dict[str, Any]:
@@ -120,29 +125,39 @@ def peer_vectors(address: str, texts: Texts) -> list[list[float]]:
         return [one["embedding"] for one in json.load(answer)["data"]]
 
 
-def measure(engine: MLCEngine, texts: Texts, rounds: int, address: str | None) -> None:
-    ours, theirs = [], []
+def _vectors(engine: MLCEngine, texts: Texts) -> Vectors:
+    found = [one.embedding for one in engine.embeddings.create(input=texts).data]
+    return [one for one in found if isinstance(one, list)]
+
+
+def measure(
+    engine: MLCEngine, texts: Texts, rounds: int, peers: Mapping[str, Callable[[Texts], Vectors]]
+) -> None:
+    """All sides take turns."""
+    sides: dict[str, Callable[[Texts], Vectors]] = {
+        OURS: lambda given: _vectors(engine, given),
+        **peers,
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, Vectors] = {}
     for i in range(rounds + 1):  # the first round warms up
-        began = time.perf_counter()
-        found = [one.embedding for one in engine.embeddings.create(input=texts).data]
-        middle = time.perf_counter()
-        if address is not None:
-            other = peer_vectors(address, texts)
-        end = time.perf_counter()
-        if i:
-            ours.append(len(texts) / (middle - began))
-            theirs.append(len(texts) / (end - middle))
-    print(f"texts a second, ours:       {Spread.of(ours)}")
-    if address is not None:
-        print(f"texts a second, llama.cpp:  {Spread.of(theirs)}")
-        ratio = Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
-        near = min(float(np.dot(a, b)) for a, b in zip(found, other, strict=True))
-        print(f"ratio: {ratio}; least cosine between both: {near:.6f}")
+        for name, compute in sides.items():
+            began = time.perf_counter()
+            found[name] = compute(texts)
+            if i:
+                speeds[name].append(len(texts) / (time.perf_counter() - began))
+    for name, measured in speeds.items():
+        print(f"texts a second, {name}: {Spread.of(measured)}")
+        if name != OURS:
+            ratio = Spread.of([a / b for a, b in zip(speeds[OURS], measured, strict=True)])
+            near = min(float(np.dot(*pair)) for pair in zip(found[OURS], found[name], strict=True))
+            print(f"  ratio: {ratio}; least cosine between both: {near:.6f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--peer", metavar="LLAMA_SERVER")
+    parser.add_argument("--onnx", action="store_true", help="onnxruntime too, with 8 bits")
     parser.add_argument("--kind", default="Q8_0")
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=128)
@@ -153,16 +168,21 @@ def main() -> None:
     print_configuration("Embeddings", **versions(), texts=what, rounds=given.rounds)
     rng = np.random.default_rng(0)
     texts = rng.integers(FIRST, VOCABULARY, (given.texts, given.tokens)).tolist()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bert-base.gguf"
-        write_gguf(path, metadata(), tensors(given.kind))
+    threads = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        path, made = folder / "bert-base.gguf", tensors(given.kind)
+        write_gguf(path, metadata(), made)
+        peers: dict[str, Callable[[Texts], Vectors]] = {}
+        if given.peer is not None:
+            server = peer_server(given.peer, path, threads, given.tokens)
+            peers["llama.cpp"] = partial(peer_vectors, stack.enter_context(server))
+        if given.onnx:
+            write_graph(folder / "bert.onnx", made, LAYERS, HEADS, 1e-12)
+            peers["onnxruntime"] = OnnxEncoder(folder, folder / "bert.onnx", threads).vectors
         config = {"precision": given.precision}
         with MLCEngine(str(path), engine_config=config) as engine:
-            if given.peer is None:
-                return measure(engine, texts, given.rounds, None)
-            threads = len(os.sched_getaffinity(0))
-            with peer_server(given.peer, path, threads, given.tokens) as address:
-                measure(engine, texts, given.rounds, address)
+            measure(engine, texts, given.rounds, peers)
 
 
 if __name__ == "__main__":

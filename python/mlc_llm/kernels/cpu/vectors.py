@@ -109,7 +109,8 @@ def halved_sum(x: Expr, lanes: int) -> Expr:
     while lanes > 2:
         lanes //= 2
         x = T.vectorlow(f"float32x{lanes}", x) + T.vectorhigh(f"float32x{lanes}", x)
-    return Shuffle([x], [0]) + Shuffle([x], [1])
+    total: Expr = Shuffle([x], [0]) + Shuffle([x], [1])
+    return total
 
 
 def _elements(buffer: Buffer, lanes: int, row: Index | None) -> list[Expr]:
