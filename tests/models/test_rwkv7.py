@@ -131,8 +131,12 @@ def test_what_is_not_computed_is_refused(key: str, value: Any) -> None:
 
 
 def test_sizes_that_contradict_each_other(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match="head_dim is 48"):
-        read_config({**CONFIG, "head_dim": 48})
+    for changes, words in (
+        ({"head_dim": 48}, "head_dim is 48"),
+        ({"num_heads": 4}, "num_heads is 4"),
+    ):
+        with pytest.raises(ModelFileError, match=words):
+            read_config({**CONFIG, **changes})
     file = GGUFFile.open(write_model(tmp_path / "model.gguf"))
     for key, value, words in (
         ("wkv.head_size", 48, r"rwkv7\.wkv\.head_size is 48"),

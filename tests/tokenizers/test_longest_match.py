@@ -3,6 +3,7 @@ the author's own, where its package is installed."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,17 @@ def test_both_files_give_the_longest_token_at_each_place(tmp_path: Path) -> None
         assert made.eos_token_ids == {0, TOKENS.index(b"\n\n")} and not made.add_bos
         assert made.encode("a<s>x", special=True)[1] == 0
         assert made.encode_segments(["a", 0, "the"]) == [*longest("a"), 0, *longest("the")]
+
+
+def test_a_folder_may_name_the_token_that_ends_texts(tmp_path: Path) -> None:
+    write_file(tmp_path)
+    name = "<|rwkv_tokenizer_end_of_text|>"
+    said = {"added_tokens_decoder": {"0": {"content": name, "special": True}}, "eos_token": name}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said), encoding="utf-8")
+    made = Tokenizer(tmp_path)
+    assert made.special_tokens == {name: 0} and made.eos_token_id == 0
+    assert made.encode(f"a{name}", special=True) == [*longest("a"), 0]
+    assert made.encode("<s>x") == longest("<s>x")
 
 
 def test_ids_are_those_of_the_author(tmp_path: Path) -> None:

@@ -122,6 +122,9 @@ def read_config(config: Mapping[str, object]) -> ModelSpec:
     values.refuse_unless("norm_bias", True)
     hidden, head_dim = values.count("hidden_size"), values.count("head_dim", 64)
     count = values.count("num_hidden_layers", most=MOST_LAYERS)
+    if values.has("num_heads"):
+        is_whole = values.count("num_heads") * head_dim == hidden
+        values.check("num_heads", is_whole, f"{hidden} / head_dim")
     values.refuse_unless("value_dim", None, hidden, [hidden] * count)
     eps = values.positive("norm_eps", 1e-5)
     wide = 32 * (-(-int(hidden * values.positive("hidden_ratio", 4.0)) // 32))

@@ -21,7 +21,7 @@ from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind, Vocabulary
 
 FILE = "rwkv_vocab_v20230424.txt"
 END = "<s>"
-"""Token 0, which a folder does not list: it ends texts."""
+"""Token 0, which ends texts, where the files beside a folder's vocabulary do not name it."""
 LINE_END = "\\n\\n"
 """Ends the answer of a chat, as in the files that llama.cpp's converter writes."""
 LONGEST = 1024
@@ -107,6 +107,7 @@ def parts_of_rwkv_file(path: Path, config: FolderConfig) -> Parts:
     ids = {"bos_token_id": 0, "eos_token_id": 0}
     if LINE_END in tokens:
         ids["eot_token_id"] = tokens.index(LINE_END)
+    config.completed(tokens, kinds, path.name)
     vocabulary = Vocabulary(
         model="rwkv",
         pre="",
@@ -115,7 +116,7 @@ def parts_of_rwkv_file(path: Path, config: FolderConfig) -> Parts:
         kinds=kinds,
         scores=None,
         merges=None,
-        ids=ids,
+        ids=config.ids(tokens, ids),
         add_bos=False,
         add_space_prefix=False,
     )
@@ -136,9 +137,9 @@ def _literal(line: str) -> bytes | None:
 
 
 def token_bytes(vocabulary: Vocabulary, token_id: int) -> bytes:
-    """The bytes that a token stands for. A control token stands for its own text."""
+    """The bytes that a token stands for. An added token stands for its own text."""
     token = vocabulary.tokens[token_id].encode()
-    if vocabulary.kinds[token_id] == TokenKind.CONTROL:
+    if vocabulary.kinds[token_id] in (TokenKind.CONTROL, TokenKind.USER_DEFINED):
         return token
     return _ESCAPED.sub(_unescaped, token)
 
