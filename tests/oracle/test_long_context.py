@@ -68,13 +68,15 @@ def answer_of(model: Any, tokens: list[int], count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("kv_cache", ["auto", "int8"])
-@pytest.mark.parametrize("length", [600, 8192, 24576])
+@pytest.mark.parametrize(
+    ("length", "kv_cache"),
+    [(600, "auto"), (600, "int8"), (8192, "auto"), (24576, "int8"), (131_056, "int8")],
+)
 def test_the_needle_is_found(tmp_path: Path, length: int, kv_cache: KVCacheDtype) -> None:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**transformers_config()))
     model.load_state_dict({name: torch.tensor(one) for name, one in weights().items()})
     runner = opened(write_retrieval_model(tmp_path / "retrieval.gguf"), length + 16, kv_cache)
-    for depth in (0.0, 0.37, 1.0):
+    for depth in (0.0, 0.37, 1.0) if length < 100_000 else (0.37,):
         tokens = prompt(length, depth)
         answer = greedy(runner, tokens, len(expected()))
         assert answer == expected(), f"depth {depth}"
