@@ -18,6 +18,8 @@ import transformers
 from eyes import with_old_names
 from rwkv_model import RandomRwkv7
 
+from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
+
 SEED = 0
 
 
@@ -63,6 +65,7 @@ def _of_tiles(name: str) -> Any:
     """A small model that reads images in tiles. It saves itself with the names of layers that
     published folders have, which llama.cpp's converter knows."""
     found = test_smolvlm_images.eyes(name=name).model
+    found.resize_token_embeddings(VOCABULARY_SIZE)  # without the token that stands for images
     plain = found.save_pretrained
 
     def save_pretrained(folder: Path) -> None:

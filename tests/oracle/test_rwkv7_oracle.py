@@ -30,14 +30,13 @@ OF_AUTHOR = 1e-5
 def test_the_formulas_are_those_of_the_author(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(os.environ, "RWKV_JIT_ON", "0")
     monkeypatch.setitem(os.environ, "RWKV_V7_ON", "1")
+    model = RandomRwkv7(0)
+    model.save_author(tmp_path / "model")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package's own
         package = pytest.importorskip("rwkv.model", reason="the package rwkv is not installed")
-    model = RandomRwkv7(0)
-    model.save_author(tmp_path / "model")
-    found, _ = package.RWKV(str(tmp_path / "model"), "cpu fp32").forward(TOKENS, None, True)
+        found, _ = package.RWKV(str(tmp_path / "model"), "cpu fp32").forward(TOKENS, None, True)
     exact = logits(model.tensors, TOKENS, 64)
     error = relative_error(found.numpy(), exact)
     print(f"the author's package: {error:.1e}")
