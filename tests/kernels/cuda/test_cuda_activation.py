@@ -44,6 +44,8 @@ ALONE: dict[str, Callable[[Array], Array]] = {
     "gelu_tanh": gelu_tanh,
     "gelu": gelu,
     "sigmoid": sigmoid,
+    "tanh": np.tanh,
+    "squared_relu": lambda x: np.maximum(x, 0) ** 2,
 }
 
 

@@ -44,11 +44,19 @@ def _sigmoid(gate: Expr) -> Expr:
     return T.float32(1) / (T.float32(1) + T.exp(T.float32(0) - gate))
 
 
+def _squared_relu(x: Expr) -> Expr:
+    """max(x, 0)^2, in which a NaN stays."""
+    above = T.max(T.float32(0), x)
+    return above * above
+
+
 _ALONE: dict[str, Callable[[Expr], Expr]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "gelu": _gelu,
     "sigmoid": _sigmoid,
+    "tanh": T.tanh,
+    "squared_relu": _squared_relu,
 }
 
 
