@@ -17,7 +17,7 @@ W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/format
 fast_rows  int32 [1]                        number of the first rows that are fast
 Y          float32 [m, n]                   the result
 
-AVX2 has one sum of whole products; it is called `high` here. Many rows by one plane take another
+AVX2 has one sum of whole products; it is called `high` here. On AVX-512 many rows take another
 way to the same bits (`unpacked_matmul.py`).
 """
 
@@ -58,7 +58,7 @@ def integer_matmul(
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
-            if product.unpacks(isa.planes):
+            if product.unpacks:
                 product.run(X, W, Y, 0, m, isa.planes)
             else:  # without a condition, which would take a register from the sums
                 product.run_few(X, W, Y, 0, m, isa.planes)
@@ -107,7 +107,7 @@ class IntegerProduct:
     @T.inline
     def run(self, X, W, Y, start, count, planes):
         """Rows `start` to `start + count` of the whole matrix, if there are any, on all threads."""
-        if self.unpacks(planes):
+        if self.unpacks:
             many = T.meta_var(self.of_many(planes))
             if count >= LEAST_ROWS:
                 many.multiply(X, W, Y, start, count)
@@ -122,10 +122,10 @@ class IntegerProduct:
         for block in T.parallel(self.apart):
             self.multiply_rows(X, W, Y, block, start, count, planes)
 
-    def unpacks(self, planes: int) -> bool:
-        """Whether weights are unpacked once for many rows. Products of two planes leave the
-        processor time to unpack nibbles and bytes for each row block, but not 5 or 6 bits."""
-        return self.isa.lanes == LANES and (planes == 1 or self.fmt.high_bits > 0)
+    @property
+    def unpacks(self) -> bool:
+        """Whether weights are unpacked once for many rows."""
+        return self.isa.lanes == LANES
 
     def of_many(self, planes: int) -> UnpackedProduct:
         """The product of LEAST_ROWS rows or more."""

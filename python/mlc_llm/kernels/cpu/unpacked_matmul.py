@@ -52,8 +52,8 @@ TURN = 512
 """Rows that P holds at once."""
 PANEL_BYTES = 400 * 2**10
 """How much of P should stay in the second cache."""
-K_BLOCK, PART = 576, 2048
-"""Columns of a k block, at least, and of a part."""
+K_BLOCK, PART = 384, 2048
+"""Columns of a k block, at most if a span is no more, and of a part."""
 Words: TypeAlias = Callable[[Index, Index, Index], Expr]
 """Words of a k block of a row block: by group, row and number."""
 LANES, VECTORS = 16, BLOCK // 16
@@ -68,8 +68,9 @@ class UnpackedProduct:
         self.fmt, self.planes, self.accumulate = fmt, planes, accumulate
         self.is_high = planes < sums
         self.groups, self.quads = k // fmt.group, fmt.group // 4
-        self.k_blocks = -(-k // max(K_BLOCK, fmt.span * fmt.group))
-        self.k_groups = -(-self.groups // fmt.span // self.k_blocks) * fmt.span
+        spans = self.groups // fmt.span
+        self.k_blocks = -(-spans // max(1, K_BLOCK // (fmt.span * fmt.group)))
+        self.k_groups = -(-spans // self.k_blocks) * fmt.span
         self.part = max(1, PART // fmt.group // self.k_groups)
         self.scale = planes * self.quads
         self.words = self.scale + 2
@@ -185,7 +186,8 @@ class UnpackedProduct:
         """One k block of a row block, which begins with that row of Y, or with row `last` if that
         is an earlier one. The sums of the last k block go to Y."""
         sums = T.alloc_buffer((ROWS, VECTORS, LANES), "float32")
-        whole = T.alloc_buffer((ROWS, VECTORS, LANES), "int32")
+        high = T.alloc_buffer((ROWS, VECTORS, LANES), "int32")
+        low = T.alloc_buffer((ROWS, VECTORS, LANES), "int32")
         lane = T.meta_var(lanes_at(0, LANES))
         x = T.meta_var(lambda g, r, word: P[panel, k_block, b, g, r, word])
         if k_block == 0:
@@ -195,11 +197,17 @@ class UnpackedProduct:
                 for v in T.unroll(VECTORS):
                     sums[r, v, lane] = S[c, b * ROWS + r, lanes_at(v * LANES, LANES)]
         for g in T.serial(self.count(k_block)):
-            self.multiply_group(U, whole, g, x)
+            self.multiply_group(U, high, low, g, x)
             for r in T.unroll(ROWS):
                 for v in T.unroll(VECTORS):
                     sums[r, v, lane] = self.added(
-                        sums[r, v, lane], whole[r, v, lane], F, g, v, r, x
+                        sums[r, v, lane],
+                        self.joined(high[r, v, lane], low[r, v, lane]),
+                        F,
+                        g,
+                        v,
+                        r,
+                        x,
                     )
         if k_block == self.k_blocks - 1:
             self.store(Y, sums, block + c, row, last)
@@ -209,42 +217,38 @@ class UnpackedProduct:
                     S[c, b * ROWS + r, lanes_at(v * LANES, LANES)] = sums[r, v, lane]
 
     @T.inline
-    def multiply_group(self, U, whole, g, x):
-        """The integer sums of a group. The high one of two planes counts 256 times."""
+    def multiply_group(self, U, high, low, g, x):
+        """The integer sums of a group. Both planes of a word follow each other: with one plane
+        behind the other, weights stayed in registers, and sums went to the stack for them."""
         lane = T.meta_var(lanes_at(0, LANES))
         for r in T.unroll(ROWS):
             for v in T.unroll(VECTORS):
-                whole[r, v, lane] = splat(
-                    self.begin(x, g, r) if self.planes == 1 else T.int32(0), LANES
-                )
-        self.add_plane(U, whole, g, x, 0)
-        if self.planes == 2:
-            for r in T.unroll(ROWS):
-                for v in T.unroll(VECTORS):
-                    whole[r, v, lane] = self.shifted(whole[r, v, lane], x, g, r)
-            self.add_plane(U, whole, g, x, 1)
-
-    @T.inline
-    def add_plane(self, U, whole, g, x, plane):
-        """Adds the products of one plane to the integer sums."""
-        lane = T.meta_var(lanes_at(0, LANES))
+                low[r, v, lane] = splat(self.begin(x, g, r), LANES)
+                if self.planes == 2:
+                    high[r, v, lane] = splat(T.int32(0), LANES)
         for q in T.unroll(self.quads):
             for r in T.unroll(ROWS):
+                if self.planes == 2:
+                    for v in T.unroll(VECTORS):
+                        high[r, v, lane] = multiply_bytes(
+                            high[r, v, lane], U[g, q, lanes_at(v * LANES, LANES)], x(g, r, q)
+                        )
                 for v in T.unroll(VECTORS):
-                    whole[r, v, lane] = multiply_bytes(
-                        whole[r, v, lane],
+                    low[r, v, lane] = multiply_bytes(
+                        low[r, v, lane],
                         U[g, q, lanes_at(v * LANES, LANES)],
-                        x(g, r, plane * self.quads + q),
+                        x(g, r, (self.planes - 1) * self.quads + q),
                     )
 
     def begin(self, x: Words, g: Index, r: Index) -> Expr:
-        """What an integer sum begins with: what an offset takes off."""
+        """What the sum of the last plane begins with: what an offset takes off."""
         return T.int32(0) if self.fmt.has_minimum else x(g, r, self.scale + 1)
 
-    def shifted(self, whole: Expr, x: Words, g: Index, r: Index) -> Expr:
-        """The sum of the high plane, before the low one is added."""
-        high = T.shift_left(whole, splat(T.int32(8), LANES))
-        return high if self.fmt.has_minimum else high + splat(self.begin(x, g, r), LANES)
+    def joined(self, high: Expr, low: Expr) -> Expr:
+        """The integer sum of all planes."""
+        if self.planes == 1:
+            return low
+        return T.shift_left(high, splat(T.int32(8), LANES)) + low
 
     def added(
         self, sums: Expr, whole: Expr, F: Buffer, g: Index, v: Index, r: Index, x: Words
