@@ -212,11 +212,18 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
 
 
 @pytest.mark.parametrize(
-    ("kind", "m", "add"), [("Q6_K", 70, False), ("Q5_1", 530, True), ("Q5_0", 64, True)]
+    ("kind", "m", "add"),
+    [
+        ("Q6_K", 70, False),
+        ("Q5_1", 530, True),
+        ("Q5_0", 64, True),
+        ("Q4_K", 67, False),
+        ("Q8_0", 65, True),
+    ],
 )
 @each_isa(where=lambda isa: isa.lanes == 16)
 def test_many_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: bool) -> None:
-    """Weights of 5 or 6 bits are unpacked once for all rows."""
+    """Their weights are unpacked once for all."""
     w, x = many(isa, kind, m)
     into = np.ones((m, padded_rows(ROWS)), np.float32) if add else None
     few = product(isa, w, x[:7], into=None if into is None else into[:7])

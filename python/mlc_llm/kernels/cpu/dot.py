@@ -78,12 +78,12 @@ def bias(isa: Isa, fmt: WeightFormat) -> int:
     return 128 if isa is DOTPROD and fmt.bits == 8 else 0
 
 
-def dot(isa: Isa, fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, plane: int) -> Expr:
-    """`sums` plus low word `j` of a group's weights times its activations `x` in one plane."""
-    step = _STEPS[isa.name]
-    for part in range(fmt.parts):
-        sums = step(fmt, sums, w, x, j, part, plane)
-    return sums
+def dot(
+    isa: Isa, fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: Index, plane: int
+) -> Expr:
+    """`sums` plus part `part` of low word `j` of a group's weights times its activations `x` in one
+    plane."""
+    return _STEPS[isa.name](fmt, sums, w, x, j, part, plane)
 
 
 def _dot_vnni(

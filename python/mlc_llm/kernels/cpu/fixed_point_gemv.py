@@ -185,7 +185,9 @@ class FixedPointGemv:
             return X[row, plane * (self.k // 4) + group * QUADS + i - plane * QUADS]
 
         words: Words = x
-        return dot(self.isa, self.fmt, sums, w, words, j, plane)
+        for part in range(self.fmt.parts):
+            sums = dot(self.isa, self.fmt, sums, w, words, j, part, plane)
+        return sums
 
     def scaled(
         self, exact: Expr, high: Expr, low: Expr, total: Expr, W: Buffer,

@@ -189,20 +189,21 @@ class IntegerProduct:
     def add_words(self, X, W, high, low, at, g, planes):
         """Adds the products of all words of group g to the integer sums."""
         for j in T.unroll(self.fmt.low_words):
-            for s in T.unroll(at.streams):
-                for r in T.unroll(at.rows):
-                    for v in T.unroll(self.vectors):
-                        high[s * at.rows + r, v, self.lane] = self.added(
-                            high[s * at.rows + r, v, self.lane],
-                            self.weights(W, at.block + s * self.apart, g, v),
-                            *(self.words_of(X, at.row + r, g), j, 0),
-                        )
-                        if planes == 2:
-                            low[s * at.rows + r, v, self.lane] = self.added(
-                                low[s * at.rows + r, v, self.lane],
+            for part in T.unroll(self.fmt.parts):
+                for s in T.unroll(at.streams):
+                    for r in T.unroll(at.rows):
+                        for v in T.unroll(self.vectors):
+                            high[s * at.rows + r, v, self.lane] = self.added(
+                                high[s * at.rows + r, v, self.lane],
                                 self.weights(W, at.block + s * self.apart, g, v),
-                                *(self.words_of(X, at.row + r, g), j, 1),
+                                *(self.words_of(X, at.row + r, g), j, part, 0),
                             )
+                            if planes == 2:
+                                low[s * at.rows + r, v, self.lane] = self.added(
+                                    low[s * at.rows + r, v, self.lane],
+                                    self.weights(W, at.block + s * self.apart, g, v),
+                                    *(self.words_of(X, at.row + r, g), j, part, 1),
+                                )
 
     @T.inline
     def add_group(self, X, W, sums, high, low, at, g, planes):
@@ -227,9 +228,9 @@ class IntegerProduct:
         """The words of a row's group by their number."""
         return lambda i: X[row, group, i]
 
-    def added(self, sums: Expr, w: Words, x: Words, j: Index, plane: int) -> Expr:
-        """`sums` plus weight word j times one plane of the activations."""
-        return dot(self.isa, self.fmt, sums, w, x, j, plane)
+    def added(self, sums: Expr, w: Words, x: Words, j: Index, part: Index, plane: int) -> Expr:
+        """`sums` plus a part of weight word j times one plane of the activations."""
+        return dot(self.isa, self.fmt, sums, w, x, j, part, plane)
 
     def scaled(
         self, sums: Expr, high: Expr, low: Expr | None, scale: Expr, minimum: Expr | None, x: Words
