@@ -37,6 +37,7 @@ from mlc_llm.kernels.cpu.amx_pipeline import (
 from mlc_llm.kernels.cpu.bf16 import round_pair
 from mlc_llm.kernels.cpu.fixed_point import least_gemm_rows
 from mlc_llm.kernels.cpu.fixed_point_gemv import FixedPointGemv
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quant_blocks import GROUP, row_width
 from mlc_llm.kernels.cpu.row_block import put
 from mlc_llm.kernels.cpu.scales import MINIMA, SCALES, unit_at, whole_at
@@ -84,6 +85,7 @@ def fast_fixed_point_matmul(
                 gemm.multiply(exact_X, W, exact_Y, m - fast_rows[0])
             elif fast_rows[0] < m:
                 for block in T.parallel(gemv.apart):
+                    align_stack()
                     gemv.multiply(exact_X, W, exact_Y, block, m - fast_rows[0])
 
     return fast_and_exact_product

@@ -52,6 +52,7 @@ from mlc_llm.kernels.cpu.attention_tasks import (
     spread_count,
     spread_stride,
 )
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 
 MANY = 64
@@ -169,12 +170,14 @@ def attend(shape, given, first_token):
     tasks = T.meta_var(count_parts(given) * shape.kv_heads)
     stride = T.meta_var(spread_stride(tasks, given.tokens > given.block_count))
     for u in T.parallel(spread_count(tasks, stride)):
+        align_stack()
         task = T.meta_var(new_task())
         task.number[0] = spread(u, tasks, stride)
         if task.number[0] < tasks:
             _run_task(shape, given, task, parts, first_token)
     if tasks >= MANY:
         for u in T.parallel(given.block_count * shape.kv_heads):
+            align_stack()
             _finish(shape, given, parts, u, first_token)
     else:
         for u in T.serial(given.block_count * shape.kv_heads):

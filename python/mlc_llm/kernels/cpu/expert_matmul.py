@@ -37,6 +37,7 @@ from mlc_llm.kernels.cpu.fixed_point import least_gemm_rows
 from mlc_llm.kernels.cpu.fixed_point_gemv import FixedPointGemv
 from mlc_llm.kernels.cpu.float_matmul import DequantisedProduct, FloatProduct
 from mlc_llm.kernels.cpu.integer_matmul import IntegerProduct
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quant_blocks import row_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Index
@@ -168,6 +169,7 @@ class ExpertProducts:
         if can_claim(self.isa):
             clear_claims(claims, count[0] * self.vectors.apart)
             for start in T.parallel(count[0] * self.vectors.apart):
+                align_stack()
                 if claims[count[0] * self.vectors.apart] == 0:
                     state = T.alloc_buffer((STATE,), "int32")
                     state[SEEN] = 0
@@ -182,6 +184,7 @@ class ExpertProducts:
                     claims[count[0] * self.vectors.apart] = 1
         else:
             for task in T.parallel(count[0] * self.vectors.apart):
+                align_stack()
                 self.multiply_task(X, W, Y, jobs, task % count[0], task // count[0])
 
     @T.inline

@@ -22,6 +22,7 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.amx_exact import ExactProduct
 from mlc_llm.kernels.cpu.amx_pipeline import Pipeline
 from mlc_llm.kernels.cpu.fixed_point_gemv import FixedPointGemv
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quant_blocks import row_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 
@@ -52,6 +53,7 @@ def fixed_point_matmul(
         with T.sblock("root"):
             if m < least_gemm_rows(n, k):
                 for block in T.parallel(gemv.apart):
+                    align_stack()
                     gemv.multiply(X, W, Y, block, m)
             else:
                 gemm.multiply(X, W, Y, m)

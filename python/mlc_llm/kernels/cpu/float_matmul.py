@@ -23,6 +23,7 @@ from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.dot import BYTE, Words, weight_values
 from mlc_llm.kernels.cpu.float8 import e4m3
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.row_block import clear, store
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
@@ -43,6 +44,7 @@ def dequantised_matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             for block in T.parallel(product.apart):
+                align_stack()
                 product.multiply(X, W, Y, block, m)
 
     return dequantised_product
@@ -133,6 +135,7 @@ def float_matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             for block in T.parallel(product.apart):
+                align_stack()
                 product.multiply(X, W, Y, block, m)
 
     return float_product

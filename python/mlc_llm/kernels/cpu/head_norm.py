@@ -21,6 +21,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at, reduce_sum, splat
 
 L = 8
@@ -94,6 +95,7 @@ def head_norm(
         with T.sblock("root"):
             if m >= MANY:
                 for row in T.parallel(m):
+                    align_stack()
                     one_row(X, weight, other, row)
             else:
                 for row in T.serial(m):
@@ -131,6 +133,7 @@ def copied_heads(width: int, heads: NormedHeads, eps: float | None) -> PrimFunc:
         with T.sblock("root"):
             if m >= MANY:
                 for row in T.parallel(m):
+                    align_stack()
                     one_row(X, Y, row)
             else:
                 for row in T.serial(m):

@@ -30,6 +30,7 @@ from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.row_block import (
     RowBlock,
     add_group,
@@ -120,6 +121,7 @@ class IntegerProduct:
     def run_few(self, X, W, Y, start, count, planes):
         """The same, with weights unpacked for each row block."""
         for block in T.parallel(self.apart):
+            align_stack()
             self.multiply_rows(X, W, Y, block, start, count, planes)
 
     @property

@@ -23,6 +23,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.queries import Queries, put_queries
 from mlc_llm.kernels.cpu.rotation import Columns, L, Turn, rest_lanes, turn_lanes, turned
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, reduce_max, splat
@@ -207,6 +208,7 @@ def rope_append(
             )
             if m >= MANY:
                 for row in T.parallel(m):
+                    align_stack()
                     _append_token(sizes, rows, row, sink_query)
             else:
                 for row in T.serial(m):

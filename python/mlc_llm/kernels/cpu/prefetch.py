@@ -15,3 +15,13 @@ def prefetch(buffer: Buffer, *index: Index, to_write: bool = False) -> Expr:
     return T.call_llvm_intrin(
         "void", "llvm.prefetch", T.address_of(buffer[index]), purpose, keep, data
     )
+
+
+@T.inline
+def align_stack():
+    """Makes LLVM align the stack of the function to 64 bytes: a vector that registers have no room
+    for would lie in two cache lines otherwise, in most processes. Its allocator of registers finds
+    too late that it needs aligned places; a buffer with an address makes it know from the start."""
+    # Of a type that no other buffer has: TVM merges buffers of one type, and loses the alignment.
+    line = T.alloc_buffer((1,), f"float64x{LINE_BYTES // 8}")
+    T.evaluate(prefetch(line, 0))

@@ -38,7 +38,7 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description
 from mlc_llm.kernels.cpu.dot import BYTES, multiply_bytes, weight_values
-from mlc_llm.kernels.cpu.prefetch import prefetch
+from mlc_llm.kernels.cpu.prefetch import align_stack, prefetch
 from mlc_llm.kernels.cpu.row_block import LINE_WORDS, add_group, clear, put
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.vectors import lanes_at, splat
@@ -98,6 +98,7 @@ class UnpackedProduct:
             for b in T.parallel(row_blocks):
                 self.pack(X, P, b, T.min(first + b * ROWS, start + count - ROWS))
             for task in T.parallel(self.tasks):
+                align_stack()
                 U = T.alloc_buffer((self.k_groups, self.quads, BLOCK), "int32")
                 F = T.alloc_buffer((2, self.k_groups, BLOCK), "float32")
                 S = T.alloc_buffer((self.task_blocks, self.panel * ROWS, BLOCK), "float32")
