@@ -79,7 +79,7 @@ def bias(isa: Isa, fmt: WeightFormat) -> int:
 
 
 def dot(
-    isa: Isa, fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: Index, plane: int
+    isa: Isa, fmt: WeightFormat, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int
 ) -> Expr:
     """`sums` plus part `part` of low word `j` of a group's weights times its activations `x` in one
     plane."""

@@ -189,23 +189,30 @@ class IntegerProduct:
 
     @T.inline
     def add_words(self, X, W, high, low, at, g, planes):
-        """Adds the products of all words of group g to the integer sums."""
+        """Adds the products of all words of group g to the integer sums. The parts of a word follow
+        each other, so that registers hold the weights of one."""
         for j in T.unroll(self.fmt.low_words):
-            for part in T.unroll(self.fmt.parts):
-                for s in T.unroll(at.streams):
-                    for r in T.unroll(at.rows):
-                        for v in T.unroll(self.vectors):
-                            high[s * at.rows + r, v, self.lane] = self.added(
-                                high[s * at.rows + r, v, self.lane],
-                                self.weights(W, at.block + s * self.apart, g, v),
-                                *(self.words_of(X, at.row + r, g), j, part, 0),
-                            )
-                            if planes == 2:
-                                low[s * at.rows + r, v, self.lane] = self.added(
-                                    low[s * at.rows + r, v, self.lane],
-                                    self.weights(W, at.block + s * self.apart, g, v),
-                                    *(self.words_of(X, at.row + r, g), j, part, 1),
-                                )
+            self.add_part(X, W, high, low, at, g, j, 0, planes)
+            if self.fmt.parts == 2:
+                self.add_part(X, W, high, low, at, g, j, 1, planes)
+
+    @T.inline
+    def add_part(self, X, W, high, low, at, g, j, part, planes):
+        """Adds the products of a part of word j."""
+        for s in T.unroll(at.streams):
+            for r in T.unroll(at.rows):
+                for v in T.unroll(self.vectors):
+                    high[s * at.rows + r, v, self.lane] = self.added(
+                        high[s * at.rows + r, v, self.lane],
+                        self.weights(W, at.block + s * self.apart, g, v),
+                        *(self.words_of(X, at.row + r, g), j, part, 0),
+                    )
+                    if planes == 2:
+                        low[s * at.rows + r, v, self.lane] = self.added(
+                            low[s * at.rows + r, v, self.lane],
+                            self.weights(W, at.block + s * self.apart, g, v),
+                            *(self.words_of(X, at.row + r, g), j, part, 1),
+                        )
 
     @T.inline
     def add_group(self, X, W, sums, high, low, at, g, planes):
@@ -230,7 +237,7 @@ class IntegerProduct:
         """The words of a row's group by their number."""
         return lambda i: X[row, group, i]
 
-    def added(self, sums: Expr, w: Words, x: Words, j: Index, part: Index, plane: int) -> Expr:
+    def added(self, sums: Expr, w: Words, x: Words, j: Index, part: int, plane: int) -> Expr:
         """`sums` plus a part of weight word j times one plane of the activations."""
         return dot(self.isa, self.fmt, sums, w, x, j, part, plane)
 
