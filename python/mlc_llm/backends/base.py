@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from mlc_llm.quantization.block_format import Grouped
 
+Result = TypeVar("Result")
 Numbers: TypeAlias = "array[int] | array[float]"
 Table: TypeAlias = "tuple[Numbers, int]"
 """int32 (`array("i")`) or float32 (`array("f")`), row by row, and how long a row is; 0 for a plain
@@ -283,6 +284,18 @@ class Staging(Protocol):
         ...
 
 
+class Repeats(Protocol):
+    """Repeats what was started on a device, with one call."""
+
+    def run(self, kind: str, inputs: Sequence[object], work: Callable[[], Result]) -> Result:
+        """The result of `work`, which starts code on the device and waits for nothing.
+
+        kind: in words; what `work` starts differs for each. inputs: all objects whose addresses it
+        uses, which are kept. While they are the very same, `work` may not be called: what it had
+        started is started again, and its result lies in the same tensors."""
+        ...
+
+
 class Functions(Protocol):
     """The functions of a library, by name."""
 
@@ -309,6 +322,10 @@ class Device(Protocol):
         """Change tensor[index]. No code that reads the tensor may run meanwhile."""
 
     def staging(self) -> Staging: ...
+
+    def repeats(self) -> Repeats | None:
+        """None: a step is started anew each time, which costs little."""
+        ...
 
     def read(self, tensor: DeviceTensor) -> npt.NDArray[Any]:
         """A tensor's values; they are good until the next step."""
@@ -342,6 +359,11 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device: ...
+
+    @property
+    def repeat_bytes(self) -> int:
+        """What repeated steps of an engine take at most, beside what they compute with."""
+        ...
 
     def free_memory(self) -> int | None:
         """Free bytes of the device; None: its memory is that of this machine. Raises

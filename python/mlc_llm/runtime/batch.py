@@ -35,6 +35,9 @@ NO_ADAPTER = -1
 """In place of an adapter's slot."""
 RANK_STEP = 8
 """Memory for adapters is for a multiple of this rank."""
+MOST_REPEATED = 256
+"""Rows of the largest step that a device repeats with one call. A larger one computes so much that
+calls do not count."""
 LOGIT_BYTES = 12
 """Bytes of a logit in a step: itself, a copy of the raw value, and the sampler's scratch."""
 

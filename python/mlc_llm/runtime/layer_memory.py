@@ -11,7 +11,7 @@ import tvm_ffi
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
 from mlc_llm.library.page_format import KVCacheDtype
-from mlc_llm.runtime.batch import Window, state_slots
+from mlc_llm.runtime.batch import Window
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device, DeviceTensor
@@ -28,9 +28,8 @@ def allocate_pages(info: KVInfo, counts: Sequence[int], device: Device) -> tvm_f
     return tvm_ffi.convert([tensor for _, tensor in sorted(tensors.items())])
 
 
-def allocate_states(infos: Sequence[StateInfo], sequences: int, device: Device) -> tvm_ffi.Array:
+def allocate_states(infos: Sequence[StateInfo], slots: int, device: Device) -> tvm_ffi.Array:
     """The zeroed tensors of the recurrent layers."""
-    slots = state_slots(sequences)
     return tvm_ffi.convert([device.zeros((slots, *one.shape), "float32") for one in infos])
 
 

@@ -31,13 +31,14 @@ from mlc_llm.runtime.batch import (
 )
 from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
+from mlc_llm.runtime.decode_steps import DecodeSteps
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.gathered import by_row, gathered
 from mlc_llm.runtime.image_rows import ImageRows, without_ids
 from mlc_llm.runtime.kv_cache import KVCache, group_windows
 from mlc_llm.runtime.layer_memory import check_page_format, check_window
 from mlc_llm.runtime.library import Library, item
-from mlc_llm.runtime.model_step import MakeStep, ModelStep, Sizes, limits_of
+from mlc_llm.runtime.model_step import HIDDEN, LOGITS, MakeStep, ModelStep, Sizes, limits_of
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
 from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from mlc_llm.runtime.image_runner import ImageRunner
 
 Array = npt.NDArray[np.generic]
-LOGITS, HIDDEN = 0, 1
-"""Places in what `forward` returns."""
 
 
 class Pending(NamedTuple):
@@ -109,6 +108,11 @@ class ModelRunner:
             info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
             has_states=bool(metadata.states), follows=metadata.eagle_group,
         )  # fmt: skip
+        self._repeated = (
+            None
+            if self._step.repeats is None
+            else DecodeSteps(self._step, self._sampler, self._step.repeats, device)
+        )
         self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
@@ -220,8 +224,13 @@ class ModelRunner:
             raise
 
     def _drawn(self, numbers: StepNumbers, drafts: bool) -> tuple[Drawn, DeviceTensor | None]:
-        choice, wanted = self._choice, None
-        outputs, rest = self._step.outputs(numbers, choice.tables, drafts=drafts)
+        choice, wanted, repeated = self._choice, None, self._repeated
+        if repeated is not None and not drafts and repeated.fits(numbers, choice):
+            if choice.is_plain:
+                return repeated.drawn(numbers, choice), None
+            outputs, rest = repeated.outputs(numbers, choice)
+        else:
+            outputs, rest = self._step.outputs(numbers, choice.tables, drafts=drafts)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
             wanted = self._step.last_hidden(item(outputs, HIDDEN), rows)

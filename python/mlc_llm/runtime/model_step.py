@@ -10,7 +10,7 @@ from mlc_llm.library.metadata import BrokenLibrary, Metadata
 from mlc_llm.library.signatures import COPY_PAGES, DRAFT_NEXT, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import AdapterMemory
-from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window
+from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window, state_slots
 from mlc_llm.runtime.kv_cache import (
     group_pages,
     group_windows,
@@ -27,10 +27,12 @@ from mlc_llm.runtime.step_inputs import StepInputs, StepNumbers, step_tables
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import DeviceTensor, Table
+    from mlc_llm.backends.base import Device, DeviceTensor, Table
 
 FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
 """The sampler calls the others."""
+LOGITS, HIDDEN = 0, 1
+"""Places in what `forward` returns."""
 
 
 class Sizes(NamedTuple):
@@ -67,6 +69,13 @@ def limits_of(
     )
 
 
+class Staged:
+    """The numbers of steps of one kind, on a device, and what compiled code is called with."""
+
+    def __init__(self, device: Device) -> None:
+        self.staging, self.inputs = device.staging(), StepInputs([], (), (), (), [])
+
+
 class ModelStep:
     """It knows pages and no sequences. One thread at a time."""
 
@@ -80,9 +89,9 @@ class ModelStep:
         info, device = library.metadata, library.device
         if self.has_all_heads and info.shards != 1:
             raise BrokenLibrary(f"it is the library of one of {info.shards} ranks")
-        self._forward, self._copy, self._last_hidden = map(library.__getitem__, FUNCTIONS)
+        self.forward, self._copy, self._last_hidden = map(library.__getitem__, FUNCTIONS)
         self._draft_next = None if info.eagle_group is None else library[DRAFT_NEXT]
-        self._staging, self._inputs = device.staging(), StepInputs([], (), (), (), [])
+        self._staged = Staged(device)
         arrays = params_in(packed)
         self.params = ordered_params(arrays, info.params, device)
         far = None if window is None else window.far
@@ -93,9 +102,12 @@ class ModelStep:
         self._ropes = RopeTables(ropes, device, far=far, step_tokens=spare)
         windows = group_windows(info.kv, window)
         self.page_counts = group_pages(windows, limits)
-        """Of each group of layers."""
-        self.pages = allocate_pages(info.kv, self.page_counts, device)
-        self.states = allocate_states(info.states, limits.max_num_sequence, device)
+        """Of each group of layers. Behind them is one that no sequence has, if steps repeat."""
+        self.repeats = device.repeats() if self.has_all_heads else None
+        spares = 0 if self.repeats is None else 1
+        self.page_size, self.spare_state = info.kv.page_size, state_slots(limits.max_num_sequence)
+        self.pages = allocate_pages(info.kv, [n + spares for n in self.page_counts], device)
+        self.states = allocate_states(info.states, self.spare_state + spares, device)
         self._windows = window_tensors(windows, device)
         slots = limits.adapters
         self.adapters = AdapterMemory(info.adapted, slots, device) if slots.slots else None
@@ -109,12 +121,22 @@ class ModelStep:
         as tensors. All go in at once, while the code that does it is in the processor's caches.
 
         drafts: the EAGLE head computes, and not the model."""
+        inputs, rest = self.inputs(numbers, more, self._staged)
+        self.before_compute()
+        compute = self._draft_next if drafts else self.forward
+        assert compute is not None, "there is no head"
+        return compute(*inputs), rest
+
+    def inputs(
+        self, numbers: StepNumbers, more: Sequence[Table], staged: Staged
+    ) -> tuple[Sequence[object], list[DeviceTensor]]:
+        """What `forward` is called with, and the tables `more` as tensors."""
         ropes, position, sink_position = self._ropes.rows(numbers.placed.position)
         tables = step_tables(numbers, position, sink_position)
-        tensors = self._staging.tensors(*tables, *more)
-        if tensors is not self._inputs.tensors:
+        tensors = staged.staging.tensors(*tables, *more)
+        if tensors is not staged.inputs.tensors:
             adapters = None if self.adapters is None else self.adapters.inputs
-            self._inputs = StepInputs.of(
+            staged.inputs = StepInputs.of(
                 tensors,
                 len(numbers.placed.groups),
                 self.states,
@@ -122,15 +144,10 @@ class ModelStep:
                 len(numbers.image_tables),
                 has_previous=numbers.placed.previous is not None,
             )
-        _, single, by_group, states, rest = self._inputs
+        _, single, by_group, states, rest = staged.inputs
         vectors = () if numbers.images is None else (numbers.images.vectors,)
-        self.before_compute()
-        compute = self._draft_next if drafts else self._forward
-        assert compute is not None, "there is no head"
-        outputs = compute(
-            *single, ropes, *by_group, self._windows, self.pages, *states, *vectors, self.params
-        )
-        return outputs, rest
+        own = self._windows, self.pages
+        return (*single, ropes, *by_group, *own, *states, *vectors, self.params), rest
 
     def last_hidden(self, hidden: DeviceTensor, rows: DeviceTensor) -> DeviceTensor:
         """Rows of what the logits are made of, behind the last norm."""
@@ -142,7 +159,7 @@ class ModelStep:
         tables: list[Table] = []
         for ids in (source, target):
             tables += [(array("i", ids) if g == group else none, 0) for g in range(groups)]
-        tensors = self._staging.tensors(*tables)
+        tensors = self._staged.staging.tensors(*tables)
         self._copy(tensors[:groups], tensors[groups:], self.pages)
 
 

@@ -88,6 +88,11 @@ class Choice:
             tables.append((hidden, 0))
         return cls(samplings, tables, asked, biases, bool(edits.rows), scored, hidden)
 
+    @property
+    def is_plain(self) -> bool:
+        """Tokens are drawn, and nothing else is done or asked."""
+        return not (self.is_edited or self.biases or self.asked or self.scored or self.hidden)
+
     def is_for(self, samplings: Sequence[Sampling]) -> bool:
         """Whether these are all that it was made of, the very same objects."""
         if self.scored or len(samplings) != len(self.samplings):
@@ -168,7 +173,8 @@ class Sampler:
         scorings. Nothing that compiled code says is used as an index unchecked."""
         if drawn.tokens is None:
             return [], []
-        found = [self._sampled(token) for token in self._read(drawn.tokens).tolist()]
+        count = len(choice.samplings) + len(choice.scored)  # a step may be filled up
+        found = [self._sampled(token) for token in self._read(drawn.tokens)[:count].tolist()]
         sampled, scores = found[: len(choice.samplings)], found[len(choice.samplings) :]
         if drawn.chosen is not None:
             self._add(

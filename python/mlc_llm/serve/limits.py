@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
 from mlc_llm.runtime.batch import (
+    MOST_REPEATED,
     NO_ADAPTERS,
     RANK_STEP,
     SINK_BLOCK,
@@ -128,6 +129,7 @@ def plan_memory(
         kv_per_token=size.kv_bytes_per_token,
         page_size=asked.kv_cache_page_size,
         runtime=size.runtime,
+        repeated=size.repeated(min(asked.max_num_sequence, MOST_REPEATED)),
         windowed=_windowed(asked, size),
         states=state_slots(asked.max_num_sequence) * size.state_bytes,
         adapters=4 * size.adapter_numbers * limits.slots * limits.rank,

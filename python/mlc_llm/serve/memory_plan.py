@@ -58,6 +58,8 @@ class ModelSize:
     """Of the tower of images and what it computes with; 0: there is none."""
     whole_image: int = 0
     """Tokens of an image, if all of them are computed in one step; 0: they need not be."""
+    repeat_bytes: int = 0
+    """What steps take that the device repeats with one call; 0: it repeats none."""
     draft: ModelSize | None = None
     """The draft model; it has as many pages as the model. None: there is no draft model."""
 
@@ -95,6 +97,14 @@ class ModelSize:
         """Bytes of the logits of `rows` tokens in one step, with the sampler's scratch and copies
         of raw rows, and of the masks and edits of a step."""
         return 12 * rows * self.vocab_size + 16 * self.vocab_size
+
+    def repeated(self, rows: int) -> int:
+        """Bytes of steps that are repeated, of at most `rows` tokens, and of what they compute
+        with, which nothing else uses."""
+        if not self.repeat_bytes:
+            return 0
+        filled = 1 << (rows - 1).bit_length()
+        return self.repeat_bytes + self.logits(filled) + self.activations(filled, has_window=False)
 
     def rope(self, longest: int) -> int:
         """Bytes of the sines and cosines for sequences of at most `longest` tokens.
@@ -139,13 +149,15 @@ class MemoryPlan:
     """Slots of LoRA adapters."""
     tower: int = 0
     """The tower of images."""
+    repeated: int = 0
+    """Steps that the device repeats."""
     promised: str = ""
     """The memory that `free` leaves out, and whose it is, in words."""
 
     @property
     def workspace(self) -> int:
         """Everything except the weights and the KV cache."""
-        return self.activations + self.logits + self.rope + self.runtime
+        return self.activations + self.logits + self.rope + self.runtime + self.repeated
 
     @property
     def budget(self) -> int:

@@ -21,6 +21,7 @@ COLUMNS = 256
 GIVING_BACK = (
     *("cuCtxPopCurrent_v2", "cuDevicePrimaryCtxRelease_v2"),
     *("cudaFree", "cudaFreeHost", "cudaEventDestroy", "cuModuleUnload"),
+    *("cudaGraphDestroy", "cudaGraphExecDestroy", "cudaStreamDestroy"),
 )
 """Functions of which nobody is told that they failed."""
 MENDED_BY_TVM = ("cudaSetDevice", "cudaGetDevice", "cudaMemGetInfo", "cudaMalloc")

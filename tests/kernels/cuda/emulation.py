@@ -43,7 +43,8 @@ def emulated_source(source: str) -> str:
         types = [re.sub(r"__restrict__|\w+$", "", one.strip()) for one in parameters.split(",")]
         given = ", ".join(f"*({kind}*)arguments[{i}]" for i, kind in enumerate(types))
         head = f"int emulated_{name}(const unsigned *grid, const unsigned *block, void **arguments)"
+        count = f'extern "C" const unsigned arguments_{name} = {len(types)};'
         call = f"emulator::run(grid, block, [=] {{ {name}({given}); }})"
-        starts.append(f'extern "C" {head} {{ return {call}; }}\n')
+        starts.append(f'extern "C" {head} {{ return {call}; }}\n{count}\n')
     assert starts, "no kernel in the source"
     return own + "\n" + "".join(starts)

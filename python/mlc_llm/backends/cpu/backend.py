@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
@@ -30,6 +30,7 @@ class CpuBackend:
     """
 
     isa: Isa
+    repeat_bytes: ClassVar[int] = 0
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlc_llm.backends.cuda.formats import PAGE
+from mlc_llm.backends.cuda.formats import GRAPH_BYTES, PAGE
 from mlc_llm.backends.cuda.layout import CudaLayout
 from mlc_llm.errors import InvalidField, UnusableDevice
 from mlc_llm.library.page_format import KVCacheDtype
@@ -30,6 +30,7 @@ class CudaBackend:
     name = NAME
     kv_dtype = "float16"
     page_size = PAGE
+    repeat_bytes = GRAPH_BYTES
 
     @property
     def device(self) -> Device:

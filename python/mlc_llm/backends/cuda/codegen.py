@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import tvm
 from tvm import relax
@@ -14,9 +15,11 @@ from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE
 from mlc_llm.backends.cuda.build import only_source, source_of, target_of
 from mlc_llm.backends.cuda.device_bin import compiled
 from mlc_llm.backends.cuda.nvrtc import compile_cubin
+from mlc_llm.backends.cuda.workspace import ALLOCATE
 
 DEVICE_FILE = "device.bin"
 _ALLOCATE = tvm.ir.Op.get("relax.memory.alloc_storage")
+_VM_ALLOCATE = tvm.ir.Op.get("relax.vm.alloc_storage")
 _LEAST_BITS, _MOST_BITS = 12, 40
 
 
@@ -37,6 +40,7 @@ def pipeline() -> tvm.transform.Pass:
             change.LowerAllocTensor(),
             change.CanonicalizeBindings(),
             change.LowerRuntimeBuiltin(),
+            with_own_storage(),
             change.ComputePrimValue(),
             change.VMShapeLower(),
             change.AttachGlobalSymbol(),
@@ -48,14 +52,25 @@ def in_few_sizes() -> tvm.transform.Pass:
     """Storage whose size depends on a step is rounded up to a power of two. TVM keeps what a step
     has used for a step that needs as much, so it would keep storage for steps of every size."""
 
+    return _rewriting(_Rounded, "in_few_sizes")
+
+
+def with_own_storage() -> tvm.transform.Pass:
+    """Storage comes from our own function (`workspace.py`)."""
+    return _rewriting(_Asking, "with_own_storage")
+
+
+def _rewriting(mutator: Callable[[tvm.IRModule], relax.PyExprMutator], name: str) -> Any:
+    """A pass that changes the functions of Relax."""
+
     def change(module: tvm.IRModule, context: object) -> tvm.IRModule:
         functions = {
-            name: _Rounded(module).visit_expr(one) if isinstance(one, relax.Function) else one
+            name: mutator(module).visit_expr(one) if isinstance(one, relax.Function) else one
             for name, one in module.functions.items()
         }
         return tvm.IRModule(functions, attrs=module.attrs)
 
-    return tvm.transform.module_pass(change, opt_level=0, name="in_few_sizes")
+    return tvm.transform.module_pass(change, opt_level=0, name=name)
 
 
 @relax.expr_functor.mutator
@@ -66,6 +81,15 @@ class _Rounded(relax.PyExprMutator):  # type: ignore[misc]
         size, *rest = call.args
         sizes = [one if isinstance(one, tvm.tirx.IntImm) else _power(one) for one in size.values]
         return relax.Call(call.op, [relax.ShapeExpr(sizes), *rest], call.attrs)
+
+
+@relax.expr_functor.mutator
+class _Asking(relax.PyExprMutator):  # type: ignore[misc]
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if call.op != _VM_ALLOCATE:
+            return super().visit_call_(call)
+        arguments = relax.Tuple(list(call.args))
+        return relax.op.call_builtin_with_ctx(ALLOCATE, arguments, ty_args=relax.ObjectType())
 
 
 def _power(size: tvm.tirx.PrimExpr) -> tvm.tirx.PrimExpr:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.backends.cuda.driver import usable_gpu
+from mlc_llm.backends.cuda.graphs import CudaGraphs
 from mlc_llm.backends.cuda.linking import CudaLibrary, check_fits
 from mlc_llm.backends.cuda.runtime import TO_HOST, load_cuda
 from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
@@ -66,6 +67,9 @@ class CudaDevice:
 
     def staging(self) -> PinnedStaging:
         return PinnedStaging(self._runtime)
+
+    def repeats(self) -> CudaGraphs:
+        return CudaGraphs(self._runtime)
 
     def read(self, tensor: tvm_ffi.Tensor) -> npt.NDArray[Any]:
         """A copy of a tensor's values. It cannot be written: the tensor would not change."""

@@ -31,6 +31,8 @@ GROUP = 32
 """Columns of a tile, which share a scale in each row."""
 PAGE = 16
 """Tokens a KV page."""
+GRAPH_BYTES = 128 << 20
+"""Of the GPU's memory for all CUDA graphs of an engine (`graphs.py`)."""
 PART_WORDS = BLOCK * GROUP * 4 // 32
 """Words of a tile's values, of 4 bits each."""
 SCALE_WORDS = BLOCK // 2

@@ -18,6 +18,7 @@ from tvm_ffi.libinfo import load_lib_ctypes
 from mlc_llm.backends.cpu.device import load_runtime
 from mlc_llm.backends.cuda.driver import Driver
 from mlc_llm.backends.cuda.packages import load_library
+from mlc_llm.backends.cuda.workspace import register
 from mlc_llm.errors import DeviceFailed, MLCError, UnusableDevice
 
 TO_DEVICE, TO_HOST = 1, 2
@@ -151,4 +152,5 @@ def load_cuda() -> Runtime:
     except (OSError, RuntimeError, ValueError) as error:
         words = f"TVM's runtime for CUDA does not load ({error}); install apache-tvm again"
         raise UnusableDevice(words) from error
+    register()
     return Runtime(library)

@@ -25,6 +25,7 @@ class ReferenceBackend:
     kv_dtype: str = "float32"
     name = "reference"
     page_size = 16
+    repeat_bytes = 0
 
     @property
     def device(self) -> Device:

@@ -150,6 +150,7 @@ def model_size(
         context_window=bundle.context_window,
         weight_bytes=sum(packed_bytes(one, backend) for one in parts),
         shards=shards,
+        repeat_bytes=backend.repeat_bytes if shards == 1 else 0,
         ropes=len(spec.ropes),
         state_bytes=_state_bytes(spec),
         adapter_numbers=sum(

@@ -16,3 +16,23 @@ int fake_holds(enum Kind kind, const void *start, size_t size);
 size_t fake_free_memory(void);
 size_t fake_total_memory(void);
 long fake_setting(const char *name, long otherwise);
+
+/* A node of a graph: a kernel, a copy (`from`) or a fill. Values are those at the time of capture. */
+enum { MOST_ARGUMENTS = 64 };
+typedef int (*Compute)(const unsigned *grid, const unsigned *block, void **arguments);
+struct node {
+  Compute compute;
+  unsigned grid[3], block[3], count;
+  unsigned long long values[MOST_ARGUMENTS];
+  void *to;
+  const void *from;
+  size_t size;
+  int value;
+};
+/* Whether this stream is captured; and, if not, whether this thread captures another one. */
+int fake_captured(Handle stream);
+int fake_capturing(void);
+/* Adds a node to what is captured. */
+void fake_record(const struct node *node);
+/* A call that must not come in capture: the graph will not be made. The code of the error. */
+int fake_refuse(const char *name);

@@ -146,6 +146,7 @@ int cuGetErrorString(int code, const char **text) { *text = code == OUT_OF_MEMOR
 int cuModuleLoadData(Handle *module, const void *image) {
   const unsigned char *bytes = image;
   CALL(" %02x%c%c%c", bytes[0], bytes[1], bytes[2], bytes[3]);
+  if (fake_capturing()) return fake_refuse(__func__);
   if (memcmp(bytes, "\177ELF", 4)) return INVALID_IMAGE;
   long made_for = bytes[49], capability = fake_setting("FAKE_CUDA_CAPABILITY", 90); /* of e_flags */
   if (made_for / 10 != capability / 10 || made_for > capability) return NO_BINARY;
@@ -185,16 +186,57 @@ int cuTensorMapEncodeTiled(void) { CALL(""); return 0; }
 static void *emulated;
 void fake_emulate(void *library) { emulated = library; }
 
+/* Capture belongs to a thread, as with cudaStreamCaptureModeThreadLocal. */
+static __thread Handle captured_stream;
+static __thread int is_refused;
+static __thread struct node *nodes;
+static __thread int node_count;
+int fake_capturing(void) { return captured_stream != NULL; }
+int fake_captured(Handle stream) { return stream && stream == captured_stream; }
+void fake_begin_capture(Handle stream) { captured_stream = stream, is_refused = 0, nodes = NULL, node_count = 0; }
+/* The nodes, or NULL if something was refused; their number. */
+struct node *fake_end_capture(int *count) {
+  struct node *found = nodes ? nodes : malloc(1);
+  captured_stream = NULL, nodes = NULL, *count = node_count;
+  if (!is_refused) return found;
+  free(found);
+  return NULL;
+}
+void fake_record(const struct node *node) {
+  nodes = realloc(nodes, (node_count + 1) * sizeof *nodes);
+  nodes[node_count++] = *node;
+}
+int fake_refuse(const char *name) {
+  fake_enter("IN CAPTURE: ", "%s", name);
+  is_refused = 1;
+  return 900; /* cudaErrorStreamCaptureUnsupported */
+}
+
 struct config { unsigned grid[3], block[3], shared; Handle stream; void *attributes; unsigned count; };
 int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, void **extra) {
   const char *name = ((struct function *)function)->name;
   CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d attributes %u", name,
        c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream != NULL, c->count);
   for (int i = 0; i < 3; i++) if (!c->grid[i] || !c->block[i]) return INVALID_VALUE;
+  if (fake_capturing() && !fake_captured(c->stream)) return fake_refuse("a launch on another stream");
   void *of_module = *(void **)((struct function *)function)->module, *kernels = of_module ? of_module : emulated;
-  if (!kernels) return 0;
-  char symbol[160];
-  snprintf(symbol, sizeof symbol, "emulated_%s", name);
-  int (*compute)(const unsigned *, const unsigned *, void **) = dlsym(kernels, symbol);
-  return compute ? compute(c->grid, c->block, arguments) : NOT_FOUND;
+  struct node node = {0};
+  if (kernels) {
+    char symbol[160];
+    snprintf(symbol, sizeof symbol, "emulated_%s", name);
+    node.compute = (Compute)dlsym(kernels, symbol);
+    if (!node.compute) return NOT_FOUND;
+  }
+  if (!fake_captured(c->stream)) return node.compute ? node.compute(c->grid, c->block, arguments) : 0;
+  if (node.compute) {
+    char symbol[160];
+    snprintf(symbol, sizeof symbol, "arguments_%s", name);
+    const unsigned *count = dlsym(kernels, symbol);
+    if (!count || *count > MOST_ARGUMENTS) return NOT_FOUND;
+    node.count = *count;
+    for (unsigned i = 0; i < *count; i++) memcpy(&node.values[i], arguments[i], 8);
+  }
+  memcpy(node.grid, c->grid, sizeof node.grid), memcpy(node.block, c->block, sizeof node.block);
+  fake_record(&node);
+  return 0;
 }

@@ -1,16 +1,20 @@
 /* A stand-in for the CUDA runtime (libcudart.so.13), on top of fake_driver.c. Copies happen at
  * once. An asynchronous copy between the GPU and memory of the host that is not pinned says so in
- * the log, and so does what must not happen while a graph is captured. */
+ * the log. While a stream is captured, what comes on it is recorded and not done, and whatever must
+ * not come then is refused, says so in the log, and costs the graph. */
 #include "fake_cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, IN_CAPTURE = 900 };
-static int device, capturing;
+enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_HANDLE = 400, INVALIDATED = 901 };
+static int device;
+void fake_begin_capture(Handle stream);
+struct node *fake_end_capture(int *count);
 
 #define CALL(...) do { int code = fake_enter(__func__, __VA_ARGS__); if (code) return code; } while (0)
-#define NOT_IN_CAPTURE do { if (capturing) { fake_enter("IN CAPTURE: ", "%s", __func__); return IN_CAPTURE; } } while (0)
+#define NOT_IN_CAPTURE do { if (fake_capturing()) return fake_refuse(__func__); } while (0)
 
 int cudaGetDeviceCount(int *count) { CALL(""); *count = fake_setting("FAKE_CUDA_GPUS", 1); return OK; }
 int cudaGetDevice(int *index) { CALL(""); *index = device; return OK; }
@@ -30,8 +34,8 @@ static int take(enum Kind kind, Handle *start, size_t size) {
 int cudaMalloc(Handle *start, size_t size) { CALL(" %zu", size); NOT_IN_CAPTURE; return take(DEVICE, start, size); }
 int cudaMallocHost(Handle *start, size_t size) { CALL(" %zu", size); NOT_IN_CAPTURE; return take(PINNED, start, size); }
 /* What frees has freed even where it fails: a program can do nothing more about it. */
-int cudaFree(Handle start) { int known = !start || fake_delete(DEVICE, start); CALL(""); return known ? OK : INVALID_VALUE; }
-int cudaFreeHost(Handle start) { int known = !start || fake_delete(PINNED, start); CALL(""); return known ? OK : INVALID_VALUE; }
+int cudaFree(Handle start) { NOT_IN_CAPTURE; int known = !start || fake_delete(DEVICE, start); CALL(""); return known ? OK : INVALID_VALUE; }
+int cudaFreeHost(Handle start) { NOT_IN_CAPTURE; int known = !start || fake_delete(PINNED, start); CALL(""); return known ? OK : INVALID_VALUE; }
 
 static const char *place(const void *start, size_t size) {
   if (fake_holds(DEVICE, start, size)) return "device";
@@ -41,6 +45,13 @@ int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, Handle st
   CALL(" %zu %s to %s stream %d", size, place(from, size), place(to, size), stream != NULL);
   int device_to = kind == 1 || kind == 3, device_from = kind == 2 || kind == 3;
   if (device_to != fake_holds(DEVICE, to, size) || device_from != fake_holds(DEVICE, from, size)) return INVALID_VALUE;
+  if (fake_captured(stream)) {
+    if (place(from, size)[1] == 'a' || place(to, size)[1] == 'a') return fake_refuse("a copy of pageable memory");
+    struct node node = {.to = to, .from = from, .size = size};
+    fake_record(&node);
+    return OK;
+  }
+  NOT_IN_CAPTURE;
   memcpy(to, from, size);
   return OK;
 }
@@ -48,6 +59,9 @@ int cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t size, H
 int cudaMemsetAsync(void *to, int value, size_t size, Handle stream) {
   CALL(" %zu %d", size, value);
   if (!fake_holds(DEVICE, to, size)) return INVALID_VALUE;
+  struct node node = {.to = to, .size = size, .value = value};
+  if (fake_captured(stream)) return fake_record(&node), OK;
+  NOT_IN_CAPTURE;
   memset(to, value, size);
   return OK;
 }
@@ -60,16 +74,66 @@ int cudaStreamWaitEvent(Handle stream, Handle event, unsigned flags) { CALL("");
 int cudaEventCreate(Handle *event) { CALL(""); return take(EVENT, event, 8); }
 int cudaEventCreateWithFlags(Handle *event, unsigned flags) { CALL(" %u", flags); return take(EVENT, event, 8); }
 int cudaEventDestroy(Handle event) { int known = fake_delete(EVENT, event); CALL(""); return known ? OK : INVALID_HANDLE; }
-int cudaEventRecord(Handle event, Handle stream) { CALL(""); return OK; }
-int cudaEventSynchronize(Handle event) { CALL(""); return OK; }
+int cudaEventRecord(Handle event, Handle stream) { CALL(""); NOT_IN_CAPTURE; return OK; }
+int cudaEventSynchronize(Handle event) { CALL(""); NOT_IN_CAPTURE; return OK; }
 int cudaEventElapsedTime(float *milliseconds, Handle from, Handle to) { CALL(""); *milliseconds = 1; return OK; }
 
-int cudaStreamBeginCapture(Handle stream, int mode) { CALL(" %d", mode); capturing = 1; return OK; }
-int cudaStreamEndCapture(Handle stream, Handle *graph) { CALL(""); capturing = 0; return take(GRAPH, graph, 8); }
-int cudaGraphInstantiate(Handle *ready, Handle graph, unsigned long long flags) { CALL(""); return take(GRAPH, ready, 8); }
-int cudaGraphLaunch(Handle graph, Handle stream) { CALL(""); return fake_holds(GRAPH, graph, 1) ? OK : INVALID_HANDLE; }
-int cudaGraphDestroy(Handle graph) { int known = fake_delete(GRAPH, graph); CALL(""); return known ? OK : INVALID_HANDLE; }
-int cudaGraphExecDestroy(Handle graph) { int known = fake_delete(GRAPH, graph); CALL(""); return known ? OK : INVALID_HANDLE; }
+struct graph { struct node *nodes; int count; };
+static Handle new_graph(struct node *nodes, int count) {
+  struct graph *graph = fake_new(GRAPH, sizeof *graph);
+  if (graph) graph->nodes = nodes, graph->count = count;
+  return graph;
+}
+static int delete_graph(Handle graph) {
+  if (!fake_holds(GRAPH, graph, sizeof(struct graph))) return 0;
+  free(((struct graph *)graph)->nodes);
+  return fake_delete(GRAPH, graph);
+}
+static struct node *copied(const struct graph *graph) {
+  size_t size = graph->count * sizeof *graph->nodes;
+  return memcpy(malloc(size + 1), graph->nodes, size);
+}
+
+int cudaStreamBeginCapture(Handle stream, int mode) {
+  CALL(" %d", mode);
+  if (!stream) return 900; /* the default stream cannot be captured */
+  NOT_IN_CAPTURE;
+  fake_begin_capture(stream);
+  return OK;
+}
+int cudaStreamEndCapture(Handle stream, Handle *graph) {
+  int count, captured = fake_captured(stream);
+  struct node *nodes = captured ? fake_end_capture(&count) : NULL;
+  *graph = NULL;
+  int code = fake_enter(__func__, " of %d nodes", nodes ? count : 0);
+  if (code || !nodes) return free(nodes), code ? code : INVALIDATED;
+  *graph = new_graph(nodes, count);
+  return *graph ? OK : OUT_OF_MEMORY;
+}
+int cudaGraphInstantiate(Handle *ready, Handle graph, unsigned long long flags) {
+  CALL("");
+  NOT_IN_CAPTURE;
+  if (!fake_holds(GRAPH, graph, sizeof(struct graph))) return INVALID_HANDLE;
+  *ready = new_graph(copied(graph), ((struct graph *)graph)->count);
+  return *ready ? OK : OUT_OF_MEMORY;
+}
+int cudaGraphLaunch(Handle handle, Handle stream) {
+  CALL("");
+  NOT_IN_CAPTURE;
+  struct graph *graph = handle;
+  if (!fake_holds(GRAPH, graph, sizeof *graph)) return INVALID_HANDLE;
+  for (struct node *node = graph->nodes; node < graph->nodes + graph->count; node++) {
+    void *arguments[MOST_ARGUMENTS];
+    for (unsigned i = 0; i < node->count; i++) arguments[i] = &node->values[i];
+    if (node->compute) { int failed = node->compute(node->grid, node->block, arguments); if (failed) return failed; }
+    if (node->to && !fake_holds(DEVICE, node->to, node->size) && !fake_holds(PINNED, node->to, node->size)) return INVALID_VALUE;
+    if (node->to && node->from) memcpy(node->to, node->from, node->size);
+    if (node->to && !node->from) memset(node->to, node->value, node->size);
+  }
+  return OK;
+}
+int cudaGraphDestroy(Handle graph) { int known = delete_graph(graph); CALL(""); return known ? OK : INVALID_HANDLE; }
+int cudaGraphExecDestroy(Handle graph) { int known = delete_graph(graph); CALL(""); return known ? OK : INVALID_HANDLE; }
 
 /* cudaDevAttr: 10 warp, 1 threads of a block, 8 shared memory, 16 multiprocessors, 75 and 76
  * capability; the rest only has to be some number. */

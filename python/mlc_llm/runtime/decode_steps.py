@@ -1,0 +1,139 @@
+"""Steps that only decode, in a few sizes, for devices that repeat a step with one call.
+
+Such a device repeats a step whose tensors have the same shapes and addresses. So a step is filled
+up to the next power of two with rows that belong to no sequence: each is the first token of a text
+in a page that no sequence has. A row has the same bits whatever else is in the step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from mlc_llm.runtime.batch import MOST_REPEATED, NO_ADAPTER
+from mlc_llm.runtime.kv_cache import Placements
+from mlc_llm.runtime.library import item
+from mlc_llm.runtime.model_step import LOGITS, ModelStep, Staged
+from mlc_llm.runtime.page_table import Placement
+from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
+from mlc_llm.runtime.state_table import EMPTY
+from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+    from mlc_llm.backends.base import Device, DeviceTensor, Repeats, Table
+
+_FILLER = array("f", (0.0, 1.0, 0.0, 0.0))
+"""The options of a row that nobody reads: the most likely token."""
+
+
+class DecodeSteps:
+    """Fills steps up, and has the device repeat them."""
+
+    def __init__(self, step: ModelStep, sampler: Sampler, repeats: Repeats, device: Device) -> None:
+        self._step, self._sampler, self._repeats, self._device = step, sampler, repeats, device
+        self._kinds: dict[int, _Kind] = {}
+
+    @staticmethod
+    def fits(numbers: StepNumbers, choice: Choice) -> bool:
+        """Whether each token of the step has a query block and a sampling of its own, and nothing
+        else belongs to it."""
+        count, placed = len(numbers.tokens), numbers.placed
+        return (
+            count <= MOST_REPEATED
+            and count == len(choice.samplings) == len(numbers.logit_rows)
+            and not choice.scored
+            and numbers.images is None
+            and placed.previous is None
+            and all(len(one.query_blocks) == 3 * count for one in placed.groups)
+            and (placed.state_rows is None or len(placed.state_rows) == 4 * count)
+        )
+
+    def drawn(self, numbers: StepNumbers, choice: Choice) -> Drawn:
+        """The tokens of a plain choice: the step is repeated as a whole."""
+        forward, sampler = self._step.forward, self._sampler
+        size, inputs, rest = self._inputs(numbers, choice)
+
+        def work() -> Drawn:
+            return sampler.draw(item(forward(*inputs), LOGITS), choice, rest)
+
+        return self._repeats.run(f"{size} tokens", [*inputs, *rest], work)
+
+    def outputs(
+        self, numbers: StepNumbers, choice: Choice
+    ) -> tuple[tvm_ffi.Array, list[DeviceTensor]]:
+        """As `ModelStep.outputs`: the model is repeated alone."""
+        forward = self._step.forward
+        size, inputs, rest = self._inputs(numbers, choice)
+        return self._repeats.run(f"{size} logits", inputs, lambda: forward(*inputs)), rest
+
+    def _inputs(
+        self, numbers: StepNumbers, choice: Choice
+    ) -> tuple[int, Sequence[object], list[DeviceTensor]]:
+        """The rows of the step, the inputs of `forward`, and the tensors of the choice."""
+        size = 1 << (len(numbers.tokens) - 1).bit_length()
+        kind = self._kinds.get(size)
+        if kind is None:
+            kind = self._kinds[size] = _Kind(size, self._step, self._device)
+        filled, tables = kind.filled(numbers), kind.tables(choice)
+        inputs, rest = self._step.inputs(filled, tables, kind.staged)
+        self._step.before_compute()
+        return size, inputs, rest
+
+
+class _Kind:
+    """Steps of one size."""
+
+    def __init__(self, size: int, step: ModelStep, device: Device) -> None:
+        self._size, self._step = size, step
+        self._room = [4 * size] * len(step.page_counts)
+        """Page ids that each group has room for; it only grows, so that addresses stay."""
+        self.staged = Staged(device)
+        self._choice: Choice | None = None
+        self._tables: list[Table] = []
+
+    def tables(self, choice: Choice) -> list[Table]:
+        """Those of the choice, with options for the rows that were added."""
+        if choice is not self._choice:
+            (options, _), (top_k, _), *others = choice.tables
+            more = self._size - len(choice.samplings)
+            self._choice = choice
+            self._tables = [
+                (array("f", options) + _FILLER * more, 4),
+                (cast("Numbers", top_k) + _zeros(more), 0),
+                *others,
+            ]
+        return self._tables
+
+    def filled(self, numbers: StepNumbers) -> StepNumbers:
+        count, placed = len(numbers.tokens), numbers.placed
+        more = self._size - count
+        adapters, states = numbers.adapters, placed.state_rows
+        groups = [self._group(g, one, count) for g, one in enumerate(placed.groups)]
+        if states is not None:
+            spare = self._step.spare_state
+            rows = range(count, self._size)
+            states = states + array("i", [n for row in rows for n in (row, 1, EMPTY, spare)])
+        return numbers._replace(
+            tokens=numbers.tokens + _zeros(more),
+            placed=Placements(placed.position + _zeros(more), groups, states),
+            logit_rows=array("i", range(self._size)),
+            adapters=None if adapters is None else adapters + array("i", [NO_ADAPTER]) * more,
+        )
+
+    def _group(self, group: int, placed: Placement, count: int) -> Placement:
+        more, page = self._size - count, self._step.page_counts[group]
+        slots, places, blocks, ids = placed
+        if more:
+            own, rows = len(ids), range(count, self._size)
+            blocks = blocks + array("i", [one for row in rows for one in (row, 1, own)])
+            slots = slots + array("i", [page * self._step.page_size]) * more
+            places, ids = places + _zeros(more), ids + array("i", [page])
+        self._room[group] = max(self._room[group], 1 << (len(ids) - 1).bit_length())
+        return Placement(slots, places, blocks, ids + _zeros(self._room[group] - len(ids)))
+
+
+def _zeros(count: int) -> Numbers:
+    return array("i", bytes(4 * count))

@@ -1,0 +1,67 @@
+"""Steps as CUDA graphs, on the stand-in for CUDA: the same bits, and no call that is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from emulated_models import emulated_library
+from emulation import COMPILER
+from fake_cuda import run_in_fake
+from graph_programs import allocate_in_capture, drop_and_grow, refused, repeat
+from tiny_models import TinyModels
+
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.registry import read_gguf
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++, which compiles kernels")
+NAMES = ["one-layer", pytest.param("big-heads", marks=pytest.mark.slow)]
+
+
+def folders(tiny_models: TinyModels, name: str) -> tuple[str, str]:
+    """Of a model's library and its weights."""
+    file = GGUFFile.open(tiny_models.path(name))
+    library: Path = emulated_library(read_gguf(file.metadata, file.tensors))
+    return str(library), str(tiny_models.weights(name, "cuda"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_is_one_launch(tiny_models: TinyModels, fake: dict[str, str], name: str) -> None:
+    said = run_in_fake(fake, repeat, *folders(tiny_models, name))
+    calls, alive = json.loads(said.splitlines()[-1])
+    assert not any(alive)
+    for kind, (captured, repeated) in calls.items():
+        assert not [line for line in [*captured, *repeated] if line.startswith("IN CAPTURE")]
+        names = [line.split()[0] for line in captured]
+        inside = names[names.index("cudaStreamBeginCapture") : names.index("cudaStreamEndCapture")]
+        assert {*inside[1:]} <= {"cuLaunchKernelEx", "cudaSetDevice", "cudaGetDevice"}
+        launches = [line for line in repeated if line.startswith("cu") and "Launch" in line]
+        if kind == "edited":
+            assert launches[0].startswith("cudaGraphLaunch") and len(launches) > 1
+        else:
+            assert [line.split()[0] for line in launches] == ["cudaGraphLaunch"]
+            copies = [line for line in repeated if line.startswith("cudaMemcpyAsync")]
+            assert len(copies) == 2, "the tables go up, and the tokens come down"
+
+
+def test_graphs_go_where_memory_lacks(tiny_models: TinyModels, fake: dict[str, str]) -> None:
+    made, left = json.loads(run_in_fake(fake, drop_and_grow, *folders(tiny_models, "one-layer")))
+    assert made >= 6 and left == 1
+
+
+def test_a_refused_graph_costs_no_step(tiny_models: TinyModels, fake: dict[str, str]) -> None:
+    found = json.loads(run_in_fake(fake, refused, *folders(tiny_models, "one-layer")))
+    warned = [(name, words) for name, words in found if words]
+    assert len(warned) >= 3
+    for _, words in warned:
+        assert len(words) == 1 and "get no CUDA graph, and are slower: " in words[0]
+        assert "\n" not in words[0]
+
+
+def test_nothing_is_allocated_in_capture(tiny_models: TinyModels, fake: dict[str, str]) -> None:
+    said = run_in_fake(fake, allocate_in_capture, *folders(tiny_models, "one-layer"))
+    (words,) = json.loads(said)
+    assert words.startswith(
+        "steps of 4 tokens get no CUDA graph, and are slower: cudaMalloc failed"
+    )
