@@ -10,29 +10,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
 from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.steady_rows import LEAST_ROWS, SequencePages, SteadyRows
 
 Numbers: TypeAlias = "array[int]"
 CopyPages = Callable[[list[int], list[int]], None]
-
-
-@dataclass
-class SequencePages:
-    """Pages of one sequence, all full but the last; `length` tokens are in them."""
-
-    pages: Numbers = field(default_factory=lambda: array("i"))
-    length: int = 0
-    freed: range = range(0)
-    """Places in `pages` that were given back; what stands there means nothing."""
-
-    @property
-    def owned(self) -> Numbers:
-        return self.pages[: self.freed.start] + self.pages[self.freed.stop :]
 
 
 class Placement(NamedTuple):
@@ -77,16 +63,19 @@ class PageTable:
 
     def length(self, seq_id: int) -> int:
         """Tokens the sequence holds."""
+        self._settle()
         return self._sequences[seq_id].length
 
     def last_slot(self, seq_id: int) -> int:
         """Of the last token that the sequence holds; -1 if it holds none."""
+        self._settle()
         sequence, size = self._sequences[seq_id], self._page_size
         last = sequence.length - 1
         return sequence.pages[last // size] * size + last % size if last >= 0 else -1
 
     def lengths(self) -> dict[int, int]:
         """Tokens of every sequence."""
+        self._settle()
         return {seq_id: one.length for seq_id, one in self._sequences.items()}
 
     def add(self, seq_id: int) -> None:
@@ -98,6 +87,7 @@ class PageTable:
 
     def fork(self, parent: int, child: int, length: int) -> None:
         """Full pages are shared; a page that is not full is copied. Raises RequestError."""
+        self._settle()
         source = self._sequences[parent]
         assert 0 < length <= source.length, "fork past the parent's end"
         self._check_seen(source, length)
@@ -114,6 +104,7 @@ class PageTable:
 
     def rollback(self, seq_id: int, num_tokens: int) -> None:
         """Drops the last tokens. A shared page that is full no more is copied."""
+        self._settle()
         sequence = self._sequences[seq_id]
         assert 0 <= num_tokens <= sequence.length, "rollback past the beginning"
         length = sequence.length - num_tokens
@@ -133,6 +124,7 @@ class PageTable:
 
     def contents(self, seq_id: int) -> tuple[Numbers, range]:
         """The pages that the sequence has, and the places of those that it gave back."""
+        self._settle()
         sequence = self._sequences[seq_id]
         return sequence.owned, sequence.freed
 
@@ -149,10 +141,10 @@ class PageTable:
 
     def trim(self, seq_id: int, undone: int = 0) -> None:
         """Gives back the pages that neither the last token nor a later one sees, even if the last
-        `undone` tokens are rolled back."""
-        if self._window is None:
+        `undone` tokens are rolled back. A sequence that has ended meanwhile has given all back."""
+        sequence = self._sequences.get(seq_id)
+        if self._window is None or sequence is None:
             return
-        sequence = self._sequences[seq_id]
         unseen = self._window.unseen(sequence.length - 1 - undone, self._page_size)
         fresh = slice(max(sequence.freed.stop, unseen.start), unseen.stop)
         if fresh.start < fresh.stop:
@@ -162,6 +154,7 @@ class PageTable:
 
     def remove(self, seq_id: int) -> None:
         """Gives the sequence's pages back."""
+        self._settle()
         self._drop(self._sequences.pop(seq_id).owned)
 
     def reset(self) -> None:
@@ -169,6 +162,9 @@ class PageTable:
         self._references = [0] * self._num_pages
         self._free = list(range(self._num_pages - 1, -1, -1))
         self._sequences: dict[int, SequencePages] = {}
+        self._rows: Sequence[tuple[int, int]] = ()
+        """Of the last step."""
+        self._steady: SteadyRows | None = None
 
     def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placement:
         """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
@@ -177,7 +173,16 @@ class PageTable:
 
         Raises RequestError before any change if there are too few.
         """
+        steady = self._steady
+        if steady is not None and steady.rows == rows:
+            self._check_free(steady.free_pages_needed())
+            steady.advance(self._take)
+            return Placement(steady.slots, steady.places, steady.query_blocks, steady.page_ids)
+        self._settle()
         self._reserve(rows)
+        if self._is_steady(rows):
+            return self._begin_steady(rows)
+        self._rows = rows
         slots, places, blocks, page_ids = array("i"), array("i"), array("i"), array("i")
         size = self._page_size
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
@@ -205,8 +210,32 @@ class PageTable:
             sequence.length += n
         return Placement(slots, places, blocks, page_ids)
 
+    def _is_steady(self, rows: Sequence[tuple[int, int]]) -> bool:
+        """The rows are those of the step before, a token each, and see all that they have."""
+        return (
+            len(rows) >= LEAST_ROWS
+            and self._window is None
+            and rows == self._rows
+            and all(n == 1 for _, n in rows)
+            and len(dict(rows)) == len(rows)
+        )
+
+    def _begin_steady(self, rows: Sequence[tuple[int, int]]) -> Placement:
+        sequences = [self._sequences[seq_id] for seq_id, _ in rows]
+        for one in sequences:
+            one.length += 1
+        steady = self._steady = SteadyRows(rows, sequences, self._page_size)
+        return Placement(steady.slots, steady.places, steady.query_blocks, steady.page_ids)
+
+    def _settle(self) -> None:
+        """Before anything but the same rows: the sequences know their lengths."""
+        if self._steady is not None:
+            self._steady.settle()
+            self._steady = None
+
     def check_integrity(self) -> None:
         """AssertionError unless every page is owned as often as its count says, or free once."""
+        self._settle()
         counts = [0] * self._num_pages
         for sequence in self._sequences.values():
             assert len(sequence.pages) == self._pages_for(sequence.length), "pages and length"
@@ -239,13 +268,16 @@ class PageTable:
         for seq_id, n in totals.items():
             sequence = self._sequences[seq_id]
             wanted += -(-(sequence.length + n) // size) - len(sequence.pages)
-        if wanted > len(self._free):
-            raise RequestError(f"{wanted} KV pages needed, {len(self._free)} are free")
+        self._check_free(wanted)
         if wanted:
             for seq_id, n in totals.items():
                 sequence = self._sequences[seq_id]
                 while len(sequence.pages) * size < sequence.length + n:
                     sequence.pages.append(self._take())
+
+    def _check_free(self, wanted: int) -> None:
+        if wanted > len(self._free):
+            raise RequestError(f"{wanted} KV pages needed, {len(self._free)} are free")
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_size)
