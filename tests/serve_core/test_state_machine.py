@@ -53,11 +53,22 @@ class CoreMachine(RuleBasedStateMachine):
         drafter=st.sampled_from([None, "seer", "lookup", "model"]),
         most=st.integers(1, 8),
         window=st.sampled_from([None, None, None, Window(1), Window(6), Window(7, 5), Window(30)]),
+        overlaps=st.booleans(),
     )
     def start(
-        self, mode: Any, cache: Any, drafter: Any, most: int, window: Any, **limits: int
+        self,
+        *,
+        mode: Any,
+        cache: Any,
+        drafter: Any,
+        most: int,
+        window: Any,
+        overlaps: bool,
+        **limits: int,
     ) -> None:
-        runner = FakeRunner(page_size=4, context_window=60, window=window, **limits)
+        runner = FakeRunner(
+            page_size=4, context_window=60, window=window, overlaps=overlaps, **limits
+        )
         drafter = None if window else drafter  # the two are refused together
         self.window = window
         config = EngineConfig(
@@ -68,8 +79,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.harness = harness_of(drafter, most, runner, config)
         self.can_pin = cache[0] == "radix" and window is None
         self.added: dict[str, tuple[list[int], dict[str, Any]]] = {}
-        self.is_faulty = False
+        self.is_faulty = self.is_late = False
         runner.faults.append(self._fault)
+        runner.late_faults.append(self._late_fault)
 
     @rule(
         start=st.integers(0, 2),
@@ -98,11 +110,11 @@ class CoreMachine(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.harness.abort(data.draw(st.sampled_from(sorted(self.added))))
 
-    @rule()
-    def fail_once(self) -> None:
-        self.is_faulty = True
+    @rule(is_late=st.booleans())
+    def fail_once(self, is_late: bool) -> None:
+        self.is_faulty, self.is_late = not is_late, is_late
         self.harness.step()
-        self.is_faulty = False
+        self.is_faulty = self.is_late = False
 
     @rule()
     def reset(self) -> None:
@@ -127,6 +139,10 @@ class CoreMachine(RuleBasedStateMachine):
 
     def _fault(self, batch: Batch) -> None:
         if self.is_faulty and batch.rows[-1].seq_id % 2 == 0:
+            raise RequestError("injected")
+
+    def _late_fault(self, batch: Batch) -> None:
+        if self.is_late and batch.rows[0].seq_id % 2 == 0:
             raise RequestError("injected")
 
     def _compare(self, tokens: Any, reasons: Any, expected: list[list[int]]) -> None:

@@ -296,6 +296,14 @@ class Repeats(Protocol):
         ...
 
 
+class Fetched(Protocol):
+    """Values of a device on their way to the host."""
+
+    def values(self) -> Sequence[npt.NDArray[Any]]:
+        """Waits for them; they are good until the next step."""
+        ...
+
+
 class Functions(Protocol):
     """The functions of a library, by name."""
 
@@ -330,6 +338,17 @@ class Device(Protocol):
     def read(self, tensor: DeviceTensor) -> npt.NDArray[Any]:
         """A tensor's values; they are good until the next step."""
 
+    def fetch(self, tensors: Sequence[DeviceTensor]) -> Fetched:
+        """Starts to read tensors, behind all that computes until now and before what is started
+        later. Called by the thread that computes."""
+        ...
+
+    def move(
+        self, source: DeviceTensor, first: int, target: DeviceTensor, at: int, count: int
+    ) -> None:
+        """target[at : at + count] = source[first : first + count] of plain lists of numbers, in the
+        order of all that computes."""
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -359,6 +378,11 @@ class Backend(Protocol):
 
     @property
     def device(self) -> Device: ...
+
+    @property
+    def has_window_sinks(self) -> bool:
+        """The first tokens of a text are seen behind a sliding window of the engine."""
+        ...
 
     @property
     def repeat_bytes(self) -> int:

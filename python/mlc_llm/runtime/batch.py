@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.transfer import Transfer
@@ -33,6 +33,8 @@ Hidden: TypeAlias = Sequence[float]
 """A hidden vector behind the last norm."""
 NO_ADAPTER = -1
 """In place of an adapter's slot."""
+KNOWN = -1
+"""In place of a row of the step before: all tokens of the row are known."""
 RANK_STEP = 8
 """Memory for adapters is for a multiple of this rank."""
 MOST_REPEATED = 256
@@ -162,6 +164,9 @@ class BatchRow:
     images: Sequence[RowImage] = ()
     """All tokens with negative ids are theirs. With `RunnerLimits.whole_images` each image is in
     one row as a whole."""
+    chosen_by: int = KNOWN
+    """The row of the step before (`OverlappingRunner.submit`) whose chosen token is the one token
+    of this row; any id stands for it."""
 
 
 @dataclass(slots=True)
@@ -308,6 +313,8 @@ class RunnerLimits:
     """Vectors that the tower makes of an image; 0: the model takes no images."""
     whole_images: bool = False
     """A token of an image sees all of its image, which is computed in one step."""
+    overlaps: bool = False
+    """A step can be started while another one computes: it is an `OverlappingRunner`."""
 
     @property
     def windows(self) -> tuple[Window, ...]:
@@ -414,3 +421,17 @@ class Runner(Protocol):
 
     def check_integrity(self) -> None:
         """AssertionError unless free + used pages = all and every reference count is right."""
+
+
+class OverlappingRunner(Runner, Protocol):
+    """A runner that starts a step while the one before computes. At most two are under way. One
+    that nobody collects is forgotten when its rows are rolled back, or their sequences removed."""
+
+    def submit(self, batch: Batch, after: Any = None) -> Any:
+        """Start a step, behind the one under way that `after` stands for, if any. Its tokens are in
+        the pages at once, as far as anybody can tell. Raises `RequestError` if pages lack; whatever
+        it raises, no sequence has changed."""
+
+    def collect(self, started: Any) -> BatchOutput:
+        """Wait for the older step under way. If it raises, the tokens of its rows are still in the
+        pages: they, and those of a step behind it, are to be rolled back."""

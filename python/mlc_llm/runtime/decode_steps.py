@@ -34,7 +34,7 @@ class DecodeSteps:
 
     def __init__(self, step: ModelStep, sampler: Sampler, repeats: Repeats, device: Device) -> None:
         self._step, self._sampler, self._repeats, self._device = step, sampler, repeats, device
-        self._kinds: dict[int, _Kind] = {}
+        self._kinds: dict[int, StepSize] = {}
 
     @staticmethod
     def fits(numbers: StepNumbers, choice: Choice) -> bool:
@@ -76,14 +76,14 @@ class DecodeSteps:
         size = 1 << (len(numbers.tokens) - 1).bit_length()
         kind = self._kinds.get(size)
         if kind is None:
-            kind = self._kinds[size] = _Kind(size, self._step, self._device)
+            kind = self._kinds[size] = StepSize(size, self._step, self._device)
         filled, tables = kind.filled(numbers), kind.tables(choice)
         inputs, rest = self._step.inputs(filled, tables, kind.staged)
         self._step.before_compute()
         return size, inputs, rest
 
 
-class _Kind:
+class StepSize:
     """Steps of one size."""
 
     def __init__(self, size: int, step: ModelStep, device: Device) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,11 +42,11 @@ from mlc_llm.runtime.library import Library, item
 from mlc_llm.runtime.model_step import HIDDEN, LOGITS, MakeStep, ModelStep, Sizes, limits_of
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
-from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
+from mlc_llm.runtime.step_inputs import Numbers, StepNumbers, Taken
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.backends.base import Device, DeviceTensor, Fetched
     from mlc_llm.runtime.image_runner import ImageRunner
 
 Array = npt.NDArray[np.generic]
@@ -58,12 +59,15 @@ class Pending(NamedTuple):
     choice: Choice
     drawn: Drawn
     """What the sampler has started."""
-    hidden: DeviceTensor | None
-    """Hidden vectors, of the samplings that want them."""
+    fetched: Fetched
+    """Its values, and behind them the hidden vectors of the samplings that want them, if any."""
 
 
 class ModelRunner:
     """The `Runner` of a real model (see `batch.py`). One thread at a time."""
+
+    _last: Pending | None = None
+    """The step that was started last."""
 
     def __init__(
         self,
@@ -98,24 +102,35 @@ class ModelRunner:
             metadata, sizes, windows, precision, adapters=adapters,
             image_tokens=0 if tower is None else tower.tokens,
         )  # fmt: skip
-        check_window(metadata, window)
-        check_page_format(info, kv_cache)
-        check_adapters(metadata, adapters)
-        self._read, self._sampler = device.read, Sampler(self._library)
+        self._check(window, kv_cache, adapters)
+        self._read, self._fetch, self._sampler = device.read, device.fetch, Sampler(self._library)
         self._fast = FastTokens(metadata, precision)
         self._step = make_step(self._library, read(weights), limits, window)
         self._cache = KVCache(
             info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
             has_states=bool(metadata.states), follows=metadata.eagle_group,
         )  # fmt: skip
-        self._repeated = (
-            None
-            if self._step.repeats is None
-            else DecodeSteps(self._step, self._sampler, self._step.repeats, device)
-        )
+        self._repeated = self._repeating(device)
+        self._limits = self._with_overlap(limits)
         self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
         self._choice = Choice.of([], metadata.vocab_size, device)
         """Of the last step; a greedy one mostly serves the next as well."""
+
+    def _check(self, window: Window | None, pages: KVCacheDtype, adapters: AdapterLimits) -> None:
+        """Raises InvalidField unless the library is made for what is asked."""
+        check_window(self.metadata, window)
+        check_page_format(self.metadata.kv, pages)
+        check_adapters(self.metadata, adapters)
+
+    def _with_overlap(self, limits: RunnerLimits) -> RunnerLimits:
+        """Where steps are repeated, they can be started early, unless a failure could not be undone
+        (of two steps with states), or tokens are put into another order (fast ones)."""
+        is_plain = not limits.has_states and limits.precision == "exact"
+        return replace(limits, overlaps=self._repeated is not None and is_plain)
+
+    def _repeating(self, device: Device) -> DecodeSteps | None:
+        repeats = self._step.repeats
+        return None if repeats is None else DecodeSteps(self._step, self._sampler, repeats, device)
 
     @property
     def before_compute(self) -> Callable[[], None]:
@@ -192,7 +207,7 @@ class ModelRunner:
         self._cache.check_integrity()
 
     def run(self, batch: Batch) -> BatchOutput:
-        return self.collect(self.submit(batch))
+        return self._collected(self.submit(batch))
 
     def draft(self, batch: Batch) -> BatchOutput:
         """Let the EAGLE head draft a token behind each row, which has one token and one sampling.
@@ -200,11 +215,25 @@ class ModelRunner:
         The row's token lies in the pages then, as after a step, and is to be rolled back: only the
         head has computed it. Raises `RequestError` if pages lack."""
         assert all(len(row.token_ids) == len(row.samplings) == 1 for row in batch.rows)
-        return self.collect(self.submit(batch, drafts=True))
+        return self._collected(self.submit(batch, drafts=True))
 
-    def submit(self, batch: Batch, *, drafts: bool = False) -> Pending:
-        """Start a step. A device may still compute when this returns; no other step may start
-        before `collect`. drafts: the EAGLE head computes the tokens, and not the model."""
+    def _collected(self, pending: Pending) -> BatchOutput:
+        try:
+            return self.collect(pending)
+        except BaseException:
+            self._roll_back(pending.batch.rows)
+            raise
+
+    def _roll_back(self, rows: Sequence[BatchRow]) -> None:
+        """Nothing has happened: the core may run the rows again, one by one."""
+        for row in rows:
+            self._cache.rollback(row.seq_id, len(row.token_ids))
+
+    def submit(
+        self, batch: Batch, after: Pending | None = None, *, drafts: bool = False
+    ) -> Pending:
+        """Start a step. A device may still compute when this returns (`OverlappingRunner`).
+        drafts: the EAGLE head computes the tokens, and not the model."""
         plain = self._without_images(batch.rows)
         asked = gathered(plain, self._limits.vocab_size)
         number = len(asked.tokens)
@@ -214,14 +243,21 @@ class ModelRunner:
                 asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
         numbers = self._placed(plain, asked.tokens, asked.logit_rows)
+        if after is not None:
+            assert after.drawn.tokens is not None, "it chooses tokens"
+            numbers = numbers._replace(taken=Taken.of(after.drawn.tokens, batch.rows))
         try:
-            drawn, hidden = self._compute.call(self._drawn, numbers, drafts)
-            return Pending(batch, self._choice, drawn, hidden)
+            drawn, fetched = self._compute.call(self._started, numbers, drafts)
         except BaseException:
-            # Nothing has happened: the core may run the rows again, one by one.
-            for row in batch.rows:
-                self._cache.rollback(row.seq_id, len(row.token_ids))
+            self._roll_back(batch.rows)
             raise
+        self._last = Pending(batch, self._choice, drawn, fetched)
+        return self._last
+
+    def _started(self, numbers: StepNumbers, drafts: bool) -> tuple[Drawn, Fetched]:
+        drawn, hidden = self._drawn(numbers, drafts)
+        tensors = drawn.tensors
+        return drawn, self._fetch(tensors if hidden is None else [*tensors, hidden])
 
     def _drawn(self, numbers: StepNumbers, drafts: bool) -> tuple[Drawn, DeviceTensor | None]:
         choice, wanted, repeated = self._choice, None, self._repeated
@@ -238,16 +274,18 @@ class ModelRunner:
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
-        samples, scores = self._sampler.read(pending.choice, pending.drawn)
-        if pending.hidden is not None:
-            self._add_hidden(samples, pending)
+        values = pending.fetched.values()
+        samples, scores = self._sampler.sampled(pending.choice, pending.drawn, values)
+        if pending.choice.hidden:
+            self._add_hidden(samples, pending.choice.hidden, values[-1])
+        behind = 0 if pending is self._last else 1
         for row in pending.batch.rows:
-            # drafted tokens may be rolled back
-            self._cache.trim(row.seq_id, max(len(row.samplings) - 1, 0))
+            # drafted tokens may be rolled back, and the token of a step behind this one
+            self._cache.trim(row.seq_id, behind + max(len(row.samplings) - 1, 0))
         return BatchOutput(by_row(pending.batch.rows, samples, scores))
 
-    def _add_hidden(self, samples: Sequence[Sampled], pending: Pending) -> None:
-        for i, vector in zip(pending.choice.hidden, self._read(pending.hidden), strict=True):
+    def _add_hidden(self, samples: Sequence[Sampled], rows: Sequence[int], vectors: Array) -> None:
+        for i, vector in zip(rows, vectors, strict=True):
             samples[i].hidden = vector.tolist()
             if not np.isfinite(vector).all():
                 samples[i].error = NOT_FINITE

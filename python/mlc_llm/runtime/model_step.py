@@ -91,7 +91,7 @@ class ModelStep:
             raise BrokenLibrary(f"it is the library of one of {info.shards} ranks")
         self.forward, self._copy, self._last_hidden = map(library.__getitem__, FUNCTIONS)
         self._draft_next = None if info.eagle_group is None else library[DRAFT_NEXT]
-        self._staged = Staged(device)
+        self._staged, self._device = Staged(device), device
         arrays = params_in(packed)
         self.params = ordered_params(arrays, info.params, device)
         far = None if window is None else window.far
@@ -134,6 +134,8 @@ class ModelStep:
         ropes, position, sink_position = self._ropes.rows(numbers.placed.position)
         tables = step_tables(numbers, position, sink_position)
         tensors = staged.staging.tensors(*tables, *more)
+        if numbers.taken is not None:
+            numbers.taken.put(self._device, tensors[0])
         if tensors is not staged.inputs.tensors:
             adapters = None if self.adapters is None else self.adapters.inputs
             staged.inputs = StepInputs.of(

@@ -9,7 +9,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy.typing as npt
 
 from mlc_llm.library.signatures import (
     CHOSEN_LOGITS,
@@ -21,7 +23,7 @@ from mlc_llm.library.signatures import (
     TOP_TOKENS,
 )
 from mlc_llm.runtime.batch import Sampled, Sampling, Scoring
-from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.library import Library, item
 from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.logit_processor import Edits
 from mlc_llm.runtime.tables import table
@@ -29,9 +31,12 @@ from mlc_llm.runtime.tables import table
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device, DeviceTensor, Table
 
+Values: TypeAlias = "npt.NDArray[Any]"
 NOT_FINITE = "the model produced logits that are not finite"
 BELOW_ONE = 1 - 2**-24
 """The largest float32 below 1: random numbers above it would be rounded to 1."""
+LIKELY = 3
+"""Tensors that `top_tokens` gives."""
 EDIT_TABLES = 4
 """Tables that `edit_logits` takes, the logits apart."""
 _SCORED = Sampling(temperature=0.0)
@@ -126,6 +131,15 @@ class Drawn(NamedTuple):
     scored: Likely | None = None
     """Of the tokens that are scored."""
 
+    @property
+    def tensors(self) -> list[DeviceTensor]:
+        """All, in the order that `Sampler.sampled` reads."""
+        found = [] if self.tokens is None else [self.tokens]
+        for one in (self.chosen, self.scored):
+            if one is not None:
+                found += [*(item(one.top, i) for i in range(LIKELY)), one.logits]
+        return found
+
 
 class Sampler:
     """The functions of a model library that choose tokens."""
@@ -136,7 +150,7 @@ class Sampler:
         self._no_masks = [library.device.zeros(shape, "int32") for shape in ((0,), (0, words))]
         self._top_tokens, self._edit = library[TOP_TOKENS], library[EDIT_LOGITS]
         self._keep, self._chosen = library[KEEP_LOGITS], library[CHOSEN_LOGITS]
-        self._sample, self._read = library[SAMPLE], library.device.read
+        self._sample, self._fetch = library[SAMPLE], library.device.fetch
 
     def draw(self, logits: DeviceTensor, choice: Choice, tensors: Sequence[DeviceTensor]) -> Drawn:
         """Choose a token for each row of logits [s, padded_vocab], which are edited in place.
@@ -170,28 +184,39 @@ class Sampler:
 
     def read(self, choice: Choice, drawn: Drawn) -> tuple[list[Sampled], list[Sampled]]:
         """What was drawn, in the order of the samplings, and the scores, in the order of the
-        scorings. Nothing that compiled code says is used as an index unchecked."""
+        scorings."""
+        return self.sampled(choice, drawn, self._fetch(drawn.tensors).values())
+
+    def sampled(
+        self, choice: Choice, drawn: Drawn, values: Sequence[Values]
+    ) -> tuple[list[Sampled], list[Sampled]]:
+        """The same of the values of `drawn.tensors`. Nothing that compiled code says is used as an
+        index unchecked."""
         if drawn.tokens is None:
             return [], []
+        tokens, *rest = values
         count = len(choice.samplings) + len(choice.scored)  # a step may be filled up
-        found = [self._sampled(token) for token in self._read(drawn.tokens)[:count].tolist()]
+        found = [self._sampled(token) for token in tokens[:count].tolist()]
         sampled, scores = found[: len(choice.samplings)], found[len(choice.samplings) :]
         if drawn.chosen is not None:
             self._add(
                 [sampled[i] for i in choice.asked],
                 [choice.samplings[i].top_logprobs for i in choice.asked],
-                drawn.chosen,
+                rest,
             )
         if drawn.scored is not None:
             for one, (token, _) in zip(scores, choice.scored, strict=True):
                 one.token_id = token
-            self._add(scores, [count for _, count in choice.scored], drawn.scored)
+            self._add(scores, [count for _, count in choice.scored], rest[-LIKELY - 1 :])
         return sampled, scores
 
-    def _add(self, sampled: Sequence[Sampled], counts: Sequence[int], likely: Likely) -> None:
-        """Adds the log-probabilities of rows. counts: how many likely tokens each wants."""
-        ids, logprobs, total = map(self._read, likely.top)
-        found = (ids, logprobs, self._read(likely.logits) - total)
+    def _add(
+        self, sampled: Sequence[Sampled], counts: Sequence[int], likely: Sequence[Values]
+    ) -> None:
+        """Adds the log-probabilities of rows. counts: how many likely tokens each wants. likely:
+        ids, log-probabilities and the logs of sums of `top_tokens`, then logits."""
+        ids, logprobs, total, logits = likely[: LIKELY + 1]
+        found = (ids, logprobs, logits - total)
         lists = (values.tolist() for values in found)
         for one, count, ids, logprobs, logprob in zip(sampled, counts, *lists, strict=True):
             if one.error is None:

@@ -8,15 +8,45 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import tvm_ffi
 
+from mlc_llm.runtime.batch import KNOWN, BatchRow
 from mlc_llm.runtime.kv_cache import Placements
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import DeviceTensor, Table
+    from mlc_llm.backends.base import Device, DeviceTensor, Table
     from mlc_llm.runtime.image_rows import StepImages
 
 Numbers: TypeAlias = "array[int]"
 SINGLE = 5
 """Tables of a step that all groups of layers share."""
+
+
+class Taken(NamedTuple):
+    """Tokens that the step before has chosen, and that may not be known yet."""
+
+    source: DeviceTensor
+    """int32: what it has chosen."""
+    runs: Sequence[tuple[int, int, int]]
+    """First one, the token of this step that it becomes, and how many lie side by side."""
+
+    def put(self, device: Device, tokens: DeviceTensor) -> None:
+        """Into the tokens of this step."""
+        for first, at, count in self.runs:
+            device.move(self.source, first, tokens, at, count)
+
+    @classmethod
+    def of(cls, source: DeviceTensor, rows: Sequence[BatchRow]) -> Taken:
+        """source: of a step whose rows have one sampling each."""
+        runs: list[tuple[int, int, int]] = []
+        at = 0
+        for row in rows:
+            if row.chosen_by != KNOWN:
+                first, start, count = runs[-1] if runs else (-1, -1, 0)
+                if (row.chosen_by, at) == (first + count, start + count):
+                    runs[-1] = first, start, count + 1
+                else:
+                    runs.append((row.chosen_by, at, 1))
+            at += len(row.token_ids)
+        return cls(source, runs)
 
 
 class StepNumbers(NamedTuple):
@@ -32,6 +62,7 @@ class StepNumbers(NamedTuple):
     """The slot of each token's adapter; None for a library without adapters."""
     images: StepImages | None = None
     """None for a library without images."""
+    taken: Taken | None = None
 
     @property
     def image_tables(self) -> Sequence[Table]:

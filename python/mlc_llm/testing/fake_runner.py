@@ -8,12 +8,13 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import (
+    KNOWN,
     RANK_STEP,
     AdapterLimits,
     AdapterParts,
@@ -74,6 +75,14 @@ class FakeSequence:
         return [page for i, page in enumerate(self.pages) if i not in self.freed]
 
 
+@dataclass(eq=False)
+class FakeStep:
+    """A step that was started; whoever may not know its samples yet has to collect it."""
+
+    batch: Batch
+    samples: list[list[Sampled]]
+
+
 class FakeRunner:
     """Implements `mlc_llm.runtime.batch.Runner`. Keeps every batch that it ran in `batches`."""
 
@@ -89,6 +98,7 @@ class FakeRunner:
         window: Window | None = None,
         adapters: int = 0,
         image_tokens: int = 0,
+        overlaps: bool = False,
     ) -> None:
         """image_tokens: of an image, which is computed in one step; 0: the model takes none."""
         self.limits = RunnerLimits(
@@ -103,13 +113,16 @@ class FakeRunner:
             adapters=AdapterLimits(adapters, RANK_STEP),
             image_tokens=image_tokens,
             whole_images=image_tokens > 0,
+            overlaps=overlaps,
         )
         self.sequences: dict[int, FakeSequence] = {}
         self.batches: list[Batch] = []
         self.adapters: dict[int, AdapterParts] = {}
         """What was loaded into each slot."""
-        self.faults: list[Fault] = []
-        """Called in order before each batch."""
+        self.faults, self.late_faults = list[Fault](), list[Fault]()
+        """Called in order before each batch; when its samples are asked for."""
+        self.started: list[FakeStep] = []
+        """Steps under way, the oldest one first."""
         self.bad_rows: Callable[[Sequence[int]], bool] = lambda tokens: False
         """Takes a sequence's tokens; says whether its logits are NaN."""
         self._pages = FakePages(num_pages, page_size)
@@ -173,13 +186,37 @@ class FakeRunner:
             self._pages.drop(page)
 
     def run(self, batch: Batch) -> BatchOutput:
+        self.started.clear()
+        step = self.submit(batch)
+        try:
+            return self.collect(step)
+        except BaseException:
+            for row in batch.rows:
+                self.rollback_sequence(row.seq_id, len(row.token_ids))
+            raise
+
+    def submit(self, batch: Batch, after: FakeStep | None = None) -> FakeStep:
+        assert after is None or [after] == self.started, "another step is under way"
         self._check(batch)
         for fault in self.faults:
             fault(batch)
         self.batches.append(batch)
-        return BatchOutput([self._run_row(row) for row in batch.rows])
+        step = FakeStep(batch, [self._run_row(_known(row, after)) for row in batch.rows])
+        self.started = [*([] if after is None else [after]), step]
+        return step
+
+    def collect(self, started: FakeStep) -> BatchOutput:
+        assert started is self.started.pop(0), "it is not the oldest step"
+        for fault in self.late_faults:
+            fault(started.batch)
+        for row in started.batch.rows:
+            sequence = self.sequences.get(row.seq_id)  # None: it has ended meanwhile
+            if sequence is not None and len(row.samplings) <= 1:
+                self._trim(sequence, len(self.started))
+        return BatchOutput(started.samples)
 
     def reset(self) -> None:
+        self.started.clear()
         self.sequences.clear()
         self._pages = FakePages(self.limits.num_pages, self.limits.page_size)
 
@@ -225,8 +262,6 @@ class FakeRunner:
         ends = range(first, first + len(row.samplings))
         seen = [self._seen(tokens[:end]) for end in ends]
         scores = [] if row.scoring is None else self._scores(row, tokens, row.scoring)
-        if len(row.samplings) <= 1:
-            self._trim(sequence)
         return scores + [self._sample(*pair) for pair in zip(seen, row.samplings, strict=True)]
 
     def _append(self, sequence: FakeSequence, tokens: Sequence[int]) -> None:
@@ -256,10 +291,10 @@ class FakeRunner:
         assert min(seen) >= 0, "a token is seen whose page was given back"
         return [len(tokens), *seen]
 
-    def _trim(self, sequence: FakeSequence) -> None:
+    def _trim(self, sequence: FakeSequence, undone: int) -> None:
         if self.limits.window is None:
             return
-        unseen = self.limits.window.unseen(sequence.length - 1, self.limits.page_size)
+        unseen = self.limits.window.unseen(sequence.length - 1 - undone, self.limits.page_size)
         for i in set(unseen) - sequence.freed:
             self._pages.drop(sequence.pages[i])
         sequence.freed |= set(unseen)
@@ -290,6 +325,15 @@ class FakeRunner:
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.limits.page_size)
+
+
+def _known(row: BatchRow, before: FakeStep | None) -> BatchRow:
+    """The row with the token that the step before has chosen, if it is that one's."""
+    if row.chosen_by == KNOWN:
+        return row
+    assert before is not None, "no step is under way"
+    ((chosen,), (_,)) = before.samples[row.chosen_by], row.token_ids
+    return replace(row, token_ids=[max(chosen.token_id, 0)], chosen_by=KNOWN)
 
 
 def _is_of_row(row: BatchRow, scoring: Scoring) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fake_cuda import Fake
@@ -150,3 +152,68 @@ def allocate_in_capture(library: str, weights: str) -> None:
     with logged() as words:
         assert decode(runner, "greedy", 3) == plain
     print(json.dumps(words))
+
+
+def overlap(library: str, weights: str) -> None:
+    """Steps that are started while the one before computes read its tokens on the GPU, also where
+    rows leave, and where something else is asked of them. Prints the calls of a repeated step, and
+    what is alive at the end."""
+    fake, calls = Fake(), []
+    for kind in ("greedy", "drawn", "edited"):
+        plain = chained(without_graphs(library, weights), kind, waits=True)
+        runner = runner_of(library, weights)
+        assert runner.limits.overlaps
+        assert chained(runner, kind, waits=False, log=calls) == plain
+        runner.check_integrity()
+        runner.reset()
+        runner.check_integrity()
+        del runner
+        gc.collect()
+    print(json.dumps([calls, fake.alive()]))
+
+
+def chained(
+    runner: ModelRunner, kind: str, *, waits: bool, log: list[str] | None = None
+) -> list[list[Sampled]]:
+    """Six steps, each behind the tokens of the one before. Row 0 leaves after the fourth one."""
+    found, before, step_before = [], None, None
+    for seq_id, length in enumerate((5, 1, 17)):
+        runner.add_sequence(seq_id)
+        runner.run(Batch([BatchRow(seq_id, TOKENS[seq_id : seq_id + length], ())]))
+    ids = [0, 1, 2]
+    for step in range(6):
+        last, ids = ids, ids if step < 4 else [1, 2]
+        choices = samplings(kind, step)
+        if waits:
+            tokens = {i: TOKENS[i] for i in ids} if before is None else before
+            rows = [BatchRow(i, [tokens[i]], [choices[i]]) for i in ids]
+            samples = [one for (one,) in runner.run(Batch(rows)).samples]
+            before = {i: one.token_id for i, one in zip(ids, samples, strict=True)}
+            found.append(samples)
+            continue
+        rows = [
+            BatchRow(i, [TOKENS[i]], [choices[i]])
+            if step_before is None
+            else BatchRow(i, (0,), [choices[i]], chosen_by=last.index(i))
+            for i in ids
+        ]
+        Fake().log()
+        started = runner.submit(Batch(rows), step_before)
+        if log is not None and kind == "greedy" and step == 3:
+            log += Fake().log()
+        if step_before is not None:
+            found.append([one for (one,) in runner.collect(step_before).samples])
+        step_before = started
+    if step_before is not None:
+        found.append([one for (one,) in runner.collect(step_before).samples])
+    return found
+
+
+def check_script(folder: str) -> None:
+    """`benchmarks/gpu_check.py`, with less to compute. Prints what it prints, and its exit code."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+    import gpu_check
+
+    gpu_check.SEQUENCES, gpu_check.COUNTS, gpu_check.STEPS = 3, (1, 3), 4
+    sys.argv = ["gpu_check.py", folder]
+    print(gpu_check.main())

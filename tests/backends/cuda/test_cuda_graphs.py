@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from emulated_models import emulated_library
 from emulation import COMPILER
 from fake_cuda import run_in_fake
-from graph_programs import allocate_in_capture, drop_and_grow, refused, repeat
+from graph_programs import (
+    allocate_in_capture,
+    check_script,
+    drop_and_grow,
+    overlap,
+    refused,
+    repeat,
+)
+from model_programs import TOKENS
 from tiny_models import TinyModels
 
 from mlc_llm.loader.gguf import GGUFFile
@@ -45,6 +54,25 @@ def test_a_step_is_one_launch(tiny_models: TinyModels, fake: dict[str, str], nam
             assert len(copies) == 2, "the tables go up, and the tokens come down"
 
 
+def test_steps_overlap(tiny_models: TinyModels, fake: dict[str, str]) -> None:
+    said = run_in_fake(fake, overlap, *folders(tiny_models, "one-layer"))
+    calls, alive = json.loads(said.splitlines()[-1])
+    assert not any(alive)
+    started = [line for line in calls if not line.startswith("cudaGetDevice")]
+    assert [line.split()[0] for line in started if "EventSynchronize" not in line] == [
+        *("cudaMemcpyAsync", "cudaEventRecord"),  # the tables
+        "cudaMemcpyAsync",  # the tokens of the step before
+        "cudaGraphLaunch",
+        *("cudaMemcpyAsync", "cudaEventRecord"),  # the chosen tokens
+    ]
+    sizes = [line.split()[2:5] for line in started if line.startswith("cudaMemcpyAsync")]
+    assert sizes == [
+        ["pinned", "to", "device"],
+        ["device", "to", "device"],
+        ["device", "to", "pinned"],
+    ]
+
+
 def test_graphs_go_where_memory_lacks(tiny_models: TinyModels, fake: dict[str, str]) -> None:
     made, left = json.loads(run_in_fake(fake, drop_and_grow, *folders(tiny_models, "one-layer")))
     assert made >= 6 and left == 1
@@ -65,3 +93,20 @@ def test_nothing_is_allocated_in_capture(tiny_models: TinyModels, fake: dict[str
     assert words.startswith(
         "steps of 4 tokens get no CUDA graph, and are slower: cudaMalloc failed"
     )
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_the_script_that_checks_a_gpu(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, is_right: bool
+) -> None:
+    library, weights = folders(tiny_models, "one-layer")
+    checks = tmp_path / "checks" / "tiny"
+    (checks / "cuda").mkdir(parents=True)
+    (checks / "cuda" / "library").symlink_to(library)
+    (checks / "cuda" / "weights").symlink_to(weights)
+    exact = tiny_models.runner("one-layer", "reference").logits(TOKENS)
+    np.save(checks / "logits.npy", exact if is_right else exact[::-1])
+    said = run_in_fake(fake, check_script, str(tmp_path)).splitlines()
+    assert said[1] == "rows alone, together and started early: the same bits"
+    wrong = "the logits are not those of the reference"
+    assert said[2:] == (["all is right", "0"] if is_right else [wrong, "1"])

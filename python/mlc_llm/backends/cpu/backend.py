@@ -31,6 +31,7 @@ class CpuBackend:
 
     isa: Isa
     repeat_bytes: ClassVar[int] = 0
+    has_window_sinks: ClassVar[bool] = True
 
     @property
     def name(self) -> str:

@@ -65,6 +65,26 @@ class CpuDevice:
         values: npt.NDArray[Any] = np.from_dlpack(tensor)
         return values
 
+    def fetch(self, tensors: Sequence[tvm_ffi.Tensor]) -> HostValues:
+        return HostValues(tensors)
+
+    def move(
+        self, source: tvm_ffi.Tensor, first: int, target: tvm_ffi.Tensor, at: int, count: int
+    ) -> None:
+        np.from_dlpack(target)[at : at + count] = np.from_dlpack(source)[first : first + count]
+
+
+class HostValues:
+    """See `backends.base.Fetched`: they are there already."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, tensors: Sequence[tvm_ffi.Tensor]) -> None:
+        self._tensors = tensors
+
+    def values(self) -> Sequence[npt.NDArray[Any]]:
+        return [np.from_dlpack(tensor) for tensor in self._tensors]
+
 
 class LinkedLibrary:
     """Functions by name, linked in memory without a compiler."""

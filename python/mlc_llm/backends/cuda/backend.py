@@ -31,6 +31,7 @@ class CudaBackend:
     kv_dtype = "float16"
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
+    has_window_sinks = False
 
     @property
     def device(self) -> Device:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.backends.cuda.driver import usable_gpu
+from mlc_llm.backends.cuda.fetched import Fetcher, GpuValues
 from mlc_llm.backends.cuda.graphs import CudaGraphs
 from mlc_llm.backends.cuda.linking import CudaLibrary, check_fits
-from mlc_llm.backends.cuda.runtime import TO_HOST, load_cuda
+from mlc_llm.backends.cuda.runtime import ON_DEVICE, TO_HOST, load_cuda
 from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
 from mlc_llm.backends.cuda.tensors import gpu_tensor, size_of
 
@@ -28,6 +29,7 @@ class CudaDevice:
     def __init__(self) -> None:
         """Raises UnusableDevice with what is missing."""
         self._gpu, self._runtime = usable_gpu(), load_cuda()
+        self._fetcher = Fetcher(self._runtime)
         self._uploads: Ring | None = None
 
     def link(
@@ -70,6 +72,16 @@ class CudaDevice:
 
     def repeats(self) -> CudaGraphs:
         return CudaGraphs(self._runtime)
+
+    def fetch(self, tensors: Sequence[tvm_ffi.Tensor]) -> GpuValues:
+        return self._fetcher.fetch(tensors)
+
+    def move(
+        self, source: tvm_ffi.Tensor, first: int, target: tvm_ffi.Tensor, at: int, count: int
+    ) -> None:
+        size = tvm_ffi.dtype(str(source.dtype)).itemsize
+        to, start = target.data_ptr() + size * at, source.data_ptr() + size * first
+        self._runtime.copy(to, start, size * count, ON_DEVICE, current_stream())
 
     def read(self, tensor: tvm_ffi.Tensor) -> npt.NDArray[Any]:
         """A copy of a tensor's values. It cannot be written: the tensor would not change."""

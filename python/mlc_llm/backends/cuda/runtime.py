@@ -21,8 +21,8 @@ from mlc_llm.backends.cuda.packages import load_library
 from mlc_llm.backends.cuda.workspace import register
 from mlc_llm.errors import DeviceFailed, MLCError, UnusableDevice
 
-TO_DEVICE, TO_HOST = 1, 2
-"""cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost."""
+TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
+"""cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost and cudaMemcpyDeviceToDevice."""
 _NO_MEMORY = 2
 _NO_TIMES = 2
 """cudaEventDisableTiming."""
@@ -46,7 +46,7 @@ class Runtime:
             raise MemoryError(words) if result == _NO_MEMORY else DeviceFailed(words)
 
     def copy(self, to: int, source: int, size: int, kind: int, stream: int) -> None:
-        """Copies bytes in the order of the stream. kind: TO_DEVICE or TO_HOST."""
+        """Copies bytes in the order of the stream. kind: TO_DEVICE, TO_HOST or ON_DEVICE."""
         arguments = ctypes.c_void_p(to), ctypes.c_void_p(source), ctypes.c_size_t(size), kind
         self.call("cudaMemcpyAsync", *arguments, ctypes.c_void_p(stream))
 

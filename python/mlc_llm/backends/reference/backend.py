@@ -26,6 +26,7 @@ class ReferenceBackend:
     name = "reference"
     page_size = 16
     repeat_bytes = 0
+    has_window_sinks = True
 
     @property
     def device(self) -> Device:

@@ -3,7 +3,8 @@
     a block for each token; a thread has every `threads`-th column:
         y = weight(row, column) * factor
 
-tokens    int32 [m]: rows of the table
+tokens    int32 [m]: rows of the table; a negative one stands for a token that could not be chosen,
+          whose row of the step nobody reads
 table     uint32 [n / 32, k / 32, stride] (see `backends/cuda/formats.py`)
 y         float32 [m, k]
 """
@@ -39,7 +40,7 @@ def embedding(n: int, k: int, fmt: WeightFormat, factor: float = 1.0) -> PrimFun
         for i in T.serial(T.ceildiv(k, threads)):
             if i * threads + thread < k:
                 Y[row, i * threads + thread] = weight(
-                    fmt, W, I[row], i * threads + thread
+                    fmt, W, T.max(I[row], 0), i * threads + thread
                 ) * T.float32(factor)
 
     return packed_rows

@@ -27,8 +27,9 @@ _HEAD = struct.Struct("<Q")
 
 def step_message(numbers: StepNumbers) -> bytes:
     """A step. Nobody but rank 0 makes logits."""
-    tokens, placed, _, fast_tokens, adapters, images = numbers
+    tokens, placed, _, fast_tokens, adapters, images, taken = numbers
     assert adapters is None and images is None, "ranks have no adapters and no images"
+    assert taken is None, "ranks start no step early"
     assert placed.state_rows is None, "ranks have no states"
     tables = [table for group in placed.groups for table in group]
     return _written([array("i", (STEP, fast_tokens)), tokens, placed.position, *tables])

@@ -51,10 +51,12 @@ class AcceptedRequests:
         self._scheduler.slots.forget(state)
 
     def report(self, plan: StepPlan) -> Outputs:
-        """The news of each request of a plan, and the usage of those that are over."""
+        """The news of each request of a plan, and the usage of those that are over. One that was
+        over before a step under way has ended has said all."""
         outputs: Outputs = []
         for state in dict.fromkeys([sequence.request for sequence in plan.sequences]):
-            outputs += self._report(state)
+            if self._by_id.get(state.request_id) is state:
+                outputs += self._report(state)
         return outputs
 
     def end_all(self, status: Status, error: str | None = None) -> Outputs:

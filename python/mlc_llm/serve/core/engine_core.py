@@ -14,10 +14,11 @@ import itertools
 import logging
 import time
 from collections import abc
+from typing import cast
 
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
 from mlc_llm.images.reader import ImageReader
-from mlc_llm.runtime.batch import BatchRow, Runner, RunnerLimits, Sampled
+from mlc_llm.runtime.batch import BatchRow, OverlappingRunner, Runner, RunnerLimits, Sampled
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
@@ -25,6 +26,7 @@ from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.admission import Admission, Prepared
 from mlc_llm.serve.core.gauges import gauges
 from mlc_llm.serve.core.handover import begin
+from mlc_llm.serve.core.overlap import Overlap
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.core.postprocess import Postprocessor
 from mlc_llm.serve.core.prefix_cache import PrefixCache
@@ -89,6 +91,7 @@ class EngineCore:
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
+        self._overlap = self._overlapping(policy, config)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
         self.fault: str | None = None
@@ -193,12 +196,11 @@ class EngineCore:
         self._mend()
         self._is_torn = True
         try:
-            plan = self._scheduler.schedule()
-            if self._queue_note.is_due:
-                self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
-            self._draft(plan)
+            plan = self._plan()
             samples = self._run(plan)
             outputs = self._update(plan, samples)
+            if self._overlap is not None and not self._requests:
+                self._overlap.drop()
         except Exception as error:
             outputs = self._collapse(error)
         self._is_torn = False
@@ -251,6 +253,25 @@ class EngineCore:
     def _numbers(self) -> dict[str, object]:
         return self._telemetry.numbers(gauges(self._scheduler, self._runner))
 
+    def _overlapping(self, policy: RequestPolicy, config: EngineConfig) -> Overlap | None:
+        """What starts steps early, where the runner can do it and no drafter reads each step."""
+        limits = self._runner.limits
+        if not limits.overlaps or self._speculator is not None or type(policy) is not RequestPolicy:
+            return None
+        runner = cast("OverlappingRunner", self._runner)
+        return Overlap(runner, self._scheduler, self.longest_sequence, self._telemetry.now)
+
+    def _plan(self) -> StepPlan:
+        """The step that is under way already, or else a new one."""
+        under_way = None if self._overlap is None else self._overlap.next_plan()
+        if under_way is not None:
+            return under_way
+        plan = self._scheduler.schedule()
+        if self._queue_note.is_due:
+            self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
+        self._draft(plan)
+        return plan
+
     def _draft(self, plan: StepPlan) -> None:
         """Add draft tokens to rows of the plan, where that is wanted and likely to pay."""
         if self._speculator is None:
@@ -266,8 +287,9 @@ class EngineCore:
         telemetry.note_start(plan)
         if not plan.rows:
             return []
-        start = telemetry.now()
-        samples = run_rows(self._runner, plan)
+        start = telemetry.now() if plan.begun_at is None else plan.begun_at
+        overlap = self._overlap
+        samples = run_rows(self._runner, plan) if overlap is None else overlap.run(plan)
         plan.run_seconds = telemetry.now() - start
         telemetry.note_finish(plan)
         self._scheduler.prefill_budget.learn(
@@ -366,6 +388,8 @@ class EngineCore:
         """End every request and forget every sequence, whatever state they are in."""
         self._is_torn = True
         self._runner.reset()
+        if self._overlap is not None:
+            self._overlap.drop()
         if self._speculator is not None:
             self._speculator.reset()
         outputs = self._requests.end_all(status, error)

@@ -6,8 +6,9 @@ from mlc_llm.runtime.batch import GREEDY, Sampling
 from mlc_llm.serve.core.sequence import Sequence
 
 
-def sampling_of(sequence: Sequence) -> Sampling:
-    """How the sequence's next token is chosen; the same until that token is committed.
+def sampling_of(sequence: Sequence, ahead: int = 0) -> Sampling:
+    """How the sequence's next token is chosen; the same until that token is committed. ahead: of a
+    token behind it, if nothing but a random number depends on the tokens between.
 
     A greedy choice without grammar or penalties is the same for every token, and the same object.
     """
@@ -21,7 +22,7 @@ def sampling_of(sequence: Sequence) -> Sampling:
         top_p=config.top_p,
         top_k=config.top_k,
         min_p=config.min_p,
-        uniform=state.uniform(),
+        uniform=state.uniform(ahead),
         logit_bias=request.logit_bias,
         presence_penalty=config.presence_penalty,
         frequency_penalty=config.frequency_penalty,

@@ -61,6 +61,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def may_start(self) -> bool:
+        """A waiting sequence could get a slot in the next step."""
+        return bool(self._waiting) and len(self._running) < self._max_running
+
     def add(self, request: RequestState) -> None:
         """Queue all sequences of a request behind everything else."""
         for sequence in request.sequences:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import abc
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -197,6 +198,11 @@ class RequestState:
         self.error: str | None = None
         """Why it failed. Every sequence that had not ended then is FAILED."""
         self.sequences: list[Sequence] = []
+
+    @cached_property
+    def is_free(self) -> bool:
+        """What its sequences are to choose from does not depend on their tokens so far."""
+        return not (self.config.needs_grammar or self.counts_tokens or self.wants_hidden)
 
     @property
     def alive(self) -> list[Sequence]:

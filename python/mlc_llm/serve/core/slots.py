@@ -27,6 +27,8 @@ class Slots:
         self._runner = runner
         self._pages = pages
         self._keeps_states = limits.has_states
+        self.in_flight: abc.Set[Sequence] = frozenset()
+        """Those of which the runner has a token more than they know, in a step under way."""
         self._free_ids = list(range(self.num_slots))  # a heap: the lowest free id is used first
         self.cache = PrefixCache(
             self._free,
@@ -141,6 +143,7 @@ class Slots:
         is_pin = request.config.pins_prompt and sequence.index == 0
         pinned_length = len(request.prompt) if is_pin else 0
         surplus = self.cache.finish(seq_id, request.arrival, pinned_length=pinned_length)
+        surplus += sequence in self.in_flight
         if surplus:
             self._runner.rollback_sequence(seq_id, surplus)
         sequence.progress.leave_slot()

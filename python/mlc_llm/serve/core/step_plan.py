@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field, replace
 
-from mlc_llm.runtime.batch import BatchRow
+from mlc_llm.runtime.batch import KNOWN, BatchRow
 from mlc_llm.serve.core.prefix_cache import PrefixMatch
 from mlc_llm.serve.core.sequence import RequestState, Sequence
 
@@ -44,6 +44,8 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     lookups: list[tuple[Sequence, PrefixMatch]] = field(default_factory=list)
     """Sequences that were started, with what the prefix cache had for them."""
+    begun_at: float | None = None
+    """When the device began to compute it; None: when it is run."""
     draft_seconds: float = 0.0
     run_seconds: float = 0.0
     prefilled: dict[RequestState, int] = field(default_factory=dict)
@@ -75,6 +77,17 @@ class StepPlan:
             request = sequence.request
             self.prefilled[request] = self.prefilled.get(request, 0) + of_prompt
 
+    def forget_ended(self) -> None:
+        """Go on without the rows of sequences that have ended since the step was planned, and with
+        all tokens, which are known by now."""
+        pairs = [
+            (_with_token(row, sequence), sequence)
+            for row, sequence in zip(self.rows, self.sequences, strict=True)
+            if not sequence.progress.status.is_end
+        ]
+        self.rows, self.sequences = [row for row, _ in pairs], [one for _, one in pairs]
+        self.decoding = min(self.decoding, len(self.rows))
+
     def drop_drafts(self) -> bool:
         """Go back to rows without draft tokens; False where there are no others."""
         has_drafts = self.num_drafted > 0
@@ -85,6 +98,12 @@ class StepPlan:
         """The same rows, each in a plan of its own."""
         for row, sequence in zip(self.rows, self.sequences, strict=True):
             yield StepPlan(0, rows=[row], sequences=[sequence])
+
+
+def _with_token(row: BatchRow, sequence: Sequence) -> BatchRow:
+    if row.chosen_by == KNOWN:
+        return row
+    return replace(row, token_ids=sequence.generated[-1:], chosen_by=KNOWN)
 
 
 def draft_tokens_of(row: BatchRow) -> abc.Sequence[int]:

@@ -26,12 +26,17 @@ def run_rows(runner: Runner, plan: StepPlan) -> list[Sequence[Sampled]]:
     except EngineDead:
         raise
     except Exception as error:
-        if plan.drop_drafts():
-            return run_rows(runner, plan)
-        if len(plan.rows) == 1:
-            request_id = plan.sequences[0].request.request_id
-            _log.warning("request %s failed in the model: %s", request_id, error)
-            return [[Sampled(-1, error=reason_of(error))]]
+        return recovered(runner, plan, error)
+
+
+def recovered(runner: Runner, plan: StepPlan, error: Exception) -> list[Sequence[Sampled]]:
+    """The same of a plan whose run has failed with an error."""
+    if plan.drop_drafts():
+        return run_rows(runner, plan)
+    if len(plan.rows) == 1:
+        request_id = plan.sequences[0].request.request_id
+        _log.warning("request %s failed in the model: %s", request_id, error)
+        return [[Sampled(-1, error=reason_of(error))]]
     return [samples for one in plan.split() for samples in run_rows(runner, one)]
 
 

@@ -34,5 +34,7 @@ int fake_captured(Handle stream);
 int fake_capturing(void);
 /* Adds a node to what is captured. */
 void fake_record(const struct node *node);
+/* Computes a kernel. */
+int fake_compute(const struct node *node, void **arguments);
 /* A call that must not come in capture: the graph will not be made. The code of the error. */
 int fake_refuse(const char *name);

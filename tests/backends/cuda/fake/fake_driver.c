@@ -10,6 +10,7 @@
 #include "fake_cuda.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -206,6 +207,14 @@ void fake_record(const struct node *node) {
   nodes = realloc(nodes, (node_count + 1) * sizeof *nodes);
   nodes[node_count++] = *node;
 }
+/* Kernels of several threads run one after the other: the emulator has one GPU. */
+static pthread_mutex_t computing = PTHREAD_MUTEX_INITIALIZER;
+int fake_compute(const struct node *node, void **arguments) {
+  pthread_mutex_lock(&computing);
+  int code = node->compute(node->grid, node->block, arguments);
+  pthread_mutex_unlock(&computing);
+  return code;
+}
 int fake_refuse(const char *name) {
   fake_enter("IN CAPTURE: ", "%s", name);
   is_refused = 1;
@@ -227,7 +236,8 @@ int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, 
     node.compute = (Compute)dlsym(kernels, symbol);
     if (!node.compute) return NOT_FOUND;
   }
-  if (!fake_captured(c->stream)) return node.compute ? node.compute(c->grid, c->block, arguments) : 0;
+  memcpy(node.grid, c->grid, sizeof node.grid), memcpy(node.block, c->block, sizeof node.block);
+  if (!fake_captured(c->stream)) return node.compute ? fake_compute(&node, arguments) : 0;
   if (node.compute) {
     char symbol[160];
     snprintf(symbol, sizeof symbol, "arguments_%s", name);
@@ -236,7 +246,6 @@ int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, 
     node.count = *count;
     for (unsigned i = 0; i < *count; i++) memcpy(&node.values[i], arguments[i], 8);
   }
-  memcpy(node.grid, c->grid, sizeof node.grid), memcpy(node.block, c->block, sizeof node.block);
   fake_record(&node);
   return 0;
 }
