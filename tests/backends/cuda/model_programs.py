@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fake_cuda import Fake
 
 from mlc_llm.backends.cuda import driver
 from mlc_llm.errors import MLCError
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling, Window
 from mlc_llm.runtime.model_runner import ModelRunner
 
 TOKENS = np.random.default_rng(0).integers(0, 300, 90).tolist()
@@ -32,12 +33,33 @@ PROMPTS = [
 driver.LEAST_FREE = 0
 
 
-def runner_of(library: str, weights: str) -> ModelRunner:
+def runner_of(library: str, weights: str, window: Window | None = None) -> ModelRunner:
     """For up to 4 sequences and 64 tokens a step."""
     return ModelRunner(
-        Path(library), Path(weights),
+        Path(library), Path(weights), window=window,
         num_pages=24, max_num_sequence=4, max_batch_tokens=64, context_window=512,
     )  # fmt: skip
+
+
+def windowed(library: str, weights: str, size: int, out: str) -> None:
+    """Saves the logits of `TOKENS` with a sliding window of an engine, and prints what it writes
+    behind them, a token a step, and how many pages the text has then."""
+    runner = runner_of(library, weights, Window(size))
+    np.save(out, runner.logits(TOKENS, chunk=7))
+    print(json.dumps([written(runner), runner.limits.num_pages - runner.free_pages]))
+
+
+def written(runner: ModelRunner, count: int = 20) -> list[int]:
+    """The most likely tokens behind `TOKENS`, which leave `runner` with one sequence."""
+    greedy, found = [Sampling(temperature=0.0)], []
+    runner.add_sequence(0)
+    runner.run(Batch([BatchRow(0, TOKENS[:50], ())]))
+    tokens = TOKENS[50:]
+    for _ in range(count):
+        ((chosen,),) = runner.run(Batch([BatchRow(0, tokens, greedy)])).samples
+        tokens = [chosen.token_id]
+        found.append(chosen.token_id)
+    return found
 
 
 def logits(library: str, weights: str, out: str) -> None:
@@ -152,8 +174,33 @@ def fail_calls_of_an_engine(model: str, library: str, loses: int, every: int) ->
 def answers(made: Any) -> list[str]:
     """Two requests at a time, which find nothing in the prefix cache."""
     made.reset()
-    texts = made.generate(PROMPTS[:2], {"max_tokens": 2, "temperature": 0.0})[0]
+    texts = made.generate(PROMPTS[:2], {"max_tokens": 6, "temperature": 0.0})[0]
     return [text for (text,) in texts]
+
+
+def two_engines(model: str, library: str) -> None:
+    """Two engines answer at the same time, each on a thread of its own; then one of them is closed,
+    and the other one goes on. Prints what they write, how often steps were repeated, and what is
+    alive at the end."""
+    fake, found = Fake(), {}
+    engines = {name: engine(model, library, "cuda") for name in ("first", "second")}
+
+    def answer(name: str) -> None:
+        found[name] = [answers(engines[name]) for _ in range(2)]
+
+    threads = [threading.Thread(target=answer, args=(name,)) for name in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    del engines["first"]
+    gc.collect()
+    fake.log()
+    found["alone"] = [answers(engines["second"])]
+    repeated = sum(line.startswith("cudaGraphLaunch") for line in fake.log())
+    engines.clear()
+    gc.collect()
+    print(json.dumps([found, repeated, fake.alive()]))
 
 
 def failing_requests(made: Any, wanted: list[str], number: int, loses: int) -> None:

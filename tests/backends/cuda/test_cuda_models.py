@@ -4,6 +4,7 @@ on a stand-in for the driver, computed by an emulator. Nothing is said about spe
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,15 @@ from model_programs import (
     rows,
     texts,
     too_little_memory,
+    two_engines,
+    windowed,
+    written,
 )
 from tiny_models import TinyModels
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
+from mlc_llm.runtime.batch import Window
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++, which compiles kernels")
 WORST = 3e-3
@@ -102,6 +107,35 @@ def test_a_call_may_fail_while_an_engine_opens(
         assert failed
         assert error is None or "\n" not in error, error
         assert not any(alive), (failed, error)
+
+
+def test_two_engines_on_one_gpu(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
+) -> None:
+    """They may compute at the same time, and closing one leaves the graphs of the other alone."""
+    model, library = str(tiny_models.path("plain")), str(built(tiny_models, "plain"))
+    said = run_in_fake(fake, two_engines, model, library, MLC_LLM_HOME=str(tmp_path))
+    found, repeated, alive = json.loads(said.splitlines()[-1])
+    assert len({str(answer) for answers in found.values() for answer in answers}) == 1
+    assert repeated > 2
+    assert not any(alive)
+
+
+@pytest.mark.parametrize("size", [33])
+def test_a_sliding_window(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, size: int
+) -> None:
+    """Pages that nothing sees any more are given back, and steps are repeated nevertheless."""
+    out, file = tmp_path / "logits.npy", GGUFFile.open(tiny_models.path("plain"))
+    plan = read_gguf(file.metadata, file.tensors)
+    plan = replace(plan, spec=plan.spec.with_sink_queries())
+    library, weights = emulated_library(plan), tiny_models.weights("plain", "cuda")
+    said = run_in_fake(fake, windowed, str(library), str(weights), size, str(out))
+    reference = tiny_models.runner("plain", "reference", window=Window(size))
+    exact = reference.logits(TOKENS, chunk=7)
+    error = np.abs(np.load(out) - exact).max() / np.abs(exact).max()
+    assert error <= WORST, error
+    assert json.loads(said) == [written(reference), 3], "of 109 tokens 33 are seen"
 
 
 def test_too_little_memory(tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path) -> None:

@@ -38,9 +38,6 @@ def check(spec: ModelSpec) -> None:
     refuse_missing(spec, "cuda", HAS, OTHERWISE)
     if spec.adapted:
         raise UnsupportedModel(f"the cuda kernels compute no LoRA adapters yet; {OTHERWISE}")
-    if spec.has_sink_queries:
-        words = "the cuda kernels know no sliding window of an engine yet"
-        raise UnsupportedModel(f"{words}; leave sliding_window_size out, or {OTHERWISE}")
     if spec.medusa is not None:
         raise UnsupportedModel(f"the cuda kernels compute no Medusa heads yet; {OTHERWISE}")
     if spec.eagle is not None:
