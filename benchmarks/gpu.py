@@ -1,6 +1,7 @@
 """How fast a model is on an NVIDIA GPU, beside the limits of the GPU and, if asked for, llama.cpp.
 
     python benchmarks/gpu.py [--model FILE.gguf] [--streams 1 32 256] [--llama-bench PATH]
+    python benchmarks/gpu.py --carried FOLDER --made 8b-q4     # without a compiler (gpu_carry.py)
 
 Each round measures, in turns: how fast a kernel reads and writes the GPU's memory (as in
 `gpu_first_run.py`), steps of decoding for each number of streams behind `--context` tokens, a
@@ -28,13 +29,15 @@ from pathlib import Path
 import numpy as np
 from common import Spread, model_path
 from gpu_first_run import COLUMNS, FILES, GIB, arch_of, timed
+from gpu_made import make_weights
 from ours import GREEDY
 
 from mlc_llm.backends.cuda.device import CudaDevice
 from mlc_llm.backends.cuda.driver import shown, usable_gpu
+from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.backends.cuda.runtime import load_cuda
 from mlc_llm.errors import MLCError
-from mlc_llm.runtime.batch import Batch, BatchRow
+from mlc_llm.runtime.batch import KNOWN, Batch, BatchRow
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.opening.bundle import open_model
@@ -63,15 +66,20 @@ def main() -> int:
     args = arguments()
     try:
         gpu = usable_gpu()
-        model = model_path(args.model)
+        model = args.made or model_path(args.model)
         print(f"GPU: {gpu.name}, {shown(gpu.capability)}, {gpu.free_memory >> 20} MiB free")
-        print(f"model: {model}, context {args.context}, rounds {args.rounds}")
+        print(f"model: {model}, context {args.context}, rounds {args.rounds}", flush=True)
         if args.before and not is_accurate(model):
             return 1
-        runner = opened(model, max(args.streams), args.context, "cuda")
         found = Found()
         with tempfile.TemporaryDirectory() as folder:
-            read = Bandwidth(Path(folder), arch_of(gpu), args.size)
+            if args.made:
+                carried = Path(args.carried)
+                runner = made_runner(carried / "models" / model, Path(folder), args)
+                read = Bandwidth(carried / "first", arch_of(gpu), args.size)
+            else:
+                runner = opened(model, max(args.streams), args.context, "cuda")
+                read = built_bandwidth(Path(folder), arch_of(gpu), args.size)
             for _ in range(args.rounds):
                 speed = read.measured()
                 found.add("copy inside the GPU's memory, GB/s", speed / 1e9)
@@ -88,6 +96,8 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", help="GGUF file (the default model if not given)")
+    parser.add_argument("--carried", metavar="FOLDER", help="what gpu_carry.py has made")
+    parser.add_argument("--made", metavar="NAME", help="one of its models, with random weights")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--context", type=int, default=512, help="tokens before decoding")
     parser.add_argument("--prompt", type=int, default=2048)
@@ -96,7 +106,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=GIB, help="bytes of the copied tensor")
     parser.add_argument("--llama-bench", metavar="PATH", help="of llama.cpp, built for CUDA")
     parser.add_argument("--before", action="store_true", help="compare logits with the CPU's first")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if (args.made is None) != (args.carried is None) or (args.made and args.before):
+        parser.error("--made needs --carried, and --carried --made; --before is not for them")
+    return args
+
+
+def made_runner(library: Path, folder: Path, args: argparse.Namespace) -> ModelRunner:
+    """A runner of a library that was compiled elsewhere, with weights that are made here."""
+    start = time.perf_counter()
+    make_weights(library, folder)
+    print(f"weights made in {time.perf_counter() - start:.0f} s", flush=True)
+    length = max(args.context + STEPS * 64, args.prompt)
+    pages = -(-length // PAGE) * (max(args.streams) + 1)
+    return ModelRunner(
+        library, folder, num_pages=pages, max_num_sequence=max(args.streams) + 1,
+        max_batch_tokens=CHUNK, context_window=length,
+    )  # fmt: skip
 
 
 def opened(model: Path, streams: int, context: int, kernels: str) -> ModelRunner:
@@ -128,9 +154,7 @@ class Bandwidth:
     """How fast a kernel reads one tensor and writes another one."""
 
     def __init__(self, folder: Path, arch: str, size: int) -> None:
-        from gpu_kernels import build
-
-        build(arch, folder)
+        """folder: with the kernels of `gpu_kernels.py`."""
         self._device, self._runtime, self._size = CudaDevice(), load_cuda(), size
         self._library = self._device.link(folder, FILES, (arch,))
 
@@ -138,6 +162,14 @@ class Bandwidth:
         """Bytes a second, read and written."""
         x = self._device.zeros((self._size // 4 // COLUMNS, COLUMNS), "float32")
         return 2 * self._size / timed(lambda: self._library["once"](x), self._runtime)
+
+
+def built_bandwidth(folder: Path, arch: str, size: int) -> Bandwidth:
+    """With kernels that are compiled here."""
+    from gpu_kernels import build
+
+    build(arch, folder)
+    return Bandwidth(folder, arch, size)
 
 
 def one_round(runner: ModelRunner, args: argparse.Namespace, speed: float, found: Found) -> None:
@@ -149,10 +181,10 @@ def one_round(runner: ModelRunner, args: argparse.Namespace, speed: float, found
     for streams in args.streams:
         for seq_id in range(streams):
             prefilled(runner, seq_id, ids[: args.context], keep=True)
-        steps = [decoded(runner, streams) for _ in range(args.steps)]
+        decoded(runner, streams, 3)  # captures the step
+        seconds_of_step = decoded(runner, streams, args.steps)
         for seq_id in range(streams):
             runner.remove_sequence(seq_id)
-        seconds_of_step = float(np.median(steps))
         found.add(f"{streams} streams, tok/s", streams / seconds_of_step)
         share = bytes_of_step(runner, streams, args.context) / seconds_of_step / speed
         found.add(f"{streams} streams, % of the bandwidth", 100 * share)
@@ -180,11 +212,22 @@ def prefilled(runner: ModelRunner, seq_id: int, ids: Sequence[int], *, keep: boo
     return seconds
 
 
-def decoded(runner: ModelRunner, streams: int) -> float:
-    """Seconds of a step in which each stream gets a token."""
-    start = time.perf_counter()
-    runner.run(Batch([BatchRow(seq_id, [17], (GREEDY,)) for seq_id in range(streams)]))
-    return time.perf_counter() - start
+def decoded(runner: ModelRunner, streams: int, steps: int) -> float:
+    """Seconds of a step in which each stream gets a token, each step started while the one before
+    computes, if the runner can do that."""
+    before, overlaps, start = None, runner.limits.overlaps, time.perf_counter()
+    for _ in range(steps):
+        rows = [
+            BatchRow(i, (17,), (GREEDY,), chosen_by=KNOWN if before is None else i)
+            for i in range(streams)
+        ]
+        started = runner.submit(Batch(rows), before)
+        if before is not None or not overlaps:
+            runner.collect(before or started)
+        before = started if overlaps else None
+    if before is not None:
+        runner.collect(before)
+    return (time.perf_counter() - start) / steps
 
 
 def peer_round(path: str, model: Path, args: argparse.Namespace, found: Found) -> None:

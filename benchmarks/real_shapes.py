@@ -186,6 +186,11 @@ def _set_scales(blocks: np.ndarray, kind: str, value: float) -> None:
 
 
 def _metadata(shape: RealShape, source: Mapping[str, Value]) -> dict[str, Value]:
+    return metadata_of(shape) | vocabulary_of(source, shape.vocabulary)
+
+
+def metadata_of(shape: RealShape) -> dict[str, Value]:
+    """Metadata without a tokenizer."""
     own: dict[str, Value] = {
         "block_count": shape.layers,
         "context_length": shape.context,
@@ -208,4 +213,4 @@ def _metadata(shape: RealShape, source: Mapping[str, Value]) -> dict[str, Value]
         "general.quantization_version": 2,
     }
     named = {f"{shape.architecture}.{key}": value for key, value in own.items()}
-    return general | named | vocabulary_of(source, shape.vocabulary)
+    return general | named

@@ -26,6 +26,7 @@ settings.register_profile("thorough", PATIENT, max_examples=300)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too")
     parser.addoption("--cuda", action="store_true", help="run the tests marked `cuda` too")
+    parser.addoption("--gpu", action="store_true", help="run the tests marked `gpu` too")
     parser.addoption(
         "--tier",
         choices=("together", "alone"),
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     wanted = [one for one in items if tier is None or _tier(one) == tier]
     if not config.getoption("--slow"):
         _thin(wanted)
-    left_out = [name for name in ("slow", "cuda") if not config.getoption(f"--{name}")]
+    left_out = [name for name in ("slow", "cuda", "gpu") if not config.getoption(f"--{name}")]
     wanted = [one for one in wanted if not any(one.get_closest_marker(name) for name in left_out)]
     kept = set(wanted)
     config.hook.pytest_deselected(items=[one for one in items if one not in kept])

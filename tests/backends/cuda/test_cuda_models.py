@@ -140,7 +140,7 @@ def test_a_sliding_window(
 
 def test_too_little_memory(tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path) -> None:
     model, library = str(tiny_models.path("plain")), str(built(tiny_models, "plain"))
-    settings = {"MLC_LLM_HOME": str(tmp_path), "FAKE_CUDA_MEMORY": 100 << 20}
+    settings = {"MLC_LLM_HOME": str(tmp_path), "FAKE_CUDA_MEMORY": 300 << 20}
     words, alive = run_in_fake(fake, too_little_memory, model, library, **settings).splitlines()
     assert "max_total_sequence_length = 1048576 is not allowed" in words
     assert not any(json.loads(alive))
