@@ -123,7 +123,8 @@ class ClockRunner:
         numbers = StepNumbers(asked.tokens, placed, asked.logit_rows, 0, None)
         if len(asked.tokens) == len(asked.samplings):
             size = self._sizes[1 << (len(asked.tokens) - 1).bit_length()]
-            filled, tables = size.filled(numbers), size.tables(self._choice)
+            options, top_k, others = size.tables(self._choice)
+            filled, tables = size.filled(numbers), [options, top_k, *others]
             staging = size.staged.staging
         else:
             filled, tables, staging = numbers, self._choice.tables, self._plain

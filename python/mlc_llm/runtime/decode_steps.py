@@ -77,8 +77,11 @@ class DecodeSteps:
         kind = self._kinds.get(size)
         if kind is None:
             kind = self._kinds[size] = StepSize(size, self._step, self._device)
-        filled, tables = kind.filled(numbers), kind.tables(choice)
-        inputs, rest = self._step.inputs(filled, tables, kind.staged)
+        options, top_k, others = kind.tables(choice)
+        filled = kind.filled(numbers)
+        inputs, rest = self._step.inputs(filled, (options, top_k), kind.staged)
+        if others:  # their sizes change, and the other tensors have to stay where they are
+            rest = [*rest, *kind.others.tensors(*others)]
         self._step.before_compute()
         return size, inputs, rest
 
@@ -90,21 +93,22 @@ class StepSize:
         self._size, self._step = size, step
         self._room = [4 * size] * len(step.page_counts)
         """Page ids that each group has room for; it only grows, so that addresses stay."""
-        self.staged = Staged(device)
+        self.staged, self.others = Staged(device), device.staging()
         self._choice: Choice | None = None
-        self._tables: list[Table] = []
+        self._tables: tuple[Table, Table, Sequence[Table]] | None = None
 
-    def tables(self, choice: Choice) -> list[Table]:
-        """Those of the choice, with options for the rows that were added."""
-        if choice is not self._choice:
+    def tables(self, choice: Choice) -> tuple[Table, Table, Sequence[Table]]:
+        """Those of the choice, with options for the rows that were added: options, top_k, and the
+        others."""
+        if self._tables is None or choice is not self._choice:
             (options, _), (top_k, _), *others = choice.tables
             more = self._size - len(choice.samplings)
             self._choice = choice
-            self._tables = [
+            self._tables = (
                 (array("f", options) + _FILLER * more, 4),
                 (cast("Numbers", top_k) + _zeros(more), 0),
-                *others,
-            ]
+                others,
+            )
         return self._tables
 
     def filled(self, numbers: StepNumbers) -> StepNumbers:

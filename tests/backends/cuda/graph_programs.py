@@ -26,7 +26,7 @@ def samplings(kind: str, step: int) -> list[Sampling]:
     if kind == "greedy":
         return [GREEDY] * ROWS
     drawn = [Sampling(temperature=0.9, uniform=(7 * step + i) % 10 / 10) for i in range(ROWS)]
-    if kind == "edited":
+    if kind == "edited" or (kind == "mixed" and step % 2):
         drawn[0].top_logprobs, drawn[1].logit_bias, drawn[2].wants_hidden = 4, {5: 9.0}, True
     return drawn
 
@@ -69,6 +69,19 @@ def repeat(library: str, weights: str) -> None:
         del runner
         gc.collect()
     print(json.dumps([calls, fake.alive()]))
+
+
+def mixed(library: str, weights: str) -> None:
+    """Steps of which something else is asked come between plain ones, whose graphs stay. Prints the
+    graphs that each of eight steps has made and launched."""
+    fake, plain = Fake(), decode(without_graphs(library, weights), "mixed", 8)
+    runner, counts = runner_of(library, weights), []
+    for step in range(8):
+        fake.log()
+        assert decode(runner, "mixed", 1, step) == plain[step : step + 1]
+        log = fake.log()
+        counts.append([sum(n in line for line in log) for n in ("GraphInstantiate", "GraphLaunch")])
+    print(json.dumps(counts))
 
 
 def drop_and_grow(library: str, weights: str) -> None:

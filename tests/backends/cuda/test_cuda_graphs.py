@@ -14,6 +14,7 @@ from graph_programs import (
     allocate_in_capture,
     check_script,
     drop_and_grow,
+    mixed,
     overlap,
     refused,
     repeat,
@@ -71,6 +72,11 @@ def test_steps_overlap(tiny_models: TinyModels, fake: dict[str, str]) -> None:
         ["device", "to", "device"],
         ["device", "to", "pinned"],
     ]
+
+
+def test_other_steps_cost_no_graph(tiny_models: TinyModels, fake: dict[str, str]) -> None:
+    counts = json.loads(run_in_fake(fake, mixed, *folders(tiny_models, "one-layer")))
+    assert counts == [[0, 0]] * 2 + [[1, 1]] * 2 + [[0, 1]] * 4
 
 
 def test_graphs_go_where_memory_lacks(tiny_models: TinyModels, fake: dict[str, str]) -> None:

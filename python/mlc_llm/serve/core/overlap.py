@@ -13,6 +13,7 @@ where prompts are under way or could begin, the step is planned when the one bef
 
 from __future__ import annotations
 
+import logging
 from collections import abc
 
 from mlc_llm.errors import EngineDead
@@ -28,8 +29,9 @@ from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.step_plan import StepPlan
-from mlc_llm.serve.core.step_runner import recovered
+from mlc_llm.serve.core.step_runner import reason_of, recovered
 
+_log = logging.getLogger(__name__)
 STAND_IN = (0,)
 """In place of a token that is not known yet."""
 
@@ -95,8 +97,10 @@ class Overlap:
             self._next = ahead, self._runner.submit(Batch(ahead.rows), started)
         except EngineDead:
             raise
-        except Exception:
-            return  # it is planned again when this one has ended, and then fails for all to see
+        except Exception as error:
+            # It is planned again when this one has ended, and then fails for all to see.
+            _log.info("a step could not be started early: %s", reason_of(error))
+            return
         self._scheduler.slots.in_flight = frozenset(ahead.sequences)
 
     def _undo(self, plan: StepPlan) -> None:
