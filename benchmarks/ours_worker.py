@@ -171,14 +171,16 @@ class Worker:
         return shares[4:]
 
     def serve(self, streams: int, depth: int, tokens: int) -> dict[str, int]:
-        """Serve so many requests at once to their end. Returns peak memory and bytes of KV."""
-        core = self._core(streams, depth, tokens)
+        """Serve so many requests at once to their end. Returns the memory of most steps (their
+        median), the peak, and bytes of KV."""
+        core, seen = self._core(streams, depth, tokens), [_memory("VmRSS")]
         while any(core.has_request(str(i)) for i in range(streams)):
             core.step()
+            seen.append(_memory("VmRSS"))
         info = self.runner.metadata.kv
         page = sum(info.bytes_per_page(group) for group in info.groups)
         kv = streams * (depth + tokens) * page // info.page_size
-        return {"peak": _peak_memory(), "kv": kv}
+        return {"rss": int(statistics.median(seen)), "peak": _memory("VmHWM"), "kv": kv}
 
     def _core(self, streams: int, depth: int, tokens: int) -> EngineCore:
         """A core with waiting requests. Each ends only by its length."""
@@ -192,11 +194,11 @@ class Worker:
         return core
 
 
-def _peak_memory() -> int:
-    """The most bytes that this process had in memory at once, mapped files included."""
+def _memory(line: str) -> int:
+    """Bytes of this process, mapped files included: `VmRSS`, now; `VmHWM`, the most at once."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = [one for one in status.splitlines() if one.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
+    (found,) = [one for one in status.splitlines() if one.startswith(line)]
+    return int(found.split()[1]) * 1024
 
 
 def main() -> None:

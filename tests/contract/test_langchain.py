@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import httpx
 import pytest
 from contract_server import KEY
 from pydantic import BaseModel, Field
 
+httpx = pytest.importorskip("httpx", reason="comes with langchain-openai")
 langchain = pytest.importorskip("langchain_openai", reason="needs `pip install langchain-openai`")
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -24,14 +24,14 @@ class City(BaseModel):
 
 
 @pytest.fixture
-def connections() -> Iterator[httpx.Client]:
+def connections() -> Iterator[Any]:
     """They are closed at the end: LangChain's own client leaves them to the garbage collector."""
     with httpx.Client() as found:
         yield found
 
 
 @pytest.fixture
-def chat(address: str, connections: httpx.Client) -> Callable[..., Any]:
+def chat(address: str, connections: Any) -> Callable[..., Any]:
     return partial(
         langchain.ChatOpenAI,
         model="default",
@@ -100,7 +100,7 @@ def test_turns_with_results_of_tools(chat: Callable[..., Any]) -> None:
     assert model.bind_tools([City], tool_choice="none").invoke(turns).text
 
 
-def test_embeddings(address: str, connections: httpx.Client) -> None:
+def test_embeddings(address: str, connections: Any) -> None:
     """`check_embedding_ctx_length` would send token ids of another model."""
     model = langchain.OpenAIEmbeddings(
         model="default",

@@ -28,6 +28,7 @@ def runner(tiny_models: TinyModels, request: pytest.FixtureRequest) -> ModelRunn
     return tiny_models.runner("plain", request.param, kv_cache="int8")
 
 
+@pytest.mark.one_of(2)
 def test_the_reference_kernels_agree(tiny_models: TinyModels, runner: ModelRunner) -> None:
     """What is left between them is what exact pages leave, and an element whose whole number
     is the neighbour of the other one's."""
@@ -39,6 +40,7 @@ def test_the_reference_kernels_agree(tiny_models: TinyModels, runner: ModelRunne
     assert np.abs(found - expected).mean() < 0.5 * cost.mean()
 
 
+@pytest.mark.one_of(2)
 def test_neither_chunks_nor_company_matter(runner: ModelRunner) -> None:
     whole = runner.logits(TOKENS)
     for chunk in (1, 3, 16, 17):
@@ -65,6 +67,7 @@ def decoded(runner: ModelRunner, seq_id: int, count: int) -> list[object]:
     return found
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("window", [None, Window(20, 3)], ids=["whole", "window"])
 def test_forks_rollbacks_and_transfers(tiny_models: TinyModels, window: Window | None) -> None:
     first, second = (

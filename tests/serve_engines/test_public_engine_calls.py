@@ -47,7 +47,7 @@ def put(texts: list[str], outputs: list[Any]) -> None:
 
 
 def test_generate(engine: MLCEngine) -> None:
-    config = GenerationConfig(max_tokens=24, n=SEQUENCES, debug_config=DebugConfig(ignore_eos=True))
+    config = GenerationConfig(max_tokens=16, n=SEQUENCES, debug_config=DebugConfig(ignore_eos=True))
     for number, prompt in enumerate(PROMPTS):
         texts = [""] * SEQUENCES
         for outputs in engine._generate(prompt, config, request_id=str(number)):
@@ -60,7 +60,7 @@ def test_chat_completion(engine: MLCEngine) -> None:
         texts = ["", ""]
         asked: Any = {"messages": [{"role": "user", "content": prompt}], "model": MODEL}
         for response in engine.chat.completions.create(
-            **asked, max_tokens=32, n=2, request_id=str(number), stream=True
+            **asked, max_tokens=16, n=2, request_id=str(number), stream=True
         ):
             for choice in response.choices:  # type: ignore[union-attr]
                 assert choice.delta.role == "assistant"
@@ -71,7 +71,7 @@ def test_chat_completion(engine: MLCEngine) -> None:
 
 def test_chat_completion_non_stream(engine: MLCEngine) -> None:
     asked: Any = {"messages": [{"role": "user", "content": PROMPTS[0]}], "model": MODEL}
-    response: Any = engine.chat.completions.create(**asked, max_tokens=32, n=2, request_id="0")
+    response: Any = engine.chat.completions.create(**asked, max_tokens=16, n=2, request_id="0")
     assert len(response.choices) == 2
     for choice in response.choices:
         assert choice.message.role == "assistant"
@@ -104,7 +104,7 @@ def test_the_asynchronous_engine(default_model: object) -> None:
 
 
 async def all_asynchronous(engine: AsyncMLCEngine) -> None:
-    config = GenerationConfig(max_tokens=24, n=SEQUENCES, debug_config=DebugConfig(ignore_eos=True))
+    config = GenerationConfig(max_tokens=16, n=SEQUENCES, debug_config=DebugConfig(ignore_eos=True))
 
     async def generate(prompt: str, request_id: str) -> None:
         texts = [""] * SEQUENCES
@@ -115,7 +115,7 @@ async def all_asynchronous(engine: AsyncMLCEngine) -> None:
     async def chat(prompt: str, request_id: str, stream: bool) -> None:
         asked: Any = {"messages": [{"role": "user", "content": prompt}], "model": MODEL}
         made: Any = await engine.chat.completions.create(
-            **asked, max_tokens=32, n=1, request_id=request_id, stream=stream
+            **asked, max_tokens=16, n=1, request_id=request_id, stream=stream
         )
         if not stream:
             assert all(isinstance(one.message.content, str) for one in made.choices)
@@ -127,7 +127,7 @@ async def all_asynchronous(engine: AsyncMLCEngine) -> None:
 
     async def complete(prompt: str, request_id: str, stream: bool) -> None:
         made: Any = await engine.completions.create(
-            prompt=prompt, model=MODEL, max_tokens=32, n=1, request_id=request_id, stream=stream,
+            prompt=prompt, model=MODEL, max_tokens=16, n=1, request_id=request_id, stream=stream,
             extra_body=NO_EOS,
         )  # fmt: skip
         responses = [one async for one in made] if stream else [made]

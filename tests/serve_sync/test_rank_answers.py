@@ -103,6 +103,7 @@ def test_refused_in_one_line(tiny: Path, config: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_default_model(default_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its three heads of keys are one and two; a thread each."""
     monkeypatch.setenv("MLC_NUM_THREADS", "1")

@@ -150,7 +150,7 @@ def expected(plain: Opened) -> dict[str, Any]:
     return {name: plain.ask(config, together=False) for name, config in CONFIGS.items()}
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_answers(expected: dict[str, Any], eager: Eager, name: str) -> None:
     config, before = CONFIGS[name], eager.wide.spec()[0]
@@ -160,6 +160,7 @@ def test_the_same_answers(expected: dict[str, Any], eager: Eager, name: str) -> 
     assert eager.narrow.ask(config, together=True) == expected[name]
 
 
+@pytest.mark.one_of(3)
 def test_the_narrow_engine_preempts_and_drafts(eager: Eager) -> None:
     # It asks for itself: other tests may run in another process.
     for config in CONFIGS.values():

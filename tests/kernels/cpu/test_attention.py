@@ -59,7 +59,7 @@ BATCHES: dict[str, Rows] = {
 }
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("batch", BATCHES)
 @each_isa_and("shape", SHAPES)
 def test_against_float64(isa: Isa, shape: tuple[int, int, int], batch: str) -> None:
@@ -71,7 +71,7 @@ def test_decoding_gives_what_prefill_gives(isa: Isa, shape: tuple[int, int, int]
     check_alone(isa, shape)
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize(
     "window", [(1, 0), (5, 3), (40, 1), (16, 16), (20, 150), (130, 0)], ids=str
 )
@@ -86,7 +86,7 @@ def test_windows(isa: Isa, window: Window) -> None:
 TEXTS: Rows = [(i, 0, length) for i, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("reach", [0, 5, 16, 40, 127, 1000])
 @each_isa_and("shape", [(9, 3, 64), (2, 2, 64), (8, 1, 64)])
 def test_windows_on_both_sides(isa: Isa, shape: tuple[int, int, int], reach: int) -> None:
@@ -103,7 +103,7 @@ def test_windows_on_both_sides(isa: Isa, shape: tuple[int, int, int], reach: int
         first += row[2]
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("window", [(5, 3), (30, 130), (16, 0)], ids=str)
 @each_isa()
 def test_sinks_have_queries_of_their_own(isa: Isa, window: Window) -> None:
@@ -162,7 +162,7 @@ def test_caps_and_learned_sinks(isa: Isa, cap: float | None, window: Window) -> 
         assert alone.tobytes() == out[i : i + 1].tobytes()
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @each_isa()
 def test_a_cap_alone(isa: Isa) -> None:
     cache = Cache(3, 64, isa.kv_dtype, LENGTHS)

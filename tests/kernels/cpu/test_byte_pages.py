@@ -28,7 +28,7 @@ def of_bytes(isa: Isa) -> Isa:
     return replace(isa, byte_pages=True)
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @each_isa_and("shape", SHAPES)
 def test_attention_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) -> None:
@@ -48,7 +48,7 @@ def test_attention_against_float64(isa: Isa, shape: tuple[int, int, int], window
         first += end - start
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("cap", [None, 0.9])
 @each_isa()
 def test_caps_learned_sinks_and_second_queries(isa: Isa, cap: float | None) -> None:
@@ -115,7 +115,7 @@ def test_what_is_not_finite_stays_so(isa: Isa, bad: float) -> None:
     assert not np.isfinite(values[0, :32]).any() and np.isfinite(values[1]).all()
 
 
-@pytest.mark.one_of(2)
+@pytest.mark.one_of(4)
 @each_isa()
 def test_copying(isa: Isa) -> None:
     pages = np.arange(5 * 2 * 2 * block_width(16)).astype(np.int8).reshape(5, 2, 2, -1)
