@@ -132,6 +132,7 @@ def test_all_are_aborted_while_a_step_is_under_way() -> None:
         if harness.core.has_request(name):
             harness.abort(name)
     assert harness.core.is_idle
+    assert harness.core.step() == [] and runner.batches[-1].rows, "nobody asks what it gave"
     harness.add("later", prompt_of(30, 5), max_tokens=7)
     plain = harness_of(runner_of(overlaps=False))
     plain.add("later", prompt_of(30, 5), max_tokens=7)
@@ -244,6 +245,19 @@ class SlowRunner(FakeRunner):
     def collect(self, started: FakeStep) -> BatchOutput:
         time.sleep(max(started.ready_at - time.perf_counter(), 0))  # type: ignore[attr-defined]
         return super().collect(started)
+
+
+def test_the_time_of_a_step_is_that_of_the_device() -> None:
+    """Also where nobody asks for a step for a long time."""
+    runner = SlowRunner(0.01, overlaps=True, num_pages=100)
+    harness = harness_of(runner)
+    harness.add("0", prompt_of(5), max_tokens=12)
+    while not harness.core.is_idle:
+        harness.step()
+        time.sleep(0.03 if harness.steps == 6 else 0)
+    recorder = harness.core._telemetry.recorder
+    assert recorder.engine_decode_time_sum + recorder.engine_prefill_time_sum > 11 * 0.009
+    assert recorder.engine_decode_time_sum < 12 * 0.01 + 0.02
 
 
 @pytest.mark.timing

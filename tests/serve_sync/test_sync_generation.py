@@ -19,9 +19,16 @@ from mlc_llm.testing.fake_runner import FakeRunner
 SIZE = ModelSize((KVSize(2, 2 * 2 * 2 * 16),), 64, 32, 16, 64, 128, 256, 1024, 1 << 20)
 
 
-@pytest.fixture
-def runner() -> FakeRunner:
-    return FakeRunner(num_pages=80, max_num_sequence=4, max_batch_tokens=64, vocab_size=256)
+@pytest.fixture(params=[False, True])
+def runner(request: pytest.FixtureRequest) -> FakeRunner:
+    """One that computes step by step, and one whose steps are started early."""
+    return FakeRunner(
+        num_pages=80,
+        max_num_sequence=4,
+        max_batch_tokens=64,
+        vocab_size=256,
+        overlaps=request.param,
+    )
 
 
 @pytest.fixture

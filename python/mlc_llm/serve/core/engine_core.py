@@ -188,6 +188,7 @@ class EngineCore:
         if request_id in self._requests:
             self._is_torn = True
             outputs = self._requests.abort(request_id)
+            self._forget_step()
             self._is_torn = False
         return self._given(outputs)
 
@@ -199,8 +200,7 @@ class EngineCore:
             plan = self._plan()
             samples = self._run(plan)
             outputs = self._update(plan, samples)
-            if self._overlap is not None and not self._requests:
-                self._overlap.drop()
+            self._forget_step()
         except Exception as error:
             outputs = self._collapse(error)
         self._is_torn = False
@@ -261,6 +261,11 @@ class EngineCore:
         runner = cast("OverlappingRunner", self._runner)
         return Overlap(runner, self._scheduler, self.longest_sequence, self._telemetry.now)
 
+    def _forget_step(self) -> None:
+        """A step that is under way is nobody's if there is no request."""
+        if self._overlap is not None and not self._requests:
+            self._overlap.drop()
+
     def _plan(self) -> StepPlan:
         """The step that is under way already, or else a new one."""
         under_way = None if self._overlap is None else self._overlap.next_plan()
@@ -287,10 +292,9 @@ class EngineCore:
         telemetry.note_start(plan)
         if not plan.rows:
             return []
-        start = telemetry.now() if plan.begun_at is None else plan.begun_at
-        overlap = self._overlap
+        start, overlap = telemetry.now(), self._overlap
         samples = run_rows(self._runner, plan) if overlap is None else overlap.run(plan)
-        plan.run_seconds = telemetry.now() - start
+        plan.run_seconds = telemetry.now() - (start if plan.begun_at is None else plan.begun_at)
         telemetry.note_finish(plan)
         self._scheduler.prefill_budget.learn(
             plan.draft_seconds + plan.run_seconds,

@@ -32,6 +32,8 @@ from mlc_llm.serve.core.step_plan import StepPlan
 from mlc_llm.serve.core.step_runner import reason_of, recovered
 
 _log = logging.getLogger(__name__)
+LEAST_WAIT_S = 5e-5
+"""Shorter, a step had ended before it was asked for."""
 STAND_IN = (0,)
 """In place of a token that is not known yet."""
 
@@ -62,10 +64,8 @@ class Overlap:
             if started is None:
                 started = self._runner.submit(Batch(plan.rows))
             self._start_next(plan, started)
-            samples = list(self._runner.collect(started).samples)
+            samples = self._collected(plan, started)
             assert len(samples) == len(plan.rows), "the runner answered another batch"
-            if self._next is not None:
-                self._next[0].begun_at = self._clock()
             return samples
         except EngineDead:
             raise
@@ -74,6 +74,16 @@ class Overlap:
                 self._undo(plan)
             plan.forget_ended()
             return recovered(self._runner, plan, error)
+
+    def _collected(self, plan: StepPlan, started: object) -> list[abc.Sequence[Sampled]]:
+        before = self._clock()
+        samples = list(self._runner.collect(started).samples)
+        now = self._clock()
+        if now - before < LEAST_WAIT_S:
+            plan.begun_at = None  # it was over already, and nobody knows since when
+        if self._next is not None:
+            self._next[0].begun_at = now
+        return samples
 
     def drop(self) -> None:
         """What is under way is nobody's: its requests have ended."""

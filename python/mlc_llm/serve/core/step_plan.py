@@ -45,7 +45,7 @@ class StepPlan:
     lookups: list[tuple[Sequence, PrefixMatch]] = field(default_factory=list)
     """Sequences that were started, with what the prefix cache had for them."""
     begun_at: float | None = None
-    """When the device began to compute it; None: when it is run."""
+    """When the device began to compute it; None: when it is run, or nobody knows."""
     draft_seconds: float = 0.0
     run_seconds: float = 0.0
     prefilled: dict[RequestState, int] = field(default_factory=dict)
