@@ -1,12 +1,13 @@
 """Speed of one sequence in a fresh process: decode and prefill, greedy sampling included.
 
-    python benchmarks/single_stream.py [--repeat N] [--prompt-precision fast] [--json]
+    python benchmarks/single_stream.py [--repeat N] [--precision fast] [--ranks 2] [--json]
 
 `decode` is 128 tokens after 128 tokens of context. `prefill N` is a prompt of N tokens, up to its
 first sampled token. The results are tokens a second. Each test runs once before it is measured.
 `decode here` computes on the calling thread, as the command line and threaded engines do; `decode`
 hands each step to a thread of ours, as `SyncMLCEngine` does.
-With `--prompt-precision fast`, prompts are also measured in this setting, in turns with exact ones.
+With another `--precision` than `exact`, prompts are also measured in this setting, in turns with
+exact ones.
 """
 
 from __future__ import annotations
@@ -104,15 +105,17 @@ def main() -> None:
     add_engine_options(parser)
     add_precision_option(parser)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=1, help="each with `--threads`")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     model = model_path(arguments.model)
-    config = replace(ONE_SEQUENCE, precision=arguments.precision)
+    ranks = arguments.ranks
+    config = replace(ONE_SEQUENCE, precision=arguments.precision, tensor_parallel_shards=ranks)
     runner = open_runner(model, arguments.kernels, arguments.threads, config)
     samples = measure(runner, arguments.repeat)
     if config.precision != "exact":
         samples |= measure_in_turns(runner, arguments.repeat)
-    options = {"kernels": runner.metadata.backend, "threads": arguments.threads}
+    options = {"kernels": runner.metadata.backend, "threads": arguments.threads, "ranks": ranks}
     if arguments.json:
         print(json.dumps(options | {"samples": samples}))
         return

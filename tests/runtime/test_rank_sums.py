@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 
@@ -61,6 +62,29 @@ def test_all_ranks_get_the_same_sum(ranks: list[Sums], done: int) -> None:
         for one in parts[1:]:
             exact = exact + one[i]
         assert all(totals[i].tobytes() == exact.tobytes() for totals in found)
+
+
+@pytest.mark.parametrize("size", [2, 4, PIECE + 3, 2 * PIECE])
+def test_sums_of_different_sizes_end_all_ranks_at_once(ranks: list[Sums], size: int) -> None:
+    """The last rank has another number of numbers: also if it is of more pieces."""
+    errors: dict[int, str] = {}
+
+    def work(rank: int) -> None:
+        own = size if rank == len(ranks) - 1 else 3
+        ranks[rank].add(np.ones(7, np.float32), np.empty(7, np.float32))
+        try:
+            for _ in range(2):
+                ranks[rank].add(np.ones(own, np.float32), np.empty(own, np.float32))
+        except EngineDead as error:
+            errors[rank] = str(error)
+
+    started = time.monotonic()
+    together([lambda rank=rank: work(rank) for rank in range(len(ranks))])  # type: ignore[misc]
+    assert time.monotonic() - started < 10
+    assert sorted(errors) == list(range(len(ranks)))
+    named = [one for one in errors.values() if "do not compute the same step" in one]
+    assert named and all("adds 3" in one and f"adds {size}" in one for one in named)
+    assert {one for one in errors.values() if one not in named} <= {"the ranks were given up"}
 
 
 def test_a_rank_that_waits_is_told_to_give_up(ranks: list[Sums]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams
 from mlc_llm.runtime.ranks import group as group_file
 from mlc_llm.runtime.ranks.group import RankGroup
+from mlc_llm.runtime.step_inputs import StepNumbers
 
 TOKENS = np.random.default_rng(3).integers(0, 300, 90).tolist()
 GREEDY = Sampling(temperature=0, top_logprobs=3)
@@ -139,6 +141,29 @@ def test_a_rank_that_is_killed(tiny_models: TinyModels, tmp_path: Path) -> None:
     del runner, group
     gc.collect()
     assert shared_files() == 0
+
+
+def test_ranks_that_compute_different_steps_end_at_once(
+    tiny_models: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank is told of a step with fewer tokens."""
+    file, plan = tiny_models._planned("plain")
+    with ranks_of_plan(plan, file.tensors, tmp_path, "portable") as (runner, group):
+        told: list[bytes] = []
+        make = group_file.step_message
+
+        def first(numbers: StepNumbers) -> bytes:
+            told.append(make(numbers))
+            return told[0]
+
+        monkeypatch.setattr(group_file, "step_message", first)
+        runner.logits(TOKENS[:10])
+        started = time.monotonic()
+        with pytest.raises(EngineDead, match=r"rank . adds \d+ numbers, and rank . adds \d+"):
+            runner.logits(TOKENS[:20])
+        assert time.monotonic() - started < 10
+        (rank,) = group._ranks
+        assert rank.process.returncode is not None
 
 
 def test_ranks_end_together(

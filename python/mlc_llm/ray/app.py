@@ -122,6 +122,7 @@ def _deployment(model: ModelSettings, name: str) -> serve.Application:
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=model.health_check_s,
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
+        logging_config={"enable_access_log": False},  # the ingress has a line for each request
         request_router_config=RequestRouterConfig(
             request_router_class=PREFIX if model.routing == "prefix" else POWER_OF_TWO,
             request_routing_stats_period_s=0.5,

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 class HandleReplicas:
     """See `Replicas`. With `prefill`, long prompts are computed behind that handle while the
-    replicas of the answers are busy."""
+    replicas of the answers are busy. It belongs to the event loop that makes it."""
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class HandleReplicas:
         self._handle, self._prefill = handle, prefill
         self._rules, self._replicas = settings.prefill, settings.replicas
         self._open = 0
+        self._loop = asyncio.get_running_loop()
 
     @property
     def send(self) -> Sender:
@@ -49,10 +50,13 @@ class HandleReplicas:
         return self._ask
 
     def facts(self) -> ReplicaFacts:
-        """Waits until a replica is ready."""
-        found = self._handle.facts.remote().result(timeout_s=FACTS_S)
+        """Waits until a replica is ready. Ray may route on the loop, so it is asked there."""
+        found = asyncio.run_coroutine_threadsafe(self._facts(), self._loop).result(FACTS_S)
         assert isinstance(found, ReplicaFacts)
         return found
+
+    async def _facts(self) -> object:
+        return await self._handle.facts.remote()
 
     async def _send(self, wire: WireRequest) -> AsyncIterator[Outputs]:
         place = await self._prefilled(wire) if self._is_apart(wire) else None

@@ -3,6 +3,9 @@
 Each rank has a word that counts what it has put into the memory, and two places to put it: while
 others still read the one, it fills the other. It cannot be two sums ahead, because it reads from
 every other rank in between. All ranks add in the order of the ranks, so all have the same bits.
+
+Beside its word a rank says how many numbers the sum has, once for each of the two places.
+Ranks that add up different things do not fit together, so all of them raise.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ Floats = npt.NDArray[np.float32]
 PIECE = 1 << 17
 """Numbers that are added at once: with two ranks 2 MB of shared memory, which caches hold."""
 LINE = 64
-"""Bytes between two words: a line of the caches."""
+"""Bytes between two words: a line of the caches. Behind a word lie the sizes of its rank."""
+SIZE_BYTES = 8
 PAGE = 4096
 SPINS = 300
 """Looks at a word before the thread sleeps: some microseconds. A rank that is ready usually waits
@@ -51,6 +55,7 @@ class Sums:
         self._rank, self._shards, self._check = rank, shards, check
         self._words = [Word(self._memory, LINE * i) for i in range(shards)]
         self._ended = Word(self._memory, LINE * shards)
+        self._sizes = memoryview(self._memory)[:PAGE].cast("Q")
         places: Floats = np.frombuffer(self._memory, np.float32, offset=PAGE)
         self._places = places.reshape(2, shards, PIECE)
         self._done = 0
@@ -62,26 +67,37 @@ class Sums:
             word.write(word.read())  # only wakes
 
     def add(self, x: Floats, total: Floats) -> None:
-        """total = the sum of all ranks' x. Raises `EngineDead`."""
+        """total = the sum of all ranks' x. Raises `EngineDead`, in all ranks if they have different
+        numbers of numbers."""
         x, total = x.reshape(-1), total.reshape(-1)
         for start in range(0, len(x), PIECE):
-            self._add_piece(x[start : start + PIECE], total[start : start + PIECE])
+            self._add_piece(x[start : start + PIECE], total[start : start + PIECE], len(x))
 
-    def _add_piece(self, x: Floats, total: Floats) -> None:
-        places, count = self._places[self._done % 2], len(x)
+    def _add_piece(self, x: Floats, total: Floats, size: int) -> None:
+        place, count = self._done % 2, len(x)
+        places = self._places[place]
         places[self._rank, :count] = x
+        self._sizes[_size_at(self._rank, place)] = size
         self._done += 1
         number = self._done % _COUNT
         self._words[self._rank].write(number)
         for rank in range(self._shards):
             if rank != self._rank:
                 self._wait(rank, number)
+                self._check_size(rank, place, size)
             part = x if rank == self._rank else places[rank, :count]
             if rank == 0:
                 first = part
             else:
                 np.add(first, part, out=total)
                 first = total
+
+    def _check_size(self, rank: int, place: int, size: int) -> None:
+        found = self._sizes[_size_at(rank, place)]
+        if found != size:
+            self.give_up()
+            words = f"rank {rank} adds {found} numbers, and rank {self._rank} adds {size}"
+            raise EngineDead(f"{words}: they do not compute the same step")
 
     def _wait(self, rank: int, number: int) -> None:
         """Return when a rank has put in what bears this number."""
@@ -102,6 +118,11 @@ class Sums:
 def _is_there(found: int, number: int) -> bool:
     """A word counts on from 0 behind 2^32 - 1, and is at most one ahead."""
     return (found - number) % _COUNT < _COUNT // 2
+
+
+def _size_at(rank: int, place: int) -> int:
+    """Where a rank says how many numbers a sum has; in units of `SIZE_BYTES`."""
+    return LINE // SIZE_BYTES * rank + 1 + place
 
 
 def shared_file(shards: int) -> int:
