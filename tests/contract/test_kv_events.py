@@ -429,3 +429,52 @@ def test_our_own_subscriber_forgets_what_it_cannot_know() -> None:
         assert known <= set(block_keys([7] * 128)) | set(block_keys([9] * 64))
     eventually(lambda: index.holds(engine, "a"), "it does not know the cache again", 20)
     index.reader.close()
+
+
+class Stranger:
+    """A program at an address that belonged to an engine, or was told as such."""
+
+    def __init__(self) -> None:
+        self.context = zmq.Context()
+        self.live, self.replay = self.context.socket(zmq.PUB), self.context.socket(zmq.ROUTER)
+        ports = [one.bind_to_random_port("tcp://127.0.0.1") for one in (self.live, self.replay)]
+        self.endpoint, self.replay_endpoint = (f"tcp://127.0.0.1:{port}" for port in ports)
+
+    def answer(self, *messages: list[bytes]) -> None:
+        """Answer a question for a replay with these."""
+        assert self.replay.poll(LONGEST_MS)
+        client, *_ = self.replay.recv_multipart()
+        for one in messages:
+            self.replay.send_multipart([client, b"", *one])
+        self.replay.send_multipart([client, b"", b"", b"\xff" * 8, b""])
+
+
+def test_our_own_subscriber_hears_no_stranger(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither live nor in a replay, whatever it says; and it goes on to hear the others."""
+    index, engine, stranger = Index(), Publishing(topic="its own"), Stranger()
+    index.reader.follow("a", stranger.endpoint, stranger.replay_endpoint, "of a")
+    block = {"type": "BlockStored", "block_hashes": [7]}
+    stored = msgspec.msgpack.encode([0.0, [block]])
+    first, second = (number.to_bytes(8, "big") for number in range(2))
+    wrong = [[b"of b", first, stored], [b"of a", b"\0", stored], [b"of a"], [b"", b"", b"", b""]]
+    stranger.answer(*wrong)
+    eventually(lambda: caplog.text.count("stranger was dropped") == 4, "4 replayed", 20)
+
+    def are_dropped() -> bool:
+        for one in wrong:
+            stranger.live.send_multipart(one)
+        return caplog.text.count("stranger was dropped") >= 8
+
+    eventually(are_dropped, "the live ones", 20)
+    assert not index.keys_of("a")
+    stranger.live.send_multipart([b"of a", first, stored])  # this is what would count
+    eventually(lambda: set(index.keys_of("a")) == {7}, "the publisher itself is not heard", 20)
+    stranger.live.send_multipart([b"of a", second, b"\xc1"])
+    eventually(lambda: not index.keys_of("a"), "what cannot be read is not forgotten", 20)
+    publisher = engine.publisher
+    assert publisher.replay_endpoint is not None
+    index.reader.follow("b", publisher.endpoint, publisher.replay_endpoint, "its own")
+    engine.serve([3] * 128)
+    eventually(lambda: index.holds(engine, "b"), "the others are not heard any more", 20)
+    index.reader.close()
+    stranger.context.destroy(linger=0)

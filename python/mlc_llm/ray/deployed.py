@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,9 @@ from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import STATS, ReplicaStats, WireRequest
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
 
+TOPIC_BYTES = 16
+"""Of the random topic of its KV events, by which routers tell them from a stranger's."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +31,8 @@ class Replica(ModelReplica):
         config = settings.engine
         if settings.routing == "prefix":
             here = f"tcp://{ray.util.get_node_ip_address()}:0"
-            events = KVEventsConfig(endpoint=here, replay_endpoint=here)
+            topic = secrets.token_hex(TOPIC_BYTES)
+            events = KVEventsConfig(endpoint=here, replay_endpoint=here, topic=topic)
             config = replace(config, kv_events=events)
         self._sender = Sender()
         await asyncio.to_thread(ModelReplica.__init__, self, settings, config, self._sender.send)

@@ -123,7 +123,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types her
         before = self._followed.get(name)
         self._followed[name] = stats
         if before is None and stats.events is not None and stats.replay is not None:
-            self._subscriber.follow(name, stats.events, stats.replay)
+            self._subscriber.follow(name, stats.events, stats.replay, stats.topic)
 
 
 def _name(replica_id: ReplicaID) -> str:

@@ -73,18 +73,26 @@ class RawEngine:
         device: str,
         config: EngineConfig,
         forward: Forward | None = None,
+        on_start: Callable[[], object] | None = None,
     ) -> None:
-        """forward: for `forward`. Raises what opening the model raises; its threads have ended
-        then."""
+        """forward: for `forward`. on_start: is called first by the thread that computes. Raises
+        what opening the model raises; its threads have ended then."""
         self._readers: dict[str, _Reader | _Forwarded] = {}
         self._forward = forward
         self._lock = threading.Lock()
         self._engine = ThreadedEngine.Create()
         self._engine.init_threaded_engine(device, self._hand_out)
+        engine = self._engine
+
+        def run_background_loop() -> None:
+            if on_start is not None:
+                on_start()
+            engine.run_background_loop()
+
         self._loops = LoopThreads(
             {
                 "exit_background_loop": self._engine.exit_background_loop,
-                "run_background_loop": self._engine.run_background_loop,
+                "run_background_loop": run_background_loop,
                 "run_background_stream_back_loop": self._engine.run_background_stream_back_loop,
             }
         )

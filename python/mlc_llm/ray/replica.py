@@ -15,6 +15,7 @@ from mlc_llm import __version__
 from mlc_llm.errors import RequestError
 from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.ray.cores import OwnCores
 from mlc_llm.ray.prefix_choice import USUAL_SPEED
 from mlc_llm.ray.raw_engine import Forward, Outputs, RawEngine
 from mlc_llm.ray.settings import ModelSettings
@@ -42,7 +43,9 @@ class ModelReplica:
     ) -> None:
         """forward: for `generate_to`. Raises what opening the model raises."""
         os.environ.setdefault(THREADS, str(max(1, int(settings.num_cpus))))
-        self._engine = RawEngine(settings.model, settings.device, config, forward)
+        self._cores = OwnCores(int(settings.num_cpus)) if settings.own_cores else None
+        on_start = None if self._cores is None else self._cores.stay
+        self._engine = RawEngine(settings.model, settings.device, config, forward, on_start)
         self._load = self._engine.loaded
         self._asked = itertools.count()
         self._waiting: dict[str, int] = {}
@@ -140,7 +143,8 @@ class ModelReplica:
         if not isinstance(ledger, BlockLedger) or not isinstance(ledger.publisher, EventPublisher):
             return ReplicaStats(self._speed())
         publisher = ledger.publisher
-        return ReplicaStats(self._speed(), publisher.endpoint, publisher.replay_endpoint)
+        places = publisher.endpoint, publisher.replay_endpoint, publisher.topic
+        return ReplicaStats(self._speed(), *places)
 
     def _check(self, wire: WireRequest) -> None:
         """Raises `WrongReplica`."""
@@ -166,8 +170,10 @@ class ModelReplica:
             raise RuntimeError(died)
 
     def close(self) -> None:
-        """Abort everything, and free the model."""
+        """Abort everything, and free the model and its cores."""
         self._engine.terminate()
+        if self._cores is not None:
+            self._cores.release()
 
     async def probe(self) -> None:
         """One token of an answer. Raises `RuntimeError` if it does not come."""

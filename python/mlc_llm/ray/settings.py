@@ -69,6 +69,8 @@ class ModelSettings:
     num_cpus: float = 1
     """Of each replica. Its threads are as many, at least 1."""
     num_gpus: float = 0
+    own_cores: bool = False
+    """Whether its threads stay on `num_cpus` cores of the node that no other replica has."""
     routing: Literal["prefix", "power_of_two"] = "prefix"
     """`prefix`: where the beginning of a prompt is computed already, unless too much waits there.
     `power_of_two`: the one of two that has less to do."""
@@ -91,6 +93,10 @@ class ModelSettings:
         checks.integer(f"{place}.replicas", self.replicas, 1, MOST_REPLICAS)
         checks.number(f"{place}.num_cpus", self.num_cpus, 0.1, 1024)
         checks.number(f"{place}.num_gpus", self.num_gpus, 0, 64)
+        checks.boolean(f"{place}.own_cores", self.own_cores)
+        if self.own_cores and (self.num_cpus < 1 or self.num_cpus % 1):
+            words = "should be a whole number with own_cores"
+            raise InvalidField(f"{place}.num_cpus", self.num_cpus, words)
         checks.one_of(f"{place}.routing", self.routing, ROUTINGS)
         checks.one_of(f"{place}.resume", self.resume, RESUME)
         checks.integer(f"{place}.attempts", self.attempts, 1, 1000)

@@ -40,6 +40,8 @@ class ReplicaStats:
     events: str | None = None
     """Where it publishes KV events; None: nowhere."""
     replay: str | None = None
+    topic: str = ""
+    """Of its events: only who gets these stats knows it."""
 
 
 @dataclass(frozen=True)

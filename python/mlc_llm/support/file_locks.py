@@ -92,6 +92,19 @@ def lock_if_free(path: Path) -> Iterator[bool]:
         os.close(number)
 
 
+@contextlib.contextmanager
+def held_if_free(path: Path) -> Iterator[bool]:
+    """As `lock_if_free`, and the file is made: True means that this call holds it. Raises
+    CacheError."""
+    with cache_errors(path):
+        make_folder(path.parent)
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield _try_lock(number)
+    finally:
+        os.close(number)
+
+
 def _wait_for(number: int, path: Path) -> None:
     with progress("waiting for another process that makes the same", None), cache_errors(path):
         while not _try_lock(number):

@@ -89,6 +89,11 @@ class EventPublisher:
         """The same, for the replay socket."""
         return None if self._replay is None else _bound_at(self._replay)
 
+    @property
+    def topic(self) -> str:
+        """What stands before each message."""
+        return self._config.topic
+
     def _wake_up(self) -> None:
         with suppress(OSError):  # it is awake already, or has ended
             self._wake.send(b"\0")

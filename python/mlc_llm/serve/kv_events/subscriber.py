@@ -2,6 +2,7 @@
 
 What is told is what a publisher holds, or nothing: who has missed messages asks for them again. If
 they are gone, all that was known of the publisher is forgotten, until it clears its blocks itself.
+Messages without the topic of the publisher are dropped: another program may have its port by now.
 
 Needs `pip install mlc-llm[kv-events]`.
 """
@@ -39,6 +40,7 @@ class _Source:
     """One publisher."""
 
     name: str
+    topic: bytes
     live: Any
     replay: Any
     next: int = 0
@@ -62,9 +64,10 @@ class EventSubscriber:
         self._thread = threading.Thread(target=self._run, name="mlc-kv-reader", daemon=True)
         self._thread.start()
 
-    def follow(self, name: str, endpoint: str, replay_endpoint: str) -> None:
-        """Read the events of a publisher from now on, and first those that it has kept."""
-        self._todo.put(lambda: self._follow(name, endpoint, replay_endpoint))
+    def follow(self, name: str, endpoint: str, replay_endpoint: str, topic: str = "") -> None:
+        """Read the events of a publisher from now on, and first those that it has kept. topic: of
+        the publisher; others are strangers."""
+        self._todo.put(lambda: self._follow(name, endpoint, replay_endpoint, topic.encode()))
 
     def leave(self, name: str) -> None:
         """It is not there any more, and holds nothing."""
@@ -91,13 +94,13 @@ class EventSubscriber:
         for live, _ in self._poller.poll(POLL_MS):
             self._read(self._sources[live])
 
-    def _follow(self, name: str, endpoint: str, replay_endpoint: str) -> None:
+    def _follow(self, name: str, endpoint: str, replay_endpoint: str, topic: bytes) -> None:
         live = self._context.socket(self._zmq.SUB)
         live.setsockopt(self._zmq.SUBSCRIBE, b"")
         live.connect(endpoint)
         replay = self._context.socket(self._zmq.DEALER)
         replay.connect(replay_endpoint)
-        source = self._sources[live] = _Source(name, live, replay)
+        source = self._sources[live] = _Source(name, topic, live, replay)
         self._poller.register(live, self._zmq.POLLIN)
         self._ask(source)
 
@@ -111,8 +114,10 @@ class EventSubscriber:
         self._told.cleared(name)
 
     def _read(self, source: _Source) -> None:
-        _, number, payload = source.live.recv_multipart()
-        found = int.from_bytes(number, "big")
+        known = _message(source, source.live.recv_multipart())
+        if known is None:
+            return
+        found, payload = known
         if found > source.next:
             self._ask(source)
         if found > source.next:
@@ -123,10 +128,13 @@ class EventSubscriber:
         """Take what the publisher has kept from the next message on."""
         source.replay.send_multipart([b"", source.next.to_bytes(8, "big")])
         while source.replay.poll(REPLAY_MS):
-            _, _, number, payload = source.replay.recv_multipart()
-            if number == END:
+            _, *frames = source.replay.recv_multipart()
+            if frames[1:] == [END, b""]:
                 return
-            found = int.from_bytes(number, "big")
+            known = _message(source, frames)
+            if known is None:
+                continue
+            found, payload = known
             if found > source.next:
                 self._forget(source, found)
             self._take(source, found, payload)
@@ -159,3 +167,11 @@ class EventSubscriber:
             self._told.stored(source.name, event["block_hashes"])
         elif source.is_known and kind == "BlockRemoved":
             self._told.removed(source.name, event["block_hashes"])
+
+
+def _message(source: _Source, frames: list[bytes]) -> tuple[int, bytes] | None:
+    """The number and the events of a message; None: it is no message of this publisher."""
+    if len(frames) != 3 or frames[0] != source.topic or len(frames[1]) != len(END):
+        _log.warning("KV events of %s: a message from a stranger was dropped", source.name)
+        return None
+    return int.from_bytes(frames[1], "big"), frames[2]
