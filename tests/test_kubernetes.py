@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,22 @@ yaml: Any = pytest.importorskip("yaml", reason="needs `pip install pyyaml`")
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 SERVERS, KUBERAY = (DEPLOY / "kubernetes" / f"{name}.yaml" for name in ("servers", "kuberay"))
+
+
+KUBERAY_FIELDS = {
+    "spec": ({"serveConfigV2", "rayClusterConfig"}, {"serveService"}),
+    "cluster": (
+        {"headGroupSpec", "rayVersion"},
+        {"workerGroupSpecs", "enableInTreeAutoscaling", "autoscalerOptions"},
+    ),
+    "head": ({"rayStartParams", "template"}, {"serviceType", "headService", "enableIngress"}),
+    "worker": (
+        {"groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"},
+        {"replicas", "numOfHosts", "scaleStrategy"},
+    ),
+}
+"""What must be there and what may be there, by the types of KubeRay's operator
+(`ray-operator/apis/ray/v1`, `rayservice_types.go` and `raycluster_types.go`)."""
 
 
 def servers() -> dict[str, Any]:
@@ -89,6 +107,30 @@ def test_the_schema_of_kubernetes_finds_nothing_wrong() -> None:
     for spec in pods():
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
         validate.validate(pod, version, strict=True)
+
+
+def test_the_fields_are_those_of_kuberay() -> None:
+    manifest = yaml.safe_load(KUBERAY.read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("ray.io/v1", "RayService")
+    spec = manifest["spec"]
+    ray = spec["rayClusterConfig"]
+    workers = [("worker", one) for one in ray["workerGroupSpecs"]]
+    for kind, one in [("spec", spec), ("cluster", ray), ("head", ray["headGroupSpec"]), *workers]:
+        needed, more = KUBERAY_FIELDS[kind]
+        assert needed <= set(one) <= needed | more, kind
+    for group in (ray["headGroupSpec"], *ray["workerGroupSpecs"]):
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+        assert set(group["template"]) <= {"metadata", "spec"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@pytest.mark.parametrize("file", [SERVERS, KUBERAY])
+def test_kubectl_reads_every_object(file: Path) -> None:
+    """Without a cluster: it parses, and knows by which interface each object would be made."""
+    command = ["kubectl", "annotate", "--local", "-o", "name", "-f", str(file), "tried=yes"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    count = sum(1 for _ in yaml.safe_load_all(file.read_text()))
+    assert len(done.stdout.split()) == count, done.stdout
 
 
 def test_the_image_for_ray_is_made_of_what_exists() -> None:
