@@ -1,7 +1,9 @@
 """Kills replicas at random moments while clients stream, and counts what became of each request.
 
-    python benchmarks/scale_chaos.py --seconds 600 --kills 500
-    python benchmarks/scale_chaos.py --model path/to/model.gguf --replicas 2
+    python benchmarks/scale_chaos.py --seconds 600 --kills 540 --log FILE --write
+    python benchmarks/scale_chaos.py --model tiny --replicas 4 --clients 16
+
+`tiny` is a small random model, whose tokens depend on the seed; those of `mock://echo` do not.
 
 First each prompt is asked once, and nothing is killed: that is the undisturbed text. Then clients
 ask the same prompts with the same seeds. An answer is whole if its stream has one end, its text is
@@ -24,13 +26,17 @@ import random
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import server_page
 from scale_app import Served, application
+
+from mlc_llm.testing.tiny_model import write_tiny_model
 
 LONGEST_S = 600.0
 """A request that has not ended then is lost."""
@@ -39,6 +45,7 @@ NAMES = r"chatcmpl-\w+"
 """Of requests: errors are counted without them."""
 RESENT = b"goes to another replica"
 """In the log, for each time."""
+TINY = "tiny"
 WORDS = tuple("one two three four five six seven eight nine ten red green blue".split())  # noqa: SIM905
 
 
@@ -242,6 +249,35 @@ async def chaos(
     return tally
 
 
+@contextlib.contextmanager
+def model_of(name: str) -> Iterator[str]:
+    """The model to open. `tiny` is made."""
+    if name != TINY:
+        yield name
+        return
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+        yield str(write_tiny_model(Path(folder) / "tiny.gguf"))
+
+
+def table(args: argparse.Namespace, tally: Tally, resent: int | None) -> str:
+    """What has been seen, as a table. resent: None is left out."""
+    rows = [
+        ("model, replicas, clients", f"`{args.model}`, {args.replicas}, {args.clients}"),
+        ("tokens of an answer, at most", f"{args.tokens}"),
+        ("seconds, kills of replicas", f"{args.seconds:g}, {tally.kills}"),
+        ("age in seconds from which on a replica is killed", f"{args.grown:g}"),
+        ("whole answers", f"{tally.whole}"),
+        ("longest answer", f"{tally.longest_s:.1f} s"),
+        *((f"**wrong**: {words}", f"{count}") for words, count in tally.wrong.most_common()),
+        ("other texts, errors, no end, or several ends or usages", f"{tally.wrong.total()}"),
+    ]
+    if resent is not None:
+        rows.insert(4, ("requests sent to another replica", f"{resent} times"))
+    return "\n".join(
+        f"| {name} | {value} |" for name, value in [*rows[:1], ("---", "---"), *rows[1:]]
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--model", default="mock://echo?step_ms=10")
@@ -255,11 +291,12 @@ def main() -> int:
     parser.add_argument("--grown", type=float, default=0.0, help="seconds that it was open")
     parser.add_argument("--health-check", type=float, default=0.5, help="`health_check_s`")
     parser.add_argument("--log", type=Path, help="for the output of the application")
+    parser.add_argument("--write", action="store_true", help="into docs/scale.md")
     args = parser.parse_args()
     more = {"replicas": args.replicas, "attempts": args.attempts, "resume": "replica"}
     more["health_check_s"] = args.health_check
     work = asks(args.prompts, args.tokens, seed=1)
-    with application(args.model, args.log, **more) as served:
+    with model_of(args.model) as model, application(model, args.log, **more) as served:
         tally = asyncio.run(
             chaos(
                 Killer(served, args.grown),
@@ -269,13 +306,11 @@ def main() -> int:
                 seconds=args.seconds,
             )
         )
-    print(f"{args.model}, {args.replicas} replicas, {args.clients} clients, {args.seconds:g} s")
-    print(f"kills {tally.kills}, of replicas open for {args.grown:g} s")
-    if args.log is not None:
-        print(f"sent to another replica {args.log.read_bytes().count(RESENT)} times")
-    print(f"whole answers {tally.whole}, longest {tally.longest_s:.1f} s")
-    for words, count in tally.wrong.most_common():
-        print(f"WRONG {count}: {words}")
+    resent = None if args.log is None else args.log.read_bytes().count(RESENT)
+    text = table(args, tally, resent)
+    print(text)
+    if args.write:
+        server_page.write("", text, server_page.SCALE, "scale_chaos.py")
     return 1 if tally.wrong or not tally.whole else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import ranks
+import scale_chaos
+import scale_ingress
 import server_page
 
 
-@pytest.mark.parametrize("script", ["ranks.py"])
+@pytest.mark.parametrize("script", ["ranks.py", "scale_chaos.py", "scale_ingress.py"])
 def test_the_page_has_the_marks(script: str) -> None:
     text = server_page.SCALE.read_text(encoding="utf-8")
     assert "new" in server_page.with_block(text, "", "new", script)
@@ -28,3 +31,35 @@ def test_ranks_beside_one_process() -> None:
     *_, row = ranks.table(samples).splitlines()
     assert row.startswith("| default model, prompt of 512 tokens | 100.0 (90.0 to 300.0) |")
     assert row.endswith("| 50.0 (40.0 to 80.0) | 0.50 |")
+
+
+def test_all_that_was_wrong_in_chaos_is_counted() -> None:
+    args = argparse.Namespace(
+        model="mock://echo", replicas=2, clients=3, tokens=4, seconds=60.0, grown=0.0
+    )
+    tally = scale_chaos.Tally(whole=7, kills=5, longest_s=1.25)
+    tally.wrong.update(["another text", "another text", "2 ends, 1 usages, 1 [DONE]"])
+    text = scale_chaos.table(args, tally, 9)
+    assert "| seconds, kills of replicas | 60, 5 |" in text
+    assert "| requests sent to another replica | 9 times |" in text
+    assert "| **wrong**: another text | 2 |" in text
+    assert text.endswith("| 3 |")
+
+
+def test_an_answer_is_whole_or_named() -> None:
+    true = scale_chaos.Answer("one two", ["length"], [2], 1)
+    assert scale_chaos.Answer("one two", ["length"], [2], 1).wrong(true) is None
+    assert scale_chaos.Answer("one one", ["length"], [2], 1).wrong(true) == "another text"
+    for broken in (
+        scale_chaos.Answer("one two", [], [2], 1),
+        scale_chaos.Answer("one two", ["length"], [2, 2], 1),
+        scale_chaos.Answer("one two", ["length"], [2], 0),
+        scale_chaos.Answer("one two", ["length"], [2], 1, error="lost"),
+    ):
+        assert broken.wrong(true) not in (None, "another text")
+
+
+def test_what_the_ingress_adds_is_in_rows() -> None:
+    found = {("Ray Serve", 32): [(30.0, 900.0), (20.0, 1000.0), (90.0, 1100.0)]}
+    *_, row = scale_ingress.table(found).splitlines()
+    assert row == "| Ray Serve | 32 | 30.0 (20.0 to 90.0) | 1000.0 (900.0 to 1100.0) |"
