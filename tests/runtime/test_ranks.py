@@ -177,7 +177,7 @@ def test_ranks_end_together(
         def fail(*_: object) -> None:
             raise ValueError("a fault of rank 0")
 
-        monkeypatch.setattr(runner._step, "_forward", fail)
+        monkeypatch.setattr(runner._step, "forward", fail)
         with pytest.raises(EngineDead, match="a step has failed: a fault of rank 0"):
             runner.logits(TOKENS)
         (rank,) = group._ranks
