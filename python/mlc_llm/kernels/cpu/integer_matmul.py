@@ -27,7 +27,7 @@ import tvm
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
-from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.backends.cpu.isa import AVX2, Isa
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
 from mlc_llm.kernels.cpu.prefetch import align_stack
@@ -189,12 +189,26 @@ class IntegerProduct:
 
     @T.inline
     def add_words(self, X, W, high, low, at, g, planes):
-        """Adds the products of all words of group g to the integer sums. The parts of a word follow
-        each other, so that registers hold the weights of one."""
-        for j in T.unroll(self.fmt.low_words):
-            self.add_part(X, W, high, low, at, g, j, 0, planes)
-            if self.fmt.parts == 2:
-                self.add_part(X, W, high, low, at, g, j, 1, planes)
+        """Adds the products of all words of group g to the integer sums."""
+        if self.loops_over_words(at):
+            for j in T.serial(self.fmt.low_words):
+                self.add_word(X, W, high, low, at, g, j, planes)
+        else:
+            for j in T.unroll(self.fmt.low_words):
+                self.add_word(X, W, high, low, at, g, j, planes)
+
+    def loops_over_words(self, at: RowBlock) -> bool:
+        """Whether the words of a group are a loop. Of several rows with AVX2's 16 registers, LLVM
+        computes one sum after the other if it sees all words, and all weights go to the stack."""
+        return self.isa.name == AVX2.name and at.rows > 1 and not self.fmt.high_bits
+
+    @T.inline
+    def add_word(self, X, W, high, low, at, g, j, planes):
+        """Adds the products of word j. Its parts follow each other, so that registers hold the
+        weights of one."""
+        self.add_part(X, W, high, low, at, g, j, 0, planes)
+        if self.fmt.parts == 2:
+            self.add_part(X, W, high, low, at, g, j, 1, planes)
 
     @T.inline
     def add_part(self, X, W, high, low, at, g, j, part, planes):
