@@ -16,6 +16,7 @@ PRINTS = {
     "async_chats": r"\A(answer: .*\n){20}begins: .{20,}",
     "chat": r"29 prompt tokens, 0 of them cached(.*\n)*.*prompt tokens, [1-9]\d* of them cached",
     "draft_head": r"(.*\n)+same text: True\n",
+    "embeddings": r"3 vectors of 576 numbers\n0\.\d{3} A kitten .*\n-?0\.\d{3} Interest .*\n",
     "engine": r"Paris(.*\n)+'The sun rises in the .*\n'Water boils at .*\n",
     "extraction": r"({'name': '.*', 'city': '.*', 'age': \d+}\n){3}",
     "images": r"a chat: \d+ prompt tokens, answer .*\ntexts and images in any order: .*\n",
