@@ -8,7 +8,6 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def test_images_and_pages_of_8_bits(files: TinyEyes, engine: SyncMLCEngine) -> N
         [second, TextData("a")],
         [TextData("look"), first, TokenData([5, 6]), second, TextData("b")],
     ]
-    watched = replace(GREEDY, logprobs=True, top_logprobs=20)
+    watched = GenerationConfig(temperature=0.0, max_tokens=1, logprobs=True, top_logprobs=20)
     texts, alone = [], []
     for chunk in (24, 64):
         config = EngineConfig(prefill_chunk_size=chunk, **settings)
