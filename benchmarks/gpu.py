@@ -38,6 +38,7 @@ from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.backends.cuda.runtime import load_cuda
 from mlc_llm.errors import MLCError
 from mlc_llm.runtime.batch import KNOWN, Batch, BatchRow
+from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.opening.bundle import open_model
@@ -83,7 +84,8 @@ def main() -> int:
             for _ in range(args.rounds):
                 speed = read.measured()
                 found.add("copy inside the GPU's memory, GB/s", speed / 1e9)
-                one_round(runner, args, speed, found)
+                with computing_here():  # as threaded engines and the command line
+                    one_round(runner, args, speed, found)
                 if args.llama_bench:
                     peer_round(args.llama_bench, model, args, found)
     except (MLCError, MemoryError) as error:

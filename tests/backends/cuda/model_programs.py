@@ -18,6 +18,7 @@ import numpy as np
 from fake_cuda import Fake
 
 from mlc_llm.backends.cuda import driver
+from mlc_llm.backends.cuda.graphs import CudaGraphs
 from mlc_llm.errors import MLCError
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling, Window
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -165,10 +166,20 @@ def fail_calls_of_an_engine(model: str, library: str, loses: int, every: int) ->
     made = engine(model, library, "cuda")
     wanted = answers(made)
     gc.disable()  # what is given back must not wait for it
+    forget_graphs()
     before = Fake().calls()
     assert answers(made) == wanted
-    for number in range(1, Fake().calls() - before + 1, every):
+    total = Fake().calls() - before
+    forget_graphs()  # each process makes its own
+    for number in range(1, total + 1, every):
         in_a_fork(lambda number=number: failing_requests(made, wanted, number, loses))
+
+
+def forget_graphs() -> None:
+    """As though no step had been repeated yet."""
+    for one in gc.get_objects():
+        if isinstance(one, CudaGraphs):
+            one._entries.clear()
 
 
 def answers(made: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -74,8 +75,7 @@ class GpuValues:
         self._block.is_written.wait()
         view, found = self._block.memory.view(), []
         for place, (shape, dtype) in self._places:
-            count = int(np.prod(shape, dtype=np.int64))
-            found.append(np.frombuffer(view, dtype, count, place).reshape(shape).copy())
+            found.append(np.frombuffer(view, dtype, prod(shape), place).reshape(shape).copy())
         return found
 
     def __del__(self) -> None:
