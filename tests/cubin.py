@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 OPCODES = {
     0x23C: "HMMA",
+    0xDF0: "HGMMA",
     0x381: "LDG",
     0x981: "LDG",
     0x386: "STG",

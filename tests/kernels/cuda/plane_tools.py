@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.kernels.cuda.planes import GROUP, LARGEST_EXPONENT, row_words
+from mlc_llm.kernels.cuda.planes import LARGEST_EXPONENT, SUMMED, row_words
 
 Array = npt.NDArray[Any]
 
@@ -20,9 +20,9 @@ def as_planes(x: Array) -> npt.NDArray[np.uint32]:
     v = x / scale[:, None]
     high = v.astype(np.float16)
     low = (v - high.astype(np.float32)).astype(np.float16)
-    sums = v.reshape(m, -1, GROUP).sum(axis=2, dtype=np.float32)
+    sums = v.reshape(m, -1, SUMMED).sum(axis=2, dtype=np.float32)
     rows = np.zeros((m, row_words(k)), np.uint32)
-    for start, part in ((0, high), (k // 2, low), (k, sums), (k + k // GROUP, scale[:, None])):
+    for start, part in ((0, high), (k // 2, low), (k, sums), (k + k // SUMMED, scale[:, None])):
         words = np.ascontiguousarray(part).view(np.uint32)
         rows[:, start : start + words.shape[1]] = words
     return rows
@@ -30,7 +30,7 @@ def as_planes(x: Array) -> npt.NDArray[np.uint32]:
 
 def scales_of(rows: Array, k: int) -> npt.NDArray[np.float32]:
     """[m, 1]."""
-    found = k + k // GROUP
+    found = k + k // SUMMED
     return np.ascontiguousarray(rows[:, found : found + 1]).view(np.float32)
 
 
@@ -42,6 +42,6 @@ def numbers_of(rows: Array, k: int) -> npt.NDArray[np.float64]:
 
 
 def sums_of(rows: Array, k: int) -> npt.NDArray[np.float64]:
-    """The sums of the groups, [m, k / GROUP]."""
-    sums = np.ascontiguousarray(rows[:, k : k + k // GROUP]).view(np.float32)
+    """The sums of the groups, [m, k / SUMMED]."""
+    sums = np.ascontiguousarray(rows[:, k : k + k // SUMMED]).view(np.float32)
     return sums.astype(np.float64) * scales_of(rows, k)

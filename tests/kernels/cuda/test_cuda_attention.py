@@ -13,6 +13,7 @@ from emulated import Emulator
 
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.kernels.cuda.attention import FEW, LOG2E, SHARES, STATE, attention, join
+from mlc_llm.kernels.cuda.attention_tiles import Sizes
 
 pytestmark = pytest.mark.cuda
 Array = npt.NDArray[Any]
@@ -33,8 +34,10 @@ class Case:
     def tables(self) -> tuple[Array, Array, Array]:
         """Places, query blocks and page ids; pages of different sequences alternate."""
         place, blocks, ids = [], [], []
+        most = Sizes(self.head_dim, self.heads // self.kv_heads).tokens
         for number, (length, new) in enumerate(self.sequences):
-            blocks.append((len(place), new, len(ids)))
+            for start in range(0, new, most):
+                blocks.append((len(place) + start, min(most, new - start), len(ids)))
             place += range(length - new, length)
             ids += [i * len(self.sequences) + number for i in range(-(-length // PAGE))]
         return tuple(np.array(one, np.int32) for one in (place, blocks, ids))  # type: ignore[return-value]
@@ -46,7 +49,8 @@ class Case:
         shape, size = (len(place), self.heads * self.head_dim), 2 * self.head_dim**-0.5
         q = random.normal(size=shape, scale=size).astype(np.float32)
         pages = np.full((ids.max() + 1, self.kv_heads, 2, PAGE, self.head_dim), np.nan, np.float16)
-        for (_, _, start), (length, _) in zip(blocks, self.sequences, strict=True):
+        starts = dict.fromkeys(blocks[:, 2].tolist())
+        for start, (length, _) in zip(starts, self.sequences, strict=True):
             for t in range(length):
                 new = random.normal(size=(self.kv_heads, 2, self.head_dim))
                 pages[ids[start + t // PAGE], :, :, t % PAGE] = new
@@ -108,6 +112,12 @@ CASES = {
     "many splits": Case(1, 1, 16, ((1300, 2),)),
     "a large step": Case(1, 1, 16, ((1200, 3), (70, 70))),
     "large heads": Case(1, 1, 264, ((20, 2),)),
+    "larger heads in a large step": Case(2, 1, 512, ((FEW + 1, FEW + 1),)),
+    "heads that share keys, in a large step": Case(8, 1, 40, ((200, 66), (5, 1)), window=(40, 3)),
+    "many heads that share keys": Case(71, 1, 16, ((150, 1),)),
+    "a cap and sinks in a large step": Case(
+        2, 1, 72, ((90, 70),), cap=1.5, sinks=np.array([2.0, -1.0], np.float32)
+    ),
     "a window": Case(2, 2, 64, ((300, 3),), window=(70, 0)),
     "a window with sinks": Case(2, 2, 64, ((300, 2),), window=(20, 4)),
     "a cap": Case(2, 2, 64, ((40, 2),), cap=2.0),
@@ -121,18 +131,24 @@ def test_what_each_token_sees(emulate: Emulator, name: str) -> None:
     assert np.allclose(found, wanted, rtol=1e-5, atol=3e-6)
 
 
-def test_a_token_alone_has_the_bits_that_it_has_in_a_prompt(emulate: Emulator) -> None:
-    case = Case(2, 1, 16, ((1140, FEW + 1),))  # so the prompt is a large step
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "window"), [(2, 16, (1 << 30, 0)), (4, 136, (100, 5))]
+)
+def test_a_token_alone_has_the_bits_that_it_has_in_a_prompt(
+    emulate: Emulator, heads: int, head_dim: int, window: tuple[int, int]
+) -> None:
+    case = Case(heads, 1, head_dim, ((1140 if heads == 2 else 290, FEW + 1),), window)
     (q, pages), (place, blocks, ids) = case.inputs(), case.tables()
-    window, sizes = np.array(case.window, np.int32), (2, 1, 16)
+    near, sizes = np.array(case.window, np.int32), (heads, 1, head_dim)
     flat = pages.reshape(*pages.shape[:3], -1)
-    last = np.array([[0, 1, 0]], np.int32)
-    together = attended(emulate, sizes, (q, flat, place, blocks, ids, window))
-    alone = attended(emulate, sizes, (q[-1:], flat, place[-1:], last, ids, window))
-    assert alone.tobytes() == together[-1:].tobytes()
+    together = attended(emulate, sizes, (q, flat, place, blocks, ids, near))  # a large step
+    for row in (0, 17, FEW):
+        one, own = slice(row, row + 1), np.array([[0, 1, 0]], np.int32)
+        alone = attended(emulate, sizes, (q[one], flat, place[one], own, ids, near))
+        assert alone.tobytes() == together[one].tobytes()
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 112, 128, 256, 512])
 def test_machine_code(head_dim: int) -> None:
-    check_code(attention(32, 8, head_dim), wanted={"LDG", "STG", "LDS", "BAR", "SHFL"})
+    check_code(attention(32, 8, head_dim), wanted={"HMMA", "LDSM", "LDGSTS", "STG", "SHFL"})
     check_code(join(32, head_dim, has_sinks=True), wanted={"LDG", "STG"})

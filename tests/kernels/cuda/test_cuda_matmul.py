@@ -13,7 +13,8 @@ from plane_tools import as_planes, numbers_of
 from tile_tools import KINDS, Matrix, random_matrix
 
 from mlc_llm.backends.cuda.formats import format_of_kind
-from mlc_llm.kernels.cuda.matmul import ROWS, largest_divisor, matmul
+from mlc_llm.kernels.cuda.matmul import FEW, ROWS, largest_divisor, matmul
+from mlc_llm.kernels.cuda.matmul_hopper import can_multiply, matmul_hopper
 
 pytestmark = pytest.mark.cuda
 Array = npt.NDArray[Any]
@@ -39,11 +40,16 @@ def check(found: Array, matrix: Matrix, x: Array, y: Array | float = 0.0) -> Non
     assert (np.abs(found - expected) <= 2e-6 * size).all()
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 9, ROWS + 1])
+def width_of(kind: str) -> int:
+    """Columns of a small matrix, of several parts."""
+    return 512 if format_of_kind(kind).has_units else 96
+
+
+@pytest.mark.parametrize("rows", [1, 9, ROWS + 1, FEW + 5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_any_number(emulate: Emulator, kind: str, rows: int) -> None:
-    matrix = random_matrix(kind, 64, 96)
-    x = np.random.default_rng(rows).normal(size=(rows, 96)).astype(np.float32)
+    matrix = random_matrix(kind, 64, width_of(kind))
+    x = np.random.default_rng(rows).normal(size=(rows, width_of(kind))).astype(np.float32)
     check(multiplied(emulate, matrix, x), matrix, x)
 
 
@@ -66,14 +72,36 @@ def test_rows_behind_the_matrix_are_zero(emulate: Emulator) -> None:
     assert not multiplied(emulate, matrix, x)[:, 40:].any()
 
 
-def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(emulate: Emulator) -> None:
-    matrix, random = random_matrix("Q4_1", 32, 512), np.random.default_rng(6)
-    x = random.normal(size=(ROWS + 4, 512)).astype(np.float32)
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F32"])
+def test_a_row_alone_has_the_bits_that_it_has_in_a_batch(emulate: Emulator, kind: str) -> None:
+    matrix, random = random_matrix(kind, 160, 512), np.random.default_rng(6)
+    x = random.normal(size=(FEW + 9, 512)).astype(np.float32)
     x *= np.exp(random.normal(size=(len(x), 1))).astype(np.float32)
-    together = multiplied(emulate, matrix, x)
-    for row in (0, 7, 8, ROWS - 1, ROWS + 3):
+    many, few = multiplied(emulate, matrix, x), multiplied(emulate, matrix, x[: ROWS + 4])
+    assert few.tobytes() == many[: ROWS + 4].tobytes()
+    for row in (0, 7, 8, ROWS + 3, FEW + 8):
         alone = multiplied(emulate, matrix, x[row : row + 1])
-        assert alone.tobytes() == together[row].tobytes()
+        assert alone.tobytes() == many[row].tobytes()
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("Q4_0", 20), ("Q3_K", 20), ("Q4_0", FEW + 9)])
+def test_fast_rows_are_rounded_and_change_no_other(emulate: Emulator, kind: str, rows: int) -> None:
+    """As if their low plane were 0."""
+    matrix, fast = random_matrix(kind, 32, 256), 13
+    x = np.random.default_rng(8).normal(size=(rows, 256)).astype(np.float32)
+    planes, out = as_planes(x), np.zeros((rows, 32), np.float32)
+    kernel = matmul(32, 256, matrix.format, has_fast=True)
+    found = emulate(kernel, planes, matrix.packed, np.array([fast], np.int32), out)[-1]
+    planes[:fast, 128:256] = 0
+    wanted = emulate(matmul(32, 256, matrix.format), planes, matrix.packed, out)[-1]
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
+def test_many_rows_add_to_what_is_there(emulate: Emulator, kind: str) -> None:
+    matrix, random = random_matrix(kind, 32, 256), np.random.default_rng(5)
+    x, y = (random.normal(size=(FEW + 1, width)).astype(np.float32) for width in (256, 32))
+    check(multiplied(emulate, matrix, x, y.copy()), matrix, x, y)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +111,27 @@ def test_the_split_is_even(number: int, most: int, found: int) -> None:
     assert largest_divisor(number, most) == found
 
 
-@pytest.mark.parametrize(("n", "k"), [(1536, 576), (4096, 14336)])
+@pytest.mark.parametrize(("n", "k"), [(1536, 768), (4096, 14336)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_machine_code(kind: str, n: int, k: int) -> None:
     kernel = matmul(n, k, format_of_kind(kind), accumulate=True)
-    check_code(kernel, wanted={"HMMA", "LDG", "STS", "LDS", "BAR"})
+    check_code(kernel, wanted={"HMMA", "LDG", "LDGSTS", "STS", "LDS", "BAR"})
+
+
+@pytest.mark.parametrize(("kind", "planes", "rows"), [("Q4_0", 2, 70), ("BF16", 1, 3)])
+def test_products_by_wgmma(emulate: Emulator, kind: str, planes: int, rows: int) -> None:
+    matrix = random_matrix(kind, 128, 96)
+    x = np.random.default_rng(9).normal(size=(rows, 96)).astype(np.float32)
+    kernel, given = matmul_hopper(128, 96, matrix.format, planes=planes), as_planes(x)
+    found = emulate(kernel, given, matrix.packed, np.zeros((rows, 128), np.float32))[-1]
+    if planes == 1:
+        given[:, 48:96] = 0
+        x = numbers_of(given, 96)
+    check(found, matrix, x)
+
+
+@pytest.mark.parametrize("planes", [1, 2])
+@pytest.mark.parametrize("kind", [one for one in KINDS if can_multiply(format_of_kind(one))])
+def test_machine_code_with_wgmma(kind: str, planes: int) -> None:
+    kernel = matmul_hopper(4096, 4096, format_of_kind(kind), planes=planes)
+    check_code(kernel, {"HGMMA", "LDG", "STS", "BAR"}, ["sm_90a"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,10 @@ class CudaBackend:
 
     arch: str | None
     """What code is compiled for (`architectures.py`); None: nothing is compiled."""
+    kv_dtype: str = "float16"
+    fast_prompts: bool = False
+    """Tokens of prompts are multiplied in one plane of float16."""
     name = NAME
-    kv_dtype = "float16"
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
     has_window_sinks = False
@@ -45,20 +47,18 @@ class CudaBackend:
         return usable_gpu().free_memory
 
     def with_precision(self, precision: Precision) -> CudaBackend:
-        if precision == "exact":
-            return self
-        raise InvalidField("precision", precision, "the cuda kernels know no faster way yet")
+        if precision == "fast":
+            words = "the cuda kernels round the tokens of prompts alone; use 'fast-prompts'"
+            raise InvalidField("precision", precision, words)
+        return replace(self, fast_prompts=precision == "fast-prompts")
 
     def with_kv_cache(self, dtype: KVCacheDtype) -> CudaBackend:
-        if dtype == "auto":
-            return self
-        words = f"the cuda kernels read {self.kv_dtype} pages alone; use 'auto'"
-        raise InvalidField("kv_cache_dtype", dtype, words)
+        return replace(self, kv_dtype="int8" if dtype == "int8" else "float16")
 
     def check(self, spec: ModelSpec) -> None:
         from mlc_llm.backends.cuda.checks import check
 
-        check(spec)
+        check(spec, self.kv_dtype)
 
     def layout(self, kind: str) -> WeightLayout:
         layout = CudaLayout(kind)
@@ -69,12 +69,15 @@ class CudaBackend:
         return {"kernels": self.name}
 
     def library_identity(self) -> dict[str, object]:
-        return {"kernels": self.name, "arch": self.arch}
+        return {
+            "kernels": self.name, "arch": self.arch, "kv": self.kv_dtype,
+            "fast_prompts": self.fast_prompts,
+        }  # fmt: skip
 
     def ops(self) -> Ops:
         from mlc_llm.backends.cuda.ops import CudaOps
 
-        return CudaOps()
+        return CudaOps(self.kv_dtype, fast_prompts=self.fast_prompts)
 
     def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         from mlc_llm.backends.cuda.codegen import compile_module

@@ -16,43 +16,69 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.cuda.attention_ops import AttentionOps
 from mlc_llm.backends.cuda.calls import Input, as_input, call, change, float_tensor
 from mlc_llm.backends.cuda.choice_ops import ChoiceOps
+from mlc_llm.backends.cuda.experts import ExpertStack, computed
 from mlc_llm.backends.cuda.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
-from mlc_llm.backends.operands import AdapterInputs, Part
+from mlc_llm.backends.cuda.row_ops import RowOps, with_adapters
+from mlc_llm.backends.cuda.state_ops import StateOps
+from mlc_llm.backends.operands import (
+    AdapterInputs,
+    ExpertMatrices,
+    Mamba2Vectors,
+    Part,
+    StateInputs,
+)
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.kernels.cuda.elementwise import add, beside, changed, multiply
 from mlc_llm.kernels.cuda.embedding import embedding
 from mlc_llm.kernels.cuda.matmul import matmul
 from mlc_llm.kernels.cuda.row_norm import row_norm
+from mlc_llm.models.recurrent import Mamba2Spec
+from mlc_llm.models.spec import ExpertsSpec
+
+EXACT_ROLES = ("embedding", "router", "head")
+"""Of matrices whose results are rounded for no token."""
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
     """The parameter of a packed matrix [rows, columns]; its packed rows are padded."""
 
-    def __init__(self, rows: int, columns: int, fmt: WeightFormat) -> None:
+    def __init__(
+        self, rows: int, columns: int, fmt: WeightFormat, *, is_fast: bool = False
+    ) -> None:
+        """is_fast: the `fast_tokens` are multiplied in one plane."""
         self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
+        self.is_fast = is_fast
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
 
 
-class CudaOps(AttentionOps, ChoiceOps):
-    """See `backends.base.Ops`. Every token is exact."""
+class CudaOps(AttentionOps, ChoiceOps, RowOps, StateOps):
+    """See `backends.base.Ops`."""
 
-    has_fast_tokens = is_fast = False
+    is_fast = False
+
+    def __init__(self, kv_dtype: str = "float16", *, fast_prompts: bool = False) -> None:
+        """fast_prompts: tokens may be computed less exactly."""
+        self.kv_dtype, self._fast_prompts = kv_dtype, fast_prompts
+        self.has_fast_tokens = False
+        self._fast_tokens: Tensor | None = None
+        self._adapted: list[tuple[PackedMatrix, AdapterInputs]] = []
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
-        """All tokens are exact."""
+        self._fast_tokens = fast_tokens
 
     def begin_layer(self) -> None:
         """Memory is shared by TVM's plan."""
 
     def adapt(self, matrices: Sequence[tuple[PackedMatrix, AdapterInputs]]) -> None:
-        if matrices:
-            _refuse("LoRA adapters")
+        self._adapted = list(matrices)
 
     def padded_rows(self, rows: int) -> int:
         return padded_rows(rows)
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
-        return PackedMatrix(rows, columns, format_of_kind(kind))
+        is_fast = self._fast_prompts and role not in EXACT_ROLES
+        self.has_fast_tokens |= is_fast
+        return PackedMatrix(rows, columns, format_of_kind(kind), is_fast=is_fast)
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
         return embedding
@@ -101,9 +127,9 @@ class CudaOps(AttentionOps, ChoiceOps):
         scale: float = 1.0,
     ) -> Tensor:
         if scale == 1.0:
-            y = _product(matrix, x, add_to)
+            y = self._product(matrix, x, add_to)
             return y if bias is None else _added(y, None, bias)
-        y = _product(matrix, x)
+        y = self._product(matrix, x)
         if add_to is not None:
             return _added(add_to, y, bias, scale)
         return self.scaled(y if bias is None else _added(y, None, bias), scale)
@@ -133,44 +159,33 @@ class CudaOps(AttentionOps, ChoiceOps):
         assert x.weight is None or x.weight.ndim == 1, "only x has rows"
         return replace(x, x=self.take_rows(x.x, rows), _planes={})
 
-    def put_rows(self, *given: object) -> NoReturn:
-        _refuse("images")
-
-    def keep_vectors(self, *given: object) -> NoReturn:
-        _refuse("a draft head")
-
-    def kept_vectors(self, *given: object) -> NoReturn:
-        _refuse("a draft head")
-
-    def copied(self, *given: object) -> NoReturn:
-        _refuse("a draft head")
-
     def all_reduce(self, x: Tensor) -> NoReturn:
         _refuse("a sum over ranks")
 
     def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         return _added(x, None, bias)
 
-    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> NoReturn:
-        _refuse("experts")
+    def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
+        return ExpertStack(experts, rows, columns, format_of_kind(kind))
 
-    def moe(self, *given: object) -> NoReturn:
-        _refuse("experts")
+    def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
+        given = as_input(x)
+        return computed(spec, given, self.linear(matrices.router, given), matrices)
 
-    def token_gated(self, *given: object) -> NoReturn:
-        _refuse("gates of shared experts")
+    def mamba2(
+        self, spec: Mamba2Spec, projected: Tensor, vectors: Mamba2Vectors, inputs: StateInputs
+    ) -> Tensor | Input:
+        y = self.scanned(spec, projected, vectors, inputs)
+        return y if spec.norm else self.gated("silu", Part(projected), Part(y), spec.inner)
 
-    def token_inputs(self, *given: object) -> NoReturn:
-        _refuse("inputs of layers by token")
-
-    def short_conv(self, *given: object) -> NoReturn:
-        _refuse("short convolutions")
-
-    def mamba2(self, *given: object) -> NoReturn:
-        _refuse("state spaces")
-
-    def gated_delta(self, *given: object) -> NoReturn:
-        _refuse("gated delta rules")
+    def _product(
+        self, matrix: PackedMatrix, x: Tensor | Input, add_to: Tensor | None = None
+    ) -> Tensor:
+        """x W^T, added to `add_to` in place if that is given, with what adapters add."""
+        planes = as_input(x).planes(matrix.columns)
+        y = _product(matrix, planes, add_to, self._fast_tokens if matrix.is_fast else None)
+        inputs = next((one for adapted, one in self._adapted if adapted is matrix), None)
+        return y if inputs is None else with_adapters(y, planes, matrix.columns, inputs)
 
     def token_shift(self, *given: object) -> NoReturn:
         _refuse("networks that read the token before")
@@ -184,12 +199,14 @@ def _refuse(feature: str) -> NoReturn:
     raise UnsupportedModel(f"the model needs {feature}, which the cuda kernels cannot compute")
 
 
-def _product(matrix: PackedMatrix, x: Tensor | Input, add_to: Tensor | None = None) -> Tensor:
-    """x W^T, added to `add_to` in place if that is given."""
-    planes = as_input(x).planes(matrix.columns)
-    has_sum = add_to is not None
-    kernel = matmul(matrix.rows, matrix.columns, matrix.fmt, accumulate=has_sum)
-    name, args = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}", [planes, matrix.packed]
+def _product(
+    matrix: PackedMatrix, planes: Tensor, add_to: Tensor | None, fast: Tensor | None
+) -> Tensor:
+    """The product of rows of planes. fast: int32 [1], of how many of the first rows one plane."""
+    has_sum, has_fast = add_to is not None, fast is not None
+    kernel = matmul(matrix.rows, matrix.columns, matrix.fmt, accumulate=has_sum, has_fast=has_fast)
+    name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}" + "_fast" * has_fast
+    args = [planes, matrix.packed, *([] if fast is None else [fast])]
     if add_to is None:
         return call(kernel, name, args, float_tensor(planes.shape[0], matrix.rows))
     return change(kernel, f"{name}_add", args, add_to)

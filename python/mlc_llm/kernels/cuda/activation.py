@@ -18,9 +18,9 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cuda.activations import activated
+from mlc_llm.kernels.cuda.halves import exponent_of, high, inverse_scale, low, scale_bits, two
 from mlc_llm.kernels.cuda.planes import (
-    GROUP,
-    LARGEST_EXPONENT,
+    SUMMED,
     low_start,
     row_words,
     scale_word,
@@ -38,14 +38,11 @@ from mlc_llm.kernels.cuda.threads import (
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Expr
 
-_LEAST_EXPONENT = 16
-"""Of a row's largest number, as it stands in the bits: so 1 / scale stays finite."""
-
 
 @cache
 def prepare(kind: str, k: int, eps: float = 0.0) -> PrimFunc:
     """Kernel of (X, weight, bias, Y). k: a multiple of 32. eps: of a norm."""
-    assert k % GROUP == 0
+    assert k % 32 == 0
     width, rows = input_width(kind, k), _Rows(kind, k, eps)
 
     @T.prim_func(private=True)
@@ -66,22 +63,6 @@ def prepare(kind: str, k: int, eps: float = 0.0) -> PrimFunc:
             rows.store(Y, row, thread, v, scratch)
 
     return without(prepare_rows, *KINDS[kind].unread)
-
-
-def _high(x: Expr) -> Expr:
-    """The nearest float16."""
-    return T.cast(x, "float16")
-
-
-def _low(x: Expr) -> Expr:
-    """The float16 nearest to what `_high` leaves."""
-    return T.cast(x - T.cast(_high(x), "float32"), "float16")
-
-
-def _two(first: Expr, second: Expr) -> Expr:
-    """A word of two float16."""
-    low, high = (T.cast(T.reinterpret(x, dtype="uint16"), "uint32") for x in (first, second))
-    return T.bitwise_or(low, T.shift_left(high, T.uint32(16)))
 
 
 class _Rows:
@@ -169,17 +150,10 @@ class _Rows:
         for i in T.unroll(self.turns * QUAD):
             top[0] = T.max(top[0], T.abs(v[i]))
         block_max(top, thread, self.warps, scratch)
-        exponent[0] = T.max(
-            T.shift_right(T.reinterpret(top[0], dtype="int32"), T.int32(23)), _LEAST_EXPONENT
-        )
+        exponent[0] = exponent_of(top[0])
         if thread == 0:
-            Y[row, scale_word(k)] = T.reinterpret(
-                T.shift_left(exponent[0] - LARGEST_EXPONENT, T.int32(23)), dtype="uint32"
-            )
-        # 2^-x has the exponent 254 - x where 2^x has x.
-        top[0] = T.reinterpret(
-            T.shift_left(254 + LARGEST_EXPONENT - exponent[0], T.int32(23)), dtype="float32"
-        )
+            Y[row, scale_word(k)] = scale_bits(exponent[0])
+        top[0] = inverse_scale(exponent[0])
         for i in T.unroll(self.turns):
             self.store_quad(Y, row, (i * self.threads + thread) * QUAD, i * QUAD, top, v)
 
@@ -192,16 +166,16 @@ class _Rows:
         for j in T.unroll(QUAD):
             v[at + j] = v[at + j] * step[0]
             total[0] = total[0] + v[at + j]
-        total[0] = T.cuda.warp_sum(total[0], GROUP // QUAD)
+        total[0] = T.cuda.warp_sum(total[0], SUMMED // QUAD)
         if column < self.k:
             for j in T.unroll(QUAD // 2):
-                words[j] = _two(_high(v[at + 2 * j]), _high(v[at + 2 * j + 1]))
-                words[QUAD // 2 + j] = _two(_low(v[at + 2 * j]), _low(v[at + 2 * j + 1]))
+                words[j] = two(high(v[at + 2 * j]), high(v[at + 2 * j + 1]))
+                words[QUAD // 2 + j] = two(low(v[at + 2 * j]), low(v[at + 2 * j + 1]))
             for j in T.vectorized(QUAD // 2):
                 Y[row, column // 2 + j] = words[j]
             for j in T.vectorized(QUAD // 2):
                 Y[row, low_start(self.k) + column // 2 + j] = words[QUAD // 2 + j]
-            if column % GROUP == 0:
-                Y[row, sum_start(self.k) + column // GROUP] = T.reinterpret(
+            if column % SUMMED == 0:
+                Y[row, sum_start(self.k) + column // SUMMED] = T.reinterpret(
                     total[0], dtype="uint32"
                 )

@@ -1,21 +1,21 @@
-"""Causal attention of new tokens over paged keys and values: the plain form, without tensor cores.
+"""Causal attention of new tokens over paged keys and values, on tensor cores.
 
-    a block for each query block, query head and, in steps of up to FEW tokens, share; for each of
-    its tokens and shares:
-        for each KV split of the share that is seen, a key a thread:
-            scores = q . keys;  best = max(scores);  weights = 2^(scores - best)
-            part = weights . values, a thread having some elements of it
-            fold the part into what the splits before it gave
-    out = what all shares gave, folded in order / the sum of its weights    (`join` in small steps)
+    a block for each query block and KV head; 16 rows of queries for a warp (`attention_tiles.py`)
+    in larger steps:
+        for each share, for each KV split of it that is seen:
+            keys and values of the next one are copied to shared memory meanwhile
+            each warp folds the split into the sums of its rows
+        out = what all shares gave, folded in order / the sum of its weights
+    in steps of up to FEW tokens, which have blocks for shares too:
+        each warp has a share of its own, and `join` does the rest
 
-A KV split has 128 places from a multiple of 128 on, and split i belongs to share i % SHARES. So a
-row's bits depend on nothing but its own place. Queries have the factor log2(e) (`Heads.scale`), so
-powers are those of 2.
+A KV split is a page: 16 places from a multiple of 16 on. Split i belongs to share i % SHARES. How a
+row is computed depends on nothing but its own place, so its bits are the same in any step. Queries
+have the factor log2(e) (`Heads.scale`), so powers are those of 2.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -23,63 +23,51 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.kernels.arguments import without
-from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_max, block_sum
+from mlc_llm.kernels.cuda.attention_tiles import (
+    LOG2E,
+    LOWEST,
+    SHARES,
+    SPLIT,
+    TILE,
+    UNIT,
+    Registers,
+    Seen,
+    Sizes,
+    Tile,
+)
+from mlc_llm.kernels.cuda.tensor_cores import commit, wait
+from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_size
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.library.page_format import block_elements
 
-SPLIT = 128
-"""Places of a KV split, and threads of a block."""
-SHARES = 8
-"""Blocks that a token and head have in a small step."""
 FEW = 64
 """Tokens of a small step. There are blocks enough in a larger one."""
 STATE = 2
 """Numbers of a share beside its elements: the largest score, and the sum of the weights."""
 _FMA = "fma.rn.f32"
-HALVES = 8
-"""Elements of a key that a thread reads at once."""
-LOG2E = 1.4426950408889634
-_REGISTERS = {"tirx.launch_bounds_min_blocks_per_sm": 5}
-"""So many blocks of a multiprocessor leave a thread 96 registers. By itself the compiler takes 32,
+_REGISTERS = {"tirx.launch_bounds_min_blocks_per_sm": 2}
+"""So many blocks of a multiprocessor leave a thread 255 registers. By itself the compiler takes 32,
 and then keeps numbers in memory."""
-LOWEST = -3.4e38
-"""A score that takes no part in a softmax."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tables:
-    """What a token reads, and the KV head; `attention` describes the buffers."""
-
-    pages: Buffer
-    page_ids: Buffer
-    first_page: Expr
-    window: Buffer
-    place: Expr
-    kv_head: Expr
-
-    def sees(self, t: Expr) -> Expr:
-        """Whether the token sees place t."""
-        near = T.Or(t < self.window[1], t > self.place - self.window[0])
-        return T.And(t <= self.place, near)
-
-    def sees_split(self, first: Expr) -> Expr:
-        """Whether it sees any of the places from `first` on; `first` is not behind its own."""
-        near = first + (SPLIT - 1) > self.place - self.window[0]
-        return T.Or(first < self.window[1], near)
-
-    def page(self, t: Expr) -> Expr:
-        """The page of a place."""
-        return self.page_ids[self.first_page + t // PAGE]
 
 
 @cache
 def attention(
-    heads: int, kv_heads: int, head_dim: int, cap: float | None = None, has_sinks: bool = False
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    cap: float | None = None,
+    has_sinks: bool = False,
+    has_first: bool = False,
+    kv_dtype: str = "float16",
 ) -> PrimFunc:
     """softmax(q k^T) v over what each token sees:
 
     q             float32 [m, heads * head_dim], as `rope_append` makes them
-    pages         float16 [pages, kv_heads, 2, PAGE * head_dim] (`kv_pages.py`)
-    place, query_blocks, page_ids, window   as in `library/signatures.py`
+    pages         kv_dtype [pages, kv_heads, 2, elements of a block] (`library/page_format.py`)
+    place, query_blocks, page_ids, window   as in `library/signatures.py`; a query block has up to
+                  `Sizes.tokens` tokens
+    first_seen    int32 [m]: the first place that a token sees, in the window's stead; it is there
+                  only if `has_first`
     sinks         float32 [heads]: of each head a score more, without a value; there are none unless
                   `has_sinks`
     shares        float32 [FEW at most, heads, SHARES, STATE + head_dim]: what `join` reads
@@ -87,8 +75,10 @@ def attention(
 
     cap: a score s becomes cap * tanh(s / cap). head_dim: a multiple of 8.
     """
-    assert head_dim % HALVES == 0
-    rows = _Rows(head_dim, cap, has_sinks)
+    assert head_dim % 8 == 0 and heads % kv_heads == 0
+    sizes = Sizes(head_dim, heads // kv_heads, kv_dtype == "int8")
+    elements = block_elements(kv_dtype, PAGE, head_dim)
+    rows = _Rows(sizes, cap, has_sinks)
 
     @T.prim_func(private=True)
     def paged_attention(
@@ -98,6 +88,7 @@ def attention(
         query_blocks: T.handle,
         page_ids: T.handle,
         window: T.handle,
+        first_seen: T.handle,
         sinks: T.handle,
         shares: T.handle,
         out: T.handle,
@@ -109,47 +100,254 @@ def attention(
         n = T.int32()
         ids = T.int32()
         Q = T.match_buffer(q, (m, heads * head_dim), "float32")
-        P = T.match_buffer(pages, (n, kv_heads, 2, PAGE * head_dim), "float16")
+        P = T.match_buffer(pages, (n, kv_heads, 2, elements), kv_dtype)
         AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(query_blocks, (b, 3), "int32")
         IDS = T.match_buffer(page_ids, (ids,), "int32")
         W = T.match_buffer(window, (2,), "int32")
+        FIRST = T.match_buffer(first_seen, (m,), "int32")
         SINKS = T.match_buffer(sinks, (heads,), "float32")
         PART = T.match_buffer(shares, (few, heads, SHARES, STATE + head_dim), "float32")
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         T.device_entry()
         T.attr(_REGISTERS)
-        block, h, own = T.cta_id([b, heads, T.Select(m <= FEW, SHARES, 1)])
-        thread = T.thread_id([SPLIT])
-        query = T.alloc_buffer((head_dim,), "float32", scope="shared")
-        weights = T.alloc_buffer((SPLIT,), "float32", scope="shared")
-        scratch = T.alloc_buffer((SPLIT // WARP,), "float32", scope="shared")
-        state = T.alloc_buffer((STATE,), "float32", scope="local")
-        sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
-        whole = T.alloc_buffer((STATE,), "float32", scope="local")
-        whole_sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
-        for r in T.serial(B[block, 1]):
-            row: T.let[T.int32] = B[block, 0] + r
-            last: T.let[T.int32] = AT[row]
-            tables = T.meta_var(Tables(P, IDS, B[block, 2], W, last, h // (heads // kv_heads)))
-            rows.read_query(Q, row, h, thread, query)
-            if m <= FEW:
-                rows.attend_share(tables, own, thread, query, weights, scratch, state, sums)
-                rows.keep(PART, row, h, own, thread, state, sums)
-            else:
-                rows.begin(SINKS, h, whole, whole_sums)
-                for share in T.serial(T.min(last // SPLIT + 1, SHARES)):
-                    rows.attend_share(tables, share, thread, query, weights, scratch, state, sums)
-                    rows.fold(whole, whole_sums, state, sums)
-                rows.end(O, row, h, thread, whole, whole_sums)
+        block, kv_head, own = T.cta_id([b, kv_heads, T.Select(m <= FEW, SHARES // sizes.tiles, 1)])
+        lane, warp = T.thread_id([WARP, sizes.warps])
+        MEM = T.alloc_buffer((sizes.words,), "uint32", scope="shared.dyn", align=128)
+        scales = T.alloc_buffer((2,), "float32", scope="local")
+        begins = T.alloc_buffer((2,), "int32", scope="local")
+        places = T.alloc_buffer((2,), "int32", scope="local")
+        seen_window = T.alloc_buffer((2,), "int32", scope="local")
+        queries = T.alloc_buffer((rows.kept,), "uint32", scope="local")
+        best = T.alloc_buffer((2,), "float32", scope="local")
+        total = T.alloc_buffer((4,), "float32", scope="local")
+        sums = T.alloc_buffer((sizes.blocks * 4,), "float32", scope="local")
+        whole_best = T.alloc_buffer((2,), "float32", scope="local")
+        whole_total = T.alloc_buffer((4,), "float32", scope="local")
+        whole_sums = T.alloc_buffer(
+            (1 if sizes.are_kept else sizes.blocks * 4,), "float32", scope="local"
+        )
+        regs = T.meta_var(Registers(queries, scales, begins, places, best, total, sums))
+        whole = T.meta_var(
+            Registers(queries, scales, begins, places, whole_best, whole_total, whole_sums)
+        )
+        seen = T.meta_var(
+            Seen(
+                *(P, IDS, B[block, 2], kv_head, seen_window),
+                FIRST if has_first else None,
+            )
+        )
+        for i in T.unroll(2):
+            seen_window[i] = W[i]
+        if m <= FEW:
+            for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, TILE)):
+                rows.put_queries(Q, B, block, kv_head, turn * TILE, TILE, MEM, lane, warp)
+                rows.take(AT, B, block, turn * TILE, 0, TILE, seen, MEM, lane, regs)
+                rows.attend_share(
+                    AT, B, block, turn * TILE, own * sizes.tiles, seen, MEM, lane, warp, regs
+                )
+                rows.keep(
+                    PART, B, block, kv_head, turn * TILE,
+                    own * sizes.tiles + warp // sizes.parts, lane, warp, regs,
+                )  # fmt: skip
+        else:
+            for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, sizes.rows)):
+                first: T.let[T.int32] = turn * sizes.rows
+                mine: T.let[T.int32] = warp // sizes.parts * TILE
+                rows.put_queries(Q, B, block, kv_head, first, sizes.rows, MEM, lane, warp)
+                rows.take(AT, B, block, first, mine, sizes.rows, seen, MEM, lane, regs)
+                rows.begin(SINKS, kv_head, first + mine, MEM, lane, warp, whole)
+                rows.attend_all(AT, B, block, first, seen, MEM, lane, warp, regs, whole)
+                rows.end(O, B, block, kv_head, first + mine, MEM, lane, warp, whole)
 
-    return without(paged_attention, *(() if has_sinks else ("SINKS",)))
+    unread = [*([] if has_sinks else ["SINKS"]), *([] if has_first else ["FIRST"])]
+    return without(paged_attention, *unread)
+
+
+class _Rows:
+    """Statements of `attention`: the rows of a block, and how the splits are shared by warps.
+
+    Row r of a query block is its token r // group, and the head r % group of its KV head."""
+
+    def __init__(self, sizes: Sizes, cap: float | None, has_sinks: bool) -> None:
+        self.sizes, self.has_sinks = sizes, has_sinks
+        self.tile = Tile(sizes, cap)
+        self.kept = 8 * (sizes.steps if sizes.are_kept else 1)
+        self.threads = sizes.warps * WARP
+
+    @T.inline
+    def put_queries(self, Q, B, block, kv_head, first, count, MEM, lane, warp):
+        """The queries of rows from `first` on, for all warps."""
+        group, width = T.meta_var(self.sizes.group), T.meta_var(self.sizes.head_dim)
+        T.cuda.cta_sync()
+        for turn in T.serial(T.ceildiv(count, self.sizes.warps)):
+            row: T.let[T.int32] = turn * self.sizes.warps + warp
+            if row < count:
+                at: T.let[T.int32] = first + row
+                self.tile.put_query(
+                    Q, B[block, 0] + at // group, (kv_head * group + at % group) * width,
+                    at < B[block, 1] * group, MEM, row, count, lane,
+                )  # fmt: skip
+        self.tile.zero_ends(
+            *(MEM, self.sizes.queries(count)),
+            *((self.sizes.words - self.sizes.queries(count)) // self.sizes.stage,),
+            *(warp * WARP + lane, self.threads),
+        )
+        T.cuda.cta_sync()
+
+    @T.inline
+    def take(self, AT, B, block, first, mine, count, seen, MEM, lane, regs):
+        """What a thread knows of the rows of its tile, which begins with row `mine` of these."""
+        for i in T.unroll(2):
+            at: T.let[T.int32] = first + mine + i * 8 + lane // 4
+            regs.place[i] = T.int32(-1)
+            regs.begin[i] = T.int32(0)
+            if at < B[block, 1] * self.sizes.group:
+                regs.place[i] = AT[B[block, 0] + at // self.sizes.group]
+                regs.begin[i] = seen.begin(AT, B[block, 0] + at // self.sizes.group)
+        self.tile.take_queries(MEM, mine, count, lane, regs)
+
+    def last_token(self, B: Buffer, block: Expr, first: Expr, count: int) -> Expr:
+        """Of so many rows from `first` on."""
+        return B[block, 0] + T.min((first + count - 1) // self.sizes.group, B[block, 1] - 1)
+
+    @T.inline
+    def attend_share(self, AT, B, block, first, share, seen, MEM, lane, warp, regs):
+        """The sums of share `share` + the number of the warp's tile, of which each has copies of
+        its own."""
+        sizes = T.meta_var(self.sizes)
+        together = T.meta_var(sizes.parts * WARP)
+        start: T.let[T.int32] = sizes.queries(TILE) + warp // sizes.parts * 2 * sizes.stage
+        own: T.let[T.int32] = share + warp // sizes.parts
+        low: T.let[T.int32] = seen.begin(AT, B[block, 0] + first // sizes.group)
+        last: T.let[T.int32] = AT[self.last_token(B, block, first, TILE)]
+        thread: T.let[T.int32] = warp % sizes.parts * WARP + lane
+        self.tile.clear(regs)
+        if seen.sees_split(own, low, last):
+            self.tile.copy_split(seen, own, last, MEM, start, thread, together)
+        commit()
+        for turn in T.serial(T.ceildiv(last // SPLIT + 1 - share, SHARES)):
+            split: T.let[T.int32] = turn * SHARES + own
+            if seen.sees_split(split + SHARES, low, last):
+                self.tile.copy_split(
+                    seen, split + SHARES, last, MEM,
+                    start + (turn + 1) % 2 * sizes.stage, thread, together,
+                )  # fmt: skip
+            commit()
+            wait(1)
+            self.meet()
+            if seen.sees_split(split, low, last):
+                self.tile.attend(
+                    seen, split, MEM, 0, TILE, start + turn % 2 * sizes.stage,
+                    warp % sizes.parts, lane, regs,
+                )  # fmt: skip
+            self.meet()
+
+    @T.inline
+    def meet(self):
+        """Waits for the other warps of the tile."""
+        if self.sizes.parts == 1:
+            T.cuda.warp_sync()
+        else:
+            T.cuda.cta_sync()
+
+    @T.inline
+    def attend_all(self, AT, B, block, first, seen, MEM, lane, warp, regs, whole):
+        """The sums of all shares; all warps of the block read the same copies."""
+        sizes = T.meta_var(self.sizes)
+        start, mine = T.meta_var(sizes.queries(sizes.rows)), T.meta_var(warp // sizes.parts * TILE)
+        low: T.let[T.int32] = seen.begin(AT, B[block, 0] + first // sizes.group)
+        last: T.let[T.int32] = AT[self.last_token(B, block, first, sizes.rows)]
+        thread: T.let[T.int32] = warp * WARP + lane
+        count: T.let[T.int32] = last // SPLIT + 1
+        now = T.alloc_buffer((2,), "int32", scope="local")
+        now[0] = 0
+        self.tile.clear(regs)
+        if seen.sees_split(0, low, last):
+            self.tile.copy_split(seen, 0, last, MEM, start, thread, self.threads)
+        commit()
+        for turn in T.serial(count):
+            now[1] = now[0] + SHARES
+            if now[1] >= count:
+                now[1] = now[0] % SHARES + 1
+            if T.And(turn + 1 < count, seen.sees_split(now[1], low, last)):
+                self.tile.copy_split(
+                    seen, now[1], last, MEM,
+                    start + (turn + 1) % 2 * sizes.stage, thread, self.threads,
+                )  # fmt: skip
+            commit()
+            wait(1)
+            T.cuda.cta_sync()
+            if seen.sees_split(now[0], low, last):
+                self.tile.attend(
+                    seen, now[0], MEM, mine, sizes.rows, start + turn % 2 * sizes.stage,
+                    warp % sizes.parts, lane, regs,
+                )  # fmt: skip
+            T.cuda.cta_sync()
+            if now[1] % SHARES != now[0] % SHARES:
+                self.tile.fold(MEM, thread, whole, regs)
+                self.tile.clear(regs)
+            now[0] = now[1]
+
+    @T.inline
+    def begin(self, SINKS, kv_head, first, MEM, lane, warp, whole):
+        """Nothing is seen yet but a sink."""
+        T.cuda.cta_sync()
+        self.tile.clear_whole(MEM, warp * WARP + lane, whole)
+        if self.has_sinks:
+            for i in T.unroll(2):
+                h: T.let[T.int32] = (first + i * 8 + lane // 4) % self.sizes.group
+                whole.best[i] = SINKS[kv_head * self.sizes.group + h] * T.float32(LOG2E)
+                whole.total[i * 2] = T.float32(UNIT)
+
+    @T.inline
+    def keep(self, PART, B, block, kv_head, first, share, lane, warp, regs):
+        """Writes a share for `join`."""
+        group = T.meta_var(self.sizes.group)
+        for i in T.unroll(2):
+            at: T.let[T.int32] = first + i * 8 + lane // 4
+            if at < B[block, 1] * group:
+                token: T.let[T.int32] = B[block, 0] + at // group
+                h: T.let[T.int32] = kv_head * group + at % group
+                if T.And(warp % self.sizes.parts == 0, lane % 4 == 0):
+                    PART[token, h, share, 0] = regs.best[i]
+                    PART[token, h, share, 1] = regs.total[i * 2]
+                for column in T.unroll(self.sizes.blocks):
+                    if self.tile.is_there(warp % self.sizes.parts, column):
+                        for j in T.vectorized(2):
+                            PART[token, h, share, STATE + self.column(warp, column, lane) + j] = (
+                                regs.sums[column * 4 + i * 2 + j]
+                            )
+
+    def column(self, warp: Expr, block: Expr, lane: Expr) -> Expr:
+        """The first of two elements that a thread has of a block of a warp."""
+        return (warp % self.sizes.parts * self.sizes.blocks + block) * 8 + lane % 4 * 2
+
+    @T.inline
+    def end(self, O, B, block, kv_head, first, MEM, lane, warp, whole):
+        """Writes the rows of a tile."""
+        group, width = T.meta_var(self.sizes.group), T.meta_var(self.sizes.head_dim)
+        for i in T.unroll(2):
+            at: T.let[T.int32] = first + i * 8 + lane // 4
+            if at < B[block, 1] * group:
+                token: T.let[T.int32] = B[block, 0] + at // group
+                start: T.let[T.int32] = (kv_head * group + at % group) * width
+                for column in T.unroll(self.sizes.blocks):
+                    if self.tile.is_there(warp % self.sizes.parts, column):
+                        for j in T.vectorized(2):
+                            O[token, start + self.column(warp, column, lane) + j] = (
+                                self.tile.whole_sum(
+                                    MEM, column * 4 + i * 2 + j, warp * WARP + lane, whole
+                                )
+                                / whole.total[i * 2]
+                            )
 
 
 @cache
 def join(heads: int, head_dim: int, has_sinks: bool = False) -> PrimFunc:
     """Kernel of (place, sinks, shares, out): what `attention` leaves to do in small steps."""
-    rows = _Rows(head_dim, None, has_sinks)
+    threads = block_size(head_dim)
+    turns = -(-head_dim // threads)
 
     @T.prim_func(private=True)
     def join_shares(place: T.handle, sinks: T.handle, shares: T.handle, out: T.handle):
@@ -162,152 +360,33 @@ def join(heads: int, head_dim: int, has_sinks: bool = False) -> PrimFunc:
         O = T.match_buffer(out, (m, heads * head_dim), "float32")
         T.device_entry()
         row, h = T.cta_id([few, heads])
-        thread = T.thread_id([SPLIT])
+        thread = T.thread_id([threads])
         state = T.alloc_buffer((STATE,), "float32", scope="local")
-        sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
-        whole = T.alloc_buffer((STATE,), "float32", scope="local")
-        whole_sums = T.alloc_buffer((rows.turns,), "float32", scope="local")
+        sums = T.alloc_buffer((turns,), "float32", scope="local")
+        factors = T.alloc_buffer((3,), "float32", scope="local")
         if m <= FEW:
-            rows.begin(SINKS, h, whole, whole_sums)
+            state[0] = T.float32(LOWEST)
+            state[1] = T.float32(0)
+            if has_sinks:
+                state[0] = SINKS[h] * T.float32(LOG2E)
+                state[1] = T.float32(UNIT)
+            for i in T.unroll(turns):
+                sums[i] = T.float32(0)
             for share in T.serial(T.min(AT[row] // SPLIT + 1, SHARES)):
-                for i in T.unroll(STATE):
-                    state[i] = PART[row, h, share, i]
-                for i in T.unroll(rows.turns):
-                    sums[i] = T.float32(0)
-                    if i * SPLIT + thread < head_dim:
-                        sums[i] = PART[row, h, share, STATE + i * SPLIT + thread]
-                rows.fold(whole, whole_sums, state, sums)
-            rows.end(O, row, h, thread, whole, whole_sums)
+                # As `Tile.fold`.
+                factors[2] = T.max(state[0], PART[row, h, share, 0])
+                factors[0] = T.exp2(state[0] - factors[2])
+                factors[1] = T.exp2(PART[row, h, share, 0] - factors[2])
+                state[0] = factors[2]
+                T.ptx[_FMA](state[1], state[1], factors[0], PART[row, h, share, 1] * factors[1])
+                for i in T.unroll(turns):
+                    if i * threads + thread < head_dim:
+                        T.ptx[_FMA](
+                            *(sums[i], sums[i], factors[0]),
+                            PART[row, h, share, STATE + i * threads + thread] * factors[1],
+                        )
+            for i in T.unroll(turns):
+                if i * threads + thread < head_dim:
+                    O[row, h * head_dim + i * threads + thread] = sums[i] / state[1]
 
     return without(join_shares, *(() if has_sinks else ("SINKS",)))
-
-
-class _Rows:
-    """Statements of `attention`. state: the largest score so far, and the sum of the weights beside
-    it. sums: the elements of the result that a thread has, `SPLIT` apart."""
-
-    def __init__(self, head_dim: int, cap: float | None, has_sinks: bool) -> None:
-        self.head_dim, self.cap, self.has_sinks = head_dim, cap, has_sinks
-        self.turns = -(-head_dim // SPLIT)
-
-    @T.inline
-    def begin(self, SINKS, h, state, sums):
-        """Nothing is seen yet but a sink."""
-        state[0] = T.float32(LOWEST)
-        state[1] = T.float32(0)
-        if self.has_sinks:
-            state[0] = SINKS[h] * T.float32(LOG2E)
-            state[1] = T.float32(1)
-        for i in T.unroll(self.turns):
-            sums[i] = T.float32(0)
-
-    @T.inline
-    def attend_share(self, tables, share, thread, query, weights, scratch, state, sums):
-        """state, sums: what the splits of a share give."""
-        state[0] = T.float32(LOWEST)
-        state[1] = T.float32(0)
-        for i in T.unroll(self.turns):
-            sums[i] = T.float32(0)
-        for turn in T.serial(T.ceildiv(tables.place // SPLIT + 1 - share, SHARES)):
-            first: T.let[T.int32] = (turn * SHARES + share) * SPLIT
-            if tables.sees_split(first):
-                self.attend(tables, first, thread, query, weights, scratch, state, sums)
-
-    @T.inline
-    def keep(self, PART, row, h, share, thread, state, sums):
-        """Writes a share for `join`."""
-        if thread < STATE:
-            PART[row, h, share, thread] = T.if_then_else(thread == 0, state[0], state[1])
-        for i in T.unroll(self.turns):
-            if i * SPLIT + thread < self.head_dim:
-                PART[row, h, share, STATE + i * SPLIT + thread] = sums[i]
-
-    @T.inline
-    def fold(self, whole, whole_sums, state, sums):
-        """Adds a share. The instruction is named, so that both kernels round alike."""
-        factors = T.alloc_buffer((2,), "float32", scope="local")
-        best = T.alloc_buffer((1,), "float32", scope="local")
-        best[0] = T.max(whole[0], state[0])
-        factors[0] = T.exp2(whole[0] - best[0])
-        factors[1] = T.exp2(state[0] - best[0])
-        whole[0] = best[0]
-        T.ptx[_FMA](whole[1], whole[1], factors[0], state[1] * factors[1])
-        for i in T.unroll(self.turns):
-            T.ptx[_FMA](whole_sums[i], whole_sums[i], factors[0], sums[i] * factors[1])
-
-    @T.inline
-    def read_query(self, Q, row, h, thread, query):
-        """Puts the query where all threads read it."""
-        for i in T.unroll(self.turns):
-            if i * SPLIT + thread < self.head_dim:
-                query[i * SPLIT + thread] = Q[row, h * self.head_dim + i * SPLIT + thread]
-        T.cuda.cta_sync()
-
-    @T.inline
-    def attend(self, tables, first, thread, query, weights, scratch, state, sums):
-        """Folds a KV split into `state` and `sums`.
-
-        Between the last reading of the query or of weights and the next writing, all threads meet
-        in `block_sum` or `block_max`.
-        """
-        score = T.alloc_buffer((1,), "float32", scope="local")
-        best = T.alloc_buffer((1,), "float32", scope="local")
-        total = T.alloc_buffer((1,), "float32", scope="local")
-        score[0] = T.float32(LOWEST)
-        if tables.sees(first + thread):
-            self.find_score(tables, first + thread, query, score)
-        best[0] = score[0]
-        block_max(best, thread, SPLIT // WARP, scratch)
-        best[0] = T.max(best[0], state[0])
-        total[0] = T.float32(0)
-        if tables.sees(first + thread):
-            total[0] = T.exp2(score[0] - best[0])
-        weights[thread] = total[0]
-        block_sum(total, thread, SPLIT // WARP, scratch)
-        score[0] = T.exp2(state[0] - best[0])
-        state[0] = best[0]
-        state[1] = state[1] * score[0] + total[0]
-        for i in T.unroll(self.turns):
-            sums[i] = sums[i] * score[0]
-        for j in T.serial(T.min(SPLIT, tables.place + 1 - first)):
-            self.add_value(tables, first + j, thread, weights[j], sums)
-
-    @T.inline
-    def find_score(self, tables, t, query, score):
-        """The score of place t."""
-        key = T.alloc_buffer((HALVES,), "float16", scope="local")
-        page: T.let[T.int32] = tables.page(t)
-        score[0] = T.float32(0)
-        for i in T.serial(self.head_dim // HALVES):
-            for j in T.vectorized(HALVES):
-                key[j] = tables.pages[
-                    page, tables.kv_head, 0, t % PAGE * self.head_dim + i * HALVES + j
-                ]
-            for j in T.unroll(HALVES):
-                score[0] = score[0] + query[i * HALVES + j] * T.cast(key[j], "float32")
-        if self.cap is not None:
-            score[0] = T.tanh(score[0] * T.float32(1 / (LOG2E * self.cap))) * T.float32(
-                LOG2E * self.cap
-            )
-
-    @T.inline
-    def add_value(self, tables, t, thread, weight, sums):
-        """The value at place t, weighted."""
-        for i in T.unroll(self.turns):
-            if i * SPLIT + thread < self.head_dim:
-                sums[i] = sums[i] + weight * T.cast(
-                    tables.pages[
-                        tables.page(t),
-                        tables.kv_head,
-                        1,
-                        t % PAGE * self.head_dim + i * SPLIT + thread,
-                    ],
-                    "float32",
-                )
-
-    @T.inline
-    def end(self, O, row, h, thread, state, sums):
-        """Writes a row."""
-        for i in T.unroll(self.turns):
-            if i * SPLIT + thread < self.head_dim:
-                O[row, h * self.head_dim + i * SPLIT + thread] = sums[i] / state[1]

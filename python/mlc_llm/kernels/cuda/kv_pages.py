@@ -1,7 +1,8 @@
 """KV pages: how they look, how new tokens get into them, how a page is copied.
 
-A layer's pages are one tensor float16 [pages, kv_heads, 2, PAGE * head_dim]: keys (0) and values
-(1), each [PAGE, head_dim]. Pages start as zeros.
+A layer's pages are one tensor [pages, kv_heads, 2, elements of a block]: keys (0) and values (1),
+each float16 [PAGE, head_dim], or bytes with scales (`library/page_format.py`). Pages start as
+zeros. A layer may have more than 2^31 elements, so pages are counted in 64 bits.
 
 rope_append:
     a block for each token and each head, of queries, then of keys and values:
@@ -26,7 +27,9 @@ from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cuda.threads import SCHEDULED, block_size, grid
 from mlc_llm.kernels.heads import Heads
+from mlc_llm.kernels.page_bytes import inverse, scale_bits, scales_at, whole
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.library.page_format import GROUP, SCALE_BYTES, block_elements
 
 THREADS = 64
 HALVES = 8
@@ -49,6 +52,42 @@ class Columns:
         """Element i."""
         x = self.x[self.row, self.start + i]
         return x if self.bias is None else x + self.bias[self.first + i]
+
+
+@dataclass(frozen=True, eq=False)
+class _Store:
+    """Where the keys and values of a token and head go."""
+
+    pages: Buffer
+    page: Expr
+    head: Expr
+    place: Expr
+    dim: int
+
+    @T.inline
+    def put(self, kind, i, x):
+        """Element i, if there is one."""
+        if i < self.dim:
+            self.pages[self.page, self.head, kind, self.place * self.dim + i] = T.cast(x, "float16")
+
+    @T.inline
+    def put_byte(self, kind, i, x):
+        """The same as a byte, and the scale of its group, whose elements a warp has."""
+        bits = T.alloc_buffer((1,), "int32", scope="local")
+        size = T.alloc_buffer((1,), "float32", scope="local")
+        size[0] = T.abs(x)
+        bits[0] = T.cuda.warp_max(T.reinterpret(size[0], dtype="int32"))
+        bits[0] = scale_bits(bits[0])
+        if i < self.dim:
+            self.pages[self.page, self.head, kind, self.place * self.dim + i] = whole(
+                x * inverse(bits[0])
+            )
+            if i % GROUP == 0:
+                for byte in T.unroll(SCALE_BYTES):
+                    at = T.meta_var(scales_at(PAGE, self.dim, i // GROUP, self.place) + byte)
+                    self.pages[self.page, self.head, kind, at] = T.cast(
+                        T.shift_right(bits[0], 16 + 8 * byte), "int8"
+                    )
 
 
 def _turned(sizes: Heads, head: Columns, rope: Buffer, position: Expr, i: Expr) -> Expr:
@@ -94,6 +133,7 @@ def rope_append(
     rotated      float32 [m, heads * head_dim]: queries, scaled as `Heads` says
     """
     heads, kv_heads, dim = sizes.heads, sizes.kv_heads, sizes.head_dim
+    elements = block_elements(sizes.kv_dtype, PAGE, dim)
 
     def head_of(x: Buffer, row: Expr, i: int, bias: Buffer, h: Expr) -> Columns:
         """Head h of the queries (0), keys (1) or values (2)."""
@@ -126,38 +166,77 @@ def rope_append(
         R = T.match_buffer(rope, (n, 2, sizes.half), "float32")
         POS = T.match_buffer(position, (m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, PAGE * dim), "float16")
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, elements), sizes.kv_dtype)
         O = T.match_buffer(rotated, (m, heads * dim), "float32")
         T.device_entry()
         row, h = T.cta_id([m, heads + kv_heads])
         thread = T.thread_id([THREADS])
         for part in T.serial(T.ceildiv(dim, THREADS)):
             i: T.let[T.int32] = part * THREADS + thread
-            if i < dim:
-                if h < heads:
+            if h < heads:
+                if i < dim:
                     O[row, h * dim + i] = _turned(
                         sizes, head_of(Q, row, 0, Q_BIAS, h), R, POS[row], i
                     ) * _query_factor(sizes, POS[row])
-                else:
-                    page: T.let[T.int32] = S[row] // PAGE
-                    at: T.let[T.int32] = S[row] % PAGE * dim + i
-                    P[page, h - heads, 0, at] = T.cast(
-                        _turned(sizes, head_of(K, row, 1, K_BIAS, h - heads), R, POS[row], i),
-                        "float16",
-                    )
-                    P[page, h - heads, 1, at] = T.cast(
-                        head_of(V, row, 2, V_BIAS, h - heads).at(i), "float16"
-                    )
+            else:
+                key = T.meta_var(head_of(K, row, 1, K_BIAS, h - heads))
+                value = T.meta_var(head_of(V, row, 2, V_BIAS, h - heads))
+                store = T.meta_var(
+                    _Store(P, T.cast(S[row] // PAGE, "int64"), h - heads, S[row] % PAGE, dim)
+                )
+                x = T.alloc_buffer((2,), "float32", scope="local")
+                for kind in T.unroll(2):
+                    x[kind] = T.float32(0)
+                if i < dim:
+                    x[0] = _turned(sizes, key, R, POS[row], i)
+                    x[1] = value.at(i)
+                for kind in T.unroll(2):
+                    if sizes.kv_dtype == "int8":
+                        store.put_byte(kind, i, x[kind])
+                    else:
+                        store.put(kind, i, x[kind])
 
     biases = () if has_bias else ("Q_BIAS", "K_BIAS", "V_BIAS")
     return without(append, *biases, *(() if sizes.half else ("R",)))
 
 
 @cache
-def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
+def rotate_queries(sizes: Heads, width: int, offset: int, has_bias: bool = False) -> PrimFunc:
+    """Rotates queries alone, for a layer that reads the pages of another one; the arguments are
+    those of `rope_append`: q, q_bias, rope, position, rotated."""
+    heads, dim = sizes.heads, sizes.head_dim
+
+    @T.prim_func(private=True)
+    def rotate(
+        q: T.handle, q_bias: T.handle, rope: T.handle, position: T.handle, rotated: T.handle
+    ):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        n = T.int32()
+        Q = T.match_buffer(q, (m, width), "float32")
+        Q_BIAS = T.match_buffer(q_bias, (heads * dim,), "float32")
+        R = T.match_buffer(rope, (n, 2, sizes.half), "float32")
+        POS = T.match_buffer(position, (m,), "int32")
+        O = T.match_buffer(rotated, (m, heads * dim), "float32")
+        T.device_entry()
+        row, h = T.cta_id([m, heads])
+        thread = T.thread_id([THREADS])
+        head = T.meta_var(Columns(Q, row, offset + h * dim, Q_BIAS if has_bias else None, h * dim))
+        for part in T.serial(T.ceildiv(dim, THREADS)):
+            i: T.let[T.int32] = part * THREADS + thread
+            if i < dim:
+                O[row, h * dim + i] = _turned(sizes, head, R, POS[row], i) * _query_factor(
+                    sizes, POS[row]
+                )
+
+    return without(rotate, *(() if has_bias else ("Q_BIAS",)), *(() if sizes.half else ("R",)))
+
+
+@cache
+def copy_pages(kv_heads: int, head_dim: int, kv_dtype: str = "float16") -> PrimFunc:
     """pages[target[i]] = pages[source[i]] for int32 [n] indices; changes `pages` in place. No page
     is both a source and a target."""
-    size = PAGE * head_dim
+    size = block_elements(kv_dtype, PAGE, head_dim)
     threads = block_size(size // HALVES)
 
     @T.prim_func(private=True)
@@ -167,7 +246,7 @@ def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
         num_pages = T.int32()
         FROM = T.match_buffer(source, (n,), "int32")
         TO = T.match_buffer(target, (n,), "int32")
-        P = T.match_buffer(pages, (num_pages, kv_heads, 2, size), "float16")
+        P = T.match_buffer(pages, (num_pages, kv_heads, 2, size), kv_dtype)
         T.device_entry()
         i, h, kind = T.cta_id([grid(n), kv_heads, 2])
         thread = T.thread_id([threads])
@@ -175,8 +254,13 @@ def copy_pages(kv_heads: int, head_dim: int) -> PrimFunc:
             for part in T.serial(T.ceildiv(size // HALVES, threads)):
                 if part * threads + thread < size // HALVES:
                     for j in T.vectorized(HALVES):
-                        P[TO[i], h, kind, (part * threads + thread) * HALVES + j] = P[
-                            FROM[i], h, kind, (part * threads + thread) * HALVES + j
+                        P[
+                            T.cast(TO[i], "int64"), h, kind, (part * threads + thread) * HALVES + j
+                        ] = P[
+                            T.cast(FROM[i], "int64"),
+                            h,
+                            kind,
+                            (part * threads + thread) * HALVES + j,
                         ]
 
     return copy

@@ -1,10 +1,9 @@
-"""Products of rows with a packed matrix of 4, 8, 16 or 32 bits: y = x W^T, for one row or many.
+"""Products of rows with a packed matrix of any format: y = x W^T, for one row or many.
 
-    a block for 32 rows of W and 32 rows of x; a warp has every tile of its part of k:
-        load a tile of W; its values become float16, exactly
-        for each 8 rows of x: for each of two planes:     mma.m16n8k16, W being the first operand
-            acc += scale * (values . x)  [+ minimum * (sum of x)]
-    y = scale of the row of x * (the sum of acc over the warps, in order)
+    few rows: a block for 32 rows of W and 32 rows of x; a warp has every tile of its part of k:
+        sums += tile . x                                        `matmul_tiles.py`
+        y = scale of the row of x * (the sum of the sums of all parts, in order)
+    many rows: a block for 128 rows of W and 64 of x            `matmul_many.py`
 
 A row of y depends on its own row of x alone: the tensor cores compute columns of their second
 operand each by itself, and how k is split depends on k alone. So its bits are the same in a batch
@@ -19,35 +18,27 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.backends.cuda.formats import (
-    BLOCK,
-    GROUP,
-    PART_WORDS,
-    SCALE_WORDS,
-    WeightFormat,
-    tensor_shape,
-)
-from mlc_llm.kernels.cuda.planes import low_start, row_words, scale_word, sum_start
+from mlc_llm.backends.cuda.formats import BLOCK, GROUP, WeightFormat, tensor_shape
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cuda.matmul_many import MANY_ROWS, MANY_TILES, ManyRows
+from mlc_llm.kernels.cuda.matmul_tiles import COLUMNS, GlobalRows, GlobalTile, TileProduct
+from mlc_llm.kernels.cuda.planes import row_words, scale_word
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
-from mlc_llm.kernels.cuda.tiles import half_of
-from mlc_llm.kernels.types import Expr
+from mlc_llm.kernels.types import Buffer, Expr
 
-COLUMNS = 8
-"""Rows of x that the tensor cores multiply at once."""
 TURNS = 4
-"""How often a block does that with a tile."""
+"""How often a block multiplies a tile with 8 rows of x."""
 ROWS = COLUMNS * TURNS
-MOST_WARPS = 8
+FEW = 128
+"""Rows of x of which blocks are small. With more there are enough large ones."""
+WARPS = 8
 MOST_TILES = 4
 """Tiles that a warp loads before it computes."""
 MOST_WORDS = 32
 """Words of tiles that a thread loads before it computes."""
-_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-_FMA = "fma.rn.f16x2"
 
 
 def largest_divisor(number: int, most: int) -> int:
@@ -56,198 +47,138 @@ def largest_divisor(number: int, most: int) -> int:
 
 
 @cache
-def matmul(n: int, k: int, fmt: WeightFormat, *, accumulate: bool = False) -> PrimFunc:
-    """Kernel of (x, W, y). accumulate: adds to y."""
+def matmul(
+    n: int, k: int, fmt: WeightFormat, *, accumulate: bool = False, has_fast: bool = False
+) -> PrimFunc:
+    """Kernel of (x, W, fast, y). accumulate: adds to y.
+
+    fast    int32 [1]: of so many of the first rows of x the high plane is multiplied alone; it is
+            there only if `has_fast`
+    """
     shape, dtype = tensor_shape(fmt, n, k)
-    product = _Product(k, fmt, accumulate)
+    few = FewRows(k, fmt, accumulate)
+    many = ManyRows(k, fmt, few.parts, accumulate)
 
     @T.prim_func(private=True)
-    def multiply(x: T.handle, w: T.handle, y: T.handle):
+    def multiply(x: T.handle, w: T.handle, fast: T.handle, y: T.handle):
         T.func_attr(SCHEDULED)
         m = T.int32()
         X = T.match_buffer(x, (m, row_words(k)), "uint32")
         W = T.match_buffer(w, shape, dtype)
+        FAST = T.match_buffer(fast, (1,), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         T.device_entry()
-        block, turn = T.cta_id([n // BLOCK, grid(T.ceildiv(m, ROWS))])
-        lane, warp = T.thread_id([WARP, product.warps])
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2})
+        block, turn = T.cta_id(
+            [
+                T.Select(m <= FEW, n // BLOCK, -(-n // (BLOCK * MANY_TILES))),
+                grid(T.Select(m <= FEW, T.ceildiv(m, ROWS), T.ceildiv(m, MANY_ROWS))),
+            ]
+        )
+        lane, warp = T.thread_id([WARP, WARPS])
+        MEM = T.alloc_buffer(
+            (max(few.memory, many.memory),), "uint32", scope="shared.dyn", align=128
+        )
         acc = T.alloc_buffer((TURNS * 8,), "float32", scope="local")
-        sums = T.alloc_buffer((product.warps, ROWS, BLOCK + 1), "float32", scope="shared")
-        if turn * ROWS < m:
-            product.multiply(X, W, block, turn * ROWS, m, lane, warp, acc)
-            product.share(sums, turn * ROWS, m, lane, warp, acc)
-            T.cuda.cta_sync()
-            product.store(X, Y, sums, block, turn * ROWS, m, warp * WARP + lane)
+        if m <= FEW:
+            if turn * ROWS < m:
+                rows = T.meta_var(
+                    GlobalRows(X, k, turn * ROWS, m, fast=FAST[0] if has_fast else None)
+                )
+                few.multiply(rows, W, block, lane, warp, acc)
+                few.share(MEM, rows, lane, warp, acc)
+                T.cuda.cta_sync()
+                few.store(X, Y, MEM, block, rows, warp * WARP + lane)
+        else:
+            many.multiply(
+                *(X, W, Y, MEM, block, turn * MANY_ROWS, m),
+                *(FAST[0] - turn * MANY_ROWS if has_fast else None, lane, warp, acc),
+            )
 
-    return multiply
+    return multiply if has_fast else without(multiply, "FAST")
 
 
-def _with_1024(word: Expr, mask: int) -> Expr:
-    return T.bitwise_or(T.bitwise_and(word, T.uint32(mask)), T.uint32(0x64006400))
+class FewRows:
+    """Statements of `matmul` for up to 32 rows of x. Each of the first `parts` warps has a part of
+    k."""
 
-
-def _pair(number: float) -> Expr:
-    """The float16 of a number, twice in a word."""
-    return T.uint32(np.float16(number).view(np.uint16).item() * 0x10001)
-
-
-class _Product:
-    """Statements of `matmul`. acc: of each turn the numbers that a thread has of two results of
-    mma, as "Matrix Fragments for mma.m16n8k16" says: rows g and g + 8 of both halves of a tile."""
-
-    def __init__(self, k: int, fmt: WeightFormat, accumulate: bool) -> None:
-        self.k, self.fmt, self.accumulate = k, fmt, accumulate
-        self.warps = largest_divisor(k // GROUP, MOST_WARPS)
-        self.tiles = k // GROUP // self.warps
-        most = min(MOST_TILES, MOST_WORDS // (4 * fmt.parts))
-        self.loaded = largest_divisor(self.tiles, most)
-        self.kinds = 2 if fmt.has_minimum else 1
+    def __init__(self, k: int, fmt: WeightFormat, accumulate: bool = False, start: int = 0) -> None:
+        """start: the column of y where the product begins."""
+        self.k, self.fmt, self.accumulate, self.start = k, fmt, accumulate, start
+        self.product = TileProduct(fmt)
+        self.parts = largest_divisor(k // GROUP, WARPS)
+        self.tiles = k // GROUP // self.parts
+        most = min(MOST_TILES, MOST_WORDS // self.product.words)
+        self.loaded = largest_divisor(self.tiles, max(most, 1))
+        self.memory = self.parts * ROWS * (BLOCK + 1)
 
     @T.inline
-    def multiply(self, X, W, block, first, m, lane, warp, acc):
+    def multiply(self, rows, W, block, lane, warp, acc):
         """acc: the products with the tiles of a warp."""
-        words = T.alloc_buffer((self.loaded * self.fmt.parts * 4,), "uint32", scope="local")
-        scales = T.alloc_buffer((self.loaded * 2 * self.kinds,), "uint32", scope="local")
+        words = T.alloc_buffer((self.loaded * self.product.words,), "uint32", scope="local")
+        scales = T.alloc_buffer((self.loaded * self.product.scales,), "uint32", scope="local")
+        factors = T.alloc_buffer((self.product.factors,), "float32", scope="local")
         a = T.alloc_buffer((16,), "uint32", scope="local")
         for i in T.unroll(TURNS * 8):
             acc[i] = T.float32(0)
-        for step in T.serial(self.tiles // self.loaded):
-            for u in T.unroll(self.loaded):
-                self.load(
-                    W, block, warp * self.tiles + step * self.loaded + u, lane, u, words, scales
-                )
-            for u in T.unroll(self.loaded):
-                for plane in T.unroll(self.fmt.planes):
-                    self.unpack_tile(words, u * self.fmt.parts * 4, plane, a)
-                    for turn in T.unroll(TURNS):
-                        if first + turn * COLUMNS < m:
-                            self.add_tile(
-                                *(X, first + turn * COLUMNS, m, lane, turn * 8),
-                                *(warp * self.tiles + step * self.loaded + u, a),
-                                *(scales, u * 2 * self.kinds, acc),
-                            )
+        if warp < self.parts:
+            for step in T.serial(self.tiles // self.loaded):
+                first: T.let[T.int32] = warp * self.tiles + step * self.loaded
+                for u in T.unroll(self.loaded):
+                    source = T.meta_var(GlobalTile(self.fmt, W, block, first + u))
+                    self.product.load(
+                        *(source, lane, words, u * self.product.words),
+                        *(scales, u * self.product.scales),
+                    )
+                for u in T.unroll(self.loaded):
+                    self.product.find_factors(scales, u * self.product.scales, factors)
+                    for plane in T.unroll(self.fmt.planes):
+                        self.product.unpack_tile(words, u * self.product.words, plane, a)
+                        for turn in T.unroll(TURNS):
+                            if rows.is_there(turn * COLUMNS):
+                                self.product.add_tile(
+                                    *(rows, turn * COLUMNS, first + u, lane),
+                                    *(a, factors, acc, turn * 8),
+                                )
+
+    def place(self, part: Expr, row: Expr, column: Expr) -> Expr:
+        """Of a sum in shared memory."""
+        return (part * ROWS + row) * (BLOCK + 1) + column
 
     @T.inline
-    def load(self, W, block, tile, lane, u, words, scales):
-        """What a thread reads of a tile."""
-        for part in T.unroll(self.fmt.parts):
-            for j in T.vectorized(4):
-                words[(u * self.fmt.parts + part) * 4 + j] = W[
-                    block, tile, part * PART_WORDS + lane * 4 + j
-                ]
-        for kind in T.unroll(self.kinds):
-            for j in T.vectorized(2):
-                scales[(u * self.kinds + kind) * 2 + j] = W[
-                    block, tile, self.fmt.scale_start + kind * SCALE_WORDS + lane // 4 * 2 + j
-                ]
-
-    @T.inline
-    def unpack_tile(self, words, start, plane, a):
-        """a: the values of a thread, of one plane of a tile of floats."""
-        if self.fmt.is_float:
-            for i in T.unroll(16):
-                a[i] = words[start + plane * 16 + i]
-        else:
-            for i in T.unroll(4):
-                self.unpack(words, start + i, i * 4, a)
-
-    @T.inline
-    def unpack(self, words, of_word, at, a):
-        """a[at:at + 4]: the eight values of a product, less the offset, as pairs of float16.
-
-        In float16 the bits 0x6400 are 1,024, and the last bit is 1: a value put below them is added
-        to that, or 16 times it if it is put 4 bits higher.
-        """
-        for i in T.unroll(2):
-            if self.fmt.bits == 8:
-                self.put_pair(words[of_word + 4 * i], 1, at + 2 * i, a)
-                self.put_pair(
-                    T.shift_right(words[of_word + 4 * i], T.uint32(8)), 1, at + 2 * i + 1, a
-                )
-            else:
-                self.put_pair(T.shift_right(words[of_word], T.uint32(8 * i)), 1, at + 2 * i, a)
-                self.put_pair(T.shift_right(words[of_word], T.uint32(8 * i)), 16, at + 2 * i + 1, a)
-
-    @T.inline
-    def put_pair(self, word, factor, at, a):
-        """a[at]: the lowest value of each half of a word, which stands there times that factor."""
-        T.ptx[_FMA](
-            *(a[at], _with_1024(word, factor * ((1 << self.fmt.bits) - 1) * 0x10001)),
-            *(_pair(1 / factor), _pair(-1024.0 / factor - self.fmt.offset)),
-        )
-
-    @T.inline
-    def add_tile(self, X, first, m, lane, at, tile, a, scales, of_tile, acc):
-        """acc[at:at + 8]: with the products of a tile and 8 rows of x."""
-        b = T.alloc_buffer((8,), "uint32", scope="local")
-        d = T.alloc_buffer((8,), "float32", scope="local")
-        for i in T.unroll(8):
-            d[i] = T.float32(0)
-            b[i] = T.uint32(0)
-        if first + lane // 4 < m:
-            for plane in T.unroll(2):
-                for j in T.vectorized(4):
-                    b[plane * 4 + j] = X[
-                        first + lane // 4,
-                        plane * low_start(self.k) + tile * (GROUP // 2) + lane % 4 * 4 + j,
-                    ]
-        for plane in T.unroll(2):
-            for step in T.unroll(2):
-                for half in T.unroll(2):
-                    self.mma(d, half * 4, a, (half * 2 + step) * 4, b, plane * 4 + step * 2)
-        for i in T.unroll(8):
-            acc[at + i] = acc[at + i] + d[i] * half_of(scales[of_tile + i // 4], i % 4 // 2)
-        if self.fmt.has_minimum:
-            self.add_minima(X, first, m, lane, at, tile, scales, of_tile + 2, acc)
-
-    @T.inline
-    def mma(self, d, at, a, of_a, b, of_b):
-        """d[at:at + 4] += 16 rows of a times 8 columns of b."""
-        T.ptx[_MMA](
-            *[d[at + i] for i in range(4)],
-            *[a[of_a + i] for i in range(4)],
-            *[b[of_b + i] for i in range(2)],
-            *[d[at + i] for i in range(4)],
-        )
-
-    @T.inline
-    def add_minima(self, X, first, m, lane, at, tile, minima, of_tile, acc):
-        """acc[at:at + 8]: with the minima of a tile times the sums of its columns of x."""
-        total = T.alloc_buffer((2,), "float32", scope="local")
-        for c in T.unroll(2):
-            total[c] = T.float32(0)
-            if first + lane % 4 * 2 + c < m:
-                total[c] = T.reinterpret(
-                    X[first + lane % 4 * 2 + c, sum_start(self.k) + tile], dtype="float32"
-                )
-        for i in T.unroll(8):
-            acc[at + i] = acc[at + i] + total[i % 2] * half_of(minima[of_tile + i // 4], i % 4 // 2)
-
-    @T.inline
-    def share(self, sums, first, m, lane, warp, acc):
+    def share(self, MEM, rows, lane, warp, acc):
         """Puts the numbers of a warp where all threads read them."""
-        for turn in T.unroll(TURNS):
-            if first + turn * COLUMNS < m:
-                for i in T.unroll(8):
-                    sums[
-                        warp,
-                        turn * COLUMNS + lane % 4 * 2 + i % 2,
-                        i // 4 * 16 + i % 4 // 2 * 8 + lane // 4,
-                    ] = acc[turn * 8 + i]
+        if warp < self.parts:
+            for turn in T.unroll(TURNS):
+                if rows.is_there(turn * COLUMNS):
+                    for i in T.unroll(8):
+                        MEM[
+                            self.place(
+                                warp,
+                                turn * COLUMNS + lane % 4 * 2 + i % 2,
+                                i // 4 * 16 + i % 4 // 2 * 8 + lane // 4,
+                            )
+                        ] = T.reinterpret(acc[turn * 8 + i], dtype="uint32")
+
+    def sum(self, MEM: Buffer, part: Expr, at: Expr) -> Expr:
+        """Of a part; at: 32 * row + column."""
+        word = MEM[self.place(part, at // BLOCK, at % BLOCK)]
+        return T.reinterpret(word, dtype="float32")
 
     @T.inline
-    def store(self, X, Y, sums, block, first, m, thread):
-        """Adds the numbers of all warps, in order."""
-        threads = T.meta_var(self.warps * WARP)
+    def store(self, X, Y, MEM, block, rows, thread):
+        """Adds the numbers of all parts, in order."""
         total = T.alloc_buffer((1,), "float32", scope="local")
-        for part in T.serial(T.ceildiv(ROWS * BLOCK, threads)):
-            at: T.let[T.int32] = part * threads + thread
-            row: T.let[T.int32] = first + at // BLOCK
-            if T.And(at < ROWS * BLOCK, row < m):
-                total[0] = sums[0, at // BLOCK, at % BLOCK]
-                for i in T.unroll(self.warps - 1):
-                    total[0] = total[0] + sums[i + 1, at // BLOCK, at % BLOCK]
-                total[0] = total[0] * T.reinterpret(X[row, scale_word(self.k)], dtype="float32")
+        for turn in T.serial(ROWS * BLOCK // (WARPS * WARP)):
+            at: T.let[T.int32] = turn * (WARPS * WARP) + thread
+            if rows.is_there(at // BLOCK):
+                row: T.let[T.int32] = rows.first + at // BLOCK
+                total[0] = T.float32(0)
+                for part in T.unroll(self.parts):
+                    total[0] = total[0] + self.sum(MEM, part, at)
+                total[0] = total[0] * T.reinterpret(
+                    X[rows.row(at // BLOCK), scale_word(self.k)], dtype="float32"
+                )
                 if self.accumulate:
                     total[0] = total[0] + Y[row, block * BLOCK + at % BLOCK]
-                Y[row, block * BLOCK + at % BLOCK] = total[0]
+                Y[row, self.start + block * BLOCK + at % BLOCK] = total[0]

@@ -8,13 +8,13 @@ Words (uint32) of a row of k columns, which are a multiple of 32:
 
     0           high, two numbers a word, the first in the low half
     k/2         low, likewise
-    k           float32 bits: the sum of (high + low), before rounding, of each 32 columns
-    k + k/32    float32 bits: scale
+    k           float32 bits: the sum of (high + low), before rounding, of each 16 columns
+    k + k/16    float32 bits: scale
 """
 
 from __future__ import annotations
 
-GROUP = 32
+SUMMED = 16
 """Columns that share a sum."""
 LARGEST_EXPONENT = 14
 """Of the largest number of a row, divided by the scale."""
@@ -34,7 +34,7 @@ def sum_start(k: int) -> int:
 
 def scale_word(k: int) -> int:
     """The word of the scale."""
-    return k + k // GROUP
+    return k + k // SUMMED
 
 
 def row_words(k: int) -> int:

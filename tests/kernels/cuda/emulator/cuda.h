@@ -16,7 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #define __global__
@@ -42,6 +44,9 @@ VECTOR(int, int32_t)
 VECTOR(uint, uint32_t)
 
 namespace emulator {
+/* As much as every GPU has for a block. Nobody may read what nobody wrote: it holds no numbers. */
+constexpr size_t SHARED = 101376;
+alignas(1024) static char shared[SHARED];
 constexpr int WARP = 32, MOST_THREADS = 1024, STACK = 1 << 16;
 enum State { NEW, READY, AT_WARP, AT_BLOCK, DONE };
 struct Thread { State state; Index index; ucontext_t start; jmp_buf at; };
@@ -51,6 +56,9 @@ static Thread threads[MOST_THREADS];
 static Warp warps[MOST_THREADS / WARP];
 static char stacks[MOST_THREADS][STACK];
 static Thread *current;
+/* Copies that a thread has begun; those of a group, and then the next group. */
+struct Copy { char *target; const char *source; unsigned all, size; };
+static std::vector<std::vector<Copy>> copies[MOST_THREADS];
 static jmp_buf scheduler;
 static const std::function<void()> *kernel;
 
@@ -105,9 +113,11 @@ static bool run_warp(Thread *from, bool backwards) {
 
 static bool run_block(int count) {
   bool backwards = getenv("EMULATED_BACKWARDS") != nullptr;
+  memset(shared, 0xff, SHARED);
   for (int i = 0; i < count; i++) {
     unsigned x = i % blockDim.x, y = i / blockDim.x % blockDim.y, z = i / blockDim.x / blockDim.y;
     threads[i].state = NEW, threads[i].index = {x, y, z};
+    copies[i].clear();
   }
   for (bool moved = true; moved;) {
     moved = false;
@@ -144,6 +154,9 @@ template <class T> T exchange(T value, int source) {
 }
 }  // namespace emulator
 
+static inline unsigned __cvta_generic_to_shared(const void *place) {
+  return (const char *)place - (const char *)&emulator::shared;
+}
 static inline void __syncthreads() { emulator::wait(emulator::AT_BLOCK); }
 static inline void __syncwarp(unsigned = ~0u) { emulator::wait(emulator::AT_WARP); }
 template <class T> T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
