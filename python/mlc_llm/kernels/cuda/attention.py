@@ -16,6 +16,7 @@ have the factor log2(e) (`Heads.scale`), so powers are those of 2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -82,17 +83,9 @@ def attention(
 
     @T.prim_func(private=True)
     def paged_attention(
-        q: T.handle,
-        pages: T.handle,
-        place: T.handle,
-        query_blocks: T.handle,
-        page_ids: T.handle,
-        window: T.handle,
-        first_seen: T.handle,
-        sinks: T.handle,
-        shares: T.handle,
-        out: T.handle,
-    ):
+        q: T.handle, pages: T.handle, place: T.handle, query_blocks: T.handle, page_ids: T.handle,
+        window: T.handle, first_seen: T.handle, sinks: T.handle, shares: T.handle, out: T.handle,
+    ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
         few = T.int32()
@@ -137,31 +130,27 @@ def attention(
                 FIRST if has_first else None,
             )
         )
+        given = T.meta_var(_Given(Q, AT, B, block, kv_head))
         for i in T.unroll(2):
             seen_window[i] = W[i]
         if m <= FEW:
-            for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, TILE)):
-                rows.put_queries(Q, B, block, kv_head, turn * TILE, TILE, MEM, lane, warp)
-                rows.take(AT, B, block, turn * TILE, 0, TILE, seen, MEM, lane, regs)
-                rows.attend_share(
-                    AT, B, block, turn * TILE, own * sizes.tiles, seen, MEM, lane, warp, regs
-                )
-                rows.keep(
-                    PART, B, block, kv_head, turn * TILE,
-                    own * sizes.tiles + warp // sizes.parts, lane, warp, regs,
-                )  # fmt: skip
+            rows.few(given, PART, own, seen, MEM, lane, warp, regs)
         else:
-            for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, sizes.rows)):
-                first: T.let[T.int32] = turn * sizes.rows
-                mine: T.let[T.int32] = warp // sizes.parts * TILE
-                rows.put_queries(Q, B, block, kv_head, first, sizes.rows, MEM, lane, warp)
-                rows.take(AT, B, block, first, mine, sizes.rows, seen, MEM, lane, regs)
-                rows.begin(SINKS, kv_head, first + mine, MEM, lane, warp, whole)
-                rows.attend_all(AT, B, block, first, seen, MEM, lane, warp, regs, whole)
-                rows.end(O, B, block, kv_head, first + mine, MEM, lane, warp, whole)
+            rows.many(given, SINKS, O, seen, MEM, lane, warp, regs, whole)
 
     unread = [*([] if has_sinks else ["SINKS"]), *([] if has_first else ["FIRST"])]
     return without(paged_attention, *unread)
+
+
+@dataclass(frozen=True, eq=False)
+class _Given:
+    """The tables of all tokens, and what a block of threads computes."""
+
+    queries: Buffer
+    places: Buffer
+    blocks: Buffer
+    block: Expr
+    kv_head: Expr
 
 
 class _Rows:
@@ -174,6 +163,37 @@ class _Rows:
         self.tile = Tile(sizes, cap)
         self.kept = 8 * (sizes.steps if sizes.are_kept else 1)
         self.threads = sizes.warps * WARP
+
+    @T.inline
+    def few(self, given, PART, own, seen, MEM, lane, warp, regs):
+        """Each warp has a share of the rows of a tile, tile by tile."""
+        sizes, B, block = T.meta_var(self.sizes), T.meta_var(given.blocks), T.meta_var(given.block)
+        for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, TILE)):
+            first: T.let[T.int32] = turn * TILE
+            self.put_queries(given.queries, B, block, given.kv_head, first, TILE, MEM, lane, warp)
+            self.take(given.places, B, block, first, 0, TILE, seen, MEM, lane, regs)
+            self.attend_share(
+                *(given.places, B, block, first, own * sizes.tiles, seen, MEM, lane, warp, regs)
+            )
+            self.keep(
+                *(PART, B, block, given.kv_head, first),
+                *(own * sizes.tiles + warp // sizes.parts, lane, warp, regs),
+            )
+
+    @T.inline
+    def many(self, given, SINKS, O, seen, MEM, lane, warp, regs, whole):
+        """Each warp has a tile of rows, and all shares of it."""
+        sizes, B, block = T.meta_var(self.sizes), T.meta_var(given.blocks), T.meta_var(given.block)
+        for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, sizes.rows)):
+            first: T.let[T.int32] = turn * sizes.rows
+            mine: T.let[T.int32] = warp // sizes.parts * TILE
+            self.put_queries(
+                *(given.queries, B, block, given.kv_head, first, sizes.rows, MEM, lane, warp)
+            )
+            self.take(given.places, B, block, first, mine, sizes.rows, seen, MEM, lane, regs)
+            self.begin(SINKS, given.kv_head, first + mine, MEM, lane, warp, whole)
+            self.attend_all(given.places, B, block, first, seen, MEM, lane, warp, regs, whole)
+            self.end(O, B, block, given.kv_head, first + mine, MEM, lane, warp, whole)
 
     @T.inline
     def put_queries(self, Q, B, block, kv_head, first, count, MEM, lane, warp):
