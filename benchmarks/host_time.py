@@ -5,8 +5,8 @@ clock.
 
 The core schedules, the runner places tokens in pages, fills the step up, and copies all numbers of
 the step, as for a GPU; then a clock runs for as long as a GPU at that speed would compute. Each
-line has, for steps that are started early and for steps that are not, the host's time a token, and
-the time a token in which the device had nothing to do. Nothing is computed, no driver is called.
+line has, for steps that are started early and for steps that are not, the host's processor time a
+token, and the time a token in which the device had nothing to do. No driver is called.
 """
 
 from __future__ import annotations
@@ -149,18 +149,18 @@ def core_of(runner: ClockRunner, streams: int, temperature: float) -> EngineCore
 
 
 def measured(streams: int, speed: float, steps: int, temperature: float, *, overlaps: bool) -> Any:
-    """Seconds a token: of the host alone, and in which the device waited for it."""
+    """Seconds a token: of a processor for the host alone, and in which the device waited for it."""
     found = []
     for seconds in (0.0, streams / speed):
         runner = ClockRunner(streams, seconds, overlaps=overlaps)
         core = core_of(runner, streams, temperature)
         for _ in range(10):
             core.step()
-        runner.idle, start = 0.0, time.perf_counter()
+        runner.idle, start = 0.0, time.process_time()
         for _ in range(steps):
             core.step()
-        wall = time.perf_counter() - start
-        found.append((runner.idle if seconds else wall) / (steps * streams))
+        used = time.process_time() - start
+        found.append((runner.idle if seconds else used) / (steps * streams))
     return found
 
 
