@@ -146,6 +146,16 @@ def test_the_size_of_a_step_changes_no_bit(emulate: Emulator) -> None:
     assert run([(0, 6, 0, 3)]) == run([(0, 2, 0, 1), (2, 3, 1, 2), (5, 1, 2, 3)])
 
 
+def test_rows_that_fill_up_a_step(emulate: Emulator) -> None:
+    """They read the empty state and write a slot that nobody reads."""
+    x, weight, state = normal(0, 3, 48), normal(1, 16, 3), states(2, 2, 16)
+    kernel, out = causal_conv(ConvShape(16, 3, 48, is_gated=True)), np.zeros((3, 16), np.float32)
+    rows = np.array([(0, 1, 3, 4), (1, 1, 0, FREE), (2, 1, 0, FREE)], np.int32)
+    together = emulate(kernel, x, weight, rows, state.copy(), out)[-1]
+    alone = emulate(kernel, x[:1], weight, rows[:1], state.copy(), out[:1])[-1]
+    assert alone.tobytes() == together[:1].tobytes()
+
+
 @pytest.mark.parametrize("gate_first", [False, True])
 def test_a_norm_beside_a_gate(emulate: Emulator, gate_first: bool) -> None:
     z, v = normal(0, 3, 100), normal(1, 3, 80)

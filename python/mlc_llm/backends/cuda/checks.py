@@ -75,6 +75,8 @@ def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     for one in layer.mixers:
         if isinstance(one, (Mamba2Spec, GatedDeltaSpec)):
             sizes["states"] = one.inner
+    if spec.eagle is not None:
+        sizes["network of the draft head"] = spec.eagle.network.intermediate
     wrong = [f"{name} {size}" for name, size in sizes.items() if size % GROUP]
     if wrong:
         raise UnsupportedModel(

@@ -2,7 +2,8 @@
 
 A row reads a slot and writes another one (`state_rows` in `library/signatures.py`). Rows come in
 order: one may read the slot that an earlier one has written, or write one that an earlier one has
-read. Such rows are computed by one block, one after the other; all others have a block each.
+read. Such rows are computed by one block, one after the other; all others have a block each. (Two
+rows that write a slot which nobody reads are those that fill up a step: what they write is nothing.)
 """
 
 from __future__ import annotations
@@ -17,15 +18,12 @@ READ, WRITTEN = 2, 3
 
 @T.inline
 def meets_others(R, count, row, lane, found):
-    """found[0]: 1 if another row reads or writes what this one writes, or writes what it reads."""
+    """found[0]: 1 if another row reads what this one writes, or writes what it reads."""
     found[0] = T.float32(0)
     for part in T.serial(T.ceildiv(count, WARP)):
         other: T.let[T.int32] = part * WARP + lane
         if T.And(other < count, T.Not(other == row)):
-            if T.Or(
-                R[other, WRITTEN] == R[row, READ],
-                T.Or(R[other, WRITTEN] == R[row, WRITTEN], R[other, READ] == R[row, WRITTEN]),
-            ):
+            if T.Or(R[other, WRITTEN] == R[row, READ], R[other, READ] == R[row, WRITTEN]):
                 found[0] = T.float32(1)
     found[0] = T.cuda.warp_max(found[0])
 
