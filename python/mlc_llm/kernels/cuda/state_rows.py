@@ -2,8 +2,8 @@
 
 A row reads a slot and writes another one (`state_rows` in `library/signatures.py`). Rows come in
 order: one may read the slot that an earlier one has written, or write one that an earlier one has
-read. Such rows are computed by one block, one after the other; all others have a block each. (Two
-rows that write a slot which nobody reads are those that fill up a step: what they write is nothing.)
+read. Such rows are computed by one block, one after the other; all others have a block each. (Rows
+that write the same slot, which nobody reads, fill up a step: what they write means nothing.)
 """
 
 from __future__ import annotations
