@@ -73,7 +73,7 @@ def test_texts_of_an_engine(tiny_models: TinyModels, fake: dict[str, str], tmp_p
     assert not any(alive), "something of an engine is still on the GPU"
 
 
-EVERY = [97, pytest.param(3, marks=pytest.mark.slow)]
+EVERY = [97, pytest.param(7, marks=pytest.mark.slow)]
 MENDED = ("", *GIVING_BACK, *MENDED_BY_TVM, "cudaMemcpyAsync", "cudaEventRecord")
 """Functions whose failure may end no request: a step that failed is computed again."""
 
