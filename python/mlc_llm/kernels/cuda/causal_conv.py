@@ -125,6 +125,7 @@ def causal_conv(shape: ConvShape) -> PrimFunc:
         S = T.match_buffer(state, (slots, kernel - 1, channels), "float32")
         O = T.match_buffer(out, (m, channels), "float32")
         T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 4})
         row, block = T.cta_id([grid(r), -(-channels // THREADS)])
         thread = T.thread_id([THREADS])
         channel = T.meta_var(_Channel(shape, X, W, BIAS, R, S, O, block * THREADS + thread))
