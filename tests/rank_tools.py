@@ -70,8 +70,11 @@ def ranks_of_this_process() -> set[int]:
     """Processes."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            with suppress(OSError):  # it has ended meanwhile
+        pids: list[str] = []
+        with suppress(OSError):  # a thread or a process has ended meanwhile
+            pids = (task / "children").read_text().split()
+        for pid in pids:
+            with suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
                 found |= {int(pid)} if b"mlc_llm.runtime.ranks.process" in words else set()
     return found

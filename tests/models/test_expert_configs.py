@@ -97,8 +97,9 @@ def test_a_vector_may_be_one_row_in_a_file() -> None:
     header = {"general.architecture": "qwen2moe", **own}
     tensors = {name: Info(shape) for name, shape in wanted_tensors(spec).items()}
     name = "blk.1.ffn_gate_inp_shexp.weight"
-    assert replace(read_gguf(header, tensors | {name: Info((1, 64))}).spec, kinds={}) == spec
-    for wrong in ((2, 64), (64, 1), (1, 1, 64), (63,)):
+    for right in ((64,), (1, 64), (1, 1, 64)):
+        assert replace(read_gguf(header, tensors | {name: Info(right)}).spec, kinds={}) == spec
+    for wrong in ((2, 64), (64, 1), (1, 64, 1), (63,)):
         with pytest.raises(ModelFileError, match=f"{name} has shape"):
             read_gguf(header, tensors | {name: Info(wrong)})
 

@@ -116,7 +116,7 @@ def test_preemption_changes_no_answer(tiny: Path) -> None:
 def test_an_output_is_given_out_before_the_next_step_ends(tiny: Path) -> None:
     with engine_of(tiny) as running:
         runner, steps = running.core._runner, []
-        usual = runner._step._forward
+        usual = runner._step.forward
 
         def forward(*args: Any) -> Any:
             eventually(lambda: heard() == len(steps), "an output is held back")
@@ -126,7 +126,7 @@ def test_an_output_is_given_out_before_the_next_step_ends(tiny: Path) -> None:
         def heard() -> int:
             return len(running.reader.streams.get("a", Stream()).tokens)
 
-        runner._step._forward = forward
+        runner._step.forward = forward
         running.add("a", "text", max_tokens=4, **GREEDY)
         assert running.reader.end_of("a").reasons == ["length"]
         assert steps == [0, 1, 2, 3]
@@ -140,11 +140,11 @@ def test_nothing_is_held_while_a_draft_model_computes(tiny: Path) -> None:
             mine: list[int] = []
             held.append(mine)
 
-            def forward(*args: Any, usual: Any = runner._step._forward, mine: Any = mine) -> Any:
+            def forward(*args: Any, usual: Any = runner._step.forward, mine: Any = mine) -> Any:
                 mine.append(len(running.engine._worker._held))
                 return usual(*args)
 
-            runner._step._forward = forward
+            runner._step.forward = forward
         running.add("a", "text", max_tokens=20, **GREEDY)
         assert len(running.reader.end_of("a").tokens) == 20
         model, draft = held

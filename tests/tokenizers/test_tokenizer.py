@@ -273,7 +273,7 @@ def test_text_that_is_not_unicode_is_refused(byte_level: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model": "rwkv"}, UnsupportedModel, "tokenizer.ggml.model = 'rwkv'"),
+        ({"model": "plamo2"}, UnsupportedModel, "tokenizer.ggml.model = 'plamo2'"),
         ({"model": "bert"}, ModelFileError, "tokenizer.ggml.unknown_token_id is missing"),
         ({"model": "gemma4", "merges": None}, ModelFileError, "tokenizer.ggml.merges is missing"),
         ({"model": "gemma4", "merges": ["q z"]}, ModelFileError, "merges: 'q z' needs the token"),

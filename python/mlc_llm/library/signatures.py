@@ -25,7 +25,9 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   slots         page * page_size + place in the page, where a token's key and value go
   places        of each token in the list of its sequence's pages: its position, less what was left
                 out of the list because nothing sees it
-  query_blocks  first token, number of tokens, start of the sequence's list in page_ids
+  query_blocks  first token, number of tokens, start of the sequence's list in page_ids; no list
+                begins before that of the block before it: kernels find the place of a block's
+                results by it
   windows       a token sees the last windows[0] tokens, itself included, and the first windows[1]
                 of its sequence
   state_rows    of each sequence that takes part: its first token, how many, the slot with its

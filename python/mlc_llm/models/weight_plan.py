@@ -430,9 +430,10 @@ def _check_all_used(wanted: dict[str, tuple[int, ...]], tensors: Tensors) -> Non
         raise UnsupportedModel(f"tensor {name} is not part of the architecture as it is known here")
     for name, want in wanted.items():
         shape = tuple(tensors[name].shape)
-        if _squeezed(shape) != _squeezed(want):  # some converters write axes of the size 1
+        if _without_ones(shape) != _without_ones(want):  # some converters write (1, 1, n) for (n,)
             raise ModelFileError(f"tensor {name} has shape {shape}, expected {want}")
 
 
-def _squeezed(shape: tuple[int, ...]) -> list[int]:
-    return [size for size in shape if size != 1]
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    """The shape without axes of size 1, but for the last axis."""
+    return [size for size in shape[:-1] if size != 1] + list(shape[-1:])

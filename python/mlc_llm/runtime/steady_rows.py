@@ -2,8 +2,8 @@
 
 From one decoded token to the next hardly anything changes in them: each token is one place further,
 and one row in sixteen needs a page. So they are changed where they lie, and nothing is done for a
-row that stays on its page. Each row's page ids have room behind them. A row that outgrows it moves
-to the end of the list, with twice the room.
+row that stays on its page. Each row's page ids have room behind them. When a row outgrows it, all
+get new room: kernels need the lists in the order of the rows (`library/signatures.py`).
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ class SteadyRows:
         pairs = list(zip(sequences, self.places, strict=True))
         slots = [one.pages[at // page_size] * page_size + at % page_size for one, at in pairs]
         self.slots = array("i", slots)
-        self.page_ids = array("i")
+        self.page_ids, self.query_blocks = array("i"), array("i")
         self._ends: list[int] = []
         """Of each row, where its room in `page_ids` ends."""
-        starts = [self._with_room(one) for one in sequences]
-        self.query_blocks = array("i", [n for i, at in enumerate(starts) for n in (i, 1, at)])
+        self._give_room()
         self._places, self._slots = _view(self.places), _view(self.slots)
 
     def free_pages_needed(self) -> int:
@@ -79,25 +78,22 @@ class SteadyRows:
                 one.length += steps
 
     def _append(self, row: int, page: int) -> None:
-        one, start = self._sequences[row], self.query_blocks[3 * row + 2]
-        one.pages.append(page)
-        at = start + len(one.pages) - 1
+        pages = self._sequences[row].pages
+        pages.append(page)
+        at = self.query_blocks[3 * row + 2] + len(pages) - 1
         if at < self._ends[row]:
             self.page_ids[at] = page
-            return
-        self.query_blocks[3 * row + 2] = self._with_room(one, row)
-
-    def _with_room(self, one: SequencePages, row: int | None = None) -> int:
-        """Where the pages of a sequence begin, behind all others. row: it had another place."""
-        start, room = len(self.page_ids), max(LEAST_ROOM, len(one.pages))
-        self.page_ids.extend(one.pages)
-        self.page_ids.extend(_zeros(room))
-        end = len(self.page_ids)
-        if row is None:
-            self._ends.append(end)
         else:
-            self._ends[row] = end
-        return start
+            self._give_room()
+
+    def _give_room(self) -> None:
+        """Lays out the page ids of all rows, with as much room behind them."""
+        self.page_ids, self.query_blocks, self._ends = array("i"), array("i"), []
+        for row, one in enumerate(self._sequences):
+            self.query_blocks.extend((row, 1, len(self.page_ids)))
+            self.page_ids.extend(one.pages)
+            self.page_ids.extend(_zeros(max(LEAST_ROOM, len(one.pages))))
+            self._ends.append(len(self.page_ids))
 
 
 def _zeros(count: int) -> Numbers:
