@@ -68,7 +68,7 @@ def matmul(
         FAST = T.match_buffer(fast, (1,), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         T.device_entry()
-        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2})
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2 if fmt.planes * fmt.groups == 1 else 1})
         block, turn = T.cta_id(
             [
                 T.Select(m <= FEW, n // BLOCK, -(-n // (BLOCK * MANY_TILES))),
