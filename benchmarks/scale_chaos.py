@@ -135,6 +135,8 @@ async def _read(port: int, ask: Ask, found: Answer) -> None:
         writer.write(head.encode() + body)
         await writer.drain()
         status = await reader.readline()
+        while await reader.readline() not in (b"\r\n", b""):
+            pass  # the other lines of the head
         async for data in _events(reader):
             _take(data, found)
         if b" 200 " not in status:
@@ -144,10 +146,14 @@ async def _read(port: int, ask: Ask, found: Answer) -> None:
 
 
 async def _events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Data of server-sent events. The lengths of chunks are lines of their own between them."""
-    async for line in reader:
-        if line.startswith(b"data: "):
-            yield line[6:].strip()
+    """Data of server-sent events. They come in chunks, which may end in the middle of a line."""
+    rest = b""
+    while size := int(await reader.readline() or b"0", 16):
+        *lines, rest = (rest + await reader.readexactly(size)).split(b"\n")
+        await reader.readline()  # the end of the chunk
+        for line in lines:
+            if line.startswith(b"data: "):
+                yield line[6:].strip()
 
 
 def _take(data: bytes, found: Answer) -> None:

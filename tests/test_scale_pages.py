@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 from pathlib import Path
 
@@ -63,3 +64,17 @@ def test_what_the_ingress_adds_is_in_rows() -> None:
     found = {("Ray Serve", 32): [(30.0, 900.0), (20.0, 1000.0), (90.0, 1100.0)]}
     *_, row = scale_ingress.table(found).splitlines()
     assert row == "| Ray Serve | 32 | 30.0 (20.0 to 90.0) | 1000.0 (900.0 to 1100.0) |"
+
+
+def test_events_are_read_whatever_chunks_they_come_in() -> None:
+    async def read() -> list[bytes]:
+        reader = asyncio.StreamReader()
+        body = b'data: {"a": 1}\n\ndata: [DONE]\n\n'
+        for start, end in ((0, 9), (9, 17), (17, len(body))):
+            piece = body[start:end]
+            reader.feed_data(b"%x\r\n%s\r\n" % (len(piece), piece))
+        reader.feed_data(b"0\r\n\r\n")
+        reader.feed_eof()
+        return [data async for data in scale_chaos._events(reader)]
+
+    assert asyncio.run(read()) == [b'{"a": 1}', b"[DONE]"]
