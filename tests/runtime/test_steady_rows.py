@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+from tiny_models import TinyModels
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
 from mlc_llm.runtime import page_table
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
 from mlc_llm.runtime.page_table import PageTable, Placement
 
 PAGE, PAGES, SEQUENCES = 4, 160, 12
@@ -128,3 +131,24 @@ def test_little_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         placed = table.place(list(rows))
         assert placed.page_ids is again.page_ids and placed.places is again.places
         assert placed.places.tolist() == [PAGE + 1 + step] * SEQUENCES
+
+
+@pytest.mark.usefixtures("seldom")
+def test_rows_that_outgrow_their_room_have_the_logits_of_prompts(tiny_models: TinyModels) -> None:
+    """Of several KV splits, whose results lie side by side."""
+    runner, firsts, steps = (
+        tiny_models.runner("plain", "portable", num_pages=80), (150, 90, 30, 3), 160
+    )  # fmt: skip
+    chance, greedy = np.random.default_rng(3), Sampling(temperature=0)
+    texts = [chance.integers(0, 300, first + steps).tolist() for first in firsts]
+    expected = [runner.logits(text).argmax(axis=1) for text in texts]
+    runner.reset()
+    for seq_id, (text, first) in enumerate(zip(texts, firsts, strict=True)):
+        runner.add_sequence(seq_id)
+        for start in range(0, first, 64):
+            runner.run(Batch([BatchRow(seq_id, text[start : min(start + 64, first)], ())]))
+    for step in range(steps):
+        at = [first + step for first in firsts]
+        rows = [BatchRow(i, [text[at[i]]], (greedy,)) for i, text in enumerate(texts)]
+        found = [samples[0].token_id for samples in runner.run(Batch(rows)).samples]
+        assert found == [int(expected[i][at[i]]) for i in range(len(texts))], f"step {step}"
