@@ -8,13 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
 from ours import greedy, open_runner
 from retrieval_model import expected, prompt, write_retrieval_model
 
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.serve.config import EngineConfig
 
-NEEDLE = Path(__file__).resolve().parents[2] / "benchmarks" / "needle.py"
+NEEDLE = BENCHMARKS / "needle.py"
 
 
 @pytest.mark.parametrize("kv_cache", ["auto", "int8"])
