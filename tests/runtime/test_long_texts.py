@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from ours import greedy, open_runner
 from retrieval_model import expected, prompt, write_retrieval_model
@@ -18,7 +17,7 @@ from retrieval_model import expected, prompt, write_retrieval_model
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.serve.config import EngineConfig
 
-NEEDLE = BENCHMARKS / "needle.py"
+NEEDLE = Path(__file__).resolve().parents[2] / "benchmarks" / "needle.py"
 
 
 @pytest.mark.parametrize("kv_cache", ["auto", "int8"])
