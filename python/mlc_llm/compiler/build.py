@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,15 +29,14 @@ from mlc_llm.library.metadata import (
     StateInfo,
     TowerInfo,
 )
-from mlc_llm.library.signatures import WITH_PARAMS, signatures
-from mlc_llm.models.adapted_decoder import adapted_decoder_of
-from mlc_llm.models.decoder import decoder_of
+from mlc_llm.library.signatures import DRAFT_NEXT, FORWARD, WITH_PARAMS, signatures
+from mlc_llm.models.decoder import Decoder
 from mlc_llm.models.eagle import EagleDecoder
 from mlc_llm.models.encoder import Encoder
 from mlc_llm.models.image_tower import ImageTower
 from mlc_llm.models.medusa import Medusa
-from mlc_llm.models.seeing_decoder import seeing_decoder_of
 from mlc_llm.models.spec import ModelSpec
+from mlc_llm.models.step_tensors import StepTensors
 
 
 def build_library(
@@ -53,7 +52,7 @@ def build_library(
     model = _module(spec, ops)
     kv = kv_info(spec, backend, ops)
     with _compiling():
-        module, params = model.export_tvm(export_specs(spec, kv, ops))
+        module, params = model.export_tvm(export_specs(model, kv))
         compiled = backend.compile(module, folder, triple)
     metadata = Metadata(
         version=VERSION,
@@ -103,11 +102,7 @@ def _module(spec: ModelSpec, ops: Ops) -> nn.Module:
         return Encoder(spec, ops)
     if spec.tower is not None:
         return ImageTower(spec, ops)
-    if spec.sight is not None:
-        return seeing_decoder_of(spec, ops)
-    if spec.eagle is not None:
-        return EagleDecoder(spec, ops)
-    return adapted_decoder_of(spec, ops) if spec.adapted else decoder_of(spec, ops)
+    return Decoder(spec, ops) if spec.eagle is None else EagleDecoder(spec, ops)
 
 
 def file_sha256(path: Path) -> str:
@@ -179,15 +174,31 @@ def sight_info(spec: ModelSpec) -> SightInfo | None:
     return None if spec.sight is None else SightInfo(spec.sight == "whole", spec.seeing_groups)
 
 
-def export_specs(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
+def export_specs(model: nn.Module, kv: KVInfo) -> dict[str, object]:
     """The argument shapes of the model's methods, in the form of `export_tvm`."""
-    found = _signatures(spec, kv, ops)
-    for name, arguments in found.items():
-        has_params = name in WITH_PARAMS or name.startswith(DRAFT)
-        has_params |= spec.encoder is not None or spec.tower is not None
-        mode = "packed" if has_params else "none"
-        arguments["$"] = {"param_mode": mode, "effect_mode": "none"}
-    return found
+    return {
+        name: _method(model, name, arguments)
+        for name, arguments in _signatures(model.spec, kv, model.ops).items()
+    }
+
+
+def _method(model: nn.Module, name: str, arguments: dict[str, object]) -> nn.spec.MethodSpec:
+    """One method. Those of decoders that compute a step get all arguments as one `StepTensors`."""
+    method, spec = getattr(model, name), model.spec
+    if isinstance(model, Decoder) and name in (FORWARD, DRAFT_NEXT):
+        method = _of_step(method, list(arguments))
+    has_params = name in WITH_PARAMS or name.startswith(DRAFT)
+    has_params |= spec.encoder is not None or spec.tower is not None
+    shapes = [
+        nn.spec.Tuple(argument, shape) if isinstance(shape, list) else shape
+        for argument, shape in arguments.items()
+    ]
+    mode = "packed" if has_params else "none"
+    return nn.spec.MethodSpec(method, list(arguments), shapes, mode, effect_mode="none")
+
+
+def _of_step(method: Callable[[StepTensors], object], names: list[str]) -> Callable[..., object]:
+    return lambda *given: method(StepTensors(**dict(zip(names, given, strict=True))))
 
 
 def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.operands import LayerInputs
-from mlc_llm.models.decoder import BaseDecoder, MixerInputs
+from mlc_llm.models.decoder import Decoder
 from mlc_llm.models.eagle_plan import eagle_vectors
 from mlc_llm.models.merged import MergedLinear, Part
+from mlc_llm.models.step_tensors import StepTensors
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Ops
@@ -93,17 +94,7 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         return op.pad(found + known, [0, 0, 0, padded - vocab])
 
 
-class _Inputs(NamedTuple):
-    """The inputs of a step that the head reads."""
-
-    tokens: Tensor
-    layer: LayerInputs
-    previous: Tensor
-    pages: list[Tensor]
-    """Of vectors."""
-
-
-class EagleDecoder(BaseDecoder):
+class EagleDecoder(Decoder):
     """A model whose layers all keep pages, and a head."""
 
     def __init__(self, spec: ModelSpec, ops: Ops) -> None:
@@ -111,88 +102,61 @@ class EagleDecoder(BaseDecoder):
         assert spec.eagle is not None
         self.eagle = EagleHead(spec, spec.eagle, ops)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        position: Tensor,
-        sink_position: Tensor,
-        fast_tokens: Tensor,
-        logit_rows: Tensor,
-        ropes: list[Tensor],
-        slots: list[Tensor],
-        places: list[Tensor],
-        query_blocks: list[Tensor],
-        page_ids: list[Tensor],
-        windows: list[Tensor],
-        pages: list[Tensor],
-        previous: Tensor,
-    ) -> tuple[Tensor, ...]:
-        tables = (slots, places, query_blocks, page_ids, windows)
-        inputs = self._paged(position, sink_position, ropes, tables, pages)
+    def forward(self, step: StepTensors) -> tuple[Tensor, ...]:
+        """Also what the attention of the head gives, which nobody reads."""
         taps: dict[int, Tensor] = {}
-        x = self._computed_layers(tokens, fast_tokens, position, inputs, taps)
-        rows = self.ops.take_rows(x, logit_rows)
-        given = self._given(tokens, inputs, pages, previous)
-        heads = self._remembered(x, taps, given, fast_tokens)
+        x = self._tapped_layers(step, taps)
+        rows = self.ops.take_rows(x, step.logit_rows)
+        heads = self._remembered(x, taps, step)
         return self._logits(rows), rows, heads
 
-    def draft_next(
-        self,
-        tokens: Tensor,
-        position: Tensor,
-        sink_position: Tensor,
-        fast_tokens: Tensor,
-        logit_rows: Tensor,
-        ropes: list[Tensor],
-        slots: list[Tensor],
-        places: list[Tensor],
-        query_blocks: list[Tensor],
-        page_ids: list[Tensor],
-        windows: list[Tensor],
-        pages: list[Tensor],
-        previous: Tensor,
-    ) -> tuple[Tensor, ...]:
-        tables = (slots, places, query_blocks, page_ids, windows)
-        inputs = self._paged(position, sink_position, ropes, tables, pages)
-        given, ops = self._given(tokens, inputs, pages, previous), self.ops
-        ops.begin(fast_tokens)
-        vectors = ops.kept_vectors(self.spec.hidden, given.pages, previous)
-        x = self.eagle(self._embedded(tokens), vectors, given.layer)
-        kept = ops.keep_vectors(x, given.layer.slot, given.pages)
+    def _tapped_layers(self, step: StepTensors, taps: dict[int, Tensor]) -> Tensor:
+        """What all tokens are behind the last layer. taps: gets copies of what they are behind so
+        many layers, if the head asks for them."""
+        inputs, wanted = self._inputs(step), self.eagle.spec.taps
+        x, by_token = self._begun(step)
+        for i, layer in enumerate(self.layers):
+            if i in wanted:
+                taps[i] = self.ops.copied(x)
+            x = layer(x, inputs[i], by_token)
+        if len(self.layers) in wanted:
+            taps[len(self.layers)] = x
+        return x
+
+    def draft_next(self, step: StepTensors) -> tuple[Tensor, ...]:
+        inputs, vector_pages, ops = self._head_inputs(step), self._vector_pages(step), self.ops
+        ops.begin(step.fast_tokens)
+        vectors = ops.kept_vectors(self.spec.hidden, vector_pages, step.previous)
+        x = self.eagle(self._embedded(step.tokens), vectors, inputs)
+        kept = ops.keep_vectors(x, inputs.slot, vector_pages)
         return self._drafted(x), x, *kept
 
-    def _given(
-        self,
-        tokens: Tensor,
-        inputs: dict[int, list[MixerInputs]],
-        pages: list[Tensor],
-        previous: Tensor,
-    ) -> _Inputs:
+    def _head_inputs(self, step: StepTensors) -> LayerInputs:
         """The first token of a sequence has no vector before it, so no other token sees it."""
-        (layer,) = inputs[len(self.spec.layers)]
-        assert isinstance(layer, LayerInputs), "the head has attention"
-        first = op.minimum(layer.place, op.ones(layer.place.shape, "int32"))
-        layer = replace(layer, first_seen=first)
-        return _Inputs(tokens, layer, previous, pages[-len(self.spec.vector_pages) :])
+        layer = self._attention_inputs(step)[len(self.spec.layers)]
+        return replace(
+            layer, first_seen=op.minimum(layer.place, op.ones(layer.place.shape, "int32"))
+        )
+
+    def _vector_pages(self, step: StepTensors) -> list[Tensor]:
+        return list(step.pages[-len(self.spec.vector_pages) :])
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.ops.embedding(self.embedding, tokens, 1.0)
 
-    def _remembered(
-        self, x: Tensor, taps: dict[int, Tensor], given: _Inputs, fast_tokens: Tensor
-    ) -> object:
+    def _remembered(self, x: Tensor, taps: dict[int, Tensor], step: StepTensors) -> object:
         """Put the vectors of the tokens into their pages, then what the head makes of each token
         and the vector before it. x: behind the last layer."""
-        ops, spec = self.ops, self.eagle.spec
-        ops.begin(fast_tokens)
+        ops, spec, inputs = self.ops, self.eagle.spec, self._head_inputs(step)
+        ops.begin(step.fast_tokens)
         if spec.taps:
             tapped = op.concat([taps[i] for i in spec.taps], dim=1)
             vectors = ops.linear(self.eagle.fc, tapped)
         else:
             vectors = self._last_normed(x)
-        pages = ops.keep_vectors(vectors, given.layer.slot, given.pages)
-        before = ops.kept_vectors(self.spec.hidden, pages, given.previous)
-        _, heads = self.eagle.attended(self._embedded(given.tokens), before, given.layer)
+        pages = ops.keep_vectors(vectors, inputs.slot, self._vector_pages(step))
+        before = ops.kept_vectors(self.spec.hidden, pages, step.previous)
+        _, heads = self.eagle.attended(self._embedded(step.tokens), before, inputs)
         return heads
 
     def _drafted(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import LayerInputs
 from mlc_llm.models.blocks import normed_rows
-from mlc_llm.models.decoder import DecoderLayer
+from mlc_llm.models.decoder_layer import DecoderLayer
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.vectors import model_vectors
 

@@ -27,8 +27,9 @@ def made(path: Path, layers: int, kinds: dict[str, str]) -> list[str]:
     """Names of the operations of `forward` that make a tensor."""
     file = GGUFFile.open(write_tiny_model(path, kinds=kinds, shape=TinyShape(layers=layers)))
     spec, ops = read_gguf(file.metadata, file.tensors).spec, PORTABLE.ops()
-    specs = export_specs(spec, kv_info(spec, PORTABLE, ops), ops)
-    module, _ = Decoder(spec, ops).export_tvm({FORWARD: specs[FORWARD]})
+    model = Decoder(spec, ops)
+    specs = export_specs(model, kv_info(spec, PORTABLE, ops))
+    module, _ = model.export_tvm({FORWARD: specs[FORWARD]})
     values: dict[Any, Any] = dict(relax.analysis.get_var2val(module[FORWARD]))
     names = [value.op.name for value in values.values() if isinstance(value, relax.Call)]
     return [name for name in names if name in ("relax.call_tir", "relax.builtin.alloc_tensor")]
