@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from replica_harness import replica, settings
 
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, MLCError
 from mlc_llm.ray.cores import OwnCores
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.settings import AppSettings
@@ -66,6 +67,18 @@ def test_a_replica_computes_on_its_cores() -> None:
     other = replica()
     assert other._cores is None
     other.close()
+
+
+def test_a_replica_that_does_not_open_leaves_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while somebody still looks at the error, and so at the replica."""
+    monkeypatch.setenv("MLC_LLM_HOME", str(tmp_path))
+    given = replace(settings(own_cores=True), model=str(tmp_path / "gone.gguf"))
+    with pytest.raises(MLCError, match=r"gone\.gguf") as error:
+        ModelReplica(given, given.engine)
+    assert OwnCores(len(allowed())).cores == set(allowed())
+    assert error.tb is not None
 
 
 @pytest.mark.parametrize("cpus", [0.5, 1.5])

@@ -36,7 +36,11 @@ class Replica(ModelReplica):
             config = replace(config, kv_events=events)
         self._sender = Sender()
         await asyncio.to_thread(ModelReplica.__init__, self, settings, config, self._sender.send)
-        await self.probe()
+        try:
+            await self.probe()
+        except BaseException:
+            self.close()
+            raise
 
     async def put_prefill(self, wire: WireRequest) -> list[Any]:
         """The place of a `prefill` in Ray's store of objects. (Alone in a list it stays a place,

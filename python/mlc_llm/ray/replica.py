@@ -45,7 +45,11 @@ class ModelReplica:
         os.environ.setdefault(THREADS, str(max(1, int(settings.num_cpus))))
         self._cores = OwnCores(int(settings.num_cpus)) if settings.own_cores else None
         on_start = None if self._cores is None else self._cores.stay
-        self._engine = RawEngine(settings.model, settings.device, config, forward, on_start)
+        try:
+            self._engine = RawEngine(settings.model, settings.device, config, forward, on_start)
+        except BaseException:  # Ray may keep the process, and so its locks
+            self._release_cores()
+            raise
         self._load = self._engine.loaded
         self._asked = itertools.count()
         self._waiting: dict[str, int] = {}
@@ -172,6 +176,9 @@ class ModelReplica:
     def close(self) -> None:
         """Abort everything, and free the model and its cores."""
         self._engine.terminate()
+        self._release_cores()
+
+    def _release_cores(self) -> None:
         if self._cores is not None:
             self._cores.release()
 
