@@ -87,6 +87,31 @@ def test_sums_of_different_sizes_end_all_ranks_at_once(ranks: list[Sums], size: 
     assert {one for one in errors.values() if one not in named} <= {"the ranks were given up"}
 
 
+@pytest.mark.parametrize("short", [0, -1])
+def test_another_number_of_sums_ends_all_ranks_at_once(ranks: list[Sums], short: int) -> None:
+    """One rank, the first or the last, ends its step a sum earlier than the others."""
+    errors: dict[int, str] = {}
+
+    def work(rank: int) -> None:
+        try:
+            for steps, sums in enumerate((3, 2 if rank == short % len(ranks) else 3)):
+                for _ in range(sums):
+                    ranks[rank].add(np.ones(7, np.float32), np.empty(7, np.float32))
+                ranks[rank].end_step()
+                assert steps == 0, "the second step has no end"
+        except EngineDead as error:
+            errors[rank] = str(error)
+
+    started = time.monotonic()
+    together([lambda rank=rank: work(rank) for rank in range(len(ranks))])  # type: ignore[misc]
+    assert time.monotonic() - started < 10
+    assert sorted(errors) == list(range(len(ranks)))
+    named = [one for one in errors.values() if "do not compute the same step" in one]
+    assert named and all(f"rank {short % len(ranks)} has ended its step" in one for one in named)
+    assert all("adds 7 numbers" in one for one in named)
+    assert {one for one in errors.values() if one not in named} <= {"the ranks were given up"}
+
+
 def test_a_rank_that_waits_is_told_to_give_up(ranks: list[Sums]) -> None:
     errors: list[str] = []
 

@@ -144,6 +144,7 @@ class RankGroup:
         try:
             with adding(self._sums):
                 yield
+            self._sums.end_step()
         except BaseException as error:
             ended = [one for one in self._ranks if one.process.poll() is not None]
             why = ended[0].why_ended() if ended else f"a step has failed: {one_line(error)}"

@@ -48,7 +48,7 @@ def main(link: socket.socket, memory: int) -> None:
     link.settimeout(LOOK_S)
     with adding(sums):
         while (message := _next(link, setup)) is not None:
-            _perform(step, message)
+            _perform(step, message, sums)
 
 
 def _loaded(setup: RankSetup) -> tuple[ModelStep, object]:
@@ -77,11 +77,12 @@ def _check_parent(setup: RankSetup) -> None:
         raise EngineDead("rank 0 has ended")
 
 
-def _perform(step: ModelStep, message: bytes) -> None:
+def _perform(step: ModelStep, message: bytes, sums: Sums) -> None:
     tables = tables_of(message)
     kind, number = tables[0]
     if kind == STEP:
         step.outputs(step_of(tables))
+        sums.end_step()
     else:
         step.copy_pages(number, tables[1], tables[2])
 

@@ -5,7 +5,8 @@ others still read the one, it fills the other. It cannot be two sums ahead, beca
 every other rank in between. All ranks add in the order of the ranks, so all have the same bits.
 
 Beside its word a rank says how many numbers the sum has, once for each of the two places.
-Ranks that add up different things do not fit together, so all of them raise.
+Ranks that add up different things do not fit together, so all of them raise. The end of a step is a
+sum of no numbers: so ranks that add up more or fewer things than others raise, too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ NAP_S = 0.05
 """After that long a waiting rank looks whether the others live."""
 STALLED_S = 300.0
 """A rank that puts nothing into the memory for so long is given up."""
+END = 0
+"""The size of the sum that ends a step."""
 _COUNT = 2**32
+_NOTHING: Floats = np.empty(0, np.float32)
 
 
 def memory_bytes(shards: int) -> int:
@@ -73,6 +77,11 @@ class Sums:
         for start in range(0, len(x), PIECE):
             self._add_piece(x[start : start + PIECE], total[start : start + PIECE], len(x))
 
+    def end_step(self) -> None:
+        """Return when all ranks have ended the step. Raises `EngineDead`, in all ranks if one of
+        them wants another sum."""
+        self._add_piece(_NOTHING, _NOTHING, END)
+
     def _add_piece(self, x: Floats, total: Floats, size: int) -> None:
         place, count = self._done % 2, len(x)
         places = self._places[place]
@@ -96,7 +105,7 @@ class Sums:
         found = self._sizes[_size_at(rank, place)]
         if found != size:
             self.give_up()
-            words = f"rank {rank} adds {found} numbers, and rank {self._rank} adds {size}"
+            words = f"rank {rank} {_does(found)}, and rank {self._rank} {_does(size)}"
             raise EngineDead(f"{words}: they do not compute the same step")
 
     def _wait(self, rank: int, number: int) -> None:
@@ -113,6 +122,10 @@ class Sums:
             if time.monotonic() > end:
                 raise EngineDead(f"rank {rank} has computed nothing for {STALLED_S:.0f} s")
             word.wait(found, NAP_S)
+
+
+def _does(size: int) -> str:
+    return "has ended its step" if size == END else f"adds {size} numbers"
 
 
 def _is_there(found: int, number: int) -> bool:
