@@ -14,13 +14,14 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.gguf_experts import with_stacks
 from mlc_llm.model_files.pooling import gguf_pooling
+from mlc_llm.model_files.unchanged import UnchangedFiles
 from mlc_llm.models.registry import check_architecture, read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.tokenizers import Tokenizer
 
 
 @dataclass(frozen=True)
-class GGUFModel:
+class GGUFModel(UnchangedFiles):
     """See `ModelFiles`."""
 
     file: GGUFFile
@@ -33,14 +34,6 @@ class GGUFModel:
     def open(cls, path: Path | str) -> GGUFModel:
         """Raises what `GGUFFile.open` raises."""
         return cls(GGUFFile.open(path))
-
-    @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
-    def changes(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:
@@ -63,9 +56,6 @@ class GGUFModel:
     @property
     def pooling(self) -> str | None:
         return gguf_pooling(self.file.metadata)
-
-    def check_sums(self) -> None:
-        """The format has none."""
 
     def plan(self) -> WeightPlan:
         return self._plan

@@ -15,6 +15,7 @@ from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.folder_texts import folder_template, token_ids
 from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.quantized_folder import plain_tensors
+from mlc_llm.model_files.unchanged import UnchangedFiles
 from mlc_llm.models.registry import architecture_of, is_encoder, read_config
 from mlc_llm.models.tensor_names import has_origin
 from mlc_llm.models.weight_plan import (
@@ -32,7 +33,7 @@ TABLE = "embed_tokens.weight"
 
 
 @dataclass(frozen=True)
-class HuggingFaceModel:
+class HuggingFaceModel(UnchangedFiles):
     """See `ModelFiles`."""
 
     folder: HuggingFaceFolder
@@ -48,14 +49,6 @@ class HuggingFaceModel:
             tensors, opened = {**folder.tensors, **more.tensors}, folder.opened + more.opened
             folder = replace(folder, tensors=tensors, opened=opened)
         return cls(folder, *plan_folder(folder.config, folder.tensors))
-
-    @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
-    def changes(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:
@@ -77,9 +70,6 @@ class HuggingFaceModel:
     def pooling(self) -> str | None:
         has_dense = self.weights.spec.encoder is not None
         return folder_pooling(self.path, with_dense=has_dense)
-
-    def check_sums(self) -> None:
-        """The format has none."""
 
     def plan(self) -> WeightPlan:
         return self.weights

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.huggingface import HuggingFaceFolder
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.quantized import QuantizedModel
+from mlc_llm.model_files.unchanged import TextlessFiles
 from mlc_llm.models.medusa_plan import plan_medusa
 from mlc_llm.models.weight_plan import WeightPlan
-from mlc_llm.tokenizers import Tokenizer
 
 QUANTIZATION = "quantization"
 """A field of ours in config.json: to what the matrices are quantised when they are packed, as the
@@ -24,19 +23,11 @@ floats."""
 
 
 @dataclass(frozen=True)
-class MedusaHeads:
+class MedusaHeads(TextlessFiles):
     """See `ModelFiles`. They have no tokenizer: their tokens are those of the model."""
 
     folder: HuggingFaceFolder
     weights: WeightPlan
-
-    @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
-    def changes(self) -> str | None:
-        return None
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -54,25 +45,8 @@ class MedusaHeads:
     def context_window(self) -> int:
         return self.weights.spec.context_window
 
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        return frozenset()
-
-    @property
-    def pooling(self) -> str | None:
-        return None
-
-    def check_sums(self) -> None:
-        """The format has none."""
-
     def plan(self) -> WeightPlan:
         return self.weights
-
-    def tokenizer(self) -> Tokenizer:
-        raise UnsupportedModel(f"{self.path}: Medusa heads have no tokenizer")
-
-    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        return None
 
 
 def open_medusa(path: Path) -> ModelFiles:

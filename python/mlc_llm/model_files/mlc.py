@@ -19,6 +19,7 @@ from mlc_llm.model_files.mlc_views import KINDS, GroupsView, NumbersView, WordsV
 from mlc_llm.model_files.packed_views import AwqView
 from mlc_llm.model_files.pooling import folder_pooling
 from mlc_llm.model_files.tensor_views import RowsView
+from mlc_llm.model_files.unchanged import UnchangedFiles
 from mlc_llm.models.registry import read_config
 from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
 from mlc_llm.protocol.json_value import JsonValue
@@ -38,7 +39,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class MLCModel:
+class MLCModel(UnchangedFiles):
     """See `ModelFiles`."""
 
     shards: MLCShards
@@ -59,14 +60,6 @@ class MLCModel:
         tensors = _Tensors(spec.architecture, wanted_tensors(spec), scheme, shards).named()
         opened = (config, *shards.opened)
         return cls(shards, opened, chat, scheme, plan_weights(spec, tensors), tensors)
-
-    @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
-    def changes(self) -> str | None:
-        return None
 
     @property
     def path(self) -> Path:

@@ -10,18 +10,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.loader.huggingface import HuggingFaceFolder
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.model_files.tensor_views import TransposedView, View
+from mlc_llm.model_files.unchanged import TextlessFiles
 from mlc_llm.models.mmproj import hf_names, read_mmproj
 from mlc_llm.models.vision_spec import VisionSpec, read_vision
 from mlc_llm.models.weight_plan import FLOAT_KINDS, WeightPlan, plan_weights
 from mlc_llm.quantization.ggml_blocks import dequantize
-from mlc_llm.tokenizers import Tokenizer
 
 Shape = tuple[int, ...]
 _LAYER = {
@@ -37,7 +36,7 @@ _LAYER = {
 
 
 @dataclass(frozen=True)
-class TowerFiles:
+class TowerFiles(TextlessFiles):
     """See `ModelFiles`. A tower has no tokenizer: its tokens are those of the model."""
 
     path: Path
@@ -47,10 +46,6 @@ class TowerFiles:
     weights: WeightPlan
 
     @property
-    def quantization(self) -> str | None:
-        return None
-
-    @property
     def changes(self) -> str | None:
         return "tower of images"  # the same files may have a language model too
 
@@ -58,25 +53,8 @@ class TowerFiles:
     def context_window(self) -> int:
         return self.weights.spec.context_window
 
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        return frozenset()
-
-    @property
-    def pooling(self) -> str | None:
-        return None
-
-    def check_sums(self) -> None:
-        """The formats have none."""
-
     def plan(self) -> WeightPlan:
         return self.weights
-
-    def tokenizer(self) -> Tokenizer:
-        raise UnsupportedModel(f"{self.path}: a tower of images has no tokenizer")
-
-    def chat_template(self, tokenizer: Tokenizer) -> ChatTemplate | None:
-        return None
 
 
 @dataclass(frozen=True)
