@@ -22,6 +22,7 @@ def contract_server() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "mlc_llm", "serve", "--port", str(port)]
+    command += ["--pooling", "last_token"]  # it is a model for chats
     environment = {**os.environ, "MLC_LLM_API_KEY": KEY}
     environment.pop("PYTHONPATH", None)  # what only the clients have is out of its sight
     with subprocess.Popen(command, env=environment) as process:

@@ -14,8 +14,10 @@ from decoder_reference import ReferenceDecoder
 from mlc_llm import AsyncMLCEngine, MLCEngine
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UserError
 from mlc_llm.protocol.embedding_protocol import EmbeddingRequest, EmbeddingResponse
+from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.openai.embeddings import embedding_call, unit_vector
 
+SMALL = {"max_num_sequence": 4, "max_total_sequence_length": 2048, "prefill_chunk_size": 256}
 TEXTS = ["The cat sat on the mat.", "A dog", "The cat sat on the mat and slept.", "x"]
 
 
@@ -105,10 +107,26 @@ def test_an_input_that_is_too_long_is_refused(engine: MLCEngine) -> None:
 
 def test_a_decoder_is_not_pooled_in_another_way_than_its_files_say(engine: MLCEngine) -> None:
     request = EmbeddingRequest(input="a")
-    known = engine._client.model._replace(pooling="last_token")
+    known = engine._client.model
+    assert known.pooling == "last_token"
     assert len(embedding_call(request, "id", known).parts) == 1
     with pytest.raises(UserError, match="the files of this decoder ask for mean pooling"):
         embedding_call(request, "id", known._replace(pooling="mean"))
+
+
+def test_a_decoder_makes_no_embeddings_unless_somebody_says_so(tiny: Path) -> None:
+    """Neither its files nor its settings do: the refusal names the setting."""
+    with MLCEngine(str(tiny), engine_config=SMALL) as made:
+        with pytest.raises(UserError, match=r"decoder do not say .* with pooling 'last_token'"):
+            embed(made, "a")
+        assert made.completions.create(prompt="a", max_tokens=1).choices[0].finish_reason
+
+
+def test_a_decoder_is_opened_with_its_last_token_alone(tiny: Path) -> None:
+    with pytest.raises(InvalidField, match=r"pooling.*'mean'.*'last_token' alone"):
+        MLCEngine(str(tiny), engine_config={**SMALL, "pooling": "mean"})
+    with pytest.raises(InvalidField, match=r"pooling.*should be one of last_token, cls, mean"):
+        EngineConfig.of({"pooling": "last"})
 
 
 def test_an_unknown_parameter_is_a_mistake_of_the_program(engine: MLCEngine) -> None:

@@ -24,6 +24,7 @@ ENGINE_FLAGS = {
     "model_lib": "--model-lib",
     "adapters": "--adapter",
     "tensor_parallel_shards": "--tensor-parallel-shards",
+    "pooling": "--pooling",
     "mmproj": "--mmproj",
     "allow_image_hosts": "--allow-image-hosts",
 }

@@ -10,6 +10,7 @@ from mlc_llm.cli import shape
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.errors import UserError
 from mlc_llm.library.page_format import KV_CACHE_DTYPES
+from mlc_llm.pooling import POOLINGS
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
 from mlc_llm.serve.config import (
@@ -92,6 +93,7 @@ def add_engine(parser: argparse.ArgumentParser, mode: EngineMode = MODE) -> None
         help="the smaller model of small_draft, or the folder of heads of eagle or medusa",
     )
     _add_adapter(group)
+    _add_pooling(group)
     _add_images(group)
     group.add_argument(
         "--precision",
@@ -122,6 +124,16 @@ def _add_adapter(group: argparse._ArgumentGroup) -> None:
         action="append",
         help="a LoRA adapter, a PEFT folder or a .gguf file; a server's requests name it as their "
         "model, other commands use the only one",
+    )
+
+
+def _add_pooling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        metavar="NAME",
+        help="how embeddings are made: last_token, mean or cls; a model for chats makes none "
+        "without it (default: as the model's files say)",
     )
 
 
@@ -219,6 +231,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         "rope_scaling": _scaling(args.rope_scaling),
         "model_lib": args.model_lib,
         "adapters": _adapters(args.adapter or ()),
+        "pooling": args.pooling,
         "mmproj": args.mmproj,
         "allow_image_hosts": args.allow_image_hosts,
     }

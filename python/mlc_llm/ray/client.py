@@ -22,7 +22,7 @@ from mlc_llm.serve.core.mock_echo import EchoPolicy
 from mlc_llm.serve.core.policy import RequestPolicy
 from mlc_llm.serve.echo_model import is_echo
 from mlc_llm.serve.openai.requests import ChatModel
-from mlc_llm.serve.opening.bundle import ModelBundle, echo_bundle, open_model
+from mlc_llm.serve.opening.bundle import ModelBundle, echo_bundle, open_model, with_pooling
 from mlc_llm.serve.server.pool.openers import Plan
 from mlc_llm.serve.threaded.work_loop import Progress
 from mlc_llm.serve.threaded_engine import TERMINATED, ThreadedEngine
@@ -149,7 +149,8 @@ def _bundle(settings: ModelSettings, config: EngineConfig) -> ModelBundle:
     if is_echo(settings.model):
         return echo_bundle(config.max_single_sequence_length or 0)
     quantization, scaling = config.quantization, config.rope_scaling
-    return open_model(settings.model, quantization=quantization, rope_scaling=scaling)
+    bundle = open_model(settings.model, quantization=quantization, rope_scaling=scaling)
+    return with_pooling(bundle, config.pooling)
 
 
 def _admission(

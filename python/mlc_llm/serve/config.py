@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KV_CACHE_DTYPES
+from mlc_llm.pooling import POOLINGS, Pooling
 from mlc_llm.precision import PRECISIONS, Precision
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
@@ -180,6 +181,10 @@ class EngineConfig:
     `{"rope_type": "yarn", "factor": 4.0}`; `linear`, `llama3` and `longrope` too. The factor is of
     `original_max_position_embeddings`, or of what the model's files call its context. None: as the
     files say. A draft model always stays so."""
+    pooling: Pooling | None = None
+    """How embeddings are made of the hidden vectors of a text's tokens: `last_token`, `mean` or
+    `cls`. None: as the model's files say; if they say nothing, an encoder takes the mean, and
+    embeddings of a decoder are refused. A decoder has `last_token` alone."""
     adapters: dict[str, str] = field(default_factory=dict)
     """LoRA adapters by name: a PEFT folder or a GGUF file each. A request names one as its `model`
     (over HTTP) or its `adapter`."""
@@ -431,6 +436,7 @@ _RULES: dict[str, Callable[[str, object], Any]] = {
     "kernels": lambda name, value: checks.string(name, value, 32),
     "quantization": lambda name, value: checks.string(name, value, 32),
     "rope_scaling": _mapping,
+    "pooling": _one_of(POOLINGS),
     "adapters": _adapters,
     "max_adapters": _integer(0, MAX_ADAPTERS),
     "max_adapter_rank": _integer(1, MAX_ADAPTER_RANK),

@@ -44,7 +44,8 @@ _log = logging.getLogger(__name__)
 
 def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel) -> EmbeddingCall:
     """The call of a request. Raises `InvalidField` for more dimensions than the model has,
-    `UserError` for a model whose files want a pooling that it cannot have here."""
+    `UserError` for a decoder that nobody has said to make embeddings, and for a model whose files
+    want a pooling that it cannot have here."""
     pooling = _pooling(model)
     size = model.hidden_size
     if request.dimensions is not None and request.dimensions > size:
@@ -63,13 +64,18 @@ def embedding_call(request: EmbeddingRequest, request_id: str, model: ChatModel)
 
 def _pooling(model: ChatModel) -> Pooling:
     """Raises `UserError`."""
+    if model.pooling is None and not model.is_encoder:
+        raise UserError(
+            "the files of this decoder do not say that it makes embeddings: to compare texts "
+            f"roughly with it, open it with pooling {LAST_TOKEN!r}"
+        )
     made = encoder_pooling(model.pooling) if model.is_encoder else LAST_TOKEN
     if model.pooling not in (None, made):
         kind = "encoder" if model.is_encoder else "decoder"
         can = "mean, cls and last_token" if model.is_encoder else "the last token alone"
         raise UserError(
             f"the files of this {kind} ask for {model.pooling} pooling, and its embeddings can "
-            f"be made of {can}: use another model for embeddings"
+            f"be made of {can}: use another model for embeddings, or set pooling"
         )
     return made
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from mlc_llm.conversation_template import ChatTemplate
-from mlc_llm.errors import ModelNotFound, UnsupportedModel
+from mlc_llm.errors import InvalidField, ModelNotFound, UnsupportedModel
 from mlc_llm.loader.gguf import Value
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.pooling import LAST_TOKEN, Pooling
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.echo_model import MOCK_ECHO
 from mlc_llm.serve.opening.header_cache import open_with_head
@@ -256,6 +257,15 @@ def open_without_weights(model: str | None, context_window: int) -> ModelBundle:
     )
 
 
+def with_pooling(bundle: ModelBundle, asked: Pooling | None) -> ModelBundle:
+    """The bundle, pooled as the user asks. Raises InvalidField for what a decoder cannot do."""
+    if asked is None:
+        return bundle
+    if not bundle.is_encoder and asked != LAST_TOKEN:
+        raise InvalidField("pooling", asked, f"{bundle.name} is a decoder: {LAST_TOKEN!r} alone")
+    return replace(bundle, pooling=asked)
+
+
 def echo_bundle(context_window: int) -> ModelBundle:
     """What the echo engine has instead of a model.
 
@@ -273,6 +283,7 @@ def echo_bundle(context_window: int) -> ModelBundle:
         context_window=context_window,
         stop_token_ids=frozenset(),
         defaults=GenerationConfig(),
+        pooling=LAST_TOKEN,
     )
 
 

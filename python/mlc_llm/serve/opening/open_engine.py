@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.pooling import LAST_TOKEN
 from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
@@ -36,6 +37,7 @@ from mlc_llm.serve.opening.bundle import (
     open_models,
     open_without_weights,
     parse_models,
+    with_pooling,
 )
 from mlc_llm.serve.opening.cache_events import publish_events
 from mlc_llm.serve.opening.fingerprint import fingerprint
@@ -89,7 +91,7 @@ def open_engine(
     memory = look_at_memory()
     models = parse_models(config.model, config.model_lib, config.additional_models)
     bundles = _bundles(config, models, reading, memory.free)
-    bundles[0] = with_vision(bundles[0], config)
+    bundles[0] = with_vision(with_pooling(bundles[0], config.pooling), config)
     size = _size(bundles, config)
     config = with_adapter_room(with_precision(config, bundles[0]))
     adapters = adapters_of(config, bundles[0])
@@ -266,6 +268,7 @@ def _open_echo(
     assert context is not None
     is_bare = is_echo(config.model)
     bundle = echo_bundle(context) if is_bare else open_without_weights(config.model, context)
+    bundle = with_pooling(bundle, config.pooling or LAST_TOKEN)
     core = echo_core(bundle.tokenizer, complete, trace, pace)
     publish_events(core, None, complete)
     return OpenEngine(core, bundle, complete)
