@@ -37,17 +37,29 @@ from compared_models import (
     sizes_of,
     write_random,
 )
-from figures import AVX2, CONTEXT, DEFAULT, DEFAULT_Q4, FAST, IK_LLAMA, LLAMA, ONE_B, STREAMS
+from figure_rows import (
+    AVX2,
+    DEFAULT,
+    DEFAULT_Q4,
+    FAST,
+    IK_LLAMA,
+    LLAMA,
+    ONE_B,
+)
+from figures import CONTEXT, PROMPT_ATTENTION, SGEMM, STREAMS
 from ours import PRECISION_VARIABLE
 from ours_side import Ours
 from peers import KINDS, make_peer
 from peers.base import LineWorker, Missing, Side, Trial
 from peers.llama_cpp import LlamaAvx2
+from precision_costs import add_costs
 from real_shapes import REAL_SHAPES
 from report import block, marked_text, text, write_block
 from rounds import OURS, Clock, Results, add_limits, attempt, speed_round
 
-FIGURES = ("speed", "avx2", "context", "growth", "cold", "compile", "memory", "python")
+FIGURES = (
+    "speed", "kl", "attention", "avx2", "context", "growth", "cold", "compile", "memory", "python",
+)  # fmt: skip
 SPEED_TESTS = (
     Trial("decode", 128, 128),
     Trial("prefill 512", 512),
@@ -66,11 +78,11 @@ COLD_STARTS = 2
 """Cold starts of each side in a round."""
 SLOW_START = 5.0
 """Seconds. A side that takes longer to start starts only once in a run."""
-ROWS_OF = {"speed": ALL_MODELS, "cold": (DEFAULT,)}
+ROWS_OF = {"speed": ALL_MODELS, "cold": (DEFAULT,), "kl": (DEFAULT, DEFAULT_Q4)}
 """Figure -> the models it is measured on, if these are not `FIGURE_MODELS`."""
 FIGURE_MODELS = (DEFAULT, ONE_B)
-KL_MODELS = (DEFAULT, DEFAULT_Q4)
-"""Models with weights that are not random."""
+FASTER = ("fast-prompts", "fast")
+"""Precisions that are measured beside the default one."""
 
 
 def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -84,9 +96,8 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="begin no test after so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--fast", nargs="*", default=[f"{PRECISION_VARIABLE}=fast-prompts"], metavar="NAME=VALUE",
-        help="environment of our faster setting, measured beside the default (%(default)s); "
-        "nothing: none",
+        "--precisions", nargs="*", choices=FASTER, default=FASTER, metavar="PRECISION",
+        help="measured beside exact (%(default)s); nothing: none",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("compare.json"), help="all samples")
     parser.add_argument("--plots", type=Path, help="folder for plots (needs matplotlib)")
@@ -95,8 +106,6 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     if arguments.report is None and arguments.peer_dir is None:
         parser.error("--peer-dir is needed")
-    if any("=" not in one for one in arguments.fast):
-        parser.error("--fast takes NAME=VALUE")
     if arguments.plots is not None and find_spec("matplotlib") is None:
         parser.error("--plots needs matplotlib: pip install -e .[benchmarks]")
     try:
@@ -115,10 +124,10 @@ class Comparison:
         self.arguments = arguments
         self.results = Results(configuration=configuration())
         self.ours = Ours(arguments.threads)
-        self.fast = None
-        if arguments.fast:
-            settings = dict(one.split("=", 1) for one in arguments.fast)
-            self.fast = Ours(arguments.threads, FAST, settings)
+        self.faster = [
+            Ours(arguments.threads, f"ours, {precision}", {PRECISION_VARIABLE: precision})
+            for precision in arguments.precisions
+        ]
         self.avx2 = Ours(arguments.threads, AVX2, {"MLC_LLM_KERNELS": "avx2"})
         folder, threads = arguments.peer_dir, arguments.threads
         self.peers = self._installed([make_peer(name, folder, threads) for name in arguments.peers])
@@ -158,22 +167,28 @@ class Comparison:
         return model_file(name, self.arguments.peer_dir / "models", tool)
 
     def prepare(self) -> None:
-        """Compile and pack for our sides, and measure the KL of the faster setting."""
+        """Compile and pack for our sides, and measure the KL of all sides from exact logits."""
         self.results.configuration["ours"] = self.ours.install()
         for name, file in self.files.items():
             print(f"preparing {name}", flush=True)
             for side in self._ours(name):
                 attempt(self.results, f"{side.name} on {name}", partial(side.prepare, file))
-            if self.fast is not None and name in KL_MODELS and self._can(self.fast, name):
-                compared = partial(self.ours.divergence, file, self.fast)
-                self.results.facts[f"kl {name}"] = attempt(self.results, f"KL, {name}", compared)
+            if self.wants("kl", name) and self._can(self.ours, name):
+                sides = [*(one for one in self.faster if self._can(one, name)), *self.peers]
+                add_costs(self.results, name, file, self.ours, sides)
 
     def _can(self, side: Side, name: str) -> bool:
         return f"{side.name} on {name}" not in self.results.missing
 
+    def _precisions(self, model: str) -> list[Ours]:
+        """Exact and the others. `fast` has no row of models of real shapes."""
+        faster = [one for one in self.faster if model not in REAL_SHAPES or one.name != FAST]
+        return [self.ours, *faster]
+
     def _ours(self, model: str) -> list[Ours]:
-        sides = [self.ours, *([self.fast] if self.fast else [])]
-        return sides + ([self.avx2] if self.wants("avx2", model) and self.avx2_peers else [])
+        return self._precisions(model) + (
+            [self.avx2] if self.wants("avx2", model) and self.avx2_peers else []
+        )
 
     def round(self, number: int) -> None:
         """Measure everything once, model by model. After the end of the clock, nothing begins."""
@@ -188,7 +203,7 @@ class Comparison:
                 attempt(self.results, "ours, first start", self._first_start)
 
     def _speeds(self, name: str, file: Path) -> None:
-        sides: list[Side] = [self.ours, *([self.fast] if self.fast else []), *self.peers]
+        sides: list[Side] = [*self._precisions(name), *self.peers]
         tests: Sequence[Trial] = QUICK_TESTS if self.arguments.quick else SPEED_TESTS
         if name in REAL_SHAPES:
             sides = [one for one in sides if one not in self.peers or one.name in REAL_PEERS]
@@ -205,7 +220,12 @@ class Comparison:
 
     def _curves(self, name: str, file: Path) -> None:
         """What only our side measures, in one process; the peak memory has its own process."""
-        wanted = {"python": self._shares, "growth": self._growth, "context": self._contexts}
+        wanted = {
+            "attention": self._attention,
+            "python": self._shares,
+            "growth": self._growth,
+            "context": self._contexts,
+        }
         asked = [(figure, ask) for figure, ask in wanted.items() if self.wants(figure, name)]
         if asked and self._can(self.ours, name):
             with closing(self.ours.open(file)) as session:
@@ -217,6 +237,12 @@ class Comparison:
     def _shares(self, name: str, session: LineWorker) -> None:
         shares = session.ask({"do": "python_share", "steps": 64})
         self.results.add(name, "Python share", OURS, statistics.median(shares))
+
+    def _attention(self, name: str, session: LineWorker) -> None:
+        for what in PROMPT_ATTENTION:
+            found = session.ask({"do": "prompt_attention", "tokens": int(what.split()[-1])})
+            for side, rate in zip((OURS, SGEMM), found, strict=True):
+                self.results.add(name, f"{what}, GMAC/s", side, rate)
 
     def _growth(self, name: str, session: LineWorker) -> None:
         found = session.ask({"do": "batches", "streams": COUNTS, "depth": 64, "steps": 6})
@@ -302,7 +328,7 @@ def measured(arguments: argparse.Namespace) -> Results:
     comparison = Comparison(arguments)
     described = comparison.results.configuration
     described["threads"] = str(arguments.threads)
-    described["faster setting"] = " ".join(arguments.fast) or "none"
+    described["precisions"] = " ".join(("exact", *arguments.precisions))
     described["date"] = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
     comparison.run()
     return comparison.results

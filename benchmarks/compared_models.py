@@ -62,6 +62,8 @@ class Sizes:
     operations: int
     """Multiplications and additions for one prompt token: two for each weight of the layers that
     the token gets."""
+    head_operations: int
+    """The same for the head, which a token needs only if another one follows it."""
     kv_per_token: int
     """Bytes of keys and values of one token, in 16 bits."""
 
@@ -73,6 +75,7 @@ def sizes_of(path: Path) -> Sizes:
     if f"{name}.expert_count" in file.metadata:
         experts = file.get_int(f"{name}.expert_used_count") / file.get_int(f"{name}.expert_count")
     tensors = dict(file.tensors)
+    head = tensors.get("output.weight", tensors["token_embd.weight"])
     if "output.weight" in tensors:
         del tensors["token_embd.weight"]  # of which a step reads a row
     shares = {key: experts if len(one.shape) == 3 else 1.0 for key, one in tensors.items()}
@@ -85,6 +88,7 @@ def sizes_of(path: Path) -> Sizes:
         file=path.stat().st_size,
         weights=int(sum(len(one.data) * shares[key] for key, one in tensors.items())),
         operations=int(2 * sum(math.prod(tensors[key].shape) * shares[key] for key in layers)),
+        head_operations=2 * math.prod(head.shape),
         kv_per_token=4 * file.get_int(f"{name}.block_count") * kv_heads * width,
     )
 

@@ -40,13 +40,18 @@ def pieces(ids: Sequence[int]) -> list[Sequence[int]]:
     return found
 
 
-def write_logits(model: Path, target: Path) -> None:
-    """Logits [pieces, PIECE, V] of the public-domain text."""
+def write_pieces(model: Path, target: Path) -> None:
+    """Ids [pieces, PIECE] of the public-domain text."""
     text = (HERE / "public_domain.txt").read_text(encoding="utf-8")
-    ids = open_model(str(model)).tokenizer.encode(text)
+    np.save(target, np.array(pieces(open_model(str(model)).tokenizer.encode(text)), np.int32))
+
+
+def write_logits(model: Path, ids: Path, target: Path) -> None:
+    """Logits [pieces, PIECE, V] of a file of pieces."""
     config = replace(ONE_SEQUENCE, precision=precision_asked(), kv_cache_dtype=kv_cache_asked())
     runner = open_runner(model, None, int(os.environ.get("MLC_NUM_THREADS", "2")), config)
-    np.save(target, [runner.logits(piece, prompt_tokens=PROMPT) for piece in pieces(ids)])
+    found = [runner.logits(piece.tolist(), prompt_tokens=PROMPT) for piece in np.load(ids)]
+    np.save(target, found)
 
 
 def mean_divergences(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
@@ -61,16 +66,17 @@ def mean_divergences(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
 def main() -> None:
     model, *rest = sys.argv[1:]
     if rest[:1] == ["--write"]:
-        write_logits(Path(model), Path(rest[1]))
+        write_logits(Path(model), *map(Path, rest[1:]))
         return
     middle = rest.index("--")
     sides = (rest[:middle], [one for one in rest[middle + 1 :] if one != "--"])
     with tempfile.TemporaryDirectory() as folder:
-        arrays = []
+        arrays, ids = [], Path(folder) / "ids.npy"
+        write_pieces(Path(model), ids)
         for number, side in enumerate(sides):
             target = Path(folder) / f"{number}.npy"
             settings = dict(one.split("=", 1) for one in side)
-            command = [sys.executable, __file__, model, "--write", str(target)]
+            command = [sys.executable, __file__, model, "--write", str(ids), str(target)]
             subprocess.run(command, check=True, env=os.environ | settings)
             arrays.append(np.load(target, mmap_mode="r"))
         print(json.dumps(mean_divergences(*arrays)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import closing
@@ -49,10 +48,7 @@ class Ours:
             raise Missing(str(failed)) from None
         return seconds
 
-    def divergence(self, model: Path, other: Ours) -> dict[str, float]:
-        """Mean KL(ours || other) in nats, `behind` prompts and `inside` them."""
-        command = [sys.executable, HERE / "divergence.py", model]
-        for side in (self, other):
-            command += [f"{k}={v}" for k, v in side.environment.items()] + ["--"]
-        found: dict[str, float] = json.loads(run(command).splitlines()[-1])
-        return found
+    def logits(self, model: Path, pieces: Path, target: Path) -> None:
+        settings = [f"{k}={v}" for k, v in self.environment.items()]
+        script = [sys.executable, HERE / "divergence.py", model, "--write"]
+        run(["env", *settings, *script, pieces, target])

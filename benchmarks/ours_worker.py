@@ -12,7 +12,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,6 +108,7 @@ class Worker:
         self._config = replace(CONFIG, precision=precision_asked())
         self.runner = open_runner(model, None, self._threads, self._config, library=ClockedLibrary)
         self._limits: Limits | None = None
+        self._plain: Callable[[], float] | None = None
         self._warm: set[tuple[int, bool, int]] = set()
 
     def about(self) -> dict[str, str | int]:
@@ -135,6 +136,20 @@ class Worker:
 
             self._limits = Limits()
         return self._limits.all()
+
+    def prompt_attention(self, tokens: int) -> tuple[float, float]:
+        """GMAC/s of one layer's exact attention of a prompt, and of plain products of float32."""
+        # Imported here, as in `limits`.
+        from prompt_attention import plain, prompt, shape_of
+
+        from mlc_llm.backends.cpu.target import choose
+
+        if self._plain is None:
+            self._plain = plain()
+        run = prompt(choose().isa, shape_of(self._model), tokens)
+        turns = [(run(), self._plain()) for _ in range(4)][1:]
+        ours, other = (statistics.median(found) for found in zip(*turns, strict=True))
+        return ours, other
 
     def contexts(self, depths: Sequence[int], steps: int) -> list[float]:
         """Median seconds of a step of one stream at each depth. The first depth is the greatest.

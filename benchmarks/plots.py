@@ -10,7 +10,8 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 from common import Spread
-from figures import CONTEXT, FAST, STREAMS, TITLES, rates
+from figure_rows import FAST, FAST_PROMPTS, TITLES
+from figures import CONTEXT, STREAMS, rates
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rounds import OURS, Results
@@ -23,8 +24,8 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 CURVES = (("streams", STREAMS), ("tokens of context", CONTEXT))
 COLOURS = {
-    OURS: "#c1432e", FAST: "#e39a3b", "llama.cpp": "#3b6ea5", "ik_llama.cpp": "#6aa9c9",
-    "OpenVINO": "#5b8c5a", "vLLM": "#8b8b8b",
+    OURS: "#c1432e", FAST_PROMPTS: "#e39a3b", FAST: "#f0c95c", "llama.cpp": "#3b6ea5",
+    "ik_llama.cpp": "#6aa9c9", "OpenVINO": "#5b8c5a", "vLLM": "#8b8b8b",
 }  # fmt: skip
 DOTS = 80
 """An inch."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common import Spread
-from figures import CONTEXT, STREAMS, TITLES, markdown, rates, table
+from figure_rows import TITLES, markdown
+from figures import CONTEXT, STREAMS, rates, table
 from rounds import Results
 
 SPEEDS = ("decode", "prefill 512", "prefill 2048", "32 streams")

@@ -11,19 +11,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from figures import (
+from figure_rows import (
     AVX2,
-    CONTEXT,
     DEFAULT,
     DEFAULT_Q4,
     FAST,
+    FAST_PROMPTS,
     LLAMA,
     LLAMA_AVX2,
     ONE_B,
-    STREAMS,
-    rates,
-    table,
 )
+from figures import CONTEXT, PROMPT_ATTENTION, SGEMM, STREAMS, rates, table
 from report import text
 from rounds import OURS, Results
 
@@ -32,20 +30,31 @@ def everything() -> Results:
     """One round in which every figure was measured."""
     results = Results(facts={"kv served": 10**6, "libraries for other sizes": 0})
     sizes = {"file": 10**8, "weights": 10**8, "operations": 10**9, "kv_per_token": 1000}
+    sizes["head_operations"] = 10**8
     for model in (ONE_B, DEFAULT):
         results.facts[f"sizes {model}"] = sizes
         for test in ("decode", "prefill 512", "prefill 2048", "32 streams"):
-            for speed, side in enumerate((OURS, FAST, LLAMA, "vLLM", AVX2, LLAMA_AVX2), 1):
+            for speed, side in enumerate(
+                (OURS, FAST_PROMPTS, FAST, LLAMA, "vLLM", AVX2, LLAMA_AVX2), 1
+            ):
                 results.add(model, test, side, float(speed))
             results.add(model, f"{test}, limits", "bandwidth", 50.0)
             results.add(model, f"{test}, limits", "vnni", 1000.0)
         results.add(model, "contexts, limits", "bandwidth", 50.0)
+        for what in PROMPT_ATTENTION:
+            results.add(model, f"{what}, GMAC/s", OURS, 60.0)
+            results.add(model, f"{what}, GMAC/s", SGEMM, 100.0)
         for count in (1, 2, 4):
             results.add(model, f"{STREAMS}{count}", OURS, 0.01)
             results.add(model, f"{CONTEXT}{1024 * count}", OURS, 0.001 * count)
         for what in ("Python share", "peak memory"):
             results.add(model, what, OURS, 0.01)
-    results.facts[f"kl {DEFAULT}"] = {"behind": 1e-4, "inside": 2e-3}
+    results.facts[f"kl {DEFAULT}"] = {
+        FAST_PROMPTS: {"behind": 1e-4, "inside": 2e-3},
+        FAST: {"behind": 7e-3, "inside": 6e-3},
+        LLAMA: {"behind": 8e-3, "inside": 7e-3},
+        "vLLM": {"behind": 8e-3, "inside": 5e-3},
+    }
     for what, side in (("cold start", OURS), ("cold start", LLAMA), ("first start", OURS)):
         results.add(DEFAULT, what, side, 1.0)
     results.add(DEFAULT, "first start, other sizes", OURS, 1.0)
@@ -55,11 +64,13 @@ def everything() -> Results:
 
 def test_one_round_fills_every_row() -> None:
     rows = table(everything())
-    assert len(rows) == 32 and all(row.reached is not None for row in rows)
+    assert len(rows) == 61 and all(row.reached is not None for row in rows)
     assert "Ours against streams, tok/s of all streams, medians: 100 at 1" in text(everything())
 
 
-@pytest.mark.parametrize("lacking", [OURS, FAST, LLAMA, "bandwidth", "vnni", AVX2, LLAMA_AVX2])
+@pytest.mark.parametrize(
+    "lacking", [OURS, FAST_PROMPTS, FAST, LLAMA, SGEMM, "bandwidth", "vnni", AVX2, LLAMA_AVX2]
+)
 def test_a_report_gets_on_without_a_side(lacking: str) -> None:
     results = everything()
     for sides in (sides for tests in results.samples.values() for sides in tests.values()):
@@ -68,16 +79,36 @@ def test_a_report_gets_on_without_a_side(lacking: str) -> None:
     assert f"| {lacking} |" not in written and "Default model:" in written
 
 
-def test_the_faster_setting_stands_beside_its_divergence() -> None:
-    rows = {(row.figure, row.target): row.measured for row in table(everything())}
-    measured = rows[
-        "prefill 512, default model, faster setting", "≥ 50 % of VNNI peak over the pass"
-    ]
-    assert measured.startswith("0%") and "KL 1.0e-04 behind a prompt, 2.0e-03 inside" in measured
-    ratio = rows[
-        "prefill 512, default model, faster setting", "≥ 1.5 × the best peer of any width (vLLM)"
-    ]
-    assert ratio.startswith("0.50 (0.50 to 0.50): 2 against 4 tok/s; the machine allows 1000; KL")
+def test_a_precision_stands_beside_its_peers_and_its_divergence() -> None:
+    rows = {(row.figure, row.target): row for row in table(everything())}
+    peer, wide = (
+        rows["prefill 512, fast, default model", target]
+        for target in ("≥ 1.3 × the best 4-bit peer (llama.cpp)", "≥ 1.1 × vLLM")
+    )
+    assert peer.measured.startswith(
+        "0.75 (0.75 to 0.75): 3 against 4 tok/s; the machine allows 1000"
+    )
+    assert wide.measured.startswith("0.60") and not wide.reached
+    own = rows["KL from exact, default model, fast", "none: `auto` takes it up to 1e-4"]
+    assert not own.reached and own.measured == "7.0e-03 behind a prompt, 6.0e-03 inside"
+    less, more = (
+        rows[f"KL from exact, default model, {side}", "≥ that of `fast`"]
+        for side in (LLAMA, "vLLM")
+    )
+    assert less.reached and not more.reached
+
+
+def test_two_planes_allow_what_products_and_reading_allow() -> None:
+    results = everything()
+    rows = {(row.figure, row.target): row.measured for row in table(results)}
+    target = "≥ 85 % of what two planes allow"
+    assert rows["prefill 512, exact, 1B Q4_0", target].endswith(" of 500.0 (500.0 to 500.0) tok/s")
+    # 1.1e9 operations of a token with the head; reading takes less time
+    assert rows["32 streams, exact, 1B Q4_0", target].endswith(" of 454.5 (454.5 to 454.5) tok/s")
+    results.samples[ONE_B]["32 streams, limits"]["bandwidth"] = [0.5]
+    rows = {(row.figure, row.target): row.measured for row in table(results)}
+    # 32 tokens read 100 MB of weights and 80 places of each sequence
+    assert rows["32 streams, exact, 1B Q4_0", target].endswith(" of 156.0 (156.0 to 156.0) tok/s")
 
 
 def test_what_the_machine_allows_stands_beside_a_speed() -> None:
@@ -85,9 +116,11 @@ def test_what_the_machine_allows_stands_beside_a_speed() -> None:
     for peaks, prompt in (((), 500), (("amx",), 1000)):
         for name in peaks:
             results.add(DEFAULT, "prefill 512, limits", name, 4000.0)
-        rows = {row.figure: row.measured for row in table(results) if "faster" not in row.figure}
-        assert rows["single-stream decode, default model"].endswith("; the machine allows 499")
-        assert rows["prefill 512, default model"].endswith(f"; the machine allows {prompt}")
+        rows = {(row.figure, row.target): row.measured for row in table(results)}
+        decode = "single-stream decode, default model", "≥ 2.5 × llama.cpp on the same file"
+        assert rows[decode].endswith("; the machine allows 499")
+        prefill = "prefill 512, default model", "≥ 1.2 × the best 4-bit peer (llama.cpp)"
+        assert rows[prefill].endswith(f"; the machine allows {prompt}")
 
 
 def test_each_peak_of_a_machine_is_a_limit() -> None:
@@ -95,7 +128,11 @@ def test_each_peak_of_a_machine_is_a_limit() -> None:
     for model in (ONE_B, DEFAULT):
         results.add(model, "prefill 512, limits", "amx", 8000.0)
     named = [row.target for row in table(results) if "peak" in row.target]
-    assert named == [f"≥ 50 % of {peak} peak over the pass" for peak in ("VNNI", "AMX")] * 2
+    assert named == [
+        f"≥ {least} % of {peak} peak over the pass"
+        for least in (70, 55)
+        for peak in ("VNNI", "AMX")
+    ]
 
 
 def test_points_of_no_time_are_no_rates() -> None:

@@ -69,6 +69,10 @@ class Side(Protocol):
     def cold_start(self, model: Path) -> float:
         """Seconds of a whole fresh process to its first token. Raises Missing."""
 
+    def logits(self, model: Path, pieces: Path, target: Path) -> None:
+        """Write the logits [pieces, tokens, V] of a file of ids [pieces, tokens], both as NumPy has
+        them. Each piece is a sequence of its own. Raises Missing."""
+
 
 def run(
     command: Sequence[object],

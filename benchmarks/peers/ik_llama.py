@@ -36,6 +36,8 @@ class IkLlama(LlamaCpp):
         *NATIVE,
     )
     build = "ik-build"
+    bindings = Path("ik_llama_cpp", "_ctypes_api.py")
+    library = ("IK_LLAMA_CPP_LIB_PATH", "src/libllama.so")
     bench_options = ("-rtr", "1")
     batched_options = ("-rtr", "-no-fa")
     cold_options = ("-w", "0")

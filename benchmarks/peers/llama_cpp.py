@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .base import LIMIT, Missing, Trial, cmake_build, run, source_archive, timed
+from .base import LIMIT, WORKERS, Missing, Trial, cmake_build, run, source_archive, timed
 
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -40,6 +41,10 @@ class LlamaCpp:
     options: tuple[str, ...] = CMAKE_OPTIONS + NATIVE
     flags = "native"
     build = "build"
+    bindings = Path("llama_cpp", "llama_cpp.py")
+    """Its C functions in ctypes, in the source archive."""
+    library = ("LLAMA_CPP_LIB_PATH", "bin")
+    """A variable of the bindings, and what it names in the folder of the build."""
     bench_options: tuple[str, ...] = ()
     batched_options: tuple[str, ...] = ()
     cold_options: tuple[str, ...] = ("--no-warmup",)
@@ -77,6 +82,13 @@ class LlamaCpp:
         """A 16-token prompt to the end of the process: its output would be one token."""
         once = ("-p", "16", "-n", "0", "-r", "1", *self.cold_options, *self.bench_options)
         return timed([self.bin / "llama-bench", "-m", model, "-t", str(self.threads), *once])
+
+    def logits(self, model: Path, pieces: Path, target: Path) -> None:
+        source = source_archive(self.folder, self.package, self.release)
+        variable, place = self.library
+        setting = f"{variable}={self.folder / self.build / place}"
+        worker = [sys.executable, WORKERS / "llama_logits.py", source / self.bindings]
+        run(["env", setting, *worker, model, pieces, target, self.threads], limit=LIMIT)
 
 
 class LlamaAvx2(LlamaCpp):

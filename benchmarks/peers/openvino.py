@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .base import WORKERS, LineWorker, python_environment, timed
+from .base import LIMIT, WORKERS, LineWorker, python_environment, run, timed
 
 RELEASE = "2026.4.1.0"
 
@@ -29,6 +29,10 @@ class OpenVINO:
     def cold_start(self, model: Path) -> float:
         """The conversion of the file is part of every start."""
         return timed([*self._command(model), "once"])
+
+    def logits(self, model: Path, pieces: Path, target: Path) -> None:
+        worker = WORKERS / "openvino_logits.py"
+        run([self._python, worker, model, pieces, target, self.threads], limit=LIMIT)
 
     def _command(self, model: Path) -> list[str | Path]:
         return [self._python, WORKERS / "openvino_worker.py", model, str(self.threads)]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.quantization.ggml_blocks import dequantize
 
-from .base import WORKERS, LineWorker, python_environment, run, timed
+from .base import LIMIT, WORKERS, LineWorker, python_environment, run, timed
 
 RELEASE = "0.32.0"
 TORCH = "torch==2.13.0"
@@ -29,6 +29,7 @@ LAYER_NAMES = {
     "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }  # fmt: skip
+HEADS = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
 W8A8 = {
     "quant_method": "compressed-tensors",
     "format": "int-quantized",
@@ -73,11 +74,20 @@ class VLLM:
         prefix = [f"{key}={value}" for key, value in self._environment().items()]
         return timed(["env", *prefix, *self._command(model), "once"])
 
+    def logits(self, model: Path, pieces: Path, target: Path) -> None:
+        settings = [f"{key}={value}" for key, value in self._environment().items()]
+        worker = [self._python, WORKERS / "vllm_logits.py", self._converted(model)]
+        run(["env", *settings, *worker, pieces, target], limit=LIMIT)
+
     def _command(self, model: Path) -> list[str | Path]:
-        folder = self.folder / "models" / model.stem
+        return [self._python, WORKERS / "vllm_worker.py", self._converted(model)]
+
+    def _converted(self, model: Path) -> Path:
+        """The folder of the model as vLLM reads it, written if it is missing."""
+        folder = self.folder / "models-w8a8" / model.stem
         if not (folder / "config.json").exists():
             write_w8a8(GGUFFile.open(model), folder)
-        return [self._python, WORKERS / "vllm_worker.py", folder]
+        return folder
 
     def _environment(self) -> dict[str, str]:
         bind = f"0-{self.threads - 1}"
@@ -89,7 +99,7 @@ class VLLM:
 
 
 def write_w8a8(model: GGUFFile, folder: Path) -> None:
-    """A model folder for speed only: rows of queries and keys stay in GGUF's order."""
+    """A model folder of Transformers, of a Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / "model.safetensors", dict(_w8a8_tensors(model)))
     (folder / "config.json").write_text(json.dumps(_config(model), indent=1))
@@ -106,7 +116,8 @@ def _config(model: GGUFFile) -> dict[str, object]:
         "num_attention_heads": model.get_int("llama.attention.head_count"),
         "num_key_value_heads": model.get_int("llama.attention.head_count_kv"),
         "max_position_embeddings": model.get_int("llama.context_length"),
-        "rms_norm_eps": 1e-5,
+        "rms_norm_eps": model.metadata["llama.attention.layer_norm_rms_epsilon"],
+        "rope_theta": model.metadata["llama.rope.freq_base"],
         "vocab_size": model.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": True,
         "bos_token_id": 1,
@@ -129,9 +140,18 @@ def _w8a8_tensors(model: GGUFFile) -> Iterator[tuple[str, tuple[str, Array]]]:
         if values.ndim == 1:
             yield target, ("BF16", _bfloat16(values))
             continue
+        if parts[2] in HEADS:
+            values = _halves_apart(values, model.get_int(HEADS[parts[2]]))
         scale = np.abs(values).max(axis=1, keepdims=True) / 127
         yield target, ("I8", np.rint(values / scale).astype(np.int8))
         yield f"{target}_scale", ("BF16", _bfloat16(scale))
+
+
+def _halves_apart(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
+    """Rows of queries or keys in the order of Transformers: GGUF has those that are turned together
+    side by side."""
+    pairs = values.reshape(heads, -1, 2, values.shape[1])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
 
 
 def _bfloat16(values: npt.NDArray[np.floating]) -> npt.NDArray[np.uint16]:

@@ -10,20 +10,24 @@ from answering import prompt, work
 from vllm import LLM, SamplingParams
 
 
+def open_model(folder: str) -> LLM:
+    return LLM(
+        folder,
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=4096,
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+        enable_prefix_caching=False,
+    )
+
+
 class Engine:
     """Requests of token ids. The steps run here, so that prompts and decoding are timed apart."""
 
     def __init__(self, folder: str) -> None:
-        self._engine = LLM(
-            folder,
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            enforce_eager=True,
-            max_model_len=4096,
-            max_num_seqs=64,
-            max_num_batched_tokens=4096,
-            enable_prefix_caching=False,
-        ).llm_engine
+        self._engine = open_model(folder).llm_engine
         self._requests = 0
 
     def add(self, depth: int, tokens: int) -> str:
