@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tvm.script import tirx as T
 from tvm.tirx import Shuffle
 
-from mlc_llm.kernels.cpu import tvm_patches
+from mlc_llm.kernels import tvm_patches
 from mlc_llm.kernels.types import Buffer, Expr, Index
 
 tvm_patches.apply()  # every kernel imports this module

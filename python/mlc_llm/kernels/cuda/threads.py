@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
+from mlc_llm.kernels import tvm_patches
 from mlc_llm.kernels.types import Expr
+
+tvm_patches.apply()  # every kernel imports this module
 
 WARP = 32
 """Threads that run together."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import logging
+import subprocess
+import sys
 
 import pytest
 from tvm.script import tirx as T
@@ -12,9 +14,9 @@ from tvm.script.parser.core import doc, evaluator
 from tvm.script.parser.core.diagnostics import Source
 from tvm.script.parser.core.parser import ScriptMacro
 
-from mlc_llm.kernels.cpu import tvm_patches
-from mlc_llm.kernels.cpu.tvm_patches import find_parser
+from mlc_llm.kernels import tvm_patches
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
+from mlc_llm.kernels.tvm_patches import find_parser
 
 
 def test_functions_expand_without_asking_for_sources(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +132,15 @@ def _with_a_function_inside() -> str:
 
 def test_a_kernel_with_a_function_inside_can_be_read_again() -> None:
     assert _with_a_function_inside() == _with_a_function_inside()
+
+
+@pytest.mark.parametrize("kernels", ["cpu.matmul", "cuda.matmul"])
+def test_kernels_of_each_kind_are_read_so(kernels: str) -> None:
+    """In a process that has imported nothing else."""
+    code = (
+        f"import mlc_llm.kernels.{kernels}\n"
+        "from tvm.script.parser.core.parser import ScriptMacro\n"
+        "print(ScriptMacro._find_parser_def.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "mlc_llm.kernels.tvm_patches"
