@@ -175,7 +175,8 @@ class Comparison:
                 attempt(self.results, f"{side.name} on {name}", partial(side.prepare, file))
             if self.wants("kl", name) and self._can(self.ours, name):
                 sides = [*(one for one in self.faster if self._can(one, name)), *self.peers]
-                add_costs(self.results, name, file, self.ours, sides)
+                measure = partial(add_costs, self.results, name, file, self.ours, sides)
+                attempt(self.results, f"KL, {name}", measure)
 
     def _can(self, side: Side, name: str) -> bool:
         return f"{side.name} on {name}" not in self.results.missing
