@@ -6,16 +6,20 @@
 Both run at the same time with one replica, and only one of them is asked at a time, alternately.
 The usual engine is the echo engine with the pace of a model: its steps sleep, so that both
 processes of the one way and the three of the other have processors to themselves. Of each figure,
-the median of the rounds counts. Ask on a machine where nothing else runs. Answers have different
-lengths: with equal ones, all clients would end at once and ask at once, again and again.
+the median of the rounds counts. Ask on a machine where nothing else runs.
+
+There are two workloads, and both are always measured. With answers of equal length, all clients end
+in the same moment and ask in the same moment, again and again: it is the hard one. With answers of
+different lengths, requests come one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import server_page
 from common import Spread
@@ -26,8 +30,13 @@ from mlc_llm.bench.run import at_concurrency
 from mlc_llm.bench.workload import Workload
 
 PROMPT_WORDS = (20, 40)
-ANSWER_TOKENS = (60, 140)
+ANSWERS = ((100, 100), (60, 140))
+"""Tokens of an answer, from the first to the second number: a workload each."""
+WARM_TOKENS = (10, 10)
 WAYS = ("mlc_llm serve", "Ray Serve")
+
+Found = dict[tuple[tuple[int, int], int, str], list[tuple[float, float]]]
+"""By answer tokens, clients and way: the time to the first token and the speed of each round."""
 
 
 def measure(
@@ -43,13 +52,46 @@ def measure(
     return float(str(row["ttft_p50_ms"])), float(str(row["answer_tokens_per_s"]))
 
 
-def table(found: Mapping[tuple[str, int], Sequence[tuple[float, float]]]) -> str:
+def table(found: Found) -> str:
     """Medians of the rounds, with the least and the greatest value."""
-    lines = ["| way | clients | TTFT p50, ms | tokens/s |", "|---|---|---|---|"]
-    for (way, clients), rounds in found.items():
+    lines = ["| answer tokens | clients | way | TTFT p50, ms | tokens/s |", "|---|---|---|---|---|"]
+    for (answer, clients, way), rounds in found.items():
         ttft, speed = (str(Spread.of(column)) for column in zip(*rounds, strict=True))
-        lines.append(f"| {way} | {clients} | {ttft} | {speed} |")
+        lines.append(f"| {_words(answer)} | {clients} | {way} | {ttft} | {speed} |")
     return "\n".join(lines)
+
+
+def added(found: Found) -> str:
+    """What the second way adds to the first one, by the medians."""
+    middle = {
+        key: [Spread.of(column).median for column in zip(*rounds, strict=True)]
+        for key, rounds in found.items()
+    }
+    lines = ["| answer tokens | clients | TTFT added, ms | tokens/s |", "|---|---|---|---|"]
+    for answer, clients in dict.fromkeys((answer, clients) for answer, clients, _ in found):
+        (ttft, speed), (other_ttft, other_speed) = (middle[answer, clients, way] for way in WAYS)
+        change = f"{other_ttft - ttft:+.1f} | {other_speed / speed - 1:+.1%}"
+        lines.append(f"| {_words(answer)} | {clients} | {change} |")
+    return "\n".join(lines)
+
+
+def _words(answer: tuple[int, int]) -> str:
+    low, high = answer
+    return f"{low} each" if low == high else f"{low} to {high}"
+
+
+def measured(all_served: Sequence[Served], clients: Sequence[int], rounds: int, each: int) -> Found:
+    """each: requests of each client in a round."""
+    found: Found = {}
+    for served in all_served:
+        for number in clients:
+            measure(served, number, number, 0, WARM_TOKENS)
+    for turn in range(1, rounds + 1):
+        for answer, number in itertools.product(ANSWERS, clients):
+            for way, served in zip(WAYS, all_served, strict=True):
+                one = measure(served, number, number * each, turn, answer)
+                found.setdefault((answer, number, way), []).append(one)
+    return found
 
 
 def main() -> None:
@@ -57,29 +99,18 @@ def main() -> None:
     parser.add_argument("--model", default="mock://echo?step_ms=20")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 32])
-    parser.add_argument("--answer", type=int, nargs=2, default=ANSWER_TOKENS, help="its tokens")
     parser.add_argument("--requests", type=int, default=4, help="of each client in a round")
     parser.add_argument("--write", action="store_true", help="into docs/scale.md")
     args = parser.parse_args()
     config = {"max_num_sequence": 32}
     text = ";".join(f"{name}={value}" for name, value in config.items())
-    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with (
         plain_server(args.model, {"overrides": text, "mode": "server"}) as plain,
         application(args.model, engine_config=config) as app,
     ):
-        for number in range(args.rounds + 1):
-            for clients in args.clients:
-                for way, served in zip(WAYS, (plain, app), strict=True):
-                    one = measure(
-                        served, clients, clients * args.requests, number, tuple(args.answer)
-                    )
-                    if number:  # the first round warms both
-                        found.setdefault((way, clients), []).append(one)
-    text = table(found)
-    low, high = args.answer
-    words = f"{args.rounds} rounds, answers of {low} to {high} tokens"
-    print(f"{args.model}, {json.dumps(config)}, {words}")
+        found = measured((plain, app), args.clients, args.rounds, args.requests)
+    text = f"{table(found)}\n\n{added(found)}"
+    print(f"{args.model}, {json.dumps(config)}, {args.rounds} rounds")
     print(text)
     if args.write:
         server_page.write("", text, server_page.SCALE, "scale_ingress.py")

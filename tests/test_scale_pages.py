@@ -61,9 +61,35 @@ def test_an_answer_is_whole_or_named() -> None:
 
 
 def test_what_the_ingress_adds_is_in_rows() -> None:
-    found = {("Ray Serve", 32): [(30.0, 900.0), (20.0, 1000.0), (90.0, 1100.0)]}
-    *_, row = scale_ingress.table(found).splitlines()
-    assert row == "| Ray Serve | 32 | 30.0 (20.0 to 90.0) | 1000.0 (900.0 to 1100.0) |"
+    """For each workload, by the medians."""
+    equal, others = scale_ingress.ANSWERS
+    found: scale_ingress.Found = {
+        (equal, 32, "mlc_llm serve"): [(20.0, 1000.0), (30.0, 900.0), (10.0, 1100.0)],
+        (equal, 32, "Ray Serve"): [(30.0, 900.0), (20.0, 1000.0), (90.0, 800.0)],
+        (others, 32, "mlc_llm serve"): [(20.0, 1000.0)],
+        (others, 32, "Ray Serve"): [(19.0, 1100.0)],
+    }
+    rows = scale_ingress.table(found).splitlines()
+    expected = "| 100 each | 32 | Ray Serve | 30.0 (20.0 to 90.0) | 900.0 (800.0 to 1000.0) |"
+    assert rows[3] == expected and len(rows) == 6
+    assert scale_ingress.added(found).splitlines()[2:] == [
+        "| 100 each | 32 | +10.0 | -10.0% |",
+        "| 60 to 140 | 32 | -1.0 | +10.0% |",
+    ]
+
+
+def test_the_hard_workload_is_always_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All answers of one length: all clients end, and ask, in the same moment."""
+    asked: list[tuple[int, int]] = []
+
+    def measure(served: object, clients: int, requests: int, number: int, answer: tuple[int, int]):
+        asked.append(answer)
+        return 1.0, 1.0
+
+    monkeypatch.setattr(scale_ingress, "measure", measure)
+    scale_ingress.measured(["plain", "ray"], [1, 32], 2, 4)  # type: ignore[list-item]
+    for answer in ((100, 100), (60, 140)):
+        assert asked.count(answer) == 2 * 2 * 2  # ways, numbers of clients, rounds
 
 
 def test_events_are_read_whatever_chunks_they_come_in() -> None:
