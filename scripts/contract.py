@@ -3,9 +3,9 @@
 
 The clients live in environments of their own below `.venv-contract`, because some contradict each
 other and none may be seen by the server. `tests/contract/requirements/NAME.txt` is the environment
-of `tests/contract/test_NAME.py`; `page.txt` is that of `tests/page`, `parsers.txt` that of
-`tests/fuzz/test_parsers.py`, `clients.txt` that of the rest. npm installs what
-`tests/contract/node/package.json` names, if it is there.
+of `tests/contract/test_NAME.py` and `test_NAME_*.py`; `page.txt` is that of `tests/page`,
+`parsers.txt` that of `tests/fuzz/test_parsers.py`, `clients.txt` that of the rest. npm installs
+what `tests/contract/node/package.json` names, if it is there.
 
 Arguments that name test files or folders choose among them; the others go to pytest.
 """
@@ -61,14 +61,20 @@ class Result:
 def environments() -> list[Environment]:
     """All of them. Each test file is in one."""
     files = sorted((CONTRACT / "requirements").glob("*.txt"))
-    own = {f"test_{file.stem}" for file in files}
-    rest = tuple(test for test in sorted(CONTRACT.glob("test_*.py")) if test.stem not in own)
-    page = tuple(sorted(PAGE.glob("test_*.py")))
-    tests = {"page": page, "parsers": (PARSERS,), "clients": rest}
-    return [
-        Environment(file, tests.get(file.stem, (CONTRACT / f"test_{file.stem}.py",)))
-        for file in files
-    ]
+    own = {file.stem: _named(file.stem) for file in files}
+    taken = {test for tests in own.values() for test in tests}
+    own["clients"] = tuple(test for test in _found(CONTRACT, "test_*.py") if test not in taken)
+    own |= {"page": _found(PAGE, "test_*.py"), "parsers": (PARSERS,)}
+    return [Environment(file, own[file.stem]) for file in files]
+
+
+def _named(name: str) -> tuple[Path, ...]:
+    """The test files with this name in theirs."""
+    return _found(CONTRACT, f"test_{name}.py") + _found(CONTRACT, f"test_{name}_*.py")
+
+
+def _found(folder: Path, pattern: str) -> tuple[Path, ...]:
+    return tuple(sorted(folder.glob(pattern)))
 
 
 def chosen(names: Sequence[Path], test: Path) -> bool:

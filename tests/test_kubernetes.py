@@ -1,5 +1,5 @@
-"""The manifests for Kubernetes: what they start exists. Their schema is checked where
-`kubernetes-validate` is installed."""
+"""The manifests for Kubernetes: what they start exists. `tests/contract/test_manifest_schemas.py`
+checks their schema."""
 
 from __future__ import annotations
 
@@ -97,16 +97,6 @@ def test_the_application_on_ray_is_one_that_exists() -> None:
     group = cluster()["rayClusterConfig"]["workerGroupSpecs"][0]
     assert model.autoscaling is not None
     assert group["maxReplicas"] >= model.autoscaling.max_replicas
-
-
-def test_the_schema_of_kubernetes_finds_nothing_wrong() -> None:
-    validate: Any = pytest.importorskip("kubernetes_validate")
-    version = validate.latest_version()
-    for one in servers().values():
-        validate.validate(one, version, strict=True)
-    for spec in pods():
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
-        validate.validate(pod, version, strict=True)
 
 
 def test_the_fields_are_those_of_kuberay() -> None:
