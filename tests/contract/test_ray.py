@@ -8,103 +8,26 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_app import LONGEST_S, STOP_S, Application, application
 
 openai: Any = pytest.importorskip("openai", reason="needs `pip install openai`")
-yaml: Any = pytest.importorskip("yaml", reason="needs `pip install pyyaml`")
+pytest.importorskip("ray", reason="needs the extra `ray`")
 
-LONGEST_S = 240
 TEXT = "the words of this text come back one by one, and not one of them is lost or seen twice"
-
-
-@dataclass
-class Application:
-    port: int
-    process: subprocess.Popen[bytes]
-    client: Any
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as found:
-            return found.read()
-
-    def stream(self, text: str, **more: Any) -> Any:
-        return self.client.chat.completions.create(
-            model="echo",
-            messages=[{"role": "user", "content": text}],
-            stream=True,
-            stream_options={"include_usage": True},
-            **more,
-        )
-
-    def replicas(self) -> list[int]:
-        """The processes of the replicas."""
-        found = []
-        for place in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (place / "cmdline").read_bytes().replace(b"\0", b" ")
-                parents = (place / "environ").read_bytes()
-            except OSError:
-                continue
-            is_own = words.startswith(b"ray::ServeReplica:llm:echo") and b"-prefill" not in words
-            if is_own and self._mark in parents:
-                found.append(int(place.name))
-        return found
-
-    @property
-    def _mark(self) -> bytes:
-        return f"MLC_LLM_TEST_MARK={self.port}".encode()
 
 
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     model = {"name": "echo", "model": "mock://echo?step_ms=2", "replicas": 2, "num_cpus": 0.3}
-    args = {
-        "models": [{**model, "resume": "replica", "drain_s": 60, "prefill": {"min_tokens": 1500}}]
-    }
-    file = tmp_path_factory.mktemp("ray") / "app.yaml"
-    entry = {"name": "llm", "import_path": "mlc_llm.ray:build_app", "args": args}
-    http = {"host": "127.0.0.1", "port": port}
-    file.write_text(yaml.safe_dump({"http_options": http, "applications": [entry]}))
-    environment = {**os.environ, "MLC_LLM_TEST_MARK": str(port), "RAY_AUTH_MODE": "disabled"}
-    environment.pop("RAY_ADDRESS", None)
-    command = [sys.executable, "-m", "mlc_llm", "serve", "--ray", str(file)]
-    with subprocess.Popen(command, env=environment) as process:
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
-        found = Application(port, process, client)
-        try:
-            _wait_for(found)
-            yield found
-        finally:
-            client.close()
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            assert process.wait(90) == 0
-
-
-def _wait_for(app: Application) -> None:
-    end = time.monotonic() + LONGEST_S
-    while True:
-        try:
-            app.get("/ready")
-            return
-        except OSError:
-            assert app.process.poll() is None, "it has ended"
-            assert time.monotonic() < end, "it did not start"
-            time.sleep(0.2)
+    model |= {"resume": "replica", "drain_s": 60, "prefill": {"min_tokens": 1500}}
+    with application(openai.OpenAI, tmp_path_factory.mktemp("ray"), model, {}) as found:
+        yield found
 
 
 def _text(chunks: list[Any]) -> str:
@@ -220,4 +143,4 @@ def test_answers_end_before_the_command_does(app: Application) -> None:
     chunks += stream
     assert _text(chunks) == text
     assert chunks[-1].usage.completion_tokens == len(text)
-    assert app.process.wait(90) == 0
+    assert app.process.wait(STOP_S) == 0
