@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import argparse
 import time
-from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from common import Spread
 
 from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchOutput, RunnerLimits, Sampled
+from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
 from mlc_llm.runtime.decode_steps import StepSize
-from mlc_llm.runtime.gathered import by_row, gathered
+from mlc_llm.runtime.gathered import by_row, gathered, sizes_of
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.sampler import Choice
 from mlc_llm.runtime.step_inputs import StepNumbers, step_tables
@@ -106,12 +107,11 @@ class ClockRunner:
 
     def collect(self, started: tuple[Batch, float]) -> BatchOutput:
         batch, ready_at = started
-        chosen = array("i", [65]) * sum(len(row.samplings) for row in batch.rows)
         while time.perf_counter() < ready_at:
             pass
-        samples = [Sampled(token) for token in chosen.tolist()]
-        for row in batch.rows:
-            self._cache.trim(row.seq_id)
+        if isinstance(batch.rows, DecodeRows):
+            return BatchOutput(ChosenTokens(np.full(len(batch.rows), 65, np.int32).tolist()))
+        samples = [Sampled(65) for row in batch.rows for _ in row.samplings]
         return BatchOutput(by_row(batch.rows, samples, []))
 
     def _prepare(self, batch: Batch) -> None:
@@ -119,7 +119,9 @@ class ClockRunner:
         asked = gathered(batch.rows, VOCAB)
         if not self._choice.is_for(asked.samplings):
             self._choice = Choice.of(asked.samplings, VOCAB, self._device)
-        placed = self._cache.place([(row.seq_id, len(row.token_ids)) for row in batch.rows])
+        if asked.uniforms is not None:
+            self._choice = self._choice.with_uniforms(asked.uniforms)
+        placed = self._cache.place(sizes_of(batch.rows))
         numbers = StepNumbers(asked.tokens, placed, asked.logit_rows, 0, None)
         if len(asked.tokens) == len(asked.samplings):
             size = self._sizes[1 << (len(asked.tokens) - 1).bit_length()]

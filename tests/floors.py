@@ -22,8 +22,8 @@ CONTRACTS = {
 """Plain values of `serve` that every layer of it may read."""
 
 GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
-CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.transfer"}
-CORE |= {"tokenizers", "protocol", "images", "runtime.transfer_bytes"}
+CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.decode_rows"}
+CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
@@ -198,9 +198,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {
         *GROUND,
         *BACKENDS,
-        *("runtime.batch", "runtime.transfer", "library", "protocol", "support"),
+        *("runtime.batch", "runtime.decode_rows", "runtime.transfer", "library", "protocol"),
+        "support",
     },
     "runtime.batch": {*GROUND, "runtime.transfer"},
+    "runtime.decode_rows": {*GROUND, "runtime.batch"},
     "runtime.transfer": GROUND,
     "runtime.transfer_bytes": {*GROUND, "runtime.transfer"},
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},

@@ -12,6 +12,7 @@ import tvm_ffi
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import AdaptedInfo, Metadata
 from mlc_llm.runtime.batch import AdapterLimits, AdapterParts, BatchRow, Factors
+from mlc_llm.runtime.decode_rows import DecodeRows
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Device, DeviceTensor
@@ -68,6 +69,8 @@ class AdapterMemory:
 
 def adapter_slots(rows: Sequence[BatchRow]) -> array[int]:
     """The slot of each token of a step."""
+    if isinstance(rows, DecodeRows):
+        return rows.same.adapters
     found = array("i")
     for row in rows:
         found.extend([row.adapter] * len(row.token_ids))

@@ -11,6 +11,7 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import Metadata
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import BatchRow
+from mlc_llm.runtime.decode_rows import DecodeRows
 
 Numbers: TypeAlias = "array[int]"
 
@@ -37,7 +38,8 @@ class FastTokens:
             self.count = len(tokens) if self._has_some else 0
         if self._precision != "fast-prompts":
             return rows, tokens, logit_rows
-        self.count = sum(row.prompt_tokens for row in rows)
+        by_column = isinstance(rows, DecodeRows)  # none of them belongs to a prompt
+        self.count = 0 if by_column else sum(row.prompt_tokens for row in rows)
         if self.count in (0, len(tokens)):
             return rows, tokens, logit_rows  # they are in that order
         rows, logit_rows = prompts_first(rows, logit_rows)

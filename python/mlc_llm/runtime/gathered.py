@@ -1,4 +1,7 @@
-"""The rows of a batch as lists of tokens, samplings and scorings; and its results by row again."""
+"""The rows of a batch as lists of tokens, samplings and scorings; and its results by row again.
+
+Rows by column are taken as they are: no function here looks at each of them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import BatchRow, Sampled, Sampling, Scoring
+from mlc_llm.runtime.decode_rows import DecodeRows, Uniforms
 
 Numbers: TypeAlias = "array[int]"
 
@@ -16,20 +20,25 @@ class Gathered(NamedTuple):
     """What all rows of a step ask for, one behind the other."""
 
     tokens: Numbers
-    samplings: list[Sampling]
+    samplings: Sequence[Sampling]
     scorings: list[Scoring]
     logit_rows: Numbers
     """Which tokens get logits, by index among `tokens`: each sampling's, then every token that a
     scoring is about. The sampler expects this order."""
+    uniforms: Uniforms | None = None
+    """Of all samplings, in place of their own; None: their own."""
 
 
 def gathered(rows: Sequence[BatchRow], vocab_size: int) -> Gathered:
     """Raises `RequestError` for a token id outside the vocabulary."""
+    if isinstance(rows, DecodeRows):
+        return _by_column(rows, vocab_size)
     tokens, sampled, scored = array("i"), array("i"), array("i")
     samplings: list[Sampling] = []
     scorings: list[Scoring] = []
     for row in rows:
-        _check(row, vocab_size)
+        assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
+        _check(row.token_ids, vocab_size)
         if row.scoring is not None:
             first = len(tokens) + row.scoring.first
             scored.extend(range(first, first + len(row.scoring.next_ids)))
@@ -57,7 +66,29 @@ def by_row(
     return found
 
 
-def _check(row: BatchRow, vocab_size: int) -> None:
-    assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
-    if not 0 <= min(row.token_ids) <= max(row.token_ids) < vocab_size:
+def sizes_of(rows: Sequence[BatchRow]) -> Sequence[tuple[int, int]]:
+    """Of each row its sequence, and how many tokens it gets."""
+    if isinstance(rows, DecodeRows):
+        return rows.same.sizes
+    return [(row.seq_id, len(row.token_ids)) for row in rows]
+
+
+def kept_states_of(rows: Sequence[BatchRow]) -> dict[int, Sequence[int]]:
+    """By sequence: behind which tokens its state is kept, if behind any."""
+    if isinstance(rows, DecodeRows):
+        return {}
+    return {row.seq_id: row.keep_states for row in rows if row.keep_states}
+
+
+def _by_column(rows: DecodeRows, vocab_size: int) -> Gathered:
+    if rows.tokens is None:
+        tokens = array("i", bytes(4 * len(rows)))
+    else:
+        tokens = array("i", rows.tokens)
+        _check(tokens, vocab_size)
+    return Gathered(tokens, rows.same.samplings, [], rows.same.indices, rows.uniforms)
+
+
+def _check(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise RequestError(f"token id outside 0 to {vocab_size - 1}")

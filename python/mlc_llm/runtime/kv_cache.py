@@ -172,6 +172,11 @@ class KVCache:
         """Numbers of tokens behind which an earlier state of the sequence is kept."""
         return () if self._states is None else self._states.kept(seq_id)
 
+    @property
+    def keeps_all(self) -> bool:
+        """Nothing is ever trimmed."""
+        return not self._windowed
+
     def trim(self, seq_id: int, undone: int = 0) -> None:
         """Gives back what is not seen any more, even if the last `undone` tokens are dropped."""
         for table in self._windowed:

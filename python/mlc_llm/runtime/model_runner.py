@@ -32,9 +32,10 @@ from mlc_llm.runtime.batch import (
 )
 from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
+from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
 from mlc_llm.runtime.decode_steps import DecodeSteps
 from mlc_llm.runtime.fast_tokens import FastTokens
-from mlc_llm.runtime.gathered import by_row, gathered
+from mlc_llm.runtime.gathered import by_row, gathered, kept_states_of, sizes_of
 from mlc_llm.runtime.image_rows import ImageRows, without_ids
 from mlc_llm.runtime.kv_cache import KVCache, group_windows
 from mlc_llm.runtime.layer_memory import check_page_format, check_window
@@ -242,6 +243,8 @@ class ModelRunner:
             self._choice = Choice.of(
                 asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
             )
+        if asked.uniforms is not None:
+            self._choice = self._choice.with_uniforms(asked.uniforms)
         numbers = self._placed(plain, asked.tokens, asked.logit_rows)
         if after is not None:
             assert after.drawn.tokens is not None, "it chooses tokens"
@@ -274,15 +277,22 @@ class ModelRunner:
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
-        values = pending.fetched.values()
+        values, rows = pending.fetched.values(), pending.batch.rows
+        if not self._cache.keeps_all:
+            self._trim(rows, 0 if pending is self._last else 1)
+        if isinstance(rows, DecodeRows):
+            tokens = self._sampler.tokens(pending.choice, values)
+            if tokens is not None:
+                return BatchOutput(ChosenTokens(tokens))
         samples, scores = self._sampler.sampled(pending.choice, pending.drawn, values)
         if pending.choice.hidden:
             self._add_hidden(samples, pending.choice.hidden, values[-1])
-        behind = 0 if pending is self._last else 1
-        for row in pending.batch.rows:
-            # drafted tokens may be rolled back, and the token of a step behind this one
+        return BatchOutput(by_row(rows, samples, scores))
+
+    def _trim(self, rows: Sequence[BatchRow], behind: int) -> None:
+        """behind: tokens of a step behind the one with these rows."""
+        for row in rows:  # drafted tokens may be rolled back
             self._cache.trim(row.seq_id, behind + max(len(row.samplings) - 1, 0))
-        return BatchOutput(by_row(pending.batch.rows, samples, scores))
 
     def _add_hidden(self, samples: Sequence[Sampled], rows: Sequence[int], vectors: Array) -> None:
         for i, vector in zip(rows, vectors, strict=True):
@@ -336,7 +346,8 @@ class ModelRunner:
 
     def _without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
         """The rows with plain ids. The vectors of their images are computed."""
-        if self._images is None or not any(row.images for row in rows):
+        by_column = isinstance(rows, DecodeRows)
+        if self._images is None or by_column or not any(row.images for row in rows):
             return rows
         self._images.prepare(rows)
         return [without_ids(row) if row.images else row for row in rows]
@@ -347,9 +358,7 @@ class ModelRunner:
         """Gives the tokens their places. Raises `RequestError` if pages lack."""
         rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
         adapters, images = None if self._step.adapters is None else adapter_slots(rows), None
-        keep = {row.seq_id: row.keep_states for row in rows if row.keep_states}
-        sizes = [(row.seq_id, len(row.token_ids)) for row in rows]
-        placed = self._cache.place(sizes, self._fast.count, keep)
+        placed = self._cache.place(sizes_of(rows), self._fast.count, kept_states_of(rows))
         if self._images is not None:
             images, placed = self._images.given(rows, placed)
         return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)

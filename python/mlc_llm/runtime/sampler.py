@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.library.signatures import (
@@ -23,6 +24,7 @@ from mlc_llm.library.signatures import (
     TOP_TOKENS,
 )
 from mlc_llm.runtime.batch import Sampled, Sampling, Scoring
+from mlc_llm.runtime.decode_rows import Uniforms
 from mlc_llm.runtime.library import Library, item
 from mlc_llm.runtime.logit_bias import PreparedBias
 from mlc_llm.runtime.logit_processor import Edits
@@ -102,7 +104,14 @@ class Choice:
         """Whether these are all that it was made of, the very same objects."""
         if self.scored or len(samplings) != len(self.samplings):
             return False
-        return all(map(is_, samplings, self.samplings))
+        return samplings is self.samplings or all(map(is_, samplings, self.samplings))
+
+    def with_uniforms(self, uniforms: Uniforms) -> Choice:
+        """The same with other random numbers, a row each."""
+        (options, width), *others = self.tables
+        options = array("f", options)
+        np.frombuffer(options, np.float32)[3::width] = np.minimum(uniforms, BELOW_ONE)
+        return replace(self, tables=[(options, width), *others])
 
 
 def _score_tables(before: int, tokens: Sequence[int]) -> list[Table]:
@@ -209,6 +218,13 @@ class Sampler:
                 one.token_id = token
             self._add(scores, [count for _, count in choice.scored], rest[-LIKELY - 1 :])
         return sampled, scores
+
+    def tokens(self, choice: Choice, values: Sequence[Values]) -> list[int] | None:
+        """The tokens of the samplings, where nothing else was asked and all are sound."""
+        if choice.asked or choice.scored or choice.hidden:
+            return None
+        found: list[int] = values[0][: len(choice.samplings)].tolist()
+        return found if min(found) >= 0 and max(found) < self._vocab_size else None
 
     def _add(
         self, sampled: Sequence[Sampled], counts: Sequence[int], likely: Sequence[Values]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import tvm_ffi
 
 from mlc_llm.runtime.batch import KNOWN, BatchRow
+from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.runtime.kv_cache import Placements
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Taken(NamedTuple):
     @classmethod
     def of(cls, source: DeviceTensor, rows: Sequence[BatchRow]) -> Taken:
         """source: of a step whose rows have one sampling each."""
+        if isinstance(rows, DecodeRows) and rows.chosen_by is rows.same.indices:
+            return cls(source, [(0, 0, len(rows))])
         runs: list[tuple[int, int, int]] = []
         at = 0
         for row in rows:

@@ -159,6 +159,20 @@ class RequestStreamOutput:
         return cls(request_id, request_final_usage_json_str=usage_json)
 
     @classmethod
+    def shown(cls, request_id: str, token_id: int) -> RequestStreamOutput:
+        """The only sequence of a request shows a token. It is made for each token of each stream,
+        and what `__post_init__` checks is so here: a third of the time."""
+        one = object.__new__(cls)
+        one.request_id = request_id
+        one.group_delta_token_ids, one.group_finish_reason = [[token_id]], [None]
+        one.group_extra_prefix_string, one.group_cut_bytes = [""], [0]
+        one.group_stop_strs, one.group_delta_logprob_json_strs = [None], None
+        one.request_final_usage_json_str = one.error = None
+        one.prompt_logprob_json_strs = one.embedding = None
+        one._unpacked = False
+        return one
+
+    @classmethod
     def finished(
         cls, request_id: str, n: int, reason: FinishReason, error: str | None = None
     ) -> RequestStreamOutput:

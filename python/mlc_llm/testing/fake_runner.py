@@ -27,6 +27,7 @@ from mlc_llm.runtime.batch import (
     Scoring,
     Window,
 )
+from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.testing.fake_sampling import fake_logits, log_softmax, sample
 
@@ -213,7 +214,7 @@ class FakeRunner:
             sequence = self.sequences.get(row.seq_id)  # None: it has ended meanwhile
             if sequence is not None and len(row.samplings) <= 1:
                 self._trim(sequence, len(self.started))
-        return BatchOutput(started.samples)
+        return BatchOutput(_by_column(started))
 
     def reset(self) -> None:
         self.started.clear()
@@ -334,6 +335,15 @@ def _known(row: BatchRow, before: FakeStep | None) -> BatchRow:
     assert before is not None, "no step is under way"
     ((chosen,), (_,)) = before.samples[row.chosen_by], row.token_ids
     return replace(row, token_ids=[max(chosen.token_id, 0)], chosen_by=KNOWN)
+
+
+def _by_column(step: FakeStep) -> Sequence[Sequence[Sampled]]:
+    """As a real runner answers rows by column, where nothing but tokens is asked."""
+    samples = [one for found in step.samples for one in found]
+    is_plain = all(one == Sampled(one.token_id) for one in samples)
+    if isinstance(step.batch.rows, DecodeRows) and is_plain:
+        return ChosenTokens([one.token_id for one in samples])
+    return step.samples
 
 
 def _is_of_row(row: BatchRow, scoring: Scoring) -> bool:

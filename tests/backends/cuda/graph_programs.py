@@ -6,15 +6,18 @@ import gc
 import json
 import logging
 import sys
+from array import array
 from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from fake_cuda import Fake
 from model_programs import TOKENS, runner_of
 
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.batch import KNOWN, Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.decode_rows import DecodeRows, SameRows
 from mlc_llm.runtime.model_runner import ModelRunner
 
 ROWS = 3
@@ -180,13 +183,32 @@ def overlap(library: str, weights: str) -> None:
         runner.check_integrity()
         runner.reset()
         runner.check_integrity()
+        if kind != "edited":
+            assert chained(runner, kind, waits=False, by_column=True) == plain
         del runner
         gc.collect()
     print(json.dumps([calls, fake.alive()]))
 
 
+def columns(rows: Sequence[BatchRow]) -> DecodeRows:
+    """The same rows."""
+    chosen_by = array("i", [row.chosen_by for row in rows])
+    choices = [row.samplings[0] for row in rows]
+    same = SameRows([row.seq_id for row in rows], choices, [row.adapter for row in rows])
+    uniforms = np.array([one.uniform for one in choices])
+    if chosen_by[0] == KNOWN:
+        return DecodeRows(same, uniforms, tokens=[row.token_ids[0] for row in rows])
+    is_all = chosen_by == same.indices
+    return DecodeRows(same, uniforms, chosen_by=same.indices if is_all else chosen_by)
+
+
 def chained(
-    runner: ModelRunner, kind: str, *, waits: bool, log: list[str] | None = None
+    runner: ModelRunner,
+    kind: str,
+    *,
+    waits: bool,
+    by_column: bool = False,
+    log: list[str] | None = None,
 ) -> list[list[Sampled]]:
     """Six steps, each behind the tokens of the one before. Row 0 leaves after the fourth one."""
     found, before, step_before = [], None, None
@@ -211,7 +233,7 @@ def chained(
             for i in ids
         ]
         Fake().log()
-        started = runner.submit(Batch(rows), step_before)
+        started = runner.submit(Batch(columns(rows) if by_column else rows), step_before)
         if log is not None and kind == "greedy" and step == 3:
             log += Fake().log()
         if step_before is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import abc
+
 from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.handover import final_usage
 from mlc_llm.serve.core.postprocess import take_output
 from mlc_llm.serve.core.scheduler import Scheduler
-from mlc_llm.serve.core.sequence import RequestState
+from mlc_llm.serve.core.sequence import RequestState, Sequence
 from mlc_llm.serve.core.sequence_state import Status
-from mlc_llm.serve.core.step_plan import StepPlan
 from mlc_llm.serve.core.telemetry import Telemetry
 from mlc_llm.serve.data import RequestStreamOutput
 
@@ -50,11 +51,11 @@ class AcceptedRequests:
         self._end(state, Status.FAILED)
         self._scheduler.slots.forget(state)
 
-    def report(self, plan: StepPlan) -> Outputs:
-        """The news of each request of a plan, and the usage of those that are over. One that was
+    def report(self, sequences: abc.Sequence[Sequence]) -> Outputs:
+        """The news of each of their requests, and the usage of those that are over. One that was
         over before a step under way has ended has said all."""
         outputs: Outputs = []
-        for state in dict.fromkeys([sequence.request for sequence in plan.sequences]):
+        for state in dict.fromkeys([sequence.request for sequence in sequences]):
             if self._by_id.get(state.request_id) is state:
                 outputs += self._report(state)
         return outputs

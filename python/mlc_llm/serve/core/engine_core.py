@@ -19,11 +19,13 @@ from typing import cast
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
 from mlc_llm.images.reader import ImageReader
 from mlc_llm.runtime.batch import BatchRow, OverlappingRunner, Runner, RunnerLimits, Sampled
+from mlc_llm.runtime.decode_rows import ChosenTokens
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs
 from mlc_llm.serve.core.adapters import Adapters
 from mlc_llm.serve.core.admission import Admission, Prepared
+from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.gauges import gauges
 from mlc_llm.serve.core.handover import begin
 from mlc_llm.serve.core.overlap import Overlap
@@ -39,6 +41,7 @@ from mlc_llm.serve.core.speculation.speculator import make_speculator
 from mlc_llm.serve.core.speculation.verify import DraftVerifier
 from mlc_llm.serve.core.step_plan import StepPlan, draft_tokens_of
 from mlc_llm.serve.core.step_runner import reason_of, run_rows
+from mlc_llm.serve.core.take_tokens import take_tokens
 from mlc_llm.serve.core.telemetry import Telemetry
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
@@ -91,7 +94,7 @@ class EngineCore:
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
-        self._overlap = self._overlapping(policy, config)
+        self._overlap = self._overlapping(policy)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
         self.fault: str | None = None
@@ -253,13 +256,18 @@ class EngineCore:
     def _numbers(self) -> dict[str, object]:
         return self._telemetry.numbers(gauges(self._scheduler, self._runner))
 
-    def _overlapping(self, policy: RequestPolicy, config: EngineConfig) -> Overlap | None:
-        """What starts steps early, where the runner can do it and no drafter reads each step."""
-        limits = self._runner.limits
-        if not limits.overlaps or self._speculator is not None or type(policy) is not RequestPolicy:
+    def _overlapping(self, policy: RequestPolicy) -> Overlap | None:
+        """Where nobody drafts, and tokens alone decide about ends, rows are planned in groups; and
+        started early where the runner can do it."""
+        if self._speculator is not None or type(policy) is not RequestPolicy:
+            return None
+        longest, now = self.longest_sequence, self._telemetry.now
+        groups = DecodeGroups(longest, self._runner.limits.page_size)
+        self._scheduler.groups = groups
+        if not self._runner.limits.overlaps:
             return None
         runner = cast("OverlappingRunner", self._runner)
-        return Overlap(runner, self._scheduler, self.longest_sequence, self._telemetry.now)
+        return Overlap(runner, self._scheduler, groups, longest, now)
 
     def _forget_step(self) -> None:
         """A step that is under way is nobody's if there is no request."""
@@ -286,7 +294,7 @@ class EngineCore:
         plan.draft_seconds = self._telemetry.now() - start
         self._telemetry.note_drafts(plan)
 
-    def _run(self, plan: StepPlan) -> list[abc.Sequence[Sampled]]:
+    def _run(self, plan: StepPlan) -> abc.Sequence[abc.Sequence[Sampled]]:
         """The samples of each row; the time that they took goes into the plan."""
         telemetry = self._telemetry
         telemetry.note_start(plan)
@@ -303,35 +311,51 @@ class EngineCore:
         )
         return samples
 
-    def _update(self, plan: StepPlan, samples: list[abc.Sequence[Sampled]]) -> Outputs:
+    def _update(self, plan: StepPlan, samples: abc.Sequence[abc.Sequence[Sampled]]) -> Outputs:
         """Take in the samples. Returns the outputs of each request of the plan."""
         now = self._telemetry.now()
-        for row, sequence, found in zip(plan.rows, plan.sequences, samples, strict=True):
-            if sequence.progress.status.is_end:  # the row of another sequence failed the request
-                continue
-            fault, several = self._postprocessor.take_scores(sequence, row, found)
-            if fault is not None:
-                self._telemetry.serving.corrupted += 1
-                self._requests.fail(sequence.request, fault)
-                continue
-            is_decoded = sequence.is_decoding
-            plan.mark_computed(sequence, len(row.token_ids) - len(draft_tokens_of(row)))
-            if not several:
-                continue
-            if not is_decoded:
-                self._scheduler.slots.cache_computed(sequence)
-            output = sequence.output
-            request = sequence.request
-            if request.metrics.first_token_at is None and not request.ends_with_prompt:
-                self._telemetry.serving.first_token(request.metrics, now)
-            if output.token_at is not None:
-                plan.gaps.append(now - output.token_at)
-            output.token_at = now
-            self._commit(plan, row, sequence, several)
+        if isinstance(samples, ChosenTokens) and self._postprocessor.knows(samples.ids):
+            outputs, rows = take_tokens(plan, samples.ids, now)
+        else:
+            outputs, rows = [], range(len(samples))
+        for i in rows:
+            self._take_row(plan, plan.rows[i], plan.sequences[i], samples[i], now)
         if self._speculator is not None:
             self._speculator.learn(plan)
         self._telemetry.record_step(plan)
-        return self._requests.report(plan)
+        if rows:
+            outputs += self._requests.report([plan.sequences[i] for i in rows])
+        return outputs
+
+    def _take_row(
+        self,
+        plan: StepPlan,
+        row: BatchRow,
+        sequence: Sequence,
+        found: abc.Sequence[Sampled],
+        now: float,
+    ) -> None:
+        if sequence.progress.status.is_end:  # the row of another sequence failed the request
+            return
+        fault, several = self._postprocessor.take_scores(sequence, row, found)
+        if fault is not None:
+            self._telemetry.serving.corrupted += 1
+            self._requests.fail(sequence.request, fault)
+            return
+        is_decoded = sequence.is_decoding
+        plan.mark_computed(sequence, len(row.token_ids) - len(draft_tokens_of(row)))
+        if not several:
+            return
+        if not is_decoded:
+            self._scheduler.slots.cache_computed(sequence)
+        output = sequence.output
+        request = sequence.request
+        if request.metrics.first_token_at is None and not request.ends_with_prompt:
+            self._telemetry.serving.first_token(request.metrics, now)
+        if output.token_at is not None:
+            plan.gaps.append(now - output.token_at)
+        output.token_at = now
+        self._commit(plan, row, sequence, several)
 
     def _commit(
         self,

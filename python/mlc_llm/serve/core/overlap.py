@@ -24,6 +24,8 @@ from mlc_llm.runtime.batch import (
     OverlappingRunner,
     Sampled,
 )
+from mlc_llm.runtime.decode_rows import STAND_IN
+from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.sampling import sampling_of
 from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.sequence import Sequence
@@ -34,8 +36,6 @@ from mlc_llm.serve.core.step_runner import reason_of, recovered
 _log = logging.getLogger(__name__)
 LEAST_WAIT_S = 5e-5
 """Shorter, a step had ended before it was asked for."""
-STAND_IN = (0,)
-"""In place of a token that is not known yet."""
 
 
 class Overlap:
@@ -45,11 +45,13 @@ class Overlap:
         self,
         runner: OverlappingRunner,
         scheduler: Scheduler,
+        groups: DecodeGroups,
         longest: int,
         clock: abc.Callable[[], float],
     ) -> None:
         """longest: the most tokens of a sequence. clock: gives the time in seconds."""
         self._runner, self._scheduler, self._longest = runner, scheduler, longest
+        self._groups = groups
         self._clock = clock
         self._next: tuple[StepPlan, object] | None = None
 
@@ -57,7 +59,7 @@ class Overlap:
         """The plan under way, if there is one; `run` has to get it then."""
         return None if self._next is None else self._next[0]
 
-    def run(self, plan: StepPlan) -> list[abc.Sequence[Sampled]]:
+    def run(self, plan: StepPlan) -> abc.Sequence[abc.Sequence[Sampled]]:
         """The samples of each row. Raises `EngineDead` as `run_rows` does."""
         started = self._taken(plan)
         try:
@@ -75,9 +77,9 @@ class Overlap:
             plan.forget_ended()
             return recovered(self._runner, plan, error)
 
-    def _collected(self, plan: StepPlan, started: object) -> list[abc.Sequence[Sampled]]:
+    def _collected(self, plan: StepPlan, started: object) -> abc.Sequence[abc.Sequence[Sampled]]:
         before = self._clock()
-        samples = list(self._runner.collect(started).samples)
+        samples = self._runner.collect(started).samples
         now = self._clock()
         if now - before < LEAST_WAIT_S:
             plan.begun_at = None  # it was over already, and nobody knows since when
@@ -125,16 +127,22 @@ class Overlap:
     def _planned(self, plan: StepPlan) -> StepPlan | None:
         """The step behind a plan that is under way; None: it has to be planned later."""
         scheduler = self._scheduler
-        if scheduler.may_start or not all(map(_is_plain, plan.rows)):
+        if scheduler.may_start:
             return None
         running = scheduler.running
+        ahead = self._groups.plan_behind(plan, running, self._runner.free_pages)
+        if ahead is not None or plan.group is not None:
+            return ahead
+        self._groups.forget()
+        return self._by_row(plan, running) if all(map(_is_plain, plan.rows)) else None
+
+    def _by_row(self, plan: StepPlan, running: abc.Sequence[Sequence]) -> StepPlan | None:
         under_way = {sequence: i for i, sequence in enumerate(plan.sequences)}
         ahead = StepPlan(0)
         for sequence in running:
             row = self._row(sequence, under_way.get(sequence))
             if row is not None:
-                ahead.rows.append(row)
-                ahead.sequences.append(sequence)
+                ahead.add(row, sequence)
             elif sequence not in under_way:
                 return None  # it lacks more than a token
         ahead.decoding = len(ahead.rows)

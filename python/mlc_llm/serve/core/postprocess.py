@@ -44,6 +44,10 @@ class Postprocessor:
             return f"the model chose token {sampled.token_id}, which its tokenizer does not have"
         return sampled.error
 
+    def knows(self, token_ids: abc.Sequence[int]) -> bool:
+        """None of them is a fault."""
+        return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
+
     def take_scores(
         self, sequence: Sequence, row: BatchRow, found: abc.Sequence[Sampled]
     ) -> tuple[str | None, abc.Sequence[Sampled]]:

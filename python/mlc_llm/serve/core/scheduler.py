@@ -15,6 +15,7 @@ from collections import OrderedDict, abc
 
 from mlc_llm.runtime.batch import NO_ADAPTER, BatchRow, Runner, Scoring
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.images import begun_image, row_images, whole_images
 from mlc_llm.serve.core.page_budget import PageBudget
 from mlc_llm.serve.core.prefill_budget import PrefillBudget
@@ -42,9 +43,11 @@ class Scheduler:
         self._waiting: OrderedDict[tuple[int, int], Sequence] = OrderedDict()
         self._running: list[Sequence] = []
         self.num_preemptions = 0
+        self.groups: DecodeGroups | None = None
+        """Plans decoding of all sequences at once; None: each row is planned by itself."""
 
     @property
-    def running(self) -> abc.Sequence[Sequence]:
+    def running(self) -> list[Sequence]:
         """Those with a slot, in the order of service."""
         return self._running
 
@@ -102,7 +105,18 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan a step. The plan is empty only when nothing runs or waits."""
+        return self._decoding_plan() or self._plan()
+
+    def _decoding_plan(self) -> StepPlan | None:
+        """If nothing is to be done but to decode all that runs, and pages are free for it."""
+        if self.groups is None or self.may_start or not self._running:
+            return None
+        return self.groups.plan(self._running, self._runner.free_pages)
+
+    def _plan(self) -> StepPlan:
         plan = StepPlan(self._max_batch_tokens, self._runner.limits.max_scores)
+        if self.groups is not None:
+            self.groups.forget()
         self.pages.start_step()
         if self._prefill_alone:
             self._plan_prefill(plan)
@@ -126,6 +140,8 @@ class Scheduler:
         assert all(one.status is Status.WAITING for one in waiting)
         assert all(sequence.remaining >= 1 for sequence in self._running)
         assert all(one.computed == 0 and one.seq_id is None for one in waiting)
+        if self.groups is not None:
+            self.groups.check_integrity(self._running)
         self.slots.check_integrity(self._running)
         self._runner.check_integrity()
 
@@ -195,12 +211,11 @@ class Scheduler:
         if count < remaining:
             plan.is_open = False
         pages.reserve(progress.computed, count)
-        plan.sequences.append(sequence)
         scoring = None if scores is None else scores.scoring(progress.computed, count)
         plan.scores -= 0 if scoring is None else len(scoring.next_ids)
         row = _row(sequence, count, scoring, is_whole=count == remaining)
         row.keep_states = self.slots.states_to_keep(sequence, count)
-        plan.rows.append(row)
+        plan.add(row, sequence)
 
     def _up_to_images(self, plan: StepPlan, sequence: Sequence, wanted: int) -> int:
         """The tokens of a row that cuts no image: an image is computed in one step, however little

@@ -130,12 +130,21 @@ class Sequence:
 
     def commit(self, token_id: int) -> None:
         """The token is known from now on. The grammar still stands before it."""
-        if self.is_drawn:
-            del self.sampling.uniforms[:1]
+        if self.grammar is not None and not self.is_drawn:
+            self.sampling.forced += 1
         self.generated.append(token_id)
         if self.request.counts_tokens:
             counts = self.sampling.token_counts
             counts[token_id] = counts.get(token_id, 0) + 1
+
+    def uniforms(self, count: int) -> list[float]:
+        """The random numbers of the next tokens that are drawn."""
+        sampling = self.sampling
+        return sampling.uniforms(len(self.generated) - sampling.forced, count)
+
+    def uniform(self, ahead: int = 0) -> float:
+        """That of the next token that is drawn, or of the one `ahead` tokens behind it."""
+        return self.uniforms(ahead + 1)[ahead]
 
     def keep_hidden(self, known_before: int, samples: abc.Sequence[Sampled]) -> None:
         """Remember the hidden vector behind which the last known token was chosen.

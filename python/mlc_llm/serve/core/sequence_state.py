@@ -82,22 +82,29 @@ class SamplingState:
     token_counts: dict[int, int] = field(default_factory=dict)
     """How often each token was generated; counted only if a penalty reads it."""
     lasting: Sampling | None = None
-    """The sampling of every token, once it is known to stay the same."""
-    uniforms: list[float] = field(default_factory=list)
-    """Random numbers that are drawn and not used yet, the next one first."""
+    """The sampling of every token but for its random number, where nothing else changes."""
+    forced: int = 0
+    """Tokens for which no number was drawn."""
+    _numbers: list[float] = field(default_factory=list)
+    """From number `_first` on."""
+    _first: int = 0
     _rng: random.Random | None = None
 
-    def uniform(self, ahead: int = 0) -> float:
-        """The random number of the next drawn token, or of the one `ahead` tokens behind it.
+    def uniforms(self, start: int, count: int) -> list[float]:
+        """`count` random numbers, from that of the next token on, which is number `start`. Those
+        before it are never asked for again.
 
-        It stays the same until that token is committed. So a step that is planned twice, after a
-        preemption or a fault, chooses the same tokens.
+        They stay the same. So a step that is planned twice, after a preemption or a fault, chooses
+        the same tokens.
         """
-        while len(self.uniforms) <= ahead:
-            if self._rng is None:
-                self._rng = random.Random(self.seed)
-            self.uniforms.append(self._rng.random())
-        return self.uniforms[ahead]
+        assert start >= self._first, "a number that is gone"
+        del self._numbers[: start - self._first]
+        self._first = start
+        if len(self._numbers) < count:
+            self._rng = self._rng or random.Random(self.seed)
+            draw = self._rng.random
+            self._numbers += [draw() for _ in range(count - len(self._numbers))]
+        return self._numbers[:count]
 
 
 @dataclass(slots=True)

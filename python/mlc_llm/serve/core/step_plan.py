@@ -6,6 +6,8 @@ from collections import abc
 from dataclasses import dataclass, field, replace
 
 from mlc_llm.runtime.batch import KNOWN, BatchRow
+from mlc_llm.runtime.decode_rows import DecodeRows
+from mlc_llm.serve.core.decode_group import DecodeGroup
 from mlc_llm.serve.core.prefix_cache import PrefixMatch
 from mlc_llm.serve.core.sequence import RequestState, Sequence
 
@@ -31,8 +33,10 @@ class StepPlan:
     """Tokens that may still be added."""
     scores: int = 0
     """Tokens of prompts that may still be scored."""
-    rows: list[BatchRow] = field(default_factory=list)
+    rows: list[BatchRow] | DecodeRows = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
+    group: DecodeGroup | None = None
+    """Of all its sequences; then its rows are columns."""
     prompt_tokens: int = 0
     """Tokens of rows that do not decode."""
     decoding: int = 0
@@ -69,6 +73,12 @@ class StepPlan:
         """Draft tokens in all rows."""
         return sum(len(draft_tokens_of(row)) for row in self.rows)
 
+    def add(self, row: BatchRow, sequence: Sequence) -> None:
+        """The next row."""
+        assert isinstance(self.rows, list), "all rows are there"
+        self.rows.append(row)
+        self.sequences.append(sequence)
+
     def mark_computed(self, sequence: Sequence, count: int) -> None:
         """This step has computed the next `count` tokens of a sequence."""
         of_prompt, generated = sequence.mark_computed(count)
@@ -86,11 +96,13 @@ class StepPlan:
             if not sequence.progress.status.is_end
         ]
         self.rows, self.sequences = [row for row, _ in pairs], [one for _, one in pairs]
+        self.group = None
         self.decoding = min(self.decoding, len(self.rows))
 
     def drop_drafts(self) -> bool:
         """Go back to rows without draft tokens; False where there are no others."""
         has_drafts = self.num_drafted > 0
+        self.group = None
         self.rows = [_without_draft(row) for row in self.rows]
         return has_drafts
 

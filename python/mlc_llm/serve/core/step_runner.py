@@ -12,7 +12,7 @@ from mlc_llm.serve.core.step_plan import StepPlan
 _log = logging.getLogger(__name__)
 
 
-def run_rows(runner: Runner, plan: StepPlan) -> list[Sequence[Sampled]]:
+def run_rows(runner: Runner, plan: StepPlan) -> Sequence[Sequence[Sampled]]:
     """The samples of each row of the plan.
 
     A run that fails has changed no sequence. So it is tried again, without draft tokens if there
@@ -20,7 +20,7 @@ def run_rows(runner: Runner, plan: StepPlan) -> list[Sequence[Sampled]]:
     `EngineDead` if no other run can succeed.
     """
     try:
-        samples = list(runner.run(Batch(plan.rows)).samples)
+        samples = runner.run(Batch(plan.rows)).samples
         assert len(samples) == len(plan.rows), "the runner answered another batch"
         return samples
     except EngineDead:
@@ -29,7 +29,7 @@ def run_rows(runner: Runner, plan: StepPlan) -> list[Sequence[Sampled]]:
         return recovered(runner, plan, error)
 
 
-def recovered(runner: Runner, plan: StepPlan, error: Exception) -> list[Sequence[Sampled]]:
+def recovered(runner: Runner, plan: StepPlan, error: Exception) -> Sequence[Sequence[Sampled]]:
     """The same of a plan whose run has failed with an error."""
     if plan.drop_drafts():
         return run_rows(runner, plan)

@@ -48,7 +48,7 @@ class DraftSequence:
         self.samplings.append(
             replace(
                 self.samplings[0],
-                uniform=self.sequence.sampling.uniform(self._numbers),
+                uniform=self.sequence.uniform(self._numbers),
                 token_counts=self._counts(token_id),
                 allowed=mask,
             )

@@ -39,6 +39,7 @@ class DraftVerifier:
         plan.budget -= more
         assert plan.budget >= 0 and self._pages.available >= 0, "no room for draft tokens"
         token_ids = [*row.token_ids, *draft.token_ids]
+        assert isinstance(plan.rows, list), "nobody drafts for rows by column"
         plan.rows[index] = BatchRow(row.seq_id, token_ids, draft.samplings, adapter=row.adapter)
 
     def verify_drafts(
