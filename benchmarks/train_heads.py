@@ -130,12 +130,12 @@ def accepted(heads: Heads, pairs: Pairs, table: torch.Tensor) -> list[float]:
     return found
 
 
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float16]]) -> None:
-    """Format: https://github.com/huggingface/safetensors."""
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """float16 and int64. Format: https://github.com/huggingface/safetensors."""
     header, offset = {}, 0
     for name, array in tensors.items():
-        end = offset + array.nbytes
-        header[name] = {"dtype": "F16", "shape": array.shape, "data_offsets": [offset, end]}
+        end, kind = offset + array.nbytes, "F16" if array.dtype == np.float16 else "I64"
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
     with path.open("wb") as file:
@@ -146,7 +146,7 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float16]]) ->
 
 def write_folder(folder: Path, heads: Heads, table: Floats) -> None:
     """All in F16."""
-    tensors: dict[str, npt.NDArray[np.float16]] = {}
+    tensors: dict[str, npt.NDArray[np.generic]] = {}
     for i, blocks in enumerate(heads.blocks):
         for j, block in enumerate(blocks):
             for name, one in block.named_parameters():
