@@ -97,6 +97,22 @@ def test_fast_rows_are_rounded_and_change_no_other(emulate: Emulator, kind: str,
     assert found.tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("rows", [3, FEW + 9])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F32"])
+def test_one_plane_of_all_rows(emulate: Emulator, kind: str, rows: int) -> None:
+    """As if their low plane were 0, and a row alone has the bits that it has among many."""
+    matrix = random_matrix(kind, 32, 256)
+    x = np.random.default_rng(8).normal(size=(rows, 256)).astype(np.float32)
+    planes, out = as_planes(x), np.zeros((rows, 32), np.float32)
+    kernel = matmul(32, 256, matrix.format, planes=1)
+    found = emulate(kernel, planes, matrix.packed, out)[-1]
+    (alone,) = emulate(kernel, planes[-1:], matrix.packed, out[-1:])[-1]
+    assert alone.tobytes() == found[-1].tobytes()
+    planes[:, 128:256] = 0
+    wanted = emulate(matmul(32, 256, matrix.format), planes, matrix.packed, out)[-1]
+    assert found.tobytes() == wanted.tobytes()
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
 def test_many_rows_add_to_what_is_there(emulate: Emulator, kind: str) -> None:
     matrix, random = random_matrix(kind, 32, 256), np.random.default_rng(5)
@@ -114,8 +130,9 @@ def test_the_split_is_even(number: int, most: int, found: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(1536, 768), (4096, 14336)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_machine_code(kind: str, n: int, k: int) -> None:
-    kernel = matmul(n, k, format_of_kind(kind), accumulate=True)
-    check_code(kernel, wanted={"HMMA", "LDG", "LDGSTS", "STS", "LDS", "BAR"})
+    for planes in (1, 2):
+        kernel = matmul(n, k, format_of_kind(kind), accumulate=True, planes=planes)
+        check_code(kernel, wanted={"HMMA", "LDG", "LDGSTS", "STS", "LDS", "BAR"})
 
 
 @pytest.mark.parametrize(("kind", "planes", "rows"), [("Q4_0", 2, 70), ("BF16", 1, 3)])

@@ -48,16 +48,23 @@ def largest_divisor(number: int, most: int) -> int:
 
 @cache
 def matmul(
-    n: int, k: int, fmt: WeightFormat, *, accumulate: bool = False, has_fast: bool = False
+    n: int,
+    k: int,
+    fmt: WeightFormat,
+    *,
+    accumulate: bool = False,
+    has_fast: bool = False,
+    planes: int = 2,
 ) -> PrimFunc:
-    """Kernel of (x, W, fast, y). accumulate: adds to y.
+    """Kernel of (x, W, fast, y). accumulate: adds to y. planes: of x, that are multiplied; with 1
+    the low one is left out.
 
     fast    int32 [1]: of so many of the first rows of x the high plane is multiplied alone; it is
             there only if `has_fast`
     """
     shape, dtype = tensor_shape(fmt, n, k)
-    few = FewRows(k, fmt, accumulate)
-    many = ManyRows(k, fmt, few.parts, accumulate)
+    few = FewRows(k, fmt, accumulate, planes=planes)
+    many = ManyRows(k, fmt, few.parts, accumulate, planes)
 
     @T.prim_func(private=True)
     def multiply(x: T.handle, w: T.handle, fast: T.handle, y: T.handle):
@@ -102,10 +109,17 @@ class FewRows:
     """Statements of `matmul` for up to 32 rows of x. Each of the first `parts` warps has a part of
     k."""
 
-    def __init__(self, k: int, fmt: WeightFormat, accumulate: bool = False, start: int = 0) -> None:
-        """start: the column of y where the product begins."""
+    def __init__(
+        self,
+        k: int,
+        fmt: WeightFormat,
+        accumulate: bool = False,
+        start: int = 0,
+        planes: int = 2,
+    ) -> None:
+        """start: the column of y where the product begins. planes: of x."""
         self.k, self.fmt, self.accumulate, self.start = k, fmt, accumulate, start
-        self.product = TileProduct(fmt)
+        self.product = TileProduct(fmt, planes)
         self.parts = largest_divisor(k // GROUP, WARPS)
         self.tiles = k // GROUP // self.parts
         most = min(MOST_TILES, MOST_WORDS // self.product.words)

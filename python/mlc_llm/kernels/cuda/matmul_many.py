@@ -36,15 +36,18 @@ _MOST_STAGES, _MOST_WORDS = 4, 20000
 class ManyRows:
     """Statements of `matmul`."""
 
-    def __init__(self, k: int, fmt: WeightFormat, parts: int, accumulate: bool) -> None:
-        self.k, self.fmt, self.accumulate = k, fmt, accumulate
-        self.product = TileProduct(fmt)
+    def __init__(
+        self, k: int, fmt: WeightFormat, parts: int, accumulate: bool, planes: int
+    ) -> None:
+        self.k, self.fmt, self.accumulate, self.planes = k, fmt, accumulate, planes
+        self.product = TileProduct(fmt, planes)
         self.tiles = k // GROUP
         self.of_part = self.tiles // parts
         self.tile_words = fmt.unit_words + fmt.stride
         self.rows_start = MANY_TILES * self.tile_words
         sums = MANY_ROWS * SUMS if fmt.has_minimum else 0
-        self.stage = self.rows_start + 2 * MANY_ROWS * _TILE_WORDS + sums
+        self.sums_start = self.rows_start + planes * MANY_ROWS * _TILE_WORDS
+        self.stage = self.sums_start + sums
         self.stages = max(2, min(_MOST_STAGES, _MOST_WORDS // self.stage))
         self.memory = self.stages * self.stage
 
@@ -78,7 +81,7 @@ class ManyRows:
         if tile < self.tiles:
             self.copy_weights(W, MEM, block, tile, start, thread)
             chunks = T.meta_var(_TILE_WORDS // QUAD)
-            for turn in T.unroll(2 * MANY_ROWS * chunks // THREADS):
+            for turn in T.unroll(self.planes * MANY_ROWS * chunks // THREADS):
                 i: T.let[T.int32] = turn * THREADS + thread
                 row: T.let[T.int32] = i // chunks % MANY_ROWS
                 plane: T.let[T.int32] = i // (chunks * MANY_ROWS)
@@ -95,10 +98,7 @@ class ManyRows:
             if self.fmt.has_minimum:
                 if thread < MANY_ROWS:
                     copy_two(
-                        words_at(
-                            MEM,
-                            start + self.rows_start + 2 * MANY_ROWS * _TILE_WORDS + thread * SUMS,
-                        ),
+                        words_at(MEM, start + self.sums_start + thread * SUMS),
                         X.ptr_to([T.min(first + thread, m - 1), sum_start(self.k) + tile * SUMS]),
                         first + thread < m,
                     )
@@ -142,7 +142,7 @@ class ManyRows:
         rows = T.meta_var(
             SharedRows(
                 *(MEM, start + self.rows_start, MANY_ROWS),
-                *(warp // MANY_TILES * (TURNS * COLUMNS), fast),
+                *(warp // MANY_TILES * (TURNS * COLUMNS), fast, self.planes),
             )
         )
         self.product.load(source, lane, words, 0, scales, 0)
