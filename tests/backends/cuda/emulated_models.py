@@ -27,9 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
 from emulation import EMULATOR, compile_emulated  # noqa: E402
 
 
-def emulated_library(
-    plan: WeightPlan, precision: Precision = "exact", arch: str = ARCH
-) -> Path:
+def emulated_library(plan: WeightPlan, precision: Precision = "exact", arch: str = ARCH) -> Path:
     """The folder of a model's library for the emulator, compiled once for all runs."""
     backend = named_backend("cuda", arch=arch).with_precision(precision)
     files, identity = sorted(EMULATOR.iterdir()), backend.library_identity()
@@ -41,7 +39,7 @@ def emulated_library(
 
         def compile_cubin(source: str, arch: str) -> bytes:
             compile_emulated(source, new / "emulated.so")
-            return emulated_machine_code(place / "emulated.so")
+            return emulated_machine_code(place / "emulated.so", int(arch[3:5]))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codegen, "compile_cubin", compile_cubin)

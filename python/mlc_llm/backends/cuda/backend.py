@@ -73,8 +73,9 @@ class CudaBackend:
 
     def ops(self) -> Ops:
         from mlc_llm.backends.cuda.ops import CudaOps
+        from mlc_llm.kernels.cuda.matmul_hopper import ARCHITECTURE as WGMMA
 
-        return CudaOps(self.kv_dtype, self.precision)
+        return CudaOps(self.kv_dtype, self.precision, has_wgmma=self.arch == WGMMA)
 
     def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         from mlc_llm.backends.cuda.codegen import compile_module

@@ -52,8 +52,9 @@ class ManyRows:
         self.memory = self.stages * self.stage
 
     @T.inline
-    def multiply(self, X, W, Y, MEM, block, first, m, fast, lane, warp, acc):
-        """The products of a block: rows of x from `first` on. fast: how many of them are fast."""
+    def multiply(self, X, W, Y, MEM, block, first, m, fast, skipped, lane, warp, acc):
+        """The products of a block: rows of x from `first` on. fast: how many of them are fast.
+        skipped: so many of the first rows of x get no result."""
         total = T.alloc_buffer((TURNS * 8,), "float32", scope="local")
         for i in T.unroll(TURNS * 8):
             acc[i] = T.float32(0)
@@ -72,7 +73,7 @@ class ManyRows:
                 for i in T.unroll(TURNS * 8):
                     total[i] = total[i] + acc[i]
                     acc[i] = T.float32(0)
-        self.store(X, Y, block, first, m, lane, warp, total)
+        self.store(X, Y, block, first, m, skipped, lane, warp, total)
 
     @T.inline
     def copy_tile(self, X, W, MEM, block, first, m, tile, slot, thread):
@@ -155,7 +156,7 @@ class ManyRows:
                 )
 
     @T.inline
-    def store(self, X, Y, block, first, m, lane, warp, total):
+    def store(self, X, Y, block, first, m, skipped, lane, warp, total):
         """Writes the numbers of a warp."""
         n = T.meta_var(Y.shape[1])
         for turn in T.unroll(TURNS):
@@ -169,7 +170,7 @@ class ManyRows:
                     + i % 4 // 2 * 8
                     + lane // 4
                 )
-                if T.And(row < m, column < n):
+                if T.And(T.And(row < m, T.Not(row < skipped)), column < n):
                     self.put(X, Y, row, column, total, turn * 8 + i)
 
     @T.inline

@@ -76,7 +76,8 @@ class SharedTile:
 class GlobalRows:
     """Rows of x where they lie, from `first` on, and how many of them there are (`end` of all).
     tokens: which rows of x they are; None: they lie side by side. fast: of so many of the first
-    rows of x the high plane is read alone; None: of none."""
+    rows of x the high plane is read alone; None: of none. skipped: so many of the first rows of x
+    get no result."""
 
     x: Buffer
     k: int
@@ -84,6 +85,7 @@ class GlobalRows:
     end: Expr
     tokens: Buffer | None = None
     fast: Expr | None = None
+    skipped: Expr | int = 0
 
     def is_exact(self, i: Index) -> Expr | bool:
         """Whether the low plane of row i is read."""
@@ -92,6 +94,10 @@ class GlobalRows:
     def is_there(self, i: Index) -> Expr:
         """Whether there is a row i behind the first one."""
         return T.Not(self.first + i >= self.end)
+
+    def is_wanted(self, i: Index) -> Expr:
+        """Whether row i is there and gets a result."""
+        return T.And(self.is_there(i), T.Not(self.first + i < self.skipped))
 
     def row(self, i: Index) -> Expr:
         """The number of a row of x."""
