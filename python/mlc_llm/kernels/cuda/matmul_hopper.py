@@ -118,7 +118,7 @@ class _Rows:
         for i in T.unroll(2 * _SUMS):
             acc[i] = T.float32(0)
         self.read(X, first, end, 0, thread, ahead)
-        self.product.load(GlobalTile(self.fmt, W, own, 0), lane, words, 0, scales, 0)
+        self.product.load(GlobalTile(self.fmt, W, own, T.int32(0)), lane, words, 0, scales, 0)
         for tile in T.serial(self.tiles):
             start: T.let[T.int32] = tile % 2 * self.stage
             self.put(MEM, start, thread, ahead)
