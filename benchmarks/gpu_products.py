@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_products.py [--rows 2048] [--size 4096] [--kind F16]
 
-It multiplies so many rows of random numbers with a square matrix, by the kernel that models use
-(`kernels/cuda/matmul.py`, mma.sync) and by one that none uses yet (`matmul_hopper.py`, wgmma), with
+It multiplies so many rows of random numbers with a square matrix, by the kernel of all precisions
+(`kernels/cuda/matmul.py`, mma.sync) and by that of fast prompts (`matmul_hopper.py`, wgmma), with
 two planes of float16 and with one. It prints the largest difference from float64, as a part of the
 largest number, and TFLOP/s, where a product with two planes counts once. Times are medians of the
 host's clock around work that is waited for. The exit code is 1 if numbers are wrong.

@@ -25,6 +25,8 @@ OPCODES = {
     0xF89: "SHFL",
     0x589: "SHFL",
     0xB1D: "BAR",
+    0x82E: "ACQBULK",
+    0x82D: "PREEXIT",
 }
 """The last twelve bits of an instruction of 128 bits, since Volta."""
 _FRAME_SIZE = 0x11

@@ -19,6 +19,7 @@ from mlc_llm.backends.cuda import codegen
 from mlc_llm.backends.registry import named_backend
 from mlc_llm.compiler.build import build_library
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.precision import Precision
 
 ARCH = "sm_90a"
 sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
@@ -26,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
 from emulation import EMULATOR, compile_emulated  # noqa: E402
 
 
-def emulated_library(plan: WeightPlan) -> Path:
+def emulated_library(plan: WeightPlan, precision: Precision = "exact", arch: str = ARCH) -> Path:
     """The folder of a model's library for the emulator, compiled once for all runs."""
-    backend = named_backend("cuda", arch=ARCH)
-    files = sorted(EMULATOR.iterdir())
-    key = kept.digest(plan.spec, _sources(), version("apache-tvm"), files=files)
+    backend = named_backend("cuda", arch=arch).with_precision(precision)
+    files, identity = sorted(EMULATOR.iterdir()), backend.library_identity()
+    key = kept.digest(plan.spec, identity, _sources(), version("apache-tvm"), files=files)
     place = kept.folder("libraries") / f"emulated-{key}"
 
     def make(new: Path) -> None:
@@ -38,7 +39,7 @@ def emulated_library(plan: WeightPlan) -> Path:
 
         def compile_cubin(source: str, arch: str) -> bytes:
             compile_emulated(source, new / "emulated.so")
-            return emulated_machine_code(place / "emulated.so")
+            return emulated_machine_code(place / "emulated.so", int(arch[3:5]))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codegen, "compile_cubin", compile_cubin)

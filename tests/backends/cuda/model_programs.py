@@ -20,6 +20,7 @@ from fake_cuda import Fake
 from mlc_llm.backends.cuda import driver
 from mlc_llm.backends.cuda.graphs import CudaGraphs
 from mlc_llm.errors import MLCError
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling, Window
 from mlc_llm.runtime.model_runner import ModelRunner
 
@@ -34,10 +35,12 @@ PROMPTS = [
 driver.LEAST_FREE = 0
 
 
-def runner_of(library: str, weights: str, window: Window | None = None) -> ModelRunner:
+def runner_of(
+    library: str, weights: str, window: Window | None = None, precision: Precision = "exact"
+) -> ModelRunner:
     """For up to 4 sequences and 64 tokens a step."""
     return ModelRunner(
-        Path(library), Path(weights), window=window,
+        Path(library), Path(weights), window=window, precision=precision,
         num_pages=24, max_num_sequence=4, max_batch_tokens=64, context_window=512,
     )  # fmt: skip
 
@@ -73,9 +76,18 @@ def logits(library: str, weights: str, out: str) -> None:
     np.save(out, found[0])
 
 
-def rows(library: str, weights: str) -> None:
+def rounded_logits(library: str, weights: str, out: str, precision: Precision) -> None:
+    """Saves the logits of 48 of `TOKENS`: the first 37 are a prompt, and the others an answer. They
+    are the same bits in steps of other sizes."""
+    runner = runner_of(library, weights, precision=precision)
+    found = [runner.logits(TOKENS[:48], chunk=chunk, prompt_tokens=37) for chunk in (48, 17)]
+    assert all(one.tobytes() == found[0].tobytes() for one in found), "the size of a step matters"
+    np.save(out, found[0])
+
+
+def rows(library: str, weights: str, precision: Precision = "exact") -> None:
     """What a row gives is the same, bit for bit, alone and beside others, forked and computed."""
-    runner = runner_of(library, weights)
+    runner = runner_of(library, weights, precision=precision)
     vocab = runner.limits.vocab_size
     mask = np.packbits(np.arange(-(-vocab // 32) * 32) % 3 > 0, bitorder="little").tobytes()
     plain = Sampling(temperature=0.8, top_p=0.9, uniform=0.3, top_logprobs=5, wants_hidden=True)

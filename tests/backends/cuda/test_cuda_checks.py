@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from mlc_llm.backends.cuda.backend import CudaBackend
-from mlc_llm.errors import InvalidField, UnsupportedModel
+from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.registry import read_config
 from mlc_llm.models.spec import DenseSpec, EagleSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.precision import PRECISIONS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64,
@@ -78,10 +79,9 @@ def test_an_eagle_head_beside_pages_of_bytes() -> None:
 
 
 def test_how_exactly_kernels_compute() -> None:
-    assert BACKEND.with_precision("fast-prompts").fast_prompts
     assert BACKEND.with_precision("exact") == BACKEND
-    with pytest.raises(InvalidField, match=r"precision = 'fast' is not allowed: .*'fast-prompts'"):
-        BACKEND.with_precision("fast")
+    identities = [BACKEND.with_precision(one).library_identity() for one in PRECISIONS]
+    assert all(identities.count(one) == 1 for one in identities), "each has a library of its own"
 
 
 def test_a_state_alone_is_computed() -> None:

@@ -44,8 +44,11 @@ def test_a_step_is_one_launch(tiny_models: TinyModels, fake: dict[str, str], nam
     for kind, (captured, repeated) in calls.items():
         assert not [line for line in [*captured, *repeated] if line.startswith("IN CAPTURE")]
         names = [line.split()[0] for line in captured]
-        inside = names[names.index("cudaStreamBeginCapture") : names.index("cudaStreamEndCapture")]
-        assert {*inside[1:]} <= {"cuLaunchKernelEx", "cudaSetDevice", "cudaGetDevice"}
+        begin, end = map(names.index, ("cudaStreamBeginCapture", "cudaStreamEndCapture"))
+        inside = captured[begin + 1 : end]
+        assert {*names[begin + 1 : end]} <= {"cuLaunchKernelEx", "cudaSetDevice", "cudaGetDevice"}
+        kernels = [line for line in inside if line.startswith("cuLaunchKernelEx")]
+        assert kernels and all(line.endswith(" early 1") for line in kernels)
         launches = [line for line in repeated if line.startswith("cu") and "Launch" in line]
         if kind == "edited":
             assert launches[0].startswith("cudaGraphLaunch") and len(launches) > 1

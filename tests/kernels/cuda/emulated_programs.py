@@ -36,7 +36,8 @@ def serve() -> None:
 
 def _call(device: Any, folder: Path, files: list[str]) -> None:
     _, host, library = _linked(folder)
-    _driver().fake_emulate(ctypes.c_void_p(library._handle))
+    if library is not None:
+        _driver().fake_emulate(ctypes.c_void_p(library._handle))
     tensors = [device.upload(np.load(file)) for file in files]
     host["kernel"](*tensors)
     for file, tensor in zip(files, tensors, strict=True):
@@ -45,13 +46,15 @@ def _call(device: Any, folder: Path, files: list[str]) -> None:
 
 @cache
 def _linked(folder: Path) -> tuple[Any, Any, Any]:
-    """What keeps the code alive, the code of the host, and the kernels for the CPU."""
+    """What keeps the code alive, the code of the host, and the kernels for the CPU; None: the
+    device runs its own."""
     from mlc_llm.backends.cuda.linking import load_kernels
 
     session = tvm_ffi_orcjit.ExecutionSession(orc_rt=None)
     host = session.load_module(str(folder / HOST_FILE), cxx=os.devnull)
     host.import_module(load_kernels((folder / DEVICE_FILE).read_bytes()))
-    return session, host, ctypes.CDLL(str(folder / LIBRARY_FILE))
+    emulated = folder / LIBRARY_FILE
+    return session, host, ctypes.CDLL(str(emulated)) if emulated.exists() else None
 
 
 @cache

@@ -14,6 +14,8 @@ _INSTRUCTION = re.compile(
     r"^__forceinline__ __device__ void tvm_builtin_ptx_\w+\([^)]*\) \{.*?^\}\n", re.M | re.S
 )
 """A function of TVM for an instruction; the emulator has its own."""
+_ASSEMBLY = re.compile(r'asm volatile\("griddepcontrol\.\w+;"[^;]*\);')
+"""What concerns other kernels: here they run one after the other."""
 _DYNAMIC = re.compile(r"extern __shared__ __align__\(\d+\) (\w+) (\w+)\[\];")
 """Shared memory whose size the launch says."""
 
@@ -41,6 +43,7 @@ def compile_emulated(source: str, library: Path) -> None:
 def emulated_source(source: str) -> str:
     """CUDA source as C++, with functions that take the arguments of launches."""
     own = _DYNAMIC.sub(r"auto *\2 = (\1 *)emulator::shared;", _INSTRUCTION.sub("", source))
+    own = _ASSEMBLY.sub("", own)
     starts = []
     for name, parameters in _SIGNATURE.findall(own):
         types = [re.sub(r"__restrict__|\w+$", "", one.strip()) for one in parameters.split(",")]

@@ -12,8 +12,9 @@ from cuda_code import check_code
 from emulated import Emulator
 
 from mlc_llm.backends.cuda.formats import PAGE
-from mlc_llm.kernels.cuda.attention import FEW, LOG2E, SHARES, STATE, attention, join
-from mlc_llm.kernels.cuda.attention_tiles import Sizes
+from mlc_llm.kernels.cuda.attention import attention
+from mlc_llm.kernels.cuda.attention_join import join
+from mlc_llm.kernels.cuda.attention_sizes import FEW, LOG2E, SHARES, STATE, Sizes
 
 pytestmark = pytest.mark.cuda
 Array = npt.NDArray[Any]

@@ -11,8 +11,8 @@ from cuda_code import check_code
 from emulated import Emulator
 
 from mlc_llm.backends.cuda.formats import PAGE
-from mlc_llm.kernels.cuda.attention import FEW, STATE, attention
-from mlc_llm.kernels.cuda.attention_tiles import SHARES
+from mlc_llm.kernels.cuda.attention import attention
+from mlc_llm.kernels.cuda.attention_sizes import FEW, SHARES, STATE
 from mlc_llm.kernels.cuda.kv_pages import copy_pages, rope_append
 from mlc_llm.kernels.heads import Heads
 from mlc_llm.library.page_format import GROUP, block_elements, scale_groups

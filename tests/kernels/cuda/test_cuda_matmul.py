@@ -90,9 +90,25 @@ def test_fast_rows_are_rounded_and_change_no_other(emulate: Emulator, kind: str,
     matrix, fast = random_matrix(kind, 32, 256), 13
     x = np.random.default_rng(8).normal(size=(rows, 256)).astype(np.float32)
     planes, out = as_planes(x), np.zeros((rows, 32), np.float32)
-    kernel = matmul(32, 256, matrix.format, has_fast=True)
+    kernel = matmul(32, 256, matrix.format, fast="rounded")
     found = emulate(kernel, planes, matrix.packed, np.array([fast], np.int32), out)[-1]
     planes[:fast, 128:256] = 0
+    wanted = emulate(matmul(32, 256, matrix.format), planes, matrix.packed, out)[-1]
+    assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("rows", [3, FEW + 9])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F32"])
+def test_one_plane_of_all_rows(emulate: Emulator, kind: str, rows: int) -> None:
+    """As if their low plane were 0, and a row alone has the bits that it has among many."""
+    matrix = random_matrix(kind, 32, 256)
+    x = np.random.default_rng(8).normal(size=(rows, 256)).astype(np.float32)
+    planes, out = as_planes(x), np.zeros((rows, 32), np.float32)
+    kernel = matmul(32, 256, matrix.format, planes=1)
+    found = emulate(kernel, planes, matrix.packed, out)[-1]
+    (alone,) = emulate(kernel, planes[-1:], matrix.packed, out[-1:])[-1]
+    assert alone.tobytes() == found[-1].tobytes()
+    planes[:, 128:256] = 0
     wanted = emulate(matmul(32, 256, matrix.format), planes, matrix.packed, out)[-1]
     assert found.tobytes() == wanted.tobytes()
 
@@ -114,24 +130,67 @@ def test_the_split_is_even(number: int, most: int, found: int) -> None:
 @pytest.mark.parametrize(("n", "k"), [(1536, 768), (4096, 14336)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_machine_code(kind: str, n: int, k: int) -> None:
-    kernel = matmul(n, k, format_of_kind(kind), accumulate=True)
-    check_code(kernel, wanted={"HMMA", "LDG", "LDGSTS", "STS", "LDS", "BAR"})
+    for planes in (1, 2):
+        kernel = matmul(n, k, format_of_kind(kind), accumulate=True, planes=planes)
+        check_code(kernel, wanted={"HMMA", "LDG", "LDGSTS", "STS", "LDS", "BAR"})
 
 
-@pytest.mark.parametrize(("kind", "planes", "rows"), [("Q4_0", 2, 70), ("BF16", 1, 3)])
+@pytest.mark.parametrize("rows", [FEW - 9, FEW + 9])
+def test_rows_that_another_kernel_computes_are_left_alone(emulate: Emulator, rows: int) -> None:
+    matrix, skipped = random_matrix("Q4_1", 32, 256), 70
+    x, y = (np.random.default_rng(8).normal(size=(rows, width)) for width in (256, 32))
+    given = as_planes(x.astype(np.float32)), matrix.packed
+    kernels = [
+        matmul(32, 256, matrix.format, accumulate=True, fast=one) for one in (None, "skipped")
+    ]
+    whole = emulate(kernels[0], *given, y.astype(np.float32))[-1]
+    part = emulate(kernels[1], *given, np.array([skipped], np.int32), y.astype(np.float32))[-1]
+    assert part[:skipped].tobytes() == y.astype(np.float32)[:skipped].tobytes()
+    assert part[skipped:].tobytes() == whole[skipped:].tobytes()
+
+
+ONE_PLANE = [one for one in KINDS if can_multiply(format_of_kind(one))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "planes", "rows"),
+    [("Q4_0", 2, 70), ("BF16", 1, 3), *((kind, 1, 65) for kind in ONE_PLANE if kind != "BF16")],
+)
 def test_products_by_wgmma(emulate: Emulator, kind: str, planes: int, rows: int) -> None:
-    matrix = random_matrix(kind, 128, 96)
-    x = np.random.default_rng(9).normal(size=(rows, 96)).astype(np.float32)
-    kernel, given = matmul_hopper(128, 96, matrix.format, planes=planes), as_planes(x)
-    found = emulate(kernel, given, matrix.packed, np.zeros((rows, 128), np.float32))[-1]
+    """A matrix whose last block has one tile alone, and a row behind the fast ones."""
+    matrix, k = random_matrix(kind, 160, width_of(kind)), width_of(kind)
+    x = np.random.default_rng(9).normal(size=(rows + 1, k)).astype(np.float32)
+    given = as_planes(x)
     if planes == 1:
-        given[:, 48:96] = 0
-        x = numbers_of(given, 96)
-    check(found, matrix, x)
+        given[:, k // 2 : k] = 0
+        x = numbers_of(given, k).astype(np.float32)
+        given = as_planes(x)
+        given[:, k // 2 : k] = 0x3C003C00  # twice 1, which nobody may read
+    kernel = matmul_hopper(160, k, matrix.format, planes=planes, has_fast=True)
+    out = np.full((rows + 1, 160), 7, np.float32)
+    found = emulate(kernel, given, matrix.packed, np.array([rows], np.int32), out)[-1]
+    check(found[:rows], matrix, x[:rows])
+    assert (found[rows] == 7).all()
+
+
+def test_wgmma_adds_to_what_is_there_and_a_row_depends_on_no_other(emulate: Emulator) -> None:
+    matrix, random = random_matrix("Q4_K", 128, 512), np.random.default_rng(5)
+    x, y = (random.normal(size=(67, width)).astype(np.float32) for width in (512, 128))
+    plain, adding = (
+        matmul_hopper(128, 512, matrix.format, planes=1, accumulate=one) for one in (False, True)
+    )
+    out, given = np.zeros_like(y), as_planes(x)
+    product = emulate(plain, given, matrix.packed, out)[-1]
+    assert emulate(adding, given, matrix.packed, y)[-1].tobytes() == (product + y).tobytes()
+    for row in (0, 66):
+        (alone,) = emulate(plain, given[row : row + 1], matrix.packed, out[:1])[-1]
+        assert alone.tobytes() == product[row].tobytes()
 
 
 @pytest.mark.parametrize("planes", [1, 2])
-@pytest.mark.parametrize("kind", [one for one in KINDS if can_multiply(format_of_kind(one))])
+@pytest.mark.parametrize("kind", ONE_PLANE)
 def test_machine_code_with_wgmma(kind: str, planes: int) -> None:
-    kernel = matmul_hopper(4096, 4096, format_of_kind(kind), planes=planes)
+    kernel = matmul_hopper(
+        4096, 4096, format_of_kind(kind), planes=planes, accumulate=True, has_fast=True
+    )
     check_code(kernel, {"HGMMA", "LDG", "STS", "BAR"}, ["sm_90a"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
-from emulated import Emulator, emulator
+from emulated import ARCH, Emulator, MachineCode, emulator
+from emulation import compile_emulated
+from fake_cuda import emulated_machine_code
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.cuda.threads import SCHEDULED
@@ -50,6 +53,27 @@ def _torn_warp(x: T.handle):  # type: ignore[no-untyped-def]
 
 def arrays() -> tuple[np.ndarray, np.ndarray]:
     return np.arange(SIZE, dtype=np.int32), np.zeros(SIZE, np.int32)
+
+
+@pytest.fixture
+def emulate(fake: dict[str, str], tmp_path: Path) -> Iterator[Emulator]:
+    """Not a GPU."""
+    with emulator(fake, tmp_path) as started:
+        yield started
+
+
+def test_a_device_may_run_its_own_code(fake: dict[str, str], tmp_path: Path) -> None:
+    """As it is with `--gpu`, with g++ and the stand-in instead of NVIDIA's compiler and driver."""
+    sources = []
+
+    def compiled(source: str) -> bytes:
+        sources.append(source)
+        compile_emulated(source, tmp_path / "code.so")
+        return emulated_machine_code(tmp_path / "code.so")
+
+    with emulator(fake, tmp_path, MachineCode(ARCH, compiled)) as started:
+        _, y = started(reversing(True), *arrays())
+    assert y.tolist() == list(range(SIZE))[::-1] and len(sources) == 1
 
 
 def test_a_barrier_that_is_missing(emulate: Emulator) -> None:

@@ -10,8 +10,9 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.cuda.calls import call, change, float_tensor
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.backends.operands import AttentionBlocks, HeadNorms, LayerInputs, Part
-from mlc_llm.kernels.cuda.attention import FEW, STATE, attention, join
-from mlc_llm.kernels.cuda.attention_tiles import SHARES, SPLIT, Sizes
+from mlc_llm.kernels.cuda.attention import attention
+from mlc_llm.kernels.cuda.attention_join import join
+from mlc_llm.kernels.cuda.attention_sizes import FEW, SHARES, SPLIT, STATE, Sizes
 from mlc_llm.kernels.cuda.elementwise import add
 from mlc_llm.kernels.cuda.head_norm import head_norm, heads_apart
 from mlc_llm.kernels.cuda.kv_pages import copy_pages, rope_append, rotate_queries

@@ -28,8 +28,8 @@ class CudaBackend:
     arch: str | None
     """What code is compiled for (`architectures.py`); None: nothing is compiled."""
     kv_dtype: str = "float16"
-    fast_prompts: bool = False
-    """Tokens of prompts are multiplied in one plane of float16."""
+    precision: Precision = "exact"
+    """What is multiplied in one plane of float16: nothing, tokens of prompts, or all."""
     name = NAME
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
@@ -47,10 +47,7 @@ class CudaBackend:
         return usable_gpu().free_memory
 
     def with_precision(self, precision: Precision) -> CudaBackend:
-        if precision == "fast":
-            words = "the cuda kernels round the tokens of prompts alone; use 'fast-prompts'"
-            raise InvalidField("precision", precision, words)
-        return replace(self, fast_prompts=precision == "fast-prompts")
+        return replace(self, precision=precision)
 
     def with_kv_cache(self, dtype: KVCacheDtype) -> CudaBackend:
         return replace(self, kv_dtype="int8" if dtype == "int8" else "float16")
@@ -71,13 +68,14 @@ class CudaBackend:
     def library_identity(self) -> dict[str, object]:
         return {
             "kernels": self.name, "arch": self.arch, "kv": self.kv_dtype,
-            "fast_prompts": self.fast_prompts,
+            "precision": self.precision,
         }  # fmt: skip
 
     def ops(self) -> Ops:
         from mlc_llm.backends.cuda.ops import CudaOps
+        from mlc_llm.kernels.cuda.matmul_hopper import ARCHITECTURE as WGMMA
 
-        return CudaOps(self.kv_dtype, fast_prompts=self.fast_prompts)
+        return CudaOps(self.kv_dtype, self.precision, has_wgmma=self.arch == WGMMA)
 
     def compile(self, module: tvm.IRModule, folder: Path, triple: str | None = None) -> Compiled:
         from mlc_llm.backends.cuda.codegen import compile_module

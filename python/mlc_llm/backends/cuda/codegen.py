@@ -14,6 +14,7 @@ from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.codegen import BYTECODE_FILE, KERNELS_FILE
 from mlc_llm.backends.cuda.build import only_source, source_of, target_of
 from mlc_llm.backends.cuda.device_bin import compiled
+from mlc_llm.backends.cuda.early_launch import early, has_early_launch
 from mlc_llm.backends.cuda.nvrtc import compile_cubin
 from mlc_llm.backends.cuda.workspace import ALLOCATE
 
@@ -118,6 +119,8 @@ def compile_module(
         built = relax.build(module, target=target, relax_pipeline=pipeline(), tir_pipeline="tirx")
         (host,) = (one for one in built.mod.imports if one.kind == "llvm")
         source = source_of(host)
+    if has_early_launch(arch):
+        source = early(source)
     kernels = compiled(source, compile_source or partial(compile_cubin, arch=arch))
     (folder / DEVICE_FILE).write_bytes(kernels.to_bytes())
     built.mod.write_to_file(str(folder / BYTECODE_FILE))

@@ -48,7 +48,7 @@ def device_module(data: bytes) -> DeviceModule:
         reader = _Reader(data)
         found = reader.text()
         start = reader.at
-        names = reader.functions()
+        names = tuple(one.name for one in reader.functions())
         table = data[start : reader.at]
         code = reader.text()
     except struct.error as error:
@@ -56,6 +56,30 @@ def device_module(data: bytes) -> DeviceModule:
     if reader.at != len(data):
         raise CompileError("TVM's module for the GPU has more in it than this version knows")
     return DeviceModule(found, table, names, code)
+
+
+def relaunched(
+    module: DeviceModule, change: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
+) -> DeviceModule:
+    """The same module with other launch parameters. change: makes them of those of a function."""
+    functions = _Reader(module.table).functions()
+    table = _number(len(functions)) + b"".join(
+        one._replace(launch=change(one.launch)).to_bytes() for one in functions
+    )
+    return DeviceModule(module.format, table, module.names, module.code)
+
+
+class _Function(NamedTuple):
+    """An entry of the table: the bytes before its launch parameters, these, and those behind."""
+
+    name: str
+    head: bytes
+    launch: tuple[bytes, ...]
+    tail: bytes
+
+    def to_bytes(self) -> bytes:
+        launch = _number(len(self.launch)) + b"".join(map(_text, self.launch))
+        return self.head + launch + self.tail
 
 
 class Packed(NamedTuple):
@@ -102,20 +126,26 @@ class _Reader:
         self.skip(start)
         return self._data[begin : self.at]
 
-    def functions(self) -> tuple[str, ...]:
-        """Passes over the table of functions: each has its name twice, the types of its arguments
-        (4 bytes each), its launch parameters by name, and what its arguments are for (4 bytes)."""
+    def functions(self) -> tuple[_Function, ...]:
+        """The table of functions: each has its name twice, the types of its arguments (4 bytes
+        each), its launch parameters by name, and what its arguments are for (4 bytes)."""
         return tuple(self._function() for _ in range(self.number()))
 
-    def _function(self) -> str:
+    def _function(self) -> _Function:
+        start = self.at
         self.text()
         name = self.text().decode()
         self.skip(4 * self.number())
-        for _ in range(self.number()):
-            self.text()
+        head = self._data[start : self.at]
+        launch = tuple(self.text() for _ in range(self.number()))
+        start = self.at
         self.skip(4 * self.number())
-        return name
+        return _Function(name, head, launch, self._data[start : self.at])
+
+
+def _number(value: int) -> bytes:
+    return struct.pack("<Q", value)
 
 
 def _text(data: bytes) -> bytes:
-    return struct.pack("<Q", len(data)) + data
+    return _number(len(data)) + data

@@ -24,8 +24,12 @@ from mlc_llm.models.spec import ExpertsSpec
 class ExpertStack(nn.Module):  # type: ignore[misc]
     """The parameter of the packed matrices [rows, columns] of all experts."""
 
-    def __init__(self, experts: int, rows: int, columns: int, fmt: WeightFormat) -> None:
+    def __init__(
+        self, experts: int, rows: int, columns: int, fmt: WeightFormat, planes: int = 2
+    ) -> None:
+        """planes: of what is multiplied with them."""
         self.experts, self.rows, self.columns, self.fmt = experts, padded_rows(rows), columns, fmt
+        self.planes = planes
         shape, dtype = tensor_shape(fmt, self.rows, columns)
         self.packed = nn.Parameter((experts, *shape), dtype)
 
@@ -91,7 +95,7 @@ def _product(
     name: of the matrices. has_tokens: the rows are those of tokens."""
     stack, biases, width = getattr(matrices, name), matrices.biases, int(into.shape[1])
     shape = ExpertShape(stack.experts, stack.rows, stack.columns, stack.fmt)
-    kernel = expert_matmul(shape, width, first, has_tokens=has_tokens)
+    kernel = expert_matmul(shape, width, first, has_tokens=has_tokens, planes=stack.planes)
     label = f"matmul_experts_{stack.rows}x{stack.columns}_{stack.fmt.name}"
     args = [routes.chunks, *([routes.tokens] if has_tokens else []), rows, stack.packed]
     y = change(kernel, label, args, into)

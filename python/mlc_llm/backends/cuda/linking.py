@@ -15,6 +15,7 @@ import tvm_ffi_orcjit
 
 from mlc_llm.backends.cuda.architectures import ARCHITECTURES
 from mlc_llm.backends.cuda.driver import Gpu, shown
+from mlc_llm.backends.cuda.early_launch import launched_as_wanted
 from mlc_llm.backends.cuda.runtime import load_cuda
 from mlc_llm.library.metadata import BrokenLibrary
 
@@ -103,4 +104,5 @@ class LibraryFunction:
 
 def load_kernels(data: bytes) -> tvm_ffi.Module:
     """The module of a `device.bin`. Its code goes to the GPU when a kernel is first launched."""
-    return tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda")(data)
+    load = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda")
+    return load(launched_as_wanted(data))

@@ -31,35 +31,54 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.kernels.cuda.elementwise import add, beside, changed, multiply
 from mlc_llm.kernels.cuda.embedding import embedding
 from mlc_llm.kernels.cuda.matmul import matmul
+from mlc_llm.kernels.cuda.matmul_hopper import can_multiply, matmul_hopper
 from mlc_llm.kernels.cuda.row_norm import row_norm
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.precision import Precision
 
-EXACT_ROLES = ("embedding", "router", "head")
-"""Of matrices whose results are rounded for no token."""
+EXACT_ROLES: dict[Precision, tuple[str, ...]] = {
+    "fast-prompts": ("embedding", "router", "head"),
+    "fast": ("router",),
+}
+"""Of matrices whose input is rounded for no token. A router's choice is not a small difference."""
 
 
 class PackedMatrix(nn.Module):  # type: ignore[misc]
     """The parameter of a packed matrix [rows, columns]; its packed rows are padded."""
 
     def __init__(
-        self, rows: int, columns: int, fmt: WeightFormat, *, is_fast: bool = False
+        self,
+        rows: int,
+        columns: int,
+        fmt: WeightFormat,
+        *,
+        is_fast: bool = False,
+        planes: int = 2,
+        has_wgmma: bool = False,
     ) -> None:
-        """is_fast: the `fast_tokens` are multiplied in one plane."""
+        """is_fast: the `fast_tokens` are multiplied in one plane, by wgmma if there is that.
+        planes: of all others."""
         self.rows, self.columns, self.fmt = padded_rows(rows), columns, fmt
-        self.is_fast = is_fast
+        self.is_fast, self.planes = is_fast, planes
+        self.by_wgmma = is_fast and has_wgmma and can_multiply(fmt)
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
+
+    @property
+    def product_name(self) -> str:
+        """A name for kernels that multiply it."""
+        return f"matmul_{self.rows}x{self.columns}_{self.fmt.name}"
 
 
 class CudaOps(AttentionOps, ChoiceOps, RowOps, StateOps):
     """See `backends.base.Ops`."""
 
-    is_fast = False
-
-    def __init__(self, kv_dtype: str = "float16", *, fast_prompts: bool = False) -> None:
-        """fast_prompts: tokens may be computed less exactly."""
-        self.kv_dtype, self._fast_prompts = kv_dtype, fast_prompts
-        self.has_fast_tokens = False
+    def __init__(
+        self, kv_dtype: str = "float16", precision: Precision = "exact", *, has_wgmma: bool = False
+    ) -> None:
+        """has_wgmma: of the architecture that code is for."""
+        self.kv_dtype, self._precision, self._has_wgmma = kv_dtype, precision, has_wgmma
+        self.has_fast_tokens, self.is_fast = False, precision == "fast"
         self._fast_tokens: Tensor | None = None
         self._adapted: list[tuple[PackedMatrix, AdapterInputs]] = []
 
@@ -76,9 +95,13 @@ class CudaOps(AttentionOps, ChoiceOps, RowOps, StateOps):
         return padded_rows(rows)
 
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
-        is_fast = self._fast_prompts and role not in EXACT_ROLES
+        is_rounded = role not in EXACT_ROLES.get(self._precision, (role,))
+        is_fast, planes = is_rounded and not self.is_fast, 1 if is_rounded and self.is_fast else 2
         self.has_fast_tokens |= is_fast
-        return PackedMatrix(rows, columns, format_of_kind(kind), is_fast=is_fast)
+        return PackedMatrix(
+            rows, columns, format_of_kind(kind),
+            is_fast=is_fast, planes=planes, has_wgmma=self._has_wgmma,
+        )  # fmt: skip
 
     def tied_head(self, embedding: PackedMatrix) -> PackedMatrix:
         return embedding
@@ -166,7 +189,8 @@ class CudaOps(AttentionOps, ChoiceOps, RowOps, StateOps):
         return _added(x, None, bias)
 
     def expert_matrices(self, experts: int, rows: int, columns: int, kind: str) -> ExpertStack:
-        return ExpertStack(experts, rows, columns, format_of_kind(kind))
+        planes = 1 if self.is_fast else 2
+        return ExpertStack(experts, rows, columns, format_of_kind(kind), planes)
 
     def moe(self, spec: ExpertsSpec, x: Tensor | Input, matrices: ExpertMatrices) -> Tensor:
         given = as_input(x)
@@ -203,13 +227,30 @@ def _product(
     matrix: PackedMatrix, planes: Tensor, add_to: Tensor | None, fast: Tensor | None
 ) -> Tensor:
     """The product of rows of planes. fast: int32 [1], of how many of the first rows one plane."""
-    has_sum, has_fast = add_to is not None, fast is not None
-    kernel = matmul(matrix.rows, matrix.columns, matrix.fmt, accumulate=has_sum, has_fast=has_fast)
-    name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}" + "_fast" * has_fast
+    if fast is not None and matrix.by_wgmma:
+        return _product_in_two(matrix, planes, add_to, fast)
+    kernel = matmul(
+        matrix.rows, matrix.columns, matrix.fmt, accumulate=add_to is not None,
+        fast=None if fast is None else "rounded", planes=matrix.planes,
+    )  # fmt: skip
+    name = matrix.product_name + ("" if fast is None else "_fast")
     args = [planes, matrix.packed, *([] if fast is None else [fast])]
     if add_to is None:
         return call(kernel, name, args, float_tensor(planes.shape[0], matrix.rows))
     return change(kernel, f"{name}_add", args, add_to)
+
+
+def _product_in_two(
+    matrix: PackedMatrix, planes: Tensor, add_to: Tensor | None, fast: Tensor
+) -> Tensor:
+    """The same, fast rows by wgmma, and all others as without it: so the bits of a token depend on
+    neither how many tokens a step has nor on how many of them are fast."""
+    has_sum, sizes = add_to is not None, (matrix.rows, matrix.columns, matrix.fmt)
+    y = add_to if add_to is not None else op.empty([planes.shape[0], matrix.rows], "float32")
+    args, name = [planes, matrix.packed, fast], matrix.product_name + "_add" * has_sum
+    first = matmul_hopper(*sizes, planes=1, accumulate=has_sum, has_fast=True)
+    y = change(first, f"{name}_wgmma", args, y)
+    return change(matmul(*sizes, accumulate=has_sum, fast="skipped"), f"{name}_others", args, y)
 
 
 def _added(x: Tensor, y: Tensor | None, bias: Tensor | None, scale: float = 1.0) -> Tensor:

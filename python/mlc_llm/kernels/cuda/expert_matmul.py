@@ -51,11 +51,13 @@ class _Matrix:
 
 
 @cache
-def expert_matmul(shape: ExpertShape, width: int, first: int, *, has_tokens: bool) -> PrimFunc:
-    """Kernel of (chunks, tokens, x, W, y)."""
+def expert_matmul(
+    shape: ExpertShape, width: int, first: int, *, has_tokens: bool, planes: int = 2
+) -> PrimFunc:
+    """Kernel of (chunks, tokens, x, W, y). planes: of x, as `matmul`."""
     n, k, fmt = shape.n, shape.k, shape.fmt
     packed, dtype = tensor_shape(fmt, n, k)
-    few = FewRows(k, fmt, start=first)
+    few = FewRows(k, fmt, start=first, planes=planes)
 
     @T.prim_func(private=True)
     def multiply(chunks: T.handle, tokens: T.handle, x: T.handle, w: T.handle, y: T.handle):

@@ -17,6 +17,7 @@ y    float32 [m, n]
 from __future__ import annotations
 
 from functools import cache
+from typing import Literal
 
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
@@ -35,6 +36,7 @@ ROWS = COLUMNS * TURNS
 FEW = 128
 """Rows of x of which blocks are small. With more there are enough large ones."""
 WARPS = 8
+Fast = Literal["rounded", "skipped"]
 MOST_TILES = 4
 """Tiles that a warp loads before it computes."""
 MOST_WORDS = 32
@@ -48,16 +50,25 @@ def largest_divisor(number: int, most: int) -> int:
 
 @cache
 def matmul(
-    n: int, k: int, fmt: WeightFormat, *, accumulate: bool = False, has_fast: bool = False
+    n: int,
+    k: int,
+    fmt: WeightFormat,
+    *,
+    accumulate: bool = False,
+    fast: Fast | None = None,
+    planes: int = 2,
 ) -> PrimFunc:
-    """Kernel of (x, W, fast, y). accumulate: adds to y.
+    """Kernel of (x, W, fast, y). accumulate: adds to y. planes: of x, that are multiplied; with 1
+    the low one is left out.
 
-    fast    int32 [1]: of so many of the first rows of x the high plane is multiplied alone; it is
-            there only if `has_fast`
+    fast    int32 [1]: how many of the first rows of x are fast. "rounded": of these the high plane
+            is multiplied alone. "skipped": they get no result, because another kernel computes
+            them. None: this argument is left out
     """
     shape, dtype = tensor_shape(fmt, n, k)
-    few = FewRows(k, fmt, accumulate)
-    many = ManyRows(k, fmt, few.parts, accumulate)
+    fast_rows = fast
+    few = FewRows(k, fmt, accumulate, planes=planes)
+    many = ManyRows(k, fmt, few.parts, accumulate, planes)
 
     @T.prim_func(private=True)
     def multiply(x: T.handle, w: T.handle, fast: T.handle, y: T.handle):
@@ -69,6 +80,8 @@ def matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 2 if fmt.planes * fmt.groups == 1 else 1})
+        rounded = T.meta_var(FAST[0] if fast_rows == "rounded" else None)
+        skipped = T.meta_var(FAST[0] if fast_rows == "skipped" else 0)
         block, turn = T.cta_id(
             [
                 T.Select(m <= FEW, n // BLOCK, -(-n // (BLOCK * MANY_TILES))),
@@ -81,31 +94,37 @@ def matmul(
         )
         acc = T.alloc_buffer((TURNS * 8,), "float32", scope="local")
         if m <= FEW:
-            if turn * ROWS < m:
-                rows = T.meta_var(
-                    GlobalRows(X, k, turn * ROWS, m, fast=FAST[0] if has_fast else None)
-                )
+            rows = T.meta_var(GlobalRows(X, k, turn * ROWS, m, fast=rounded, skipped=skipped))
+            if T.And(turn * ROWS < m, turn * ROWS + ROWS > skipped):
                 few.multiply(rows, W, block, lane, warp, acc)
                 few.share(MEM, rows, lane, warp, acc)
                 T.cuda.cta_sync()
                 few.store(X, Y, MEM, block, rows, warp * WARP + lane)
-        else:
+        elif turn * MANY_ROWS + MANY_ROWS > skipped:
             many.multiply(
                 *(X, W, Y, MEM, block, turn * MANY_ROWS, m),
-                *(FAST[0] - turn * MANY_ROWS if has_fast else None, lane, warp, acc),
+                *(None if rounded is None else rounded - turn * MANY_ROWS, skipped),
+                *(lane, warp, acc),
             )
 
-    return multiply if has_fast else without(multiply, "FAST")
+    return without(multiply, "FAST") if fast is None else multiply
 
 
 class FewRows:
     """Statements of `matmul` for up to 32 rows of x. Each of the first `parts` warps has a part of
     k."""
 
-    def __init__(self, k: int, fmt: WeightFormat, accumulate: bool = False, start: int = 0) -> None:
-        """start: the column of y where the product begins."""
+    def __init__(
+        self,
+        k: int,
+        fmt: WeightFormat,
+        accumulate: bool = False,
+        start: int = 0,
+        planes: int = 2,
+    ) -> None:
+        """start: the column of y where the product begins. planes: of x."""
         self.k, self.fmt, self.accumulate, self.start = k, fmt, accumulate, start
-        self.product = TileProduct(fmt)
+        self.product = TileProduct(fmt, planes)
         self.parts = largest_divisor(k // GROUP, WARPS)
         self.tiles = k // GROUP // self.parts
         most = min(MOST_TILES, MOST_WORDS // self.product.words)
@@ -171,7 +190,7 @@ class FewRows:
         total = T.alloc_buffer((1,), "float32", scope="local")
         for turn in T.serial(ROWS * BLOCK // (WARPS * WARP)):
             at: T.let[T.int32] = turn * (WARPS * WARP) + thread
-            if rows.is_there(at // BLOCK):
+            if rows.is_wanted(at // BLOCK):
                 row: T.let[T.int32] = rows.first + at // BLOCK
                 total[0] = T.float32(0)
                 for part in T.unroll(self.parts):

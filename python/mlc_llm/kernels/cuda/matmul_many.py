@@ -36,21 +36,25 @@ _MOST_STAGES, _MOST_WORDS = 4, 20000
 class ManyRows:
     """Statements of `matmul`."""
 
-    def __init__(self, k: int, fmt: WeightFormat, parts: int, accumulate: bool) -> None:
-        self.k, self.fmt, self.accumulate = k, fmt, accumulate
-        self.product = TileProduct(fmt)
+    def __init__(
+        self, k: int, fmt: WeightFormat, parts: int, accumulate: bool, planes: int
+    ) -> None:
+        self.k, self.fmt, self.accumulate, self.planes = k, fmt, accumulate, planes
+        self.product = TileProduct(fmt, planes)
         self.tiles = k // GROUP
         self.of_part = self.tiles // parts
         self.tile_words = fmt.unit_words + fmt.stride
         self.rows_start = MANY_TILES * self.tile_words
         sums = MANY_ROWS * SUMS if fmt.has_minimum else 0
-        self.stage = self.rows_start + 2 * MANY_ROWS * _TILE_WORDS + sums
+        self.sums_start = self.rows_start + planes * MANY_ROWS * _TILE_WORDS
+        self.stage = self.sums_start + sums
         self.stages = max(2, min(_MOST_STAGES, _MOST_WORDS // self.stage))
         self.memory = self.stages * self.stage
 
     @T.inline
-    def multiply(self, X, W, Y, MEM, block, first, m, fast, lane, warp, acc):
-        """The products of a block: rows of x from `first` on. fast: how many of them are fast."""
+    def multiply(self, X, W, Y, MEM, block, first, m, fast, skipped, lane, warp, acc):
+        """The products of a block: rows of x from `first` on. fast: how many of them are fast.
+        skipped: so many of the first rows of x get no result."""
         total = T.alloc_buffer((TURNS * 8,), "float32", scope="local")
         for i in T.unroll(TURNS * 8):
             acc[i] = T.float32(0)
@@ -69,7 +73,7 @@ class ManyRows:
                 for i in T.unroll(TURNS * 8):
                     total[i] = total[i] + acc[i]
                     acc[i] = T.float32(0)
-        self.store(X, Y, block, first, m, lane, warp, total)
+        self.store(X, Y, block, first, m, skipped, lane, warp, total)
 
     @T.inline
     def copy_tile(self, X, W, MEM, block, first, m, tile, slot, thread):
@@ -78,7 +82,7 @@ class ManyRows:
         if tile < self.tiles:
             self.copy_weights(W, MEM, block, tile, start, thread)
             chunks = T.meta_var(_TILE_WORDS // QUAD)
-            for turn in T.unroll(2 * MANY_ROWS * chunks // THREADS):
+            for turn in T.unroll(self.planes * MANY_ROWS * chunks // THREADS):
                 i: T.let[T.int32] = turn * THREADS + thread
                 row: T.let[T.int32] = i // chunks % MANY_ROWS
                 plane: T.let[T.int32] = i // (chunks * MANY_ROWS)
@@ -95,10 +99,7 @@ class ManyRows:
             if self.fmt.has_minimum:
                 if thread < MANY_ROWS:
                     copy_two(
-                        words_at(
-                            MEM,
-                            start + self.rows_start + 2 * MANY_ROWS * _TILE_WORDS + thread * SUMS,
-                        ),
+                        words_at(MEM, start + self.sums_start + thread * SUMS),
                         X.ptr_to([T.min(first + thread, m - 1), sum_start(self.k) + tile * SUMS]),
                         first + thread < m,
                     )
@@ -142,7 +143,7 @@ class ManyRows:
         rows = T.meta_var(
             SharedRows(
                 *(MEM, start + self.rows_start, MANY_ROWS),
-                *(warp // MANY_TILES * (TURNS * COLUMNS), fast),
+                *(warp // MANY_TILES * (TURNS * COLUMNS), fast, self.planes),
             )
         )
         self.product.load(source, lane, words, 0, scales, 0)
@@ -155,7 +156,7 @@ class ManyRows:
                 )
 
     @T.inline
-    def store(self, X, Y, block, first, m, lane, warp, total):
+    def store(self, X, Y, block, first, m, skipped, lane, warp, total):
         """Writes the numbers of a warp."""
         n = T.meta_var(Y.shape[1])
         for turn in T.unroll(TURNS):
@@ -169,7 +170,7 @@ class ManyRows:
                     + i % 4 // 2 * 8
                     + lane // 4
                 )
-                if T.And(row < m, column < n):
+                if T.And(T.And(row < m, T.Not(row < skipped)), column < n):
                     self.put(X, Y, row, column, total, turn * 8 + i)
 
     @T.inline

@@ -76,7 +76,8 @@ class SharedTile:
 class GlobalRows:
     """Rows of x where they lie, from `first` on, and how many of them there are (`end` of all).
     tokens: which rows of x they are; None: they lie side by side. fast: of so many of the first
-    rows of x the high plane is read alone; None: of none."""
+    rows of x the high plane is read alone; None: of none. skipped: so many of the first rows of x
+    get no result."""
 
     x: Buffer
     k: int
@@ -84,6 +85,7 @@ class GlobalRows:
     end: Expr
     tokens: Buffer | None = None
     fast: Expr | None = None
+    skipped: Expr | int = 0
 
     def is_exact(self, i: Index) -> Expr | bool:
         """Whether the low plane of row i is read."""
@@ -92,6 +94,10 @@ class GlobalRows:
     def is_there(self, i: Index) -> Expr:
         """Whether there is a row i behind the first one."""
         return T.Not(self.first + i >= self.end)
+
+    def is_wanted(self, i: Index) -> Expr:
+        """Whether row i is there and gets a result."""
+        return T.And(self.is_there(i), T.Not(self.first + i < self.skipped))
 
     def row(self, i: Index) -> Expr:
         """The number of a row of x."""
@@ -111,13 +117,15 @@ class GlobalRows:
 class SharedRows:
     """Copies of the columns of a tile in shared memory: of `count` rows the high plane, the low
     one, and the sums. The rows of a warp begin with `first`. Rows that are not there are zeros.
-    fast: of so many of the first rows the high plane is read alone; None: of none."""
+    fast: of so many of the first rows the high plane is read alone; None: of none. planes: that
+    were copied; with 1 there is no low one."""
 
     memory: Buffer
     start: Expr
     count: int
     first: Expr
     fast: Expr | None = None
+    planes: int = 2
 
     def is_exact(self, i: Index) -> Expr | bool:
         """As `GlobalRows`."""
@@ -134,7 +142,7 @@ class SharedRows:
 
     def sum(self, i: Index, tile: Expr, group: Index) -> Expr:
         """As `GlobalRows`."""
-        start = self.start + 2 * self.count * _TILE_WORDS
+        start = self.start + self.planes * self.count * _TILE_WORDS
         return T.reinterpret(self.memory[start + (self.first + i) * SUMS + group], dtype="float32")
 
 
@@ -160,8 +168,9 @@ class TileProduct:
     of mma, as "Matrix Fragments for mma.m16n8k16" says: rows g and g + 8 of both halves of a
     tile."""
 
-    def __init__(self, fmt: WeightFormat) -> None:
-        self.fmt = fmt
+    def __init__(self, fmt: WeightFormat, planes: int = 2) -> None:
+        """planes: of x, that are multiplied; with 1 the low one is left out."""
+        self.fmt, self.planes = fmt, planes
         self.words = fmt.parts * 4 + fmt.high_bits
         self.scales = fmt.kinds * (fmt.groups * _SCALES[fmt.scales] + 2 * int(fmt.has_units))
         self.factors = fmt.kinds * fmt.groups * 4
@@ -280,14 +289,16 @@ class TileProduct:
             b[j] = T.uint32(0)
         if rows.is_there(i + lane // 4):
             self.read_rows(rows, i + lane // 4, 0, tile, lane, b)
-            if rows.fast is None or rows.is_exact(i + lane // 4):
-                self.read_rows(rows, i + lane // 4, 1, tile, lane, b)
+            if self.planes == 2:
+                if rows.fast is None or rows.is_exact(i + lane // 4):
+                    self.read_rows(rows, i + lane // 4, 1, tile, lane, b)
         for group in T.unroll(self.fmt.groups):
             for j in T.unroll(8):
                 d[j] = T.float32(0)
             self.multiply(a, b, 0, group, d)
-            if rows.fast is None or rows.is_exact(i + COLUMNS - 1):
-                self.multiply(a, b, 1, group, d)
+            if self.planes == 2:
+                if rows.fast is None or rows.is_exact(i + COLUMNS - 1):
+                    self.multiply(a, b, 1, group, d)
             for j in T.unroll(8):
                 T.ptx[_ADD](acc[at + j], d[j], factors[group * 4 + j // 2], acc[at + j])
         if self.fmt.has_minimum:

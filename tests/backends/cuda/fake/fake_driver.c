@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209, INVALID_VALUE = 1, INVALID_IMAGE = 200 };
+enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209, INVALID_VALUE = 1, INVALID_IMAGE = 200, NOT_SUPPORTED = 801 };
 enum { MOST = 4096, LOG = 1 << 20 };
 
 enum { ALIGNMENT = 256, SYSTEM_PAGE = 4096 };
@@ -221,11 +221,21 @@ int fake_refuse(const char *name) {
   return 900; /* cudaErrorStreamCaptureUnsupported */
 }
 
-struct config { unsigned grid[3], block[3], shared; Handle stream; void *attributes; unsigned count; };
+/* CUlaunchAttribute; 6 is CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION. FAKE_CUDA_EARLY=0: a
+ * driver that refuses it. */
+struct attribute { int id, unused; union { int number; char bytes[64]; } value; };
+struct config { unsigned grid[3], block[3], shared; Handle stream; const struct attribute *attributes; unsigned count; };
+enum { EARLY = 6 };
+/* The only attribute that a launch may have. */
+static int is_early(const struct config *c) {
+  if (c->count > 1 || (c->count && c->attributes[0].id != EARLY)) abort();
+  return c->count && c->attributes[0].value.number;
+}
 int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, void **extra) {
   const char *name = ((struct function *)function)->name;
-  CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d attributes %u", name,
-       c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream != NULL, c->count);
+  CALL(" %s grid %u,%u,%u block %u,%u,%u shared %u stream %d early %d", name,
+       c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream != NULL, is_early(c));
+  if (is_early(c) && !fake_setting("FAKE_CUDA_EARLY", 1)) return NOT_SUPPORTED;
   for (int i = 0; i < 3; i++) if (!c->grid[i] || !c->block[i]) return INVALID_VALUE;
   if (fake_capturing() && !fake_captured(c->stream)) return fake_refuse("a launch on another stream");
   void *of_module = *(void **)((struct function *)function)->module, *kernels = of_module ? of_module : emulated;
