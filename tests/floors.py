@@ -33,6 +33,7 @@ GPU_SHAPES = {"backends.cuda.formats"}
 KERNELS = {
     *GROUND,
     *(f"kernels.{name}" for name in ("arguments", "heads", "page_bytes", "row_kinds", "types")),
+    "kernels.tvm_patches",
 }
 """What all kernels share."""
 DEVICE = {
@@ -108,6 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels.heads": set(),
     "kernels.page_bytes": {"kernels.types", "library.page_format"},
     "kernels.row_kinds": {"kernels.types"},
+    "kernels.tvm_patches": set(),
     "kernels.types": set(),
     "kernels.cpu": {*KERNELS, *SHAPES},
     "kernels.cuda": {*KERNELS, *GPU_SHAPES},

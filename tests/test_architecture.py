@@ -120,6 +120,7 @@ LAZY = {
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.codegen"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.device"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.driver"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.kernels.cuda.matmul_hopper"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.ops"),
     ("mlc_llm.backends.cuda.layout", "mlc_llm.backends.cuda.packing"),
     ("mlc_llm.backends.cuda.layout", "mlc_llm.quantization.block_format"),
