@@ -63,7 +63,7 @@ def divergence(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
     ("precision", "arch"),
     [
         ("fast", "sm_90a"),
-        ("fast-prompts", "sm_90a"),
+        pytest.param("fast-prompts", "sm_90a", marks=pytest.mark.slow),
         pytest.param("fast-prompts", "sm_80", marks=pytest.mark.slow),
     ],
 )

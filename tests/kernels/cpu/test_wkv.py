@@ -84,6 +84,7 @@ def expected_of(
     return out, states
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
 @pytest.mark.parametrize("name", ROWS)
 @each_isa()
