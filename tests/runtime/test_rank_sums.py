@@ -7,6 +7,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -38,6 +39,21 @@ def together(calls: list[Callable[[], None]]) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
+
+
+def together_soon(work: Callable[[int], None], count: int) -> None:
+    """All ranks, which must end at once."""
+    started = time.monotonic()
+    together([partial(work, rank) for rank in range(count)])
+    assert time.monotonic() - started < 10
+
+
+def what_differs(errors: dict[int, str], count: int) -> list[str]:
+    """What ranks say that have seen a difference; all ranks have raised, the others for that."""
+    assert sorted(errors) == list(range(count))
+    named = [one for one in errors.values() if "do not compute the same step" in one]
+    assert {one for one in errors.values() if one not in named} <= {"the ranks were given up"}
+    return named
 
 
 @pytest.mark.parametrize("done", [0, 2**32 - 3])
@@ -78,13 +94,9 @@ def test_sums_of_different_sizes_end_all_ranks_at_once(ranks: list[Sums], size: 
         except EngineDead as error:
             errors[rank] = str(error)
 
-    started = time.monotonic()
-    together([lambda rank=rank: work(rank) for rank in range(len(ranks))])  # type: ignore[misc]
-    assert time.monotonic() - started < 10
-    assert sorted(errors) == list(range(len(ranks)))
-    named = [one for one in errors.values() if "do not compute the same step" in one]
+    together_soon(work, len(ranks))
+    named = what_differs(errors, len(ranks))
     assert named and all("adds 3" in one and f"adds {size}" in one for one in named)
-    assert {one for one in errors.values() if one not in named} <= {"the ranks were given up"}
 
 
 @pytest.mark.parametrize("short", [0, -1])
@@ -102,14 +114,10 @@ def test_another_number_of_sums_ends_all_ranks_at_once(ranks: list[Sums], short:
         except EngineDead as error:
             errors[rank] = str(error)
 
-    started = time.monotonic()
-    together([lambda rank=rank: work(rank) for rank in range(len(ranks))])  # type: ignore[misc]
-    assert time.monotonic() - started < 10
-    assert sorted(errors) == list(range(len(ranks)))
-    named = [one for one in errors.values() if "do not compute the same step" in one]
+    together_soon(work, len(ranks))
+    named = what_differs(errors, len(ranks))
     assert named and all(f"rank {short % len(ranks)} has ended its step" in one for one in named)
     assert all("adds 7 numbers" in one for one in named)
-    assert {one for one in errors.values() if one not in named} <= {"the ranks were given up"}
 
 
 def test_a_rank_that_waits_is_told_to_give_up(ranks: list[Sums]) -> None:
