@@ -24,7 +24,7 @@ CONTRACTS = {
 GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
-BACKENDS = {"backends.base", "backends.operands", "backends.registry"}
+BACKENDS = {"backends.base", "backends.operands", "backends.ranks", "backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
@@ -42,6 +42,7 @@ DEVICE = {
     "backends.base",
     "backends.features",
     "backends.operands",
+    "backends.ranks",
     "library",
     "models.recurrent",
     "models.spec",
@@ -129,9 +130,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": set(),
     "backends.all_reduce": {"library"},
     "backends.operands": set(),
+    "backends.ranks": GROUND,
     "backends.base": {
         *GROUND,
         "backends.operands",
+        "backends.ranks",
         "models.recurrent",
         "models.spec",
         "quantization",

@@ -104,7 +104,7 @@ LAZY = {
     ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),
     ("mlc_llm.serve.opening.vision", "mlc_llm.loader.huggingface"),
     ("mlc_llm.serve.opening.vision", "mlc_llm.model_files.tower"),
-    ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.futex"),
+    ("mlc_llm.serve.opening.shares", "mlc_llm.backends.ranks.futex"),
     ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.group"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),

@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 import pytest
 
+from mlc_llm.backends.cpu.rank_sums import PIECE, SharedSums
+from mlc_llm.backends.ranks import meeting as meeting_file
+from mlc_llm.backends.ranks.meeting import Meeting, shared_file
 from mlc_llm.errors import EngineDead
 from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.page_table import Placement
-from mlc_llm.runtime.ranks import sums as sums_file
 from mlc_llm.runtime.ranks.messages import copy_message, step_message, step_of, tables_of
-from mlc_llm.runtime.ranks.sums import PIECE, Sums, shared_file
 from mlc_llm.runtime.step_inputs import StepNumbers
 
 
@@ -26,9 +27,11 @@ def no_check() -> None:
 
 
 @pytest.fixture(params=[2, 3])
-def ranks(request: pytest.FixtureRequest) -> Iterator[list[Sums]]:
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[SharedSums]]:
     file = shared_file(request.param)
-    yield [Sums(file, rank, request.param, no_check) for rank in range(request.param)]
+    yield [
+        SharedSums(Meeting(file, rank, request.param, no_check)) for rank in range(request.param)
+    ]
     os.close(file)
 
 
@@ -57,20 +60,20 @@ def what_differs(errors: dict[int, str], count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("done", [0, 2**32 - 3])
-def test_all_ranks_get_the_same_sum(ranks: list[Sums], done: int) -> None:
+def test_all_ranks_get_the_same_sum(ranks: list[SharedSums], done: int) -> None:
     """Of any size, in the order of the ranks, and also where the words begin anew."""
     rng = np.random.default_rng(0)
     sizes = [1, 7, 64, PIECE, PIECE + 1, 2 * PIECE + 5] + [33] * 40
     parts = [[rng.standard_normal(size).astype(np.float32) for size in sizes] for _ in ranks]
     found = [[np.empty(size, np.float32) for size in sizes] for _ in ranks]
     for one in ranks:
-        one._done = done
-        for word in one._words:
+        one._meeting._done = done
+        for word in one._meeting._words:
             word.write(done % 2**32)
 
     def work(rank: int) -> None:
         for part, total in zip(parts[rank], found[rank], strict=True):
-            ranks[rank].add(part, total)
+            ranks[rank].add_arrays(part, total)
 
     together([lambda rank=rank: work(rank) for rank in range(len(ranks))])  # type: ignore[misc]
     for i in range(len(sizes)):
@@ -81,16 +84,16 @@ def test_all_ranks_get_the_same_sum(ranks: list[Sums], done: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4, PIECE + 3, 2 * PIECE])
-def test_sums_of_different_sizes_end_all_ranks_at_once(ranks: list[Sums], size: int) -> None:
+def test_sums_of_different_sizes_end_all_ranks_at_once(ranks: list[SharedSums], size: int) -> None:
     """The last rank has another number of numbers: also if it is of more pieces."""
     errors: dict[int, str] = {}
 
     def work(rank: int) -> None:
         own = size if rank == len(ranks) - 1 else 3
-        ranks[rank].add(np.ones(7, np.float32), np.empty(7, np.float32))
+        ranks[rank].add_arrays(np.ones(7, np.float32), np.empty(7, np.float32))
         try:
             for _ in range(2):
-                ranks[rank].add(np.ones(own, np.float32), np.empty(own, np.float32))
+                ranks[rank].add_arrays(np.ones(own, np.float32), np.empty(own, np.float32))
         except EngineDead as error:
             errors[rank] = str(error)
 
@@ -100,7 +103,7 @@ def test_sums_of_different_sizes_end_all_ranks_at_once(ranks: list[Sums], size: 
 
 
 @pytest.mark.parametrize("short", [0, -1])
-def test_another_number_of_sums_ends_all_ranks_at_once(ranks: list[Sums], short: int) -> None:
+def test_another_number_of_sums_ends_all_ranks_at_once(ranks: list[SharedSums], short: int) -> None:
     """One rank, the first or the last, ends its step a sum earlier than the others."""
     errors: dict[int, str] = {}
 
@@ -108,7 +111,7 @@ def test_another_number_of_sums_ends_all_ranks_at_once(ranks: list[Sums], short:
         try:
             for steps, sums in enumerate((3, 2 if rank == short % len(ranks) else 3)):
                 for _ in range(sums):
-                    ranks[rank].add(np.ones(7, np.float32), np.empty(7, np.float32))
+                    ranks[rank].add_arrays(np.ones(7, np.float32), np.empty(7, np.float32))
                 ranks[rank].end_step()
                 assert steps == 0, "the second step has no end"
         except EngineDead as error:
@@ -120,23 +123,23 @@ def test_another_number_of_sums_ends_all_ranks_at_once(ranks: list[Sums], short:
     assert all("adds 7 numbers" in one for one in named)
 
 
-def test_a_rank_that_waits_is_told_to_give_up(ranks: list[Sums]) -> None:
+def test_a_rank_that_waits_is_told_to_give_up(ranks: list[SharedSums]) -> None:
     errors: list[str] = []
 
     def wait() -> None:
         try:
-            ranks[0].add(np.ones(3, np.float32), np.empty(3, np.float32))
+            ranks[0].add_arrays(np.ones(3, np.float32), np.empty(3, np.float32))
         except EngineDead as error:
             errors.append(str(error))
 
-    together([wait, ranks[1].give_up])
+    together([wait, ranks[1]._meeting.give_up])
     assert errors == ["the ranks were given up"]
 
 
-def test_waiting_has_an_end(ranks: list[Sums], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums_file, "STALLED_S", 0.1)
+def test_waiting_has_an_end(ranks: list[SharedSums], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_file, "STALLED_S", 0.1)
     with pytest.raises(EngineDead, match="rank 1 has computed nothing"):
-        ranks[0].add(np.ones(3, np.float32), np.empty(3, np.float32))
+        ranks[0].add_arrays(np.ones(3, np.float32), np.empty(3, np.float32))
 
 
 def test_messages_are_what_they_were_made_of() -> None:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Rwkv7Vectors,
         StateInputs,
     )
+    from mlc_llm.backends.ranks.meeting import Meeting
     from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
     from mlc_llm.models.spec import (
         Activation,
@@ -304,6 +305,21 @@ class Fetched(Protocol):
         ...
 
 
+class RankSums(Protocol):
+    """Sums over all ranks of a model, of one rank. One thread at a time."""
+
+    def add(self, x: DeviceTensor, total: DeviceTensor) -> None:
+        """total = the sum of all ranks' x, both float32 and in one piece. It may be computed behind
+        the caller, in the order of all else that the device computes. Raises EngineDead."""
+
+    def end_step(self) -> None:
+        """Return when all ranks have ended the step, with all of its sums. Raises EngineDead, in
+        all ranks if one of them has added up something else."""
+
+    def close(self) -> None:
+        """Nothing is added any more; what waits for other ranks ends. Raises nothing."""
+
+
 class Functions(Protocol):
     """The functions of a library, by name."""
 
@@ -341,6 +357,16 @@ class Device(Protocol):
     def fetch(self, tensors: Sequence[DeviceTensor]) -> Fetched:
         """Starts to read tensors, behind all that computes until now and before what is started
         later. Called by the thread that computes."""
+        ...
+
+    def rank_key(self) -> bytes:
+        """By what the devices of ranks find each other. Rank 0 makes it, for all. Raises
+        UnusableDevice."""
+        ...
+
+    def rank_sums(self, meeting: Meeting, key: bytes) -> RankSums:
+        """Sums over the ranks that meet there. It may wait until all ranks have called it. Raises
+        EngineDead, UnusableDevice."""
         ...
 
     def move(

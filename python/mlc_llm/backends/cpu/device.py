@@ -18,8 +18,10 @@ from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.backends.cpu import amx
 from mlc_llm.backends.cpu.memory import growing, zeroed
+from mlc_llm.backends.cpu.rank_sums import SharedSums
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.threads import configure_threads
+from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.library.metadata import BrokenLibrary
 
 _CPU = (1, 0)
@@ -67,6 +69,14 @@ class CpuDevice:
 
     def fetch(self, tensors: Sequence[tvm_ffi.Tensor]) -> HostValues:
         return HostValues(tensors)
+
+    def rank_key(self) -> bytes:
+        """Nothing: the meeting suffices."""
+        return b""
+
+    def rank_sums(self, meeting: Meeting, key: bytes) -> SharedSums:
+        assert not key, "it is that of another device"
+        return SharedSums(meeting)
 
     def move(
         self, source: tvm_ffi.Tensor, first: int, target: tvm_ffi.Tensor, at: int, count: int

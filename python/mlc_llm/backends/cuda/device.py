@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from mlc_llm.backends.cuda.linking import CudaLibrary, check_fits
 from mlc_llm.backends.cuda.runtime import ON_DEVICE, TO_HOST, load_cuda
 from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
 from mlc_llm.backends.cuda.tensors import gpu_tensor, size_of
+from mlc_llm.backends.ranks.meeting import Meeting
+from mlc_llm.errors import UnusableDevice
 
 CHUNK = 8 << 20
 """Bytes of an array that are copied at once."""
@@ -75,6 +77,12 @@ class CudaDevice:
 
     def fetch(self, tensors: Sequence[tvm_ffi.Tensor]) -> GpuValues:
         return self._fetcher.fetch(tensors)
+
+    def rank_key(self) -> NoReturn:
+        raise UnusableDevice("one model runs on one GPU in this version")
+
+    def rank_sums(self, meeting: Meeting, key: bytes) -> NoReturn:
+        raise UnusableDevice("one model runs on one GPU in this version")
 
     def move(
         self, source: tvm_ffi.Tensor, first: int, target: tvm_ffi.Tensor, at: int, count: int

@@ -2,9 +2,6 @@
 
 A process may have several models, each with its ranks. Which one computes is a fact of the thread:
 compiled code runs on the thread that calls it, one step at a time.
-
-On a device whose queue computes behind the caller, this is the place where its own sum goes into
-the queue (on NVIDIA's GPUs, `ncclAllReduce` on the stream of the step).
 """
 
 from __future__ import annotations
@@ -12,18 +9,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tvm_ffi
 
 from mlc_llm.library.signatures import ALL_REDUCE
-from mlc_llm.runtime.ranks.sums import Sums, arrays
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import DeviceTensor, RankSums
 
 _here = threading.local()
 
 
 @contextmanager
-def adding(sums: Sums) -> Iterator[None]:
+def adding(sums: RankSums) -> Iterator[None]:
     """What this thread computes meanwhile is added up with these ranks."""
     before = getattr(_here, "sums", None)
     _here.sums = sums
@@ -33,9 +32,9 @@ def adding(sums: Sums) -> Iterator[None]:
         _here.sums = before
 
 
-def _all_reduce(x: Any, total: Any) -> None:
+def _all_reduce(x: DeviceTensor, total: DeviceTensor) -> None:
     """total = the sum of all ranks' x."""
-    _here.sums.add(*arrays(x, total))
+    _here.sums.add(x, total)
 
 
 tvm_ffi.register_global_func(ALL_REDUCE, _all_reduce, override=True)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mlc_llm.backends.ranks.meeting import STALLED_S, Meeting, shared_file
 from mlc_llm.errors import EngineDead, MLCError, one_line
 from mlc_llm.library.metadata import BrokenLibrary, Metadata
 from mlc_llm.runtime.batch import RunnerLimits, Window
@@ -24,13 +25,12 @@ from mlc_llm.runtime.packed_file import BrokenParams, Packed
 from mlc_llm.runtime.ranks.all_reduce import adding
 from mlc_llm.runtime.ranks.messages import copy_message, json_message, received, step_message
 from mlc_llm.runtime.ranks.setup import RankSetup, tables_identity
-from mlc_llm.runtime.ranks.sums import STALLED_S, Sums, shared_file
 from mlc_llm.runtime.step_inputs import StepNumbers
 
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import DeviceTensor, Table
+    from mlc_llm.backends.base import Device, DeviceTensor, RankSums, Table
 
 LOOK_S = 0.2
 """While the others load, rank 0 looks so often whether they live."""
@@ -43,7 +43,7 @@ class _Rank:
     """Another rank."""
 
     def __init__(self, setup: RankSetup, memory: int) -> None:
-        self.number = setup.rank
+        self.number, self._error = setup.rank, ""
         self.link, other = socket.socketpair()
         with other:
             files = (other.fileno(), memory)
@@ -71,18 +71,18 @@ class _Rank:
         if message is None:
             raise ConnectionResetError
         found: dict[str, object] = json.loads(message)
+        self._error = str(found.get("error", ""))
         return found
 
     def why_ended(self) -> str:
         """In words, of a rank that has ended or does not answer."""
-        said: object = None
         with suppress(OSError, ValueError):
-            said = (self.answer() or {}).get("error")
+            self.answer()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LOOK_S)
         code, words = self.process.returncode, f"rank {self.number} (process {self.process.pid})"
-        if said:
-            return f"{words} failed: {said}"
+        if self._error:
+            return f"{words} failed: {self._error}"
         if code is None:
             return f"{words} does not answer"
         if code < 0:
@@ -96,13 +96,14 @@ class RankGroup:
     def __init__(self, setups: Sequence[RankSetup]) -> None:
         """setups: of the other ranks, in order. They begin to load at once. Raises `MLCError`."""
         ranks: list[_Rank] = []
+        sums: list[RankSums] = []
         shards, memory = len(setups) + 1, shared_file(len(setups) + 1)
         self.lost: str | None = None
         """Why nothing can be computed any more."""
-        self._ranks = ranks
+        self._ranks, self._sums = ranks, sums
         try:
-            self._sums = Sums(memory, 0, shards, lambda: _check_alive(ranks))
-            self.close = weakref.finalize(self, _end, ranks, self._sums)
+            self._meeting = Meeting(memory, 0, shards, lambda: _check_alive(ranks))
+            self.close = weakref.finalize(self, _end, ranks, self._meeting, sums)
             """Ends the other ranks; at the latest when nobody has the group any more."""
             for setup in setups:
                 ranks.append(_Rank(setup, memory))
@@ -127,6 +128,16 @@ class RankGroup:
             if said["ready"] != json.loads(json.dumps(tables_identity(metadata))):
                 raise BrokenLibrary(f"the library of rank {rank.number} is of another model")
 
+    def join(self, device: Device) -> None:
+        """Return when this process can add up with all others. device: of rank 0. Raises
+        `MLCError`."""
+        key = device.rank_key()
+        self.send(json_message({"key": key.hex()}))
+        try:
+            self._sums.append(device.rank_sums(self._meeting, key))
+        except EngineDead as error:
+            raise MLCError(str(error)) from error
+
     def send(self, message: bytes) -> None:
         """Tell all ranks. Raises `EngineDead`."""
         if self.lost is not None:
@@ -141,10 +152,11 @@ class RankGroup:
     def computing(self) -> Iterator[None]:
         """What this thread computes is added up with what the others compute. If that fails, the
         ranks do not fit together any more. Raises `EngineDead`."""
+        (sums,) = self._sums
         try:
-            with adding(self._sums):
+            with adding(sums):
                 yield
-            self._sums.end_step()
+            sums.end_step()
         except BaseException as error:
             ended = [one for one in self._ranks if one.process.poll() is not None]
             why = ended[0].why_ended() if ended else f"a step has failed: {one_line(error)}"
@@ -163,9 +175,11 @@ def _check_alive(ranks: Sequence[_Rank]) -> None:
             raise EngineDead(rank.why_ended())
 
 
-def _end(ranks: Sequence[_Rank], sums: Sums) -> None:
+def _end(ranks: Sequence[_Rank], meeting: Meeting, sums: Sequence[RankSums]) -> None:
     """End the other ranks, and wait for that."""
-    sums.give_up()
+    meeting.give_up()
+    for one in sums:
+        one.close()
     for rank in ranks:
         rank.link.close()
     for rank in ranks:
@@ -192,6 +206,7 @@ class SharedStep(ModelStep):
         """Raises what `ModelStep` and `RankGroup.wait_ready` raise."""
         super().__init__(library, packed, limits, window)
         group.wait_ready(library.metadata)
+        group.join(library.device)
         self._group = group
 
     def outputs(

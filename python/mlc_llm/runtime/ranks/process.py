@@ -7,6 +7,7 @@ ends.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from mlc_llm.backends.base import Device, RankSums
+from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.errors import EngineDead
 from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.runtime.library import Library
@@ -22,7 +25,6 @@ from mlc_llm.runtime.packed_file import BrokenParams, read_packed
 from mlc_llm.runtime.ranks.all_reduce import adding
 from mlc_llm.runtime.ranks.messages import STEP, json_message, received, step_of, tables_of
 from mlc_llm.runtime.ranks.setup import RankSetup, tables_identity
-from mlc_llm.runtime.ranks.sums import Sums
 
 LOOK_S = 1.0
 """An idle rank looks so often whether rank 0 lives. Usually the end of the socket says it; but a
@@ -37,25 +39,29 @@ def main(link: socket.socket, memory: int) -> None:
         return
     setup = RankSetup.from_json(first)
     try:
-        step, identity = _loaded(setup)
+        step, device, identity = _loaded(setup)
     except (BrokenLibrary, BrokenParams, MemoryError) as error:
         is_broken = not isinstance(error, MemoryError)
         words = str(error) or "there is too little memory"
         link.sendall(json_message({"error": words, "is_broken": is_broken}))
         return
-    sums = Sums(memory, setup.rank, setup.shards, lambda: _check_parent(setup))
     link.sendall(json_message({"ready": identity}))
     link.settimeout(LOOK_S)
+    key = _next(link, setup)
+    if key is None:
+        return
+    meeting = Meeting(memory, setup.rank, setup.shards, lambda: _check_parent(setup))
+    sums = device.rank_sums(meeting, bytes.fromhex(json.loads(key)["key"]))
     with adding(sums):
         while (message := _next(link, setup)) is not None:
             _perform(step, message, sums)
 
 
-def _loaded(setup: RankSetup) -> tuple[ModelStep, object]:
+def _loaded(setup: RankSetup) -> tuple[ModelStep, Device, object]:
     library = Library(Path(setup.library))
     packed = read_packed(Path(setup.weights))
     step = RankStep(library, packed, setup.limits(library.metadata), setup.window)
-    return step, tables_identity(library.metadata)
+    return step, library.device, tables_identity(library.metadata)
 
 
 class RankStep(ModelStep):
@@ -77,7 +83,7 @@ def _check_parent(setup: RankSetup) -> None:
         raise EngineDead("rank 0 has ended")
 
 
-def _perform(step: ModelStep, message: bytes, sums: Sums) -> None:
+def _perform(step: ModelStep, message: bytes, sums: RankSums) -> None:
     tables = tables_of(message)
     kind, number = tables[0]
     if kind == STEP:

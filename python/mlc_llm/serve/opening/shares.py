@@ -34,8 +34,8 @@ def parts_of(files: ModelFiles, shards: int) -> list[ModelFiles]:
     model or a machine that has no ranks."""
     if shards == 1:
         return [files]
+    from mlc_llm.backends.ranks.futex import why_not_here
     from mlc_llm.model_files.shared import SharedModel
-    from mlc_llm.runtime.ranks.futex import why_not_here
 
     why_not = why_not_here()
     if why_not is not None:
