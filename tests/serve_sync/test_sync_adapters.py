@@ -118,7 +118,7 @@ def test_the_memory_of_adapters_is_planned(tiny: Path) -> None:
     pairs = random_pairs(SHAPE, rank=1).values()
     numbers = sum(pair.down.size + pair.up.size for pair in pairs)
     size = model_size(open_model(str(tiny)), "reference")
-    assert size.adapter_numbers == numbers
+    assert size.adapter_bytes == 4 * numbers
     none = infer_limits(EngineConfig(), size)
     some = infer_limits(EngineConfig(max_adapters=3, max_adapter_rank=9), size)
     more = plan_memory(some, size, 2**30).total(16) - plan_memory(none, size, 2**30).total(16)

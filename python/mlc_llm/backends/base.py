@@ -399,6 +399,10 @@ class Backend(Protocol):
         """Element type of KV pages."""
 
     @property
+    def adapter_dtype(self) -> str:
+        """Element type of the factors of LoRA adapters: "float32", or "float16"."""
+
+    @property
     def page_size(self) -> int:
         """Tokens a page."""
 

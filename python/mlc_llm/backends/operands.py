@@ -106,9 +106,10 @@ class AdapterInputs:
     slots: Tensor
     """int32 [tokens]."""
     down: Tensor
-    """float32 [adapters, parts, rank, columns]; 0 beyond the rank of an adapter, as is `up`."""
+    """[adapters, parts, rank, columns], of the backend's `adapter_dtype`; 0 beyond the rank of an
+    adapter, as is `up`."""
     up: Tensor
-    """float32 [adapters, rank, rows]."""
+    """[adapters, rank, rows]."""
     ranks: Tensor
     """int32 [adapters]: the largest rank of an adapter's parts; 0: it leaves the matrix alone."""
     widths: tuple[int, ...]

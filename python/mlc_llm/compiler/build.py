@@ -51,8 +51,9 @@ def build_library(
     ops = backend.ops()
     model = _module(spec, ops)
     kv = kv_info(spec, backend, ops)
+    adapted = adapted_infos(spec, backend)
     with _compiling():
-        module, params = model.export_tvm(export_specs(model, kv))
+        module, params = model.export_tvm(export_specs(model, kv, adapted))
         compiled = backend.compile(module, folder, triple)
     metadata = Metadata(
         version=VERSION,
@@ -70,7 +71,7 @@ def build_library(
         ropes=len(spec.ropes),
         kv=kv,
         states=state_infos(spec),
-        adapted=adapted_infos(spec),
+        adapted=adapted,
         encoder=encoder_info(spec),
         shards=spec.shards,
         tower=tower_info(spec),
@@ -138,9 +139,10 @@ def state_infos(spec: ModelSpec) -> tuple[StateInfo, ...]:
     return tuple(StateInfo(i, shape) for i, shape in spec.state_shapes)
 
 
-def adapted_infos(spec: ModelSpec) -> tuple[AdaptedInfo, ...]:
+def adapted_infos(spec: ModelSpec, backend: Backend) -> tuple[AdaptedInfo, ...]:
     """The matrices that LoRA adapters may change."""
-    return tuple(AdaptedInfo(one.name, one.columns, one.widths) for one in spec.adapted)
+    dtype = backend.adapter_dtype
+    return tuple(AdaptedInfo(one.name, one.columns, one.widths, dtype) for one in spec.adapted)
 
 
 def eagle_group(spec: ModelSpec) -> int | None:
@@ -174,11 +176,13 @@ def sight_info(spec: ModelSpec) -> SightInfo | None:
     return None if spec.sight is None else SightInfo(spec.sight == "whole", spec.seeing_groups)
 
 
-def export_specs(model: nn.Module, kv: KVInfo) -> dict[str, object]:
+def export_specs(
+    model: nn.Module, kv: KVInfo, adapted: tuple[AdaptedInfo, ...]
+) -> dict[str, object]:
     """The argument shapes of the model's methods, in the form of `export_tvm`."""
     return {
         name: _method(model, name, arguments)
-        for name, arguments in _signatures(model.spec, kv, model.ops).items()
+        for name, arguments in _signatures(model.spec, kv, model.ops, adapted).items()
     }
 
 
@@ -201,7 +205,9 @@ def _of_step(method: Callable[[StepTensors], object], names: list[str]) -> Calla
     return lambda *given: method(StepTensors(**dict(zip(names, given, strict=True))))
 
 
-def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, object]]:
+def _signatures(
+    spec: ModelSpec, kv: KVInfo, ops: Ops, adapted: tuple[AdaptedInfo, ...]
+) -> dict[str, dict[str, object]]:
     dims = tuple(rope.dim for rope in spec.ropes)
     if encoder := encoder_info(spec):
         return encoder_signatures(
@@ -225,7 +231,7 @@ def _signatures(spec: ModelSpec, kv: KVInfo, ops: Ops) -> dict[str, dict[str, ob
         rope_dims=dims,
         kv=kv,
         states=state_infos(spec),
-        adapted=adapted_infos(spec),
+        adapted=adapted,
         sight=sight_info(spec),
         has_eagle=spec.eagle is not None,
     )

@@ -19,7 +19,7 @@ PARAMS_FILE = "params.bin"
 INDEX_FILE = "params.json"
 PARAMS_ALIGNMENT = 64
 """Packed tensors follow each other in PARAMS_FILE, each at the next multiple of this."""
-VERSION = 12
+VERSION = 13
 
 
 def rope_param(index: int) -> str:
@@ -116,10 +116,8 @@ class AdaptedInfo:
     columns: int
     widths: tuple[int, ...]
     """Rows of each part."""
-
-    def bytes_per_adapter(self, rank: int) -> int:
-        """float32 factors, and a rank."""
-        return 4 * (rank * (len(self.widths) * self.columns + sum(self.widths)) + 1)
+    dtype: str
+    """Of the factors: float32 or float16."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ class Metadata:
         raw["kv"] = _kv(raw["kv"])
         raw["states"] = tuple(StateInfo(s["layer"], tuple(s["shape"])) for s in raw["states"])
         raw["adapted"] = tuple(
-            AdaptedInfo(one["name"], one["columns"], tuple(one["widths"])) for one in raw["adapted"]
+            AdaptedInfo(**{**one, "widths": tuple(one["widths"])}) for one in raw["adapted"]
         )
         raw["encoder"] = None if raw["encoder"] is None else _encoder(raw["encoder"])
         raw["tower"] = None if raw["tower"] is None else TowerInfo(**raw["tower"])

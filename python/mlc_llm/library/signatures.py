@@ -189,8 +189,8 @@ def _adapters(tensor: Tensor, adapted: tuple[AdaptedInfo, ...]) -> dict[str, obj
     factors = []
     for one in adapted:
         factors += [
-            tensor("float32", "adapters", len(one.widths), "rank", one.columns),
-            tensor("float32", "adapters", "rank", sum(one.widths)),
+            tensor(one.dtype, "adapters", len(one.widths), "rank", one.columns),
+            tensor(one.dtype, "adapters", "rank", sum(one.widths)),
             tensor("int32", "adapters"),
         ]
     return {"adapter_slots": tensor("int32", "m"), "adapters": factors}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import tvm_ffi
 
 from mlc_llm.errors import InvalidField
@@ -34,8 +35,8 @@ class AdapterMemory:
         slots, rank = limits.slots, limits.rank
         self._tensors = [
             _Tensors(
-                device.zeros((slots, len(one.widths), rank, one.columns), "float32"),
-                device.zeros((slots, rank, sum(one.widths)), "float32"),
+                device.zeros((slots, len(one.widths), rank, one.columns), one.dtype),
+                device.zeros((slots, rank, sum(one.widths)), one.dtype),
                 device.zeros((slots,), "int32"),
             )
             for one in infos
@@ -59,12 +60,32 @@ class AdapterMemory:
         for p, (width, one) in enumerate(zip(info.widths, given, strict=True)):
             if one is not None:
                 own = len(one.down)
-                down[p, :own] = one.down
-                up[:own, start : start + width] = one.up.T
+                down[p, :own], up[:own, start : start + width] = _balanced(one)
                 most = max(most, own)
             start += width
-        for tensor, values in zip(tensors, (down, up, np.int32(most)), strict=True):
+        for tensor, values in zip(
+            tensors, (_rounded(down, info), _rounded(up, info), np.int32(most)), strict=True
+        ):
             self._device.write(tensor, slot, values)
+
+
+def _balanced(factors: Factors) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """`down` [rank, columns] and `up` [rank, rows], which may be rounded to float16: a row of both
+    has numbers of the same size. They are moved by powers of two, so their product is the same."""
+    down, up = factors.down, factors.up.T
+    exponents = [np.frexp(np.abs(one).max(axis=1))[1] for one in (down, up)]
+    shift = ((exponents[1] - exponents[0]) // 2)[:, None]
+    return np.ldexp(down, shift), np.ldexp(up, -shift)
+
+
+def _rounded(values: npt.NDArray[np.float32], info: AdaptedInfo) -> npt.NDArray[np.generic]:
+    """As the kernels read them. Raises InvalidField for numbers that are too large for that."""
+    with np.errstate(over="ignore"):
+        found = values.astype(info.dtype)
+    if not np.isfinite(found).all():
+        largest = float(np.abs(values).max())
+        raise InvalidField("adapters", largest, f"a factor of {info.name} is too large")
+    return found
 
 
 def adapter_slots(rows: Sequence[BatchRow]) -> array[int]:

@@ -132,7 +132,7 @@ def plan_memory(
         repeated=size.repeated(min(asked.max_num_sequence, MOST_REPEATED)),
         windowed=_windowed(asked, size),
         states=state_slots(asked.max_num_sequence) * size.state_bytes,
-        adapters=4 * size.adapter_numbers * limits.slots * limits.rank,
+        adapters=size.adapter_bytes * limits.slots * limits.rank,
         tower=size.tower_bytes,
         draft=0 if draft is None else draft.total(0) - draft.runtime,
         promised=promised,

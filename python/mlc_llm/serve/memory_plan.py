@@ -47,8 +47,8 @@ class ModelSize:
     attention_sinks: int = 0
     state_bytes: int = 0
     """Of a slot for the states of recurrent layers; 0: there are none."""
-    adapter_numbers: int = 0
-    """float32 numbers of a LoRA adapter of rank 1 that changes all matrices."""
+    adapter_bytes: int = 0
+    """Of a LoRA adapter of rank 1 that changes all matrices."""
     is_encoder: bool = False
     """Its pages hold the keys and values of one layer in one step, and nothing that outlives it."""
     shards: int = 1

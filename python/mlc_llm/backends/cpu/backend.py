@@ -42,6 +42,10 @@ class CpuBackend:
         return self.isa.kv_dtype
 
     @property
+    def adapter_dtype(self) -> str:
+        return self.isa.adapter_dtype
+
+    @property
     def page_size(self) -> int:
         return PAGE
 

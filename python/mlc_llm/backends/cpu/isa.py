@@ -45,6 +45,11 @@ class Isa:
         """Element type of KV pages."""
         if self.byte_pages:
             return "int8"
+        return self.adapter_dtype
+
+    @property
+    def adapter_dtype(self) -> str:
+        """Element type of the factors of LoRA adapters."""
         return "float16" if self.half else "float32"
 
 

@@ -182,7 +182,7 @@ class CpuOps(AttentionOps):
             return self._plain_product(matrix, given, add_to)
         wide = given.as_floats(matrix.columns, self._isa, self._scratch)
         y = self._plain_product(matrix, given, add_to)
-        return with_adapters(y, wide, inputs, self._isa, self._scratch)
+        return with_adapters(y, wide, inputs, self._isa)
 
     def _plain_product(
         self, matrix: PackedMatrix, given: Input, add_to: Tensor | None = None

@@ -31,6 +31,7 @@ class CudaBackend:
     precision: Precision = "exact"
     """What is multiplied in one plane of float16: nothing, tokens of prompts, or all."""
     name = NAME
+    adapter_dtype = "float32"
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
     has_window_sinks = False

@@ -24,6 +24,7 @@ class ReferenceBackend:
 
     kv_dtype: str = "float32"
     name = "reference"
+    adapter_dtype = "float32"
     page_size = 16
     repeat_bytes = 0
     has_window_sinks = True

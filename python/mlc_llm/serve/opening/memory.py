@@ -112,6 +112,13 @@ def free_memory() -> int:
     return free
 
 
+def _adapter_bytes(plan: WeightPlan, backend: Backend) -> int:
+    """Of an adapter of rank 1 that changes all matrices."""
+    return element_bytes(backend.adapter_dtype) * sum(
+        len(one.widths) * one.columns + sum(one.widths) for one in plan.with_adapters().spec.adapted
+    )
+
+
 def _state_bytes(spec: ModelSpec) -> int:
     """Of one sequence."""
     return sum(4 * math.prod(shape) for _, shape in spec.state_shapes)
@@ -153,10 +160,7 @@ def model_size(
         repeat_bytes=backend.repeat_bytes if shards == 1 else 0,
         ropes=len(spec.ropes),
         state_bytes=_state_bytes(spec),
-        adapter_numbers=sum(
-            len(one.widths) * one.columns + sum(one.widths)
-            for one in plan.with_adapters().spec.adapted
-        ),
+        adapter_bytes=_adapter_bytes(plan, backend),
         sliding_window=bundle.sliding_window,
         attention_sinks=bundle.attention_sinks,
         is_encoder=spec.encoder is not None,
