@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.loader.gguf_cursor import Cursor
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.serve.opening import header_cache
 from mlc_llm.serve.opening.bundle import ModelBundle, open_model
@@ -40,6 +41,22 @@ def test_a_model_opened_again_is_the_same(model: Path) -> None:
     assert file_of(again).tensors.keys() == file.tensors.keys()
     assert again.tokenizer.encode("hello é") == first.tokenizer.encode("hello é")
     assert again.stop_token_ids == first.stop_token_ids
+
+
+def test_a_model_opened_again_decodes_no_vocabulary(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_model(str(model))
+    decoded: list[int] = []
+    strings = Cursor.strings
+
+    def counted(self: Cursor, count: int) -> list[str]:
+        decoded.append(count)
+        return strings(self, count)
+
+    monkeypatch.setattr(Cursor, "strings", counted)
+    open_model(str(model))
+    assert decoded and max(decoded) == 1
 
 
 def test_a_damaged_note_is_read_anew(model: Path) -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from mlc_llm.errors import ModelFileError
 
 _GGUF = "tokenizer.ggml."
-ADD_BOS = f"{_GGUF}add_bos_token"
 Ids = tuple[int, ...]
 
 
@@ -39,9 +38,12 @@ def doubled_frame(ids: Mapping[str, int]) -> Frame:
     return Frame(start, end + end, end)
 
 
-def gguf_frame(metadata: Mapping[str, object], count: int) -> Frame:
-    """Of a file's tokenizer with so many tokens. BERT's always has both ends. Raises
-    ModelFileError."""
+def gguf_frame(metadata: Mapping[str, object], count: int, add_bos: bool = False) -> Frame:
+    """Of a file's tokenizer with so many tokens. BERT's always has both ends. The metadata is not
+    copied, because that would decode all tokens and merges.
+
+    add_bos: the flag, or what it is where the file has none. Raises ModelFileError.
+    """
 
     def token(*names: str) -> Ids:
         """The first of these that the file has."""
@@ -57,7 +59,7 @@ def gguf_frame(metadata: Mapping[str, object], count: int) -> Frame:
     model = metadata.get(f"{_GGUF}model")
 
     def added(name: str, *names: str) -> Ids:
-        usual = (model, name) == ("t5", "eos")
+        usual = add_bos if name == "bos" else (model, name) == ("t5", "eos")
         return token(*names) if metadata.get(f"{_GGUF}add_{name}_token", usual) is True else ()
 
     if model == "bert":

@@ -14,7 +14,7 @@ from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.tokenizers import byte_level, sentencepiece, wordpiece
 from mlc_llm.tokenizers.characters import NAME
 from mlc_llm.tokenizers.flat import FlatVocabulary, flattened
-from mlc_llm.tokenizers.frame import ADD_BOS, Frame, gguf_frame
+from mlc_llm.tokenizers.frame import gguf_frame
 from mlc_llm.tokenizers.longest_match import longest_match_parts
 from mlc_llm.tokenizers.parts import Backends, Parts, Prefix, Tables
 from mlc_llm.tokenizers.prepared import prepared_parts
@@ -50,12 +50,7 @@ _KINDS: dict[str, Kind] = {
 def parts_of_metadata(metadata: Mapping[str, object]) -> Parts:
     """Raises `ModelFileError` for a broken vocabulary, `UnsupportedModel` for an unknown kind."""
     found = parts_of_vocabulary(Vocabulary.from_metadata(metadata))
-    return replace(found, frame=_frame(metadata, found.vocab_size, found.add_bos))
-
-
-def _frame(metadata: Mapping[str, object], count: int, add_bos: bool) -> Frame:
-    """add_bos: the flag, or what it is where the file has none."""
-    return gguf_frame({ADD_BOS: add_bos, **metadata}, count)
+    return replace(found, frame=gguf_frame(metadata, found.vocab_size, found.add_bos))
 
 
 def parts_of_vocabulary(vocabulary: Vocabulary, config: FolderConfig | None = None) -> Parts:
@@ -143,7 +138,7 @@ def parts_of_flat(data: memoryview, metadata: Mapping[str, object]) -> Parts:
         eos_token_id=flat.ids.get("eos_token_id"),
         eos_token_ids=flat.end_ids,
         add_bos=flat.add_bos,
-        frame=_frame(metadata, len(flat.tokens), flat.add_bos),
+        frame=gguf_frame(metadata, len(flat.tokens), flat.add_bos),
         strips_leading_space=False,
         words=Words(flat),
     )
