@@ -70,9 +70,6 @@ LAZY = {
     ("mlc_llm.conversation_template", "mlc_llm.conversation_template.registry"),  # pydantic
     ("mlc_llm.ray", "mlc_llm.ray.app"),  # Ray, an extra
     ("mlc_llm", "mlc_llm.serve"),  # the version needs no engine, the contracts need no TVM
-    ("mlc_llm.serve", "mlc_llm.serve.async_engine"),
-    ("mlc_llm.serve", "mlc_llm.serve.engine"),
-    ("mlc_llm.serve", "mlc_llm.serve.popen_server"),
     ("mlc_llm.quantization", "mlc_llm.quantization.schemes"),  # all block formats
     ("mlc_llm.conversation_template.jinja", "mlc_llm.conversation_template.rendering"),  # jinja2
     ("mlc_llm.protocol.generation_rules", "mlc_llm.protocol.request_parts"),  # pydantic
@@ -347,7 +344,8 @@ def test_a_raw_prompt_loads_only_what_it_needs() -> None:
 
 
 def test_weights_are_read_before_anything_heavy_is_loaded() -> None:
-    loaded = in_fresh_process(f"import {NAME}.cli.early; " + REPORT).split()
+    names = f"{NAME}.cli.generate, {NAME}.cli.opening, {NAME}.cli.early"
+    loaded = in_fresh_process(f"import {names}; " + REPORT).split()
     assert not {"numpy", "tokenizers", "tvm_ffi"} & set(loaded)
 
 
