@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.support.content import known_content
 from mlc_llm.support.files import cache_root
+from mlc_llm.support.sources import hash_of_sources
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
@@ -88,22 +88,4 @@ def _files(model: Path) -> list[Path]:
 def source_hash(folders: tuple[str, ...] = SHAPING_FOLDERS) -> str:
     """Hash of source files; of those that decide what is compiled and how weights are packed, if
     no other folders of the package are given ("" is all of it)."""
-    found = hashlib.sha256()
-    for folder in folders:
-        for name in _sources(str(_PACKAGE / folder)):
-            with open(name, "rb") as file:
-                inside = name.removeprefix(str(_PACKAGE)).replace(os.sep, "/")
-                found.update(inside.encode() + b"\0" + file.read())
-    return found.hexdigest()
-
-
-def _sources(folder: str) -> list[str]:
-    """The source files in a folder and the folders inside it, always in the same order. Plain
-    strings: each command waits for this, and with `Path` it takes twice as long."""
-    walk = os.walk(folder)
-    return sorted(
-        os.path.join(where, name)
-        for where, _, names in walk
-        for name in names
-        if name[-3:] == ".py"
-    )
+    return hash_of_sources(_PACKAGE, folders)

@@ -23,6 +23,7 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.support.content import FileState
 from mlc_llm.support.kept import keep, kept, key_of
+from mlc_llm.support.sources import hash_of_sources
 from mlc_llm.tokenizers import Tokenizer
 from mlc_llm.tokenizers.from_gguf import flat_form
 
@@ -121,8 +122,5 @@ def _key() -> str:
 @cache
 def _readers_hash() -> str:
     """Hash of the source files that decide what is kept."""
-    digest = sha256(Path(__file__).read_bytes())
-    for folder in _READERS:
-        for file in sorted((_PACKAGE / folder).glob("*.py")):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
+    readers = hash_of_sources(_PACKAGE, _READERS)
+    return sha256(readers.encode() + Path(__file__).read_bytes()).hexdigest()

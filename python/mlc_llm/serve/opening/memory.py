@@ -97,9 +97,13 @@ def look_at_memory() -> Memory:
 def memory_of_device(kernels: str | None) -> Memory | None:
     """The memory of the device of these kernels; None: it is that of the machine. Raises
     UnusableDevice."""
+    backend = choose_backend(kernels)
+    if backend.free_memory() is None:
+        return None
     gc.collect()  # an engine that nobody holds any more may wait for it
-    free = choose_backend(kernels).free_memory()
-    return None if free is None else Memory(free, {}, is_of_device=True)
+    free = backend.free_memory()
+    assert free is not None
+    return Memory(free, {}, is_of_device=True)
 
 
 def free_memory() -> int:
