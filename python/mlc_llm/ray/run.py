@@ -19,7 +19,9 @@ import yaml
 from ray import serve
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.protocol import checks
 from mlc_llm.ray.app import build_app
+from mlc_llm.ray.ports import check_free
 from mlc_llm.ray.resources import check_resources
 from mlc_llm.ray.settings import AppSettings
 from mlc_llm.serve.server.limits.settings import LOCAL_NAMES
@@ -66,7 +68,7 @@ def read_file(path: Path) -> AppFile:
         args,
         AppSettings.of(args),
         str(http.get("host", "127.0.0.1")),
-        int(http.get("port", 8000)),
+        checks.integer("http_options.port", http.get("port", 8000), 1, 65535),
     )
     if file.host not in LOCAL_NAMES and file.settings.keys is None:
         words = "other machines may call it without a key: give api_key_file in args"
@@ -76,10 +78,13 @@ def read_file(path: Path) -> AppFile:
 
 def serve_file(path: Path, say: Callable[[str], object]) -> int:
     """Serve until a signal comes. say: is told when it serves. Returns the exit code. Raises
-    `UserError`, also for more processors than there are."""
+    `UserError`, also for more processors than there are, and for a port that is taken."""
     file = read_file(path)
     address = os.environ.get("RAY_ADDRESS")
-    own = {} if address else {"object_store_memory": OWN_STORE_BYTES, "include_dashboard": False}
+    own: dict[str, Any] = {}
+    if not address:
+        check_free("http_options.port", file.host, file.port)
+        own = {"object_store_memory": OWN_STORE_BYTES, "include_dashboard": False}
     ray.init(address=address or "local", logging_level="warning", log_to_driver=True, **own)
     try:
         check_resources(file.settings, [one["Resources"] for one in ray.nodes() if one["Alive"]])
