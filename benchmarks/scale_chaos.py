@@ -41,6 +41,7 @@ from mlc_llm.testing.tiny_model import write_tiny_model
 LONGEST_S = 600.0
 """A request that has not ended then is lost."""
 LINE_BYTES = 1 << 20
+TELL_S = 15.0
 NAMES = r"chatcmpl-\w+"
 """Of requests: errors are counted without them."""
 RESENT = b"goes to another replica"
@@ -241,6 +242,7 @@ async def chaos(
         async with gate:
             return await answer(served.port, ask)
 
+    say(f"asking {len(work)} prompts, 8 at a time, while nothing is killed")
     true = await asyncio.gather(*map(undisturbed, work))
     for one in true:
         if one.wrong(None):
@@ -248,11 +250,29 @@ async def chaos(
     tally = Tally()
     pairs = list(zip(work, true, strict=True))
     until = time.monotonic() + seconds
+    say(f"{clients} clients ask for {seconds:g} s, and replicas are killed")
+    told = asyncio.ensure_future(_tell(tally, until))
     await asyncio.gather(
         killer.run(kills, until, tally),
         *(_client(served, pairs, tally, until, number) for number in range(clients)),
     )
+    told.cancel()
     return tally
+
+
+def say(text: str) -> None:
+    """What it does now, beside the results."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
+
+
+async def _tell(tally: Tally, until: float) -> None:
+    """How far it is."""
+    while True:
+        await asyncio.sleep(TELL_S)
+        left = until - time.monotonic()
+        words = f"{left:.0f} s left" if left > 0 else "the last answers are waited for"
+        seen = f"{tally.kills} kills, {tally.whole} whole answers, {tally.wrong.total()} wrong"
+        say(f"{seen}; {words}")
 
 
 @contextlib.contextmanager
@@ -302,6 +322,7 @@ def main() -> int:
     more = {"replicas": args.replicas, "attempts": args.attempts, "resume": "replica"}
     more["health_check_s"] = args.health_check
     work = asks(args.prompts, args.tokens, seed=1)
+    say(f"Ray and {args.replicas} replicas start")
     with model_of(args.model) as model, application(model, args.log, **more) as served:
         tally = asyncio.run(
             chaos(
@@ -312,6 +333,7 @@ def main() -> int:
                 seconds=args.seconds,
             )
         )
+    say("everything has ended")
     resent = None if args.log is None else args.log.read_bytes().count(RESENT)
     text = table(args, tally, resent)
     print(text)

@@ -47,10 +47,14 @@ def bound(process: int) -> set[frozenset[int]]:
 
 
 def replicas(app: Application, gone: int = 0) -> dict[int, set[frozenset[int]]]:
-    """Both of them, when both compute on cores of their own. gone: one that was killed."""
+    """Both of them, when both compute on cores of their own and answer: whoever kills one before
+    the other answers leaves no replica. gone: one that was killed."""
     end = time.monotonic() + LONGEST_S
     while True:
         assert time.monotonic() < end, "no two replicas with cores"
+        if b"\nreplicas_answering 2\n" not in app.get("/metrics"):
+            time.sleep(0.2)
+            continue
         try:
             found = {one: bound(one) for one in app.replicas() if one != gone}
         except OSError:  # a process or a thread has ended meanwhile
