@@ -54,7 +54,7 @@ def ranks_of_plan(
             pack_weights(own, backend, tensors, weights, lambda _: None)
         folders.append((library, weights))
     setups = [
-        RankSetup(rank, shards, str(library), str(weights), sizes, window, os.getpid())
+        RankSetup(rank, shards, str(library), str(weights), sizes, window, os.getpid(), {})
         for rank, (library, weights) in enumerate(folders)
         if rank
     ]

@@ -101,7 +101,6 @@ LAZY = {
     ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),
     ("mlc_llm.serve.opening.vision", "mlc_llm.loader.huggingface"),
     ("mlc_llm.serve.opening.vision", "mlc_llm.model_files.tower"),
-    ("mlc_llm.serve.opening.shares", "mlc_llm.backends.ranks.futex"),
     ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.group"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),
@@ -116,7 +115,7 @@ LAZY = {
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.checks"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.codegen"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.device"),
-    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.driver"),
+    ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.gpu_ranks"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.kernels.cuda.matmul_hopper"),
     ("mlc_llm.backends.cuda.backend", "mlc_llm.backends.cuda.ops"),
     ("mlc_llm.backends.cuda.layout", "mlc_llm.backends.cuda.packing"),

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from rank_tools import ranks_of_this_process as children
 
+from mlc_llm.backends.cuda.backend import CudaBackend
 from mlc_llm.errors import EngineDead, InvalidField
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
+from mlc_llm.serve.opening import memory
 from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.opening.memory import model_size
 from mlc_llm.serve.sync_engine import SyncMLCEngine
@@ -84,6 +86,21 @@ def test_memory_of_all_ranks_is_counted(tiny: Path) -> None:
     plans = [complete_config(EngineConfig(), size, 2**32)[1] for size in (one, two)]
     assert plans[1].runtime == 2 * plans[0].runtime
     assert plans[0].activations < plans[1].activations < 2 * plans[0].activations
+
+
+def test_ranks_with_a_gpu_each_count_the_largest_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three heads of keys are one and two."""
+    monkeypatch.setattr(memory, "choose_backend", lambda kernels: CudaBackend("sm_90a"))
+    monkeypatch.setattr(CudaBackend, "why_no_ranks", lambda self, ranks: None)
+    shape = TinyShape(layers=2, heads=6, kv_heads=3, intermediate=192)
+    bundle = open_model(str(write_tiny_model(tmp_path / "tiny.gguf", shape=shape)))
+    one, two = (model_size(bundle, shards=shards) for shards in (1, 2))
+    assert one.weight_bytes / 2 < two.weight_bytes < one.weight_bytes
+    assert 3 * two.kv_bytes_per_token == 2 * one.kv_bytes_per_token
+    assert 3 * two.query_width == 2 * one.query_width
+    assert two.shards == 1 and two.repeat_bytes == 0 < one.repeat_bytes
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ What it cannot do, `check` says before anything is packed or compiled. No TVM is
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -419,9 +419,22 @@ class Backend(Protocol):
         """What repeated steps of an engine take at most, beside what they compute with."""
         ...
 
-    def free_memory(self) -> int | None:
-        """Free bytes of the device; None: its memory is that of this machine. Raises
-        UnusableDevice."""
+    @property
+    def ranks_are_apart(self) -> bool:
+        """Each rank has a device of its own, with memory of its own; else they share that of this
+        machine."""
+        ...
+
+    def why_no_ranks(self, ranks: int) -> str | None:
+        """Why so many ranks cannot compute here, and what to do, in a line; None: they can."""
+
+    def rank_environment(self, rank: int) -> Mapping[str, str]:
+        """What the process of another rank has in its environment beside what rank 0 has."""
+        ...
+
+    def free_memory(self, ranks: int = 1) -> int | None:
+        """Free bytes of the device, of the fullest one if ranks are apart; None: its memory is that
+        of this machine. Raises UnusableDevice."""
 
     def with_precision(self, precision: Precision) -> Backend:
         """These kernels with what that precision needs. Raises InvalidField if they lack it."""

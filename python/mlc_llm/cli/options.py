@@ -158,8 +158,8 @@ def _add_kernels(group: argparse._ArgumentGroup) -> None:
         "--tensor-parallel-shards",
         type=int,
         metavar="N",
-        help="split the model among N processes on this machine, each with an equal share of the "
-        "cores, as where memory is far apart (default: 1)",
+        help="split the model among N processes on this machine: on GPUs one for each GPU, on CPUs "
+        "each with an equal share of the cores, as where memory is far apart (default: 1)",
     )
     group.add_argument(
         "--model-lib",

@@ -76,10 +76,11 @@ class EngineConfig:
     free memory for their pages."""
     tensor_parallel_shards: int | None = None
     """Ranks that compute the model together, 1 to 32: processes on this machine, each with a share
-    of the weights and of the KV cache and an equal share of the cores (or MLC_NUM_THREADS each). It
-    is for machines with several sockets. At most as many as the model has heads of keys. Not for
-    models with experts, recurrent layers or encoders, and not with adapters or model_lib. None is
-    1."""
+    of the weights and of the KV cache. On CPUs each has an equal share of the cores (or
+    MLC_NUM_THREADS each): that is for machines with several sockets. On GPUs each has a GPU of its
+    own (needs `pip install 'mlc-llm[cuda-ranks]'`). At most as many as the model has heads of keys.
+    Not for models with experts, recurrent layers or encoders, and not with adapters or model_lib.
+    None is 1."""
     pipeline_parallel_stages: int | None = None
     """At least 1. This version accepts only 1."""
     opt: str | None = None

@@ -6,6 +6,7 @@ what a machine with a GPU does: the same kernels, launched by the same code.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 from fake_cuda import emulated_machine_code
 from kept_libraries import _sources
 
+from mlc_llm.backends.base import Backend
 from mlc_llm.backends.cuda import codegen
 from mlc_llm.backends.registry import named_backend
 from mlc_llm.compiler.build import build_library
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
 
@@ -29,9 +32,20 @@ from emulation import EMULATOR, compile_emulated  # noqa: E402
 
 def emulated_library(plan: WeightPlan, precision: Precision = "exact", arch: str = ARCH) -> Path:
     """The folder of a model's library for the emulator, compiled once for all runs."""
-    backend = named_backend("cuda", arch=arch).with_precision(precision)
+    return _emulated(plan.spec, named_backend("cuda", arch=arch).with_precision(precision))
+
+
+def emulated_into(
+    spec: ModelSpec, backend: Backend, folder: Path, *, triple: str | None = None
+) -> None:
+    """In the place of `build_library`."""
+    assert triple is None
+    shutil.copytree(_emulated(spec, backend), folder, dirs_exist_ok=True)
+
+
+def _emulated(spec: ModelSpec, backend: Backend) -> Path:
     files, identity = sorted(EMULATOR.iterdir()), backend.library_identity()
-    key = kept.digest(plan.spec, identity, _sources(), version("apache-tvm"), files=files)
+    key = kept.digest(spec, identity, _sources(), version("apache-tvm"), files=files)
     place = kept.folder("libraries") / f"emulated-{key}"
 
     def make(new: Path) -> None:
@@ -43,6 +57,6 @@ def emulated_library(plan: WeightPlan, precision: Precision = "exact", arch: str
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(codegen, "compile_cubin", compile_cubin)
-            build_library(plan.spec, backend, new)
+            build_library(spec, backend, new)
 
     return kept.entry(place, make)

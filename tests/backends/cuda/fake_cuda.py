@@ -20,7 +20,7 @@ import pytest
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("gcc")
-DEVICE, PINNED, MODULE, STREAM, EVENT, GRAPH = KINDS = range(6)
+DEVICE, PINNED, MODULE, STREAM, EVENT, GRAPH, COMMUNICATOR = KINDS = range(7)
 """Kinds of objects that a program can have."""
 DRIVER = "libcuda.so.1"
 
@@ -37,6 +37,9 @@ def build_fake(folder: Path) -> dict[str, str]:
     version = f"-Wl,--version-script={fake / 'fake_runtime.map'}"
     parts = (fake / "fake_runtime.c", version, driver / DRIVER)
     _build(runtime / "libcudart.so.13", *parts)
+    nccl = folder / "site" / "nvidia" / "nccl" / "lib"
+    nccl.mkdir(parents=True)
+    _build(nccl / "libnccl.so.2", fake / "fake_nccl.c", driver / DRIVER)
     paths = (folder / "site", HERE, HERE.parent.parent, *filter(None, sys.path))
     libraries = f"{driver}{os.pathsep}{runtime}"  # before a CUDA runtime of the system
     return {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": os.pathsep.join(map(str, paths))}

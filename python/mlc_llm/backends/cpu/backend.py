@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mlc_llm.backends.cpu.formats import PAGE, format_of_kind
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.target import processor, target_for
+from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
@@ -32,6 +34,7 @@ class CpuBackend:
     isa: Isa
     repeat_bytes: ClassVar[int] = 0
     has_window_sinks: ClassVar[bool] = True
+    ranks_are_apart: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -55,7 +58,13 @@ class CpuBackend:
 
         return CpuDevice()
 
-    def free_memory(self) -> None:
+    def why_no_ranks(self, ranks: int) -> str | None:
+        return why_not_here()
+
+    def rank_environment(self, rank: int) -> Mapping[str, str]:
+        return {}
+
+    def free_memory(self, ranks: int = 1) -> None:
         """It is this machine's memory."""
 
     def with_precision(self, precision: Precision) -> CpuBackend:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.cuda.formats import GRAPH_BYTES, PAGE
 from mlc_llm.backends.cuda.layout import CudaLayout
+from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField, UnusableDevice
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
@@ -35,6 +37,7 @@ class CudaBackend:
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
     has_window_sinks = False
+    ranks_are_apart = True
 
     @property
     def device(self) -> Device:
@@ -42,10 +45,20 @@ class CudaBackend:
 
         return CudaDevice()
 
-    def free_memory(self) -> int:
-        from mlc_llm.backends.cuda.driver import usable_gpu
+    def why_no_ranks(self, ranks: int) -> str | None:
+        from mlc_llm.backends.cuda.gpu_ranks import why_not
 
-        return usable_gpu().free_memory
+        return why_not_here() or why_not(ranks)
+
+    def rank_environment(self, rank: int) -> Mapping[str, str]:
+        from mlc_llm.backends.cuda.gpu_ranks import environment
+
+        return environment(rank)
+
+    def free_memory(self, ranks: int = 1) -> int:
+        from mlc_llm.backends.cuda.gpu_ranks import free_memory
+
+        return free_memory(ranks)
 
     def with_precision(self, precision: Precision) -> CudaBackend:
         return replace(self, precision=precision)

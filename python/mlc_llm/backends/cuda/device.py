@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,12 @@ from mlc_llm.backends.cuda.driver import usable_gpu
 from mlc_llm.backends.cuda.fetched import Fetcher, GpuValues
 from mlc_llm.backends.cuda.graphs import CudaGraphs
 from mlc_llm.backends.cuda.linking import CudaLibrary, check_fits
+from mlc_llm.backends.cuda.nccl import load_nccl
+from mlc_llm.backends.cuda.rank_sums import NcclSums
 from mlc_llm.backends.cuda.runtime import ON_DEVICE, TO_HOST, load_cuda
 from mlc_llm.backends.cuda.staging import PinnedStaging, Ring, current_stream
 from mlc_llm.backends.cuda.tensors import gpu_tensor, size_of
 from mlc_llm.backends.ranks.meeting import Meeting
-from mlc_llm.errors import UnusableDevice
 
 CHUNK = 8 << 20
 """Bytes of an array that are copied at once."""
@@ -78,11 +79,11 @@ class CudaDevice:
     def fetch(self, tensors: Sequence[tvm_ffi.Tensor]) -> GpuValues:
         return self._fetcher.fetch(tensors)
 
-    def rank_key(self) -> NoReturn:
-        raise UnusableDevice("one model runs on one GPU in this version")
+    def rank_key(self) -> bytes:
+        return load_nccl().new_id()
 
-    def rank_sums(self, meeting: Meeting, key: bytes) -> NoReturn:
-        raise UnusableDevice("one model runs on one GPU in this version")
+    def rank_sums(self, meeting: Meeting, key: bytes) -> NcclSums:
+        return NcclSums(self._runtime, meeting, key)
 
     def move(
         self, source: tvm_ffi.Tensor, first: int, target: tvm_ffi.Tensor, at: int, count: int

@@ -147,6 +147,22 @@ def usable_gpu(index: int = 0) -> Gpu:
     return found[index]
 
 
+def usable_gpus(count: int) -> list[Gpu]:
+    """The first ones, of one kind. Raises UnusableDevice, also if there are fewer."""
+    found = Driver().gpus()
+    if len(found) < count:
+        words = f"each rank needs a GPU of its own, and the NVIDIA driver shows {len(found)}"
+        raise UnusableDevice(f"{words}; give at most that many ranks")
+    first, *others = found[:count]
+    for one in (first, *others):
+        if one.problem:
+            raise UnusableDevice(f"GPU {one.index}: {one.problem}")
+        if one.capability != first.capability:
+            kinds = f"{one.name} is {shown(one.capability)}, {first.name} {shown(first.capability)}"
+            raise UnusableDevice(f"GPU {one.index}: {kinds}, and ranks need GPUs of one kind")
+    return [first, *others]
+
+
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 

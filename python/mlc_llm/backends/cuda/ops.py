@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
+from mlc_llm.backends.all_reduce import reduced
 from mlc_llm.backends.cuda.attention_ops import AttentionOps
 from mlc_llm.backends.cuda.calls import Input, as_input, call, change, float_tensor
 from mlc_llm.backends.cuda.choice_ops import ChoiceOps
@@ -182,8 +183,8 @@ class CudaOps(AttentionOps, ChoiceOps, RowOps, StateOps):
         assert x.weight is None or x.weight.ndim == 1, "only x has rows"
         return replace(x, x=self.take_rows(x.x, rows), _planes={})
 
-    def all_reduce(self, x: Tensor) -> NoReturn:
-        _refuse("a sum over ranks")
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return reduced(x)
 
     def add_bias(self, x: Tensor, bias: Tensor) -> Tensor:
         return _added(x, None, bias)

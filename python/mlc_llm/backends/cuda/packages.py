@@ -1,5 +1,6 @@
-"""Finds the files of NVIDIA's Python packages (the extra `cuda`): a compiler and its headers, and
-the CUDA runtime. No CUDA toolkit is looked for.
+"""Finds the files of NVIDIA's Python packages: a compiler and its headers, and the CUDA runtime
+(the extra `cuda`), and NCCL, which adds up over several GPUs (`cuda-ranks`). No CUDA toolkit is
+looked for.
 
 The packages share the namespace `nvidia`, so they may lie in any folder of `sys.path`.
 """
@@ -21,29 +22,42 @@ PACKAGES = {
     "nvidia-cuda-cccl": "include/cccl/cuda/std/cstdint",
 }
 """A file of each package, below `CUDA`."""
+NCCL = "nvidia-nccl-cu13"
+_OF_RANKS = {NCCL: "lib/libnccl.so.2"}
+"""The same, below a folder of its own."""
+_NCCL_FOLDER = "nccl"
 TO_RUN = ("nvidia-cuda-runtime",)
 """What is needed where everything is compiled already."""
 
 
-def roots() -> list[Path]:
-    """The folders `nvidia/cu13` that there are."""
+def roots(folder: str = CUDA) -> list[Path]:
+    """The folders of that name in the namespace `nvidia` that there are."""
     spec = find_spec("nvidia")
     folders = (spec.submodule_search_locations if spec else None) or []
-    return [root for folder in folders if (root := Path(folder) / CUDA).is_dir()]
+    return [root for one in folders if (root := Path(one) / folder).is_dir()]
 
 
 def missing(*packages: str) -> list[str]:
-    """Which of these packages are not installed; of all, if none is named."""
-    found = roots()
-    wanted = packages or tuple(PACKAGES)
-    return [one for one in wanted if not any((root / PACKAGES[one]).exists() for root in found)]
+    """Which of these packages are not installed; of all for one GPU, if none is named."""
+    return [one for one in packages or PACKAGES if not _is_there(one)]
+
+
+def _is_there(package: str) -> bool:
+    file = (PACKAGES | _OF_RANKS)[package]
+    return any((root / file).exists() for root in _roots_of(package))
+
+
+def _roots_of(package: str) -> list[Path]:
+    return roots(_NCCL_FOLDER if package in _OF_RANKS else CUDA)
 
 
 def require(*packages: str) -> None:
     """Raises UnusableDevice if one of these packages is not installed."""
     if lacking := missing(*packages):
         words = "a package is" if len(lacking) == 1 else "packages are"
-        raise UnusableDevice(f"{words} missing: {', '.join(lacking)}; pip install 'mlc-llm[cuda]'")
+        extra = "cuda-ranks" if any(one in _OF_RANKS for one in lacking) else "cuda"
+        words = f"{words} missing: {', '.join(lacking)}; pip install 'mlc-llm[{extra}]'"
+        raise UnusableDevice(words)
 
 
 def include_folders() -> list[str]:
@@ -57,7 +71,7 @@ def load_library(package: str, pattern: str, *, for_all: bool = False) -> ctypes
     for_all: libraries that are loaded later see its symbols. Raises UnusableDevice."""
     require(package)
     mode = ctypes.RTLD_GLOBAL if for_all else ctypes.RTLD_LOCAL
-    for root in roots():
+    for root in _roots_of(package):
         for path in sorted((root / "lib").glob(pattern)):
             try:
                 return ctypes.CDLL(str(path), mode=mode)

@@ -23,7 +23,8 @@ class _Time(ctypes.Structure):
 def why_not_here() -> str | None:
     """Why ranks cannot run on this machine; None: they can."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
-        return "ranks run on Linux with an x86-64 processor only in this version"
+        words = "ranks run on Linux with an x86-64 processor only in this version"
+        return f"{words}; leave it out"
     return None
 
 

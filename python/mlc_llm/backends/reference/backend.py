@@ -3,11 +3,13 @@ architectures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
@@ -28,6 +30,7 @@ class ReferenceBackend:
     page_size = 16
     repeat_bytes = 0
     has_window_sinks = True
+    ranks_are_apart = False
 
     @property
     def device(self) -> Device:
@@ -37,7 +40,13 @@ class ReferenceBackend:
 
         return CpuDevice()
 
-    def free_memory(self) -> None:
+    def why_no_ranks(self, ranks: int) -> str | None:
+        return why_not_here()
+
+    def rank_environment(self, rank: int) -> Mapping[str, str]:
+        return {}
+
+    def free_memory(self, ranks: int = 1) -> None:
         """It is this machine's memory."""
 
     def with_precision(self, precision: Precision) -> ReferenceBackend:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -43,7 +44,7 @@ class _Rank:
     """Another rank."""
 
     def __init__(self, setup: RankSetup, memory: int) -> None:
-        self.number, self._error = setup.rank, ""
+        self.number, self._error, self._ending = setup.rank, "", threading.Lock()
         self.link, other = socket.socketpair()
         with other:
             files = (other.fileno(), memory)
@@ -52,6 +53,7 @@ class _Rank:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=files,
+                env={**os.environ, **setup.environment},
             )
         self.link.settimeout(LOOK_S)
         self.send(json_message(setup.to_dict()))
@@ -76,7 +78,7 @@ class _Rank:
 
     def why_ended(self) -> str:
         """In words, of a rank that has ended or does not answer."""
-        with suppress(OSError, ValueError):
+        with self._ending, suppress(OSError, ValueError):  # two threads may ask
             self.answer()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LOOK_S)

@@ -26,6 +26,8 @@ class RankSetup:
     window: Window | None
     parent: int
     """The process of rank 0: without it, the others end."""
+    environment: Mapping[str, str]
+    """Variables that its process has beside those of rank 0."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
 from mlc_llm.serve.memory_plan import KVSize, MemoryPlan, ModelSize
 from mlc_llm.serve.opening.bundle import ModelBundle, Vision
-from mlc_llm.serve.opening.shares import parts_of
+from mlc_llm.serve.opening.shares import check_ranks, parts_of
 from mlc_llm.support import promises
 from mlc_llm.support.machine import describe
 from mlc_llm.support.promises import PromiseHandle, Promises
@@ -94,14 +95,14 @@ def look_at_memory() -> Memory:
     return Memory(free_memory(), standing)
 
 
-def memory_of_device(kernels: str | None) -> Memory | None:
-    """The memory of the device of these kernels; None: it is that of the machine. Raises
-    UnusableDevice."""
+def memory_of_device(kernels: str | None, shards: int = 1) -> Memory | None:
+    """The memory of the device of these kernels, of the fullest one if ranks have a device each;
+    None: it is that of the machine. Raises UnusableDevice."""
     backend = choose_backend(kernels)
-    if backend.free_memory() is None:
+    if backend.free_memory(shards) is None:
         return None
     gc.collect()  # an engine that nobody holds any more may wait for it
-    free = backend.free_memory()
+    free = backend.free_memory(shards)
     assert free is not None
     return Memory(free, {}, is_of_device=True)
 
@@ -136,18 +137,19 @@ def model_size(
 ) -> ModelSize:
     """The sizes that decide how much memory the model takes, by its header. No weight is read.
 
-    kernels, kv_cache: see `EngineConfig`. shards: ranks that compute it; all are on this machine.
+    kernels, kv_cache: see `EngineConfig`. shards: ranks that compute it, all in one memory. If each
+    has a device of its own, the size is that of one rank: the largest, in every respect.
 
     Raises `UnsupportedModel`, `ModelFileError`, `InvalidField`.
     """
     assert bundle.files is not None
     backend = choose_backend(kernels).with_kv_cache(kv_cache)
+    check_ranks(backend, shards)
     plan, parts = bundle.files.plan(), [one.plan() for one in parts_of(bundle.files, shards)]
     spec, shares = plan.spec, [one.spec for one in parts]
     layers = [one for share in shares for one in share.attention_layers.values()]
-    groups = spec.kv_groups
-    if spec.encoder is not None:
-        groups = tuple(replace(group, layers=group.layers[:1]) for group in groups)
+    is_apart = shards > 1 and backend.ranks_are_apart
+    groups = _groups(shares) if is_apart else _groups([spec])
     return ModelSize(
         groups=tuple(_group_size(group, backend) for group in groups),
         query_width=max((one.query_width for one in layers), default=0),
@@ -159,8 +161,8 @@ def model_size(
         ),
         vocab_size=spec.vocab,
         context_window=bundle.context_window,
-        weight_bytes=sum(packed_bytes(one, backend) for one in parts),
-        shards=shards,
+        weight_bytes=(max if is_apart else sum)(packed_bytes(one, backend) for one in parts),
+        shards=1 if is_apart else shards,
         repeat_bytes=backend.repeat_bytes if shards == 1 else 0,
         ropes=len(spec.ropes),
         state_bytes=_state_bytes(spec),
@@ -171,6 +173,17 @@ def model_size(
         tower_bytes=0 if bundle.vision is None else _tower_bytes(bundle.vision, backend),
         whole_image=_whole_image(bundle.vision),
     )
+
+
+def _groups(shares: Sequence[ModelSpec]) -> tuple[KVGroup, ...]:
+    """Each group of layers, of the share with the most heads. An encoder keeps one layer."""
+    found = tuple(
+        max(groups, key=lambda group: group.kv_heads)
+        for groups in zip(*(one.kv_groups for one in shares), strict=True)
+    )
+    if shares[0].encoder is None:
+        return found
+    return tuple(replace(group, layers=group.layers[:1]) for group in found)
 
 
 def _tower_bytes(vision: Vision, backend: Backend) -> int:

@@ -95,7 +95,7 @@ def open_engine(
     size = _size(bundles, config)
     config = with_adapter_room(with_precision(config, bundles[0]))
     adapters = adapters_of(config, bundles[0])
-    room = memory_of_device(config.kernels) or memory
+    room = memory_of_device(config.kernels, shards_of(config)) or memory
     complete, plan, held = room.take(config, size, bundles[0].name)
     _log_plan(complete, plan)
     try:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from mlc_llm.backends.registry import choose_backend
 from mlc_llm.errors import InvalidField
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.sharding import FIELD, Share
@@ -15,6 +16,9 @@ from mlc_llm.runtime.model_step import MakeStep, ModelStep, Sizes
 from mlc_llm.runtime.ranks.setup import RankSetup
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import window_of
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.base import Backend
 
 
 class Folders(NamedTuple):
@@ -31,16 +35,19 @@ def shards_of(config: EngineConfig) -> int:
 
 def parts_of(files: ModelFiles, shards: int) -> list[ModelFiles]:
     """The share of each rank; the whole model, if there is one rank. Raises InvalidField for a
-    model or a machine that has no ranks."""
+    model that cannot be split so."""
     if shards == 1:
         return [files]
-    from mlc_llm.backends.ranks.futex import why_not_here
     from mlc_llm.model_files.shared import SharedModel
 
-    why_not = why_not_here()
-    if why_not is not None:
-        raise InvalidField(FIELD, shards, f"{why_not}; leave it out")
     return [SharedModel.of_files(files, Share(rank, shards)) for rank in range(shards)]
+
+
+def check_ranks(backend: Backend, shards: int) -> None:
+    """Raises InvalidField if this machine cannot have so many ranks."""
+    why = backend.why_no_ranks(shards) if shards > 1 else None
+    if why is not None:
+        raise InvalidField(FIELD, shards, why)
 
 
 @contextmanager
@@ -69,6 +76,7 @@ def _setups(folders: Sequence[Folders], config: EngineConfig) -> list[RankSetup]
         max_batch_tokens=config.prefill_chunk_size,
         context_window=config.max_single_sequence_length,
     )
+    backend = choose_backend(config.kernels)
     return [
         RankSetup(
             rank=rank,
@@ -78,6 +86,7 @@ def _setups(folders: Sequence[Folders], config: EngineConfig) -> list[RankSetup]
             sizes=sizes,
             window=window_of(config),
             parent=os.getpid(),
+            environment=backend.rank_environment(rank),
         )
         for rank, one in enumerate(folders)
         if rank

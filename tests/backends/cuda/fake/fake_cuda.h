@@ -2,8 +2,8 @@
 #include <stddef.h>
 
 typedef void *Handle;
-enum { KINDS = 6 };
-enum Kind { DEVICE, PINNED, MODULE, STREAM, EVENT, GRAPH };
+enum { KINDS = 7 };
+enum Kind { DEVICE, PINNED, MODULE, STREAM, EVENT, GRAPH, COMMUNICATOR };
 
 /* Counts and logs a call. Not 0: the call fails with this code, as a test has asked for. */
 int fake_enter(const char *name, const char *format, ...);
@@ -16,6 +16,14 @@ int fake_holds(enum Kind kind, const void *start, size_t size);
 size_t fake_free_memory(void);
 size_t fake_total_memory(void);
 long fake_setting(const char *name, long otherwise);
+
+/* The number that GPU 0 of this process has on the machine. */
+int fake_gpu(void);
+/* The GPU waits for something that does not come: all that is given to it meanwhile is not done, and
+ * who waits for it waits. */
+void fake_stick(int is_stuck);
+int fake_is_stuck(void);
+void fake_wait(void);
 
 /* A node of a graph: a kernel, a copy (`from`) or a fill. Values are those at the time of capture. */
 enum { MOST_ARGUMENTS = 64 };

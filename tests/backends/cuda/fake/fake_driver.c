@@ -3,7 +3,8 @@
  * but for kernels that `fake_emulate` was given for the CPU.
  *
  * Settings come from the environment, when a call needs them:
- *   FAKE_CUDA_VERSION (13000), FAKE_CUDA_GPUS (1), FAKE_CUDA_CAPABILITY (90),
+ *   FAKE_CUDA_VERSION (13000), FAKE_CUDA_GPUS (1; CUDA_VISIBLE_DEVICES chooses among them),
+ *   FAKE_CUDA_CAPABILITY (90),
  *   FAKE_CUDA_MEMORY (bytes of a GPU), FAKE_CUDA_FAILS (NAME=CODE: this function always fails).
  * Own functions for tests begin with fake_. */
 #define _GNU_SOURCE
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { OUT_OF_MEMORY = 2, NOT_FOUND = 500, NO_BINARY = 209, INVALID_VALUE = 1, INVALID_IMAGE = 200, NOT_SUPPORTED = 801 };
 enum { MOST = 4096, LOG = 1 << 20 };
@@ -118,9 +120,30 @@ int fake_holds(enum Kind kind, const void *start, size_t size) {
 
 #define CALL(...) do { int code = fake_enter(__func__, __VA_ARGS__); if (code) return code; } while (0)
 
-int cuInit(unsigned flags) { CALL(" %u", flags); return fake_setting("FAKE_CUDA_GPUS", 1) ? 0 : 100; }
+/* How many GPUs this process sees, and which one of the machine's is the first. */
+static int gpus(int *first) {
+  const char *text = getenv("CUDA_VISIBLE_DEVICES");
+  long all = fake_setting("FAKE_CUDA_GPUS", 1), count = 0;
+  *first = 0;
+  if (!text) return all;
+  for (char *end; ; text = end + 1, count++) {
+    long number = strtol(text, &end, 10);
+    if (end == text || number >= all) return count;
+    if (!count) *first = number;
+    if (*end != ',') return count + 1;
+  }
+}
+int fake_gpu(void) { int first; gpus(&first); return first; }
+static int gpu_count(void) { int first; return gpus(&first); }
+
+static volatile int stuck;
+void fake_stick(int is_stuck) { stuck = is_stuck; }
+int fake_is_stuck(void) { return stuck; }
+void fake_wait(void) { while (stuck) usleep(1000); }
+
+int cuInit(unsigned flags) { CALL(" %u", flags); return gpu_count() ? 0 : 100; }
 int cuDriverGetVersion(int *version) { CALL(""); *version = fake_setting("FAKE_CUDA_VERSION", 13000); return 0; }
-int cuDeviceGetCount(int *count) { CALL(""); *count = fake_setting("FAKE_CUDA_GPUS", 1); return 0; }
+int cuDeviceGetCount(int *count) { CALL(""); *count = gpu_count(); return 0; }
 int cuDeviceGet(int *device, int index) { CALL(" %d", index); *device = index; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { CALL(" %d", device); snprintf(name, length, "Fake GPU"); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { CALL(" %d", device); *bytes = fake_total_memory(); return 0; }
@@ -247,6 +270,7 @@ int cuLaunchKernelEx(const struct config *c, Handle function, void **arguments, 
     if (!node.compute) return NOT_FOUND;
   }
   memcpy(node.grid, c->grid, sizeof node.grid), memcpy(node.block, c->block, sizeof node.block);
+  if (fake_is_stuck()) return 0;
   if (!fake_captured(c->stream)) return node.compute ? fake_compute(&node, arguments) : 0;
   if (node.compute) {
     char symbol[160];

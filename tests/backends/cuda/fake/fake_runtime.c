@@ -34,7 +34,7 @@ static int take(enum Kind kind, Handle *start, size_t size) {
 int cudaMalloc(Handle *start, size_t size) { CALL(" %zu", size); NOT_IN_CAPTURE; return take(DEVICE, start, size); }
 int cudaMallocHost(Handle *start, size_t size) { CALL(" %zu", size); NOT_IN_CAPTURE; return take(PINNED, start, size); }
 /* What frees has freed even where it fails: a program can do nothing more about it. */
-int cudaFree(Handle start) { NOT_IN_CAPTURE; int known = !start || fake_delete(DEVICE, start); CALL(""); return known ? OK : INVALID_VALUE; }
+int cudaFree(Handle start) { NOT_IN_CAPTURE; fake_wait(); int known = !start || fake_delete(DEVICE, start); CALL(""); return known ? OK : INVALID_VALUE; }
 int cudaFreeHost(Handle start) { NOT_IN_CAPTURE; int known = !start || fake_delete(PINNED, start); CALL(""); return known ? OK : INVALID_VALUE; }
 
 static const char *place(const void *start, size_t size) {
@@ -52,7 +52,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, Handle st
     return OK;
   }
   NOT_IN_CAPTURE;
-  memcpy(to, from, size);
+  if (!fake_is_stuck()) memcpy(to, from, size);
   return OK;
 }
 int cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t size, Handle stream) { CALL(" %zu", size); memcpy(to, from, size); return OK; }
@@ -62,20 +62,20 @@ int cudaMemsetAsync(void *to, int value, size_t size, Handle stream) {
   struct node node = {.to = to, .size = size, .value = value};
   if (fake_captured(stream)) return fake_record(&node), OK;
   NOT_IN_CAPTURE;
-  memset(to, value, size);
+  if (!fake_is_stuck()) memset(to, value, size);
   return OK;
 }
 
 int cudaStreamCreateWithFlags(Handle *stream, unsigned flags) { CALL(" %u", flags); return take(STREAM, stream, 8); }
 int cudaStreamCreate(Handle *stream) { CALL(""); return take(STREAM, stream, 8); }
 int cudaStreamDestroy(Handle stream) { int known = fake_delete(STREAM, stream); CALL(""); return known ? OK : INVALID_HANDLE; }
-int cudaStreamSynchronize(Handle stream) { CALL(" stream %d", stream != NULL); NOT_IN_CAPTURE; return OK; }
+int cudaStreamSynchronize(Handle stream) { CALL(" stream %d", stream != NULL); NOT_IN_CAPTURE; fake_wait(); return OK; }
 int cudaStreamWaitEvent(Handle stream, Handle event, unsigned flags) { CALL(""); return OK; }
 int cudaEventCreate(Handle *event) { CALL(""); return take(EVENT, event, 8); }
 int cudaEventCreateWithFlags(Handle *event, unsigned flags) { CALL(" %u", flags); return take(EVENT, event, 8); }
 int cudaEventDestroy(Handle event) { int known = fake_delete(EVENT, event); CALL(""); return known ? OK : INVALID_HANDLE; }
 int cudaEventRecord(Handle event, Handle stream) { CALL(""); NOT_IN_CAPTURE; return OK; }
-int cudaEventSynchronize(Handle event) { CALL(""); NOT_IN_CAPTURE; return OK; }
+int cudaEventSynchronize(Handle event) { CALL(""); NOT_IN_CAPTURE; fake_wait(); return OK; }
 int cudaEventElapsedTime(float *milliseconds, Handle from, Handle to) { CALL(""); *milliseconds = 1; return OK; }
 
 struct graph { struct node *nodes; int count; };
