@@ -6,20 +6,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlc_llm.ray.scaling import QUEUED_TOKENS, QueuedTokens
+from mlc_llm.ray.scaling import QUEUED_TOKENS, RUNNING, QueuedTokens
 
 
 @dataclass
 class Numbers:
     waiting: dict[str, float]
-    total_num_requests: float
+    running: float
     target_num_replicas: int
     capacity_adjusted_min_replicas: int = 1
     capacity_adjusted_max_replicas: int = 8
     aggregated_metrics: dict[str, dict[str, float]] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self.aggregated_metrics = {QUEUED_TOKENS: self.waiting} if self.waiting else None
+        self.aggregated_metrics = None
+        if self.waiting or self.running:
+            self.aggregated_metrics = {QUEUED_TOKENS: self.waiting, RUNNING: {"a": self.running}}
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,7 @@ MOST_ONGOING = 4096
 """Requests that one replica or one ingress may have. The server's own limits are smaller."""
 USUAL_ANSWERS = 128
 """Answers at a time of an engine in the mode of servers."""
-PREFIX = "mlc_llm.ray.prefix_router:PrefixRouter"
-POWER_OF_TWO = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
+ROUTER = "mlc_llm.ray.serve_router:ServeRouter"
 
 
 @serve.ingress()
@@ -40,17 +39,17 @@ class Ingress:
     def __init__(self, settings: AppSettings, handles: Mapping[str, DeploymentHandle[Any]]) -> None:
         self._settings = settings
         self._handles = dict(handles)
+        self._replicas: list[HandleReplicas] = []
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Asks the replicas of the default model, and waits until one is ready."""
         loop = asyncio.get_running_loop()
         settings = self._settings
-        replicas: dict[str | None, Replicas] = {
-            one.name: HandleReplicas(
-                self._handles[one.name], one, self._handles.get(one.prefill_name)
-            )
-            for one in settings.models
-        }
+        replicas: dict[str | None, Replicas] = {}
+        for one in settings.models:
+            prefill = self._handles.get(one.prefill_name)
+            self._replicas.append(HandleReplicas(self._handles[one.name], one, prefill))
+            replicas[one.name] = self._replicas[-1]
         models: dict[str | None, ModelSettings] = {one.name: one for one in settings.models}
         registry = ModelRegistry(
             [ModelSlot((one.name,), one.name) for one in settings.models],
@@ -60,6 +59,11 @@ class Ingress:
         )
         await asyncio.to_thread(registry.open_now, registry.default)
         return create_app(ServerContext(registry, _server_settings(settings)))
+
+    async def ending(self) -> None:
+        """The application ends: no request waits for a replica any more."""
+        for one in self._replicas:
+            one.ending()
 
 
 def _server_settings(settings: AppSettings) -> ServerSettings:
@@ -124,7 +128,8 @@ def _deployment(model: ModelSettings, name: str) -> serve.Application:
         ray_actor_options={"num_cpus": model.num_cpus, "num_gpus": model.num_gpus},
         logging_config={"enable_access_log": False},  # the ingress has a line for each request
         request_router_config=RequestRouterConfig(
-            request_router_class=PREFIX if model.routing == "prefix" else POWER_OF_TWO,
+            request_router_class=ROUTER,
+            request_router_kwargs={"by_prefix": model.routing == "prefix"},
             request_routing_stats_period_s=0.5,
         ),
     )

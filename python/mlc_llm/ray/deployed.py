@@ -6,16 +6,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import ray
 
-from mlc_llm.ray.channel import Sender
 from mlc_llm.ray.replica import ModelReplica
-from mlc_llm.ray.scaling import QUEUED_TOKENS
+from mlc_llm.ray.scaling import QUEUED_TOKENS, RUNNING
+from mlc_llm.ray.sessions import Sessions
 from mlc_llm.ray.settings import ModelSettings
-from mlc_llm.ray.wire import STATS, ReplicaStats, WireRequest
+from mlc_llm.ray.wire import STATS, Aim, ReplicaStats, WireRequest
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
 
 TOPIC_BYTES = 16
@@ -28,33 +29,33 @@ class Replica(ModelReplica):
     """A `ModelReplica` in Ray's hands."""
 
     async def __init__(self, settings: ModelSettings) -> None:  # type: ignore[misc]  # Ray waits
-        config = settings.engine
+        config, host = settings.engine, ray.util.get_node_ip_address()
         if settings.routing == "prefix":
-            here = f"tcp://{ray.util.get_node_ip_address()}:0"
+            here = f"tcp://{host}:0"
             topic = secrets.token_hex(TOPIC_BYTES)
             events = KVEventsConfig(endpoint=here, replay_endpoint=here, topic=topic)
             config = replace(config, kv_events=events)
-        self._sender = Sender()
-        await asyncio.to_thread(ModelReplica.__init__, self, settings, config, self._sender.send)
+        await asyncio.to_thread(ModelReplica.__init__, self, settings, config)
         try:
             await self.probe()
         except BaseException:
             self.close()
             raise
+        self._sessions = Sessions(host, self)
+
+    async def attend(self, aim: Aim, name: str, address: str) -> AsyncIterator[str]:
+        """See `Sessions.attend`. aim: that it is this replica."""
+        async for inbox in self._sessions.attend(name, address):
+            yield inbox
 
     async def put_prefill(self, wire: WireRequest) -> list[Any]:
         """The place of a `prefill` in Ray's store of objects. (Alone in a list it stays a place,
         and the ingress never gets the pages.)"""
         return [ray.put(await self.prefill(wire))]
 
-    async def answer(self, wire: WireRequest, address: str, place: list[Any] | None = None) -> None:
-        """`generate_to`, with the prompt of `put_prefill`, if any. If that is lost, it is computed
-        here."""
-        if place is not None:
-            await self._take_from(wire, place)
-        await self.generate_to(wire, address)
-
-    async def _take_from(self, wire: WireRequest, place: list[Any]) -> None:
+    async def bring(self, aim: Aim, wire: WireRequest, place: list[Any]) -> None:
+        """Take over the prompt of `put_prefill`. If it is lost, it is computed here. aim: that it
+        is this replica."""
         try:
             await self.take_in(wire, await place[0])
         except ray.exceptions.RayError as error:
@@ -62,13 +63,15 @@ class Replica(ModelReplica):
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Ray gives them to the autoscaler."""
-        return {QUEUED_TOKENS: float(self.waiting_tokens)}
+        running = float(self._sessions.running)
+        return {QUEUED_TOKENS: float(self.waiting_tokens), RUNNING: running}
 
     def record_routing_stats(self) -> dict[str, ReplicaStats]:
         """Ray gives them to routers."""
         return {STATS: self.stats()}
 
     def __del__(self) -> None:
+        if hasattr(self, "_sessions"):
+            self._sessions.close()
         if hasattr(self, "_engine"):
             self.close()
-            self._sender.close()

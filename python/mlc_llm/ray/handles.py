@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import ray
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.handle import DeploymentHandle
 
-from mlc_llm.errors import RequestError
-from mlc_llm.ray.channel import Receiver
-from mlc_llm.ray.remote_engine import Asker, Outputs, ReplicaLost, Sender
+from mlc_llm.ray.fleet import Fleet
+from mlc_llm.ray.remote_engine import Asker, Outputs, ReplicaDied, ReplicaLost, Sender
+from mlc_llm.ray.replica_lists import Replicas, watch
 from mlc_llm.ray.settings import ModelSettings
-from mlc_llm.ray.wire import ReplicaFacts, WireRequest
+from mlc_llm.ray.wire import Aim, ReplicaFacts, WireRequest
 
 FACTS_S = 600.0
-ARRIVAL_S = 10.0
-"""For outputs that were sent before the end of the request."""
 METRICS_S = 3.0
 """For all replicas together."""
 
@@ -35,11 +34,13 @@ class HandleReplicas:
         settings: ModelSettings,
         prefill: DeploymentHandle[Any] | None = None,
     ) -> None:
-        self._receiver: Receiver | None = None
         self._handle, self._prefill = handle, prefill
         self._rules, self._replicas = settings.prefill, settings.replicas
         self._open = 0
         self._loop = asyncio.get_running_loop()
+        by_prefix = settings.routing == "prefix"
+        self._fleet = Fleet(ray.util.get_node_ip_address(), self._attend, by_prefix=by_prefix)
+        watch((handle.app_name, handle.deployment_name), self._told)
 
     @property
     def send(self) -> Sender:
@@ -58,30 +59,41 @@ class HandleReplicas:
     async def _facts(self) -> object:
         return await self._handle.facts.remote()
 
+    def ending(self) -> None:
+        """See `Fleet`."""
+        self._fleet.ending()
+
+    def _told(self, replicas: Replicas) -> None:
+        self._loop.call_soon_threadsafe(self._fleet.update, replicas)
+
+    async def _attend(self, replica: str, session: str, address: str) -> AsyncGenerator[str, None]:
+        """See `Attend`."""
+        call = self._handle.options(stream=True).attend
+        response = call.remote(Aim(replica), session, address)
+        is_over = False
+        try:
+            async for inbox in response:
+                yield inbox
+            is_over = True
+        except ray.exceptions.ActorDiedError as error:
+            is_over = True
+            raise ReplicaDied("the replica has died") from error
+        except ray.exceptions.RayError as error:
+            raise ReplicaLost(f"the replica is gone: {type(error).__name__}") from error
+        finally:
+            if not is_over:
+                response.cancel()
+
     async def _send(self, wire: WireRequest) -> AsyncIterator[Outputs]:
-        place = await self._prefilled(wire) if self._is_apart(wire) else None
-        receiver = self._listening()
-        come = receiver.open(wire.request_id)
-        response = self._handle.answer.remote(wire, receiver.address, place)
-        task = asyncio.ensure_future(_ended(response))
-        task.add_done_callback(lambda done: come.put_nowait(_why(done)))
-        has_usage = False
+        before: Callable[[str], Awaitable[None]] | None = None
+        if self._is_apart(wire) and (place := await self._prefilled(wire)) is not None:
+            before = partial(self._bring, wire, place)
         self._open += 1
         try:
-            async for outputs in _outputs(come):
-                has_usage = outputs[-1].request_final_usage_json_str is not None
+            async for outputs in self._fleet.send(wire, before):
                 yield outputs
         finally:
             self._open -= 1
-            receiver.close_request(wire.request_id)
-            if not has_usage and not task.done():
-                response.cancel()
-
-    def _listening(self) -> Receiver:
-        """On the loop that sends."""
-        if self._receiver is None:
-            self._receiver = Receiver(ray.util.get_node_ip_address())
-        return self._receiver
 
     def _is_apart(self, wire: WireRequest) -> bool:
         """Its prompt is long, and the replicas have answers to compute."""
@@ -94,16 +106,24 @@ class HandleReplicas:
     async def _prefilled(self, wire: WireRequest) -> list[Any] | None:
         """Where the pages of its prompt lie. None: the replica of the answer computes them."""
         assert self._prefill is not None
-        response = self._prefill.put_prefill.remote(wire)
+        place: list[Any] | None = await self._called(wire, self._prefill.put_prefill.remote(wire))
+        return place
+
+    async def _bring(self, wire: WireRequest, place: list[Any], replica: str) -> None:
+        """Let the replica take over the prompt from there. If it cannot, it computes it."""
+        await self._called(wire, self._handle.bring.remote(Aim(replica), wire, place))
+
+    async def _called(self, wire: WireRequest, response: Any) -> Any:
+        """The result of a call; None, with a warning, if it failed. Cancelling it ends the call."""
         is_over = False
         try:
-            place: list[Any] = await response
+            result = await response
             is_over = True
-            return place
+            return result
         except ray.exceptions.RayError as error:
             is_over = True
             name = type(error).__name__
-            _log.warning("request %s: no prefill replica: %s", wire.request_id, name)
+            _log.warning("request %s: its prompt is not computed apart: %s", wire.request_id, name)
             return None
         finally:
             if not is_over:
@@ -113,37 +133,3 @@ class HandleReplicas:
         answers = self._handle.broadcast("metrics")
         found = await answers.results_async(timeout_s=METRICS_S, return_exceptions=True)
         return [one for one in found if not isinstance(one, BaseException)]
-
-
-async def _ended(response: DeploymentResponse[None]) -> None:
-    """Waits for the end of a request on its replica. Raises `ReplicaLost`, `RequestError`."""
-    try:
-        await response
-    except ray.exceptions.RayTaskError as error:  # the replica lives and has said why
-        cause = getattr(error, "cause", None) or error
-        raise RequestError(f"{type(cause).__name__}: {cause}".splitlines()[0]) from error
-    except ray.exceptions.RayError as error:
-        raise ReplicaLost(f"the replica is gone: {type(error).__name__}") from error
-
-
-def _why(done: asyncio.Task[None]) -> BaseException | None:
-    """Why a request has ended there; None: it was answered."""
-    return asyncio.CancelledError() if done.cancelled() else done.exception()
-
-
-async def _outputs(come: asyncio.Queue[Outputs | BaseException | None]) -> AsyncIterator[Outputs]:
-    """Up to the usage. Raises why the request ended without one."""
-    left: float | None = None
-    while True:
-        try:
-            found = await asyncio.wait_for(come.get(), left)
-        except asyncio.TimeoutError:
-            raise ReplicaLost("the end of the answer was lost on its way") from None
-        if isinstance(found, BaseException):
-            raise found
-        if found is None:  # the replica has sent all of it; some may still be on its way
-            left = ARRIVAL_S
-        else:
-            yield found
-            if found[-1].request_final_usage_json_str is not None:
-                return

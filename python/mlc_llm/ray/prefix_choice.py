@@ -81,6 +81,8 @@ class Load:
         """Prompt tokens that it has still to compute."""
         self.running = 0
         """Requests that have not ended."""
+        self.others = 0
+        """Those of other ingresses, as the replica has last said."""
         self.measured(speed)
 
     def add(self, tokens: int, requests: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from mlc_llm.errors import InvalidField
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import RequestStreamOutput
@@ -35,33 +36,10 @@ class _Reader:
             self.loop.call_soon_threadsafe(self.outputs.put_nowait, output)
 
 
-class _Forwarded:
-    """The outputs of one request, which go to somebody else as they come."""
+class Put(Protocol):
+    """Gets outputs of a step. One thread calls it; it must not wait."""
 
-    def __init__(self, address: str, on_first: Callable[[], object]) -> None:
-        self.address = address
-        self.loop = asyncio.get_running_loop()
-        self.is_over = self.loop.create_future()
-        self._on_first: Callable[[], object] | None = on_first
-
-    def seen(self, output: RequestStreamOutput) -> None:
-        """Any thread may call it, before the output is sent."""
-        if self._on_first is not None:
-            self._on_first()
-            self._on_first = None
-        if output.request_final_usage_json_str is not None:
-            with contextlib.suppress(RuntimeError):
-                self.loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if not self.is_over.done():
-            self.is_over.set_result(None)
-
-
-class Forward(Protocol):
-    """Sends outputs to an address. One thread calls it; it must not wait."""
-
-    def __call__(self, address: str, outputs: Outputs) -> None: ...
+    def __call__(self, outputs: Outputs) -> None: ...
 
 
 class RawEngine:
@@ -72,13 +50,14 @@ class RawEngine:
         model: str | None,
         device: str,
         config: EngineConfig,
-        forward: Forward | None = None,
+        seen: Put,
         on_start: Callable[[], object] | None = None,
     ) -> None:
-        """forward: for `forward`. on_start: is called first by the thread that computes. Raises
-        what opening the model raises; its threads have ended then."""
-        self._readers: dict[str, _Reader | _Forwarded] = {}
-        self._forward = forward
+        """seen: gets all outputs first, also those of requests that nobody reads any more.
+        on_start: is called first by the thread that computes. Raises what opening the model raises;
+        its threads have ended then."""
+        self._readers: dict[str, _Reader | Put] = {}
+        self._seen = seen
         self._lock = threading.Lock()
         self._engine = ThreadedEngine.Create()
         self._engine.init_threaded_engine(device, self._hand_out)
@@ -130,20 +109,25 @@ class RawEngine:
             if not is_over:
                 self._engine.abort_request(name)
 
-    async def forward(self, request: Request, address: str, on_first: Callable[[], object]) -> None:
-        """Send its outputs to the address, and return behind the last one. Cancelling it aborts the
-        request. on_first: is called at the first output. Raises like `stream`."""
-        reader, name = _Forwarded(address, on_first), request.request_id
+    def begin(self, request: Request, put: Put) -> None:
+        """Queue a request. put: gets the outputs of a step, those of all requests with the same one
+        together; it is called in the same thread for all, until the usage has come. Any thread may
+        call `begin`. Raises like `stream`, and then nothing comes."""
+        name = request.request_id
         with self._lock:
-            self._readers[name] = reader
+            if name in self._readers:
+                raise InvalidField("request_id", name, "it names a request that runs")
+            self._readers[name] = put
         try:
-            await asyncio.to_thread(self._engine.add_request, request)
-            await reader.is_over
-        finally:
+            self._engine.add_request(request)
+        except BaseException:
             with self._lock:
                 self._readers.pop(name, None)
-            if not reader.is_over.done() or reader.is_over.cancelled():
-                self._engine.abort_request(name)
+            raise
+
+    def abort(self, request_id: str) -> None:
+        """End a request of `begin`. Unknown ids are ignored."""
+        self._engine.abort_request(request_id)
 
     async def call_core(self, function: Callable[[EngineCore], FoundT]) -> FoundT:
         """What the function makes of the core, between two steps. Raises what it raises."""
@@ -156,17 +140,18 @@ class RawEngine:
         self._loops.terminate()
 
     def _hand_out(self, outputs: list[RequestStreamOutput]) -> None:
+        self._seen(outputs)
+        together: dict[int, tuple[Put, Outputs]] = {}
         with self._lock:
             found = [(self._readers.get(one.request_id), one) for one in outputs]
-        away: dict[str, Outputs] = {}
+            for reader, output in found:
+                if reader is None or isinstance(reader, _Reader):
+                    continue
+                together.setdefault(id(reader), (reader, []))[1].append(output)
+                if output.request_final_usage_json_str is not None:
+                    del self._readers[output.request_id]
         for reader, output in found:
             if isinstance(reader, _Reader):
                 reader.put(output)
-            elif reader is not None:
-                away.setdefault(reader.address, []).append(output)
-        for address, some in away.items():
-            assert self._forward is not None
-            self._forward(address, some)
-        for reader, output in found:
-            if isinstance(reader, _Forwarded):
-                reader.seen(output)
+        for put, own in together.values():
+            put(own)

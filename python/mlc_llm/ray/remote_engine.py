@@ -34,7 +34,11 @@ _log = logging.getLogger(__name__)
 
 
 class ReplicaLost(Exception):
-    """The replica that computed a request is gone."""
+    """The replica that computed a request is gone, or cannot be reached."""
+
+
+class ReplicaDied(ReplicaLost):
+    """Its process has ended."""
 
 
 class Sender(Protocol):

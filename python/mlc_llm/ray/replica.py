@@ -17,7 +17,7 @@ from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.cores import OwnCores
 from mlc_llm.ray.prefix_choice import USUAL_SPEED
-from mlc_llm.ray.raw_engine import Forward, Outputs, RawEngine
+from mlc_llm.ray.raw_engine import Outputs, Put, RawEngine
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import ReplicaFacts, ReplicaStats, WireRequest, WrongReplica
 from mlc_llm.runtime.transfer import Transfer
@@ -38,22 +38,20 @@ _log = logging.getLogger(__name__)
 class ModelReplica:
     """Opens the model. It is ready when `probe` has ended."""
 
-    def __init__(
-        self, settings: ModelSettings, config: EngineConfig, forward: Forward | None = None
-    ) -> None:
-        """forward: for `generate_to`. Raises what opening the model raises."""
+    def __init__(self, settings: ModelSettings, config: EngineConfig) -> None:
+        """Raises what opening the model raises."""
         os.environ.setdefault(THREADS, str(max(1, int(settings.num_cpus))))
         self._cores = OwnCores(int(settings.num_cpus)) if settings.own_cores else None
+        self._waiting: dict[str, int] = {}
+        """Prompt tokens of requests without an output."""
         on_start = None if self._cores is None else self._cores.stay
         try:
-            self._engine = RawEngine(settings.model, settings.device, config, forward, on_start)
+            self._engine = RawEngine(settings.model, settings.device, config, self._seen, on_start)
         except BaseException:  # Ray may keep the process, and so its locks
             self._release_cores()
             raise
         self._load = self._engine.loaded
         self._asked = itertools.count()
-        self._waiting: dict[str, int] = {}
-        """Prompt tokens of requests without a first token."""
 
     def facts(self) -> ReplicaFacts:
         """What an ingress has to know."""
@@ -79,23 +77,31 @@ class ModelReplica:
         stream = self._engine.stream(request)
         try:
             async for outputs in stream:
-                self._waiting.pop(wire.request_id, None)
                 yield outputs
         finally:
             self._waiting.pop(wire.request_id, None)
             await stream.aclose()
 
-    async def generate_to(self, wire: WireRequest, address: str) -> None:
-        """`generate`, whose outputs go to a `Receiver`. It returns when all were sent; cancelling
-        it aborts the request. Raises `WrongReplica`."""
+    def takes_long(self, wire: WireRequest) -> bool:
+        """See `Taker`: a grammar may have to be compiled."""
+        return '"response_format"' in wire.config
+
+    def begin(self, wire: WireRequest, put: Put) -> None:
+        """See `Taker`. Raises `WrongReplica`, and `UserError` for what the engine refuses at
+        once."""
         self._check(wire)
+        request = wire.request(self._load.load_id)
         name = wire.request_id
         self._waiting[name] = len(wire.token_ids)
         try:
-            request = wire.request(self._load.load_id)
-            await self._engine.forward(request, address, lambda: self._waiting.pop(name, None))
-        finally:
+            self._engine.begin(request, put)
+        except BaseException:
             self._waiting.pop(name, None)
+            raise
+
+    def abort(self, request_id: str) -> None:
+        """See `Taker`."""
+        self._engine.abort(request_id)
 
     async def prefill(self, wire: WireRequest) -> Transfer:
         """Compute all tokens of the prompt but the last, for `take_in` of another replica. Raises
@@ -135,6 +141,10 @@ class ModelReplica:
             if usage is not None:
                 return cast("Mapping[str, object]", json.loads(usage)["extra"])
         raise RuntimeError("the engine has given no metrics")
+
+    def _seen(self, outputs: Outputs) -> None:
+        for one in outputs:
+            self._waiting.pop(one.request_id, None)
 
     @property
     def waiting_tokens(self) -> int:

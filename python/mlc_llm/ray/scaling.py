@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 QUEUED_TOKENS = "queued_prompt_tokens"
-"""The name of the number that replicas record."""
+RUNNING = "running_requests"
+"""The names of the numbers that replicas record. Ray's own number of requests is that of sessions:
+it does not see requests."""
 
 
 class Seen(Protocol):
@@ -18,9 +20,6 @@ class Seen(Protocol):
 
     @property
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
-
-    @property
-    def total_num_requests(self) -> float: ...
 
     @property
     def target_num_replicas(self) -> int: ...
@@ -42,10 +41,12 @@ class QueuedTokens:
     def __call__(self, seen: Seen) -> tuple[int, dict[str, Any]]:
         """The number of replicas. It grows with what waits. It shrinks only as far as the answers
         that run fit into the rest."""
-        metrics = (seen.aggregated_metrics or {}).get(QUEUED_TOKENS, {})
-        waiting = sum(metrics.values())
+        metrics = seen.aggregated_metrics or {}
+        waiting, running = (
+            sum(metrics.get(name, {}).values()) for name in (QUEUED_TOKENS, RUNNING)
+        )
         wanted = math.ceil(waiting / self._queued_tokens)
-        busy = math.ceil(seen.total_num_requests / self._answers)
+        busy = math.ceil(running / self._answers)
         most, least = seen.capacity_adjusted_max_replicas, seen.capacity_adjusted_min_replicas
         if wanted < seen.target_num_replicas:
             wanted = min(max(wanted, busy), seen.target_num_replicas)

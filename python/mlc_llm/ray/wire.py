@@ -45,6 +45,13 @@ class ReplicaStats:
 
 
 @dataclass(frozen=True)
+class Aim:
+    """The replica that a call of Ray is for."""
+
+    replica: str
+
+
+@dataclass(frozen=True)
 class WireRequest:
     """A request of which nothing is left to prepare but its grammar."""
 
