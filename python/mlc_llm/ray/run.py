@@ -3,6 +3,7 @@ that `RAY_ADDRESS` names."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -31,6 +32,8 @@ OWN_STORE_BYTES = 256 << 20
 """Ray's store of objects, if this command starts Ray: requests and tokens are small."""
 STOP_S = 30.0
 """For Ray to end replicas whose answers have ended, or that took longer than they may."""
+TOLD_S = 5.0
+"""For the ingresses to hear that the application ends."""
 POLL_S = 0.2
 
 _log = logging.getLogger(__name__)
@@ -107,6 +110,7 @@ def _drained(file: AppFile, came: threading.Semaphore) -> bool:
     """Take the application away: new requests find nothing, and answers end, as long as `drain_s`
     lets them. False: another signal came before. (`serve.shutdown` would end the proxies, and the
     answers with them, at once.)"""
+    _tell_ingresses(file.name)
     serve.delete(file.name, _blocking=False)
     longest = max(one.drain_s for one in file.settings.models) + STOP_S
     end = time.monotonic() + longest
@@ -117,6 +121,22 @@ def _drained(file: AppFile, came: threading.Semaphore) -> bool:
         if came.acquire(timeout=POLL_S):
             return False
     return True
+
+
+def _tell_ingresses(name: str) -> None:
+    """That no request may wait for a replica any more. One that does not hear it ends later. Ray
+    uses the loop of the handle until `serve.shutdown`, so it runs until then."""
+
+    async def tell() -> None:
+        ingresses = serve.get_app_handle(name)
+        await ingresses.broadcast("ending").results_async(timeout_s=TOLD_S)
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="tell-ingresses", daemon=True).start()
+    try:
+        asyncio.run_coroutine_threadsafe(tell(), loop).result(TOLD_S)
+    except Exception as error:
+        _log.warning("an ingress was not told that it ends: %s", type(error).__name__)
 
 
 @contextmanager
