@@ -43,11 +43,12 @@ LEAST = 0.01
 """What an adapter changes of the largest logit at least: else it proves nothing."""
 OTHERS = (
     *("FalconH1ForCausalLM", "Mamba2ForCausalLM"),  # PEFT itself refuses their `out_proj`
+    "RWKV7ForCausalLM",  # Transformers has no such class, so PEFT has no model
     *("MixtralForCausalLM", "OlmoeForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM"),
     *("GPT2LMHeadModel", "Qwen2MoeForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM"),
     *(row.config for row in ROWS if row.is_part),
 )
-"""Of these, PEFT warns of what "all-linear" is, or it is more than the matrices of the layers."""
+"""PEFT warns of what "all-linear" is in the others, or it is more than the matrices of layers."""
 EACH = [row for row in ROWS if row.config not in OTHERS]
 LLAMAS = [row for row in ROWS if row.config in ("LlamaForCausalLM", "Qwen3ForCausalLM")]
 
