@@ -1,12 +1,12 @@
 """LoRA adapters: two small products beside the product of a matrix.
 
-    unless no token has an adapter:
-      for each token t with an adapter a = slots[t]:                        parallel
-        for each part p of the matrix's rows, for j in ranks[a]:
-          h[t, p, j] = sum over i of x[t, i] * down[a, p, j, i]
-      for each token t with an adapter a = slots[t]:                        parallel
-        for each row n of the matrix, in part p:
-          y[t, n] += sum over j of h[t, p, j] * up[a, j, n]
+    groups = tokens of a token block that have the same adapter
+    for each group with an adapter a:                                       parallel
+      for each part p of the matrix's rows, for j in ranks[a], for each token t of the group:
+        h[t, p, j] = sum over i of x[t, i] * down[a, p, j, i]
+    for each group with an adapter a:                                       parallel
+      for each token t of the group, for each row n of the matrix, in part p:
+        y[t, n] += sum over j of h[t, p, j] * up[a, j, n]
 
 x       float32 [m, k]
 down    dtype [a, parts, r, k]: r is a multiple of STEP, and 0 from an adapter's rank on
@@ -15,9 +15,12 @@ ranks   int32 [a]: the largest rank of an adapter's parts
 slots   int32 [m]: the adapter of a token, -1 for none
 h       float32 [m, parts, r]
 y       float32 [m, width], changed in place; width >= rows
+order   int32 [m]: the tokens with an adapter, group by group
+starts  int32 [m + 1]: where in `order` a group begins, and behind the last one
+count   int32 [1]: groups
 
-A piece of an adapter is read once for all tokens of a token block that have it: the first of them
-computes the others too. A token's sums have one order, whatever else is in the step.
+So a piece of an adapter is read once for all tokens of a group, while the memory is asked for that
+of the next one. A token's sums have one order, whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at, reduce_sum, splat
+from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, splat
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.library.page_format import element_bytes
 
 STEP = 4
 """Rows of `down` that a task multiplies."""
@@ -46,6 +51,7 @@ def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes:
     block = math.gcd(BLOCK, *widths)
     down_lanes, up_lanes = math.gcd(k, lanes), math.gcd(block, lanes)
     vectors, blocks = block // up_lanes, rows // block
+    line = LINE_BYTES // element_bytes(dtype)
 
     def part_of(column: Index) -> Expr | int:
         """The part that a column belongs to."""
@@ -60,20 +66,37 @@ def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes:
         return T.cast(factor[place], f"float32x{size}")
 
     @T.inline
-    def find_any(S, m, any_):
-        """any_[0]: whether a token has an adapter."""
-        any_[0] = 0
+    def group_tokens(S, m, order, starts, count):
+        """Fills `order`, `starts` and `count`."""
+        is_first = T.alloc_buffer((1,), "int32")
+        count[0] = 0
+        starts[0] = 0
         for t in T.serial(m):
-            if S[t] >= 0:
-                any_[0] = 1
+            is_first[0] = T.if_then_else(S[t] >= 0, 1, 0)
+            for i in T.serial(t % TOKENS):
+                if S[t - t % TOKENS + i] == S[t]:
+                    is_first[0] = 0
+            if is_first[0] > 0:
+                count[0] = count[0] + 1
+                starts[count[0]] = starts[count[0] - 1]
+                for i in T.serial(T.min(m - t, TOKENS - t % TOKENS)):
+                    if S[t + i] == S[t]:
+                        order[starts[count[0]]] = t + i
+                        starts[count[0]] = starts[count[0]] + 1
 
     @T.inline
-    def find_first(S, token, first):
-        """first[0]: whether no earlier token of the block has the adapter of this one."""
-        first[0] = T.if_then_else(S[token] >= 0, 1, 0)
-        for i in T.serial(token % TOKENS):
-            if S[token - token % TOKENS + i] == S[token]:
-                first[0] = 0
+    def ask_down(D, slot, part, first):
+        """Asks the memory for the rows that `multiply_down` reads."""
+        for s in T.unroll(STEP):
+            for i in T.serial(T.ceildiv(k, line)):
+                T.evaluate(prefetch(D, slot, part, first + s, i * line))
+
+    @T.inline
+    def ask_up(U, R, slot, first):
+        """Asks the memory for the block that `add_up` reads."""
+        for j in T.serial(R[slot]):
+            for i in T.unroll(-(-block // line)):
+                T.evaluate(prefetch(U, slot, j, first + i * line))
 
     @T.inline
     def multiply_down(X, D, H, token, slot, part, first):
@@ -87,7 +110,7 @@ def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes:
                     token, lanes_at(i * down_lanes, down_lanes)
                 ] * numbers(D, (slot, part, first + s), i * down_lanes, down_lanes)
         for s in T.unroll(STEP):
-            H[token, part, first + s] = reduce_sum(sums, down_lanes, s)
+            H[token, part, first + s] = halved_sum(sums[s, lanes_at(0, down_lanes)], down_lanes)
 
     @T.inline
     def add_up(H, U, Y, token, slot, rank, first):
@@ -118,33 +141,27 @@ def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes:
         S = T.match_buffer(slots, (m,), "int32")
         Y = T.match_buffer(y, (m, width), "float32")
         with T.sblock("root"):
-            any_ = T.alloc_buffer((1,), "int32")
-            find_any(S, m, any_)
-            if any_[0] > 0:
+            order = T.alloc_buffer((m,), "int32")
+            starts = T.alloc_buffer((m + 1,), "int32")
+            count = T.alloc_buffer((1,), "int32")
+            group_tokens(S, m, order, starts, count)
+            if count[0] > 0:
                 H = T.alloc_buffer((m, parts, r), "float32")
-                for u in T.parallel(parts * (r // STEP) * m):
-                    first = T.alloc_buffer((1,), "int32")
-                    token = T.meta_var(u % m)
-                    step: T.let[T.int32] = u // m % (r // STEP) * STEP
-                    find_first(S, token, first)
-                    if first[0] > 0:
-                        if step < R[S[token]]:
-                            for t in T.serial(T.min(m - token, TOKENS - token % TOKENS)):
-                                if S[token + t] == S[token]:
-                                    multiply_down(
-                                        *(X, D, H, token + t, S[token]),
-                                        *(u // m // (r // STEP), step),
-                                    )
-                for u in T.parallel(blocks * m):
-                    first = T.alloc_buffer((1,), "int32")
-                    token = T.meta_var(u % m)
-                    find_first(S, token, first)
-                    if first[0] > 0:
-                        for t in T.serial(T.min(m - token, TOKENS - token % TOKENS)):
-                            if S[token + t] == S[token]:
-                                add_up(
-                                    *(H, U, Y, token + t, S[token], R[S[token]]),
-                                    *(u // m * block,),
-                                )
+                for u in T.parallel(parts * (r // STEP) * count[0]):
+                    group, piece = T.meta_var((u % count[0], u // count[0]))
+                    part, first = T.meta_var((piece // (r // STEP), piece % (r // STEP) * STEP))
+                    slot = T.meta_var(S[order[starts[group]]])
+                    if group < count[0] - 1:
+                        ask_down(D, S[order[starts[group + 1]]], part, first)
+                    if first < R[slot]:
+                        for i in T.serial(starts[group + 1] - starts[group]):
+                            multiply_down(X, D, H, order[starts[group] + i], slot, part, first)
+                for u in T.parallel(blocks * count[0]):
+                    group, piece = T.meta_var((u % count[0], u // count[0]))
+                    slot = T.meta_var(S[order[starts[group]]])
+                    if group < count[0] - 1:
+                        ask_up(U, R, S[order[starts[group + 1]]], piece * block)
+                    for i in T.serial(starts[group + 1] - starts[group]):
+                        add_up(H, U, Y, order[starts[group] + i], slot, R[slot], piece * block)
 
     return add
