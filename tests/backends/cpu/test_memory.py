@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlc_llm.backends.cpu.memory import HUGE_PAGE, SMALL_START, growing, zeroed
+from mlc_llm.backends.cpu.memory import HUGE_PAGE, POOL, SMALL_START, Pool, growing, zeroed
 from mlc_llm.errors import CacheError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.loader.gguf import GGUFFile
@@ -96,3 +96,13 @@ def test_too_little_memory_is_no_fault_of_the_cache(error: OSError) -> None:
     with pytest.raises(OSError) as caught, cache_errors(Path("folder")):
         raise error
     assert caught.value is error and not isinstance(error, CacheError)
+
+
+def test_small_tensors_of_a_pool_lie_side_by_side() -> None:
+    pool = Pool()
+    first, second = pool.take(100), pool.take(POOL // 2)
+    assert second.ctypes.data - first.ctypes.data == 128, "each begins with a cache line"
+    first[:] = second[:] = 7
+    third = pool.take(POOL // 2)
+    assert (len(first), len(second), len(third)) == (100, POOL // 2, POOL // 2)
+    assert not third.any() and (first == 7).all() and (second == 7).all()

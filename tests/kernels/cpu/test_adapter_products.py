@@ -34,7 +34,7 @@ def factors(
 @each_isa()
 def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
     k, rows = 72, sum(widths)
-    add = build(isa, add_adapters, k, rows + 24, widths, isa.adapter_dtype, isa.lanes)
+    add = build(isa, add_adapters, "plain", k, rows + 24, widths, isa.adapter_dtype, isa.lanes)
     for slots in (SLOTS, MANY, [0], [-1]):
         rng, m = np.random.default_rng(0), len(slots)
         x, y = normal(rng, m, k), normal(rng, m, rows + 24)
@@ -47,7 +47,7 @@ def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
                 if a >= 0:
                     small = down[a, p].astype(np.float64) @ x[t]
                     expected[t, first : first + width] += small @ up[a, :, first : first + width]
-        add(x, down, up, *tables, y)
+        add(x, x, down, up, *tables, y)
         assert np.abs(y - expected).max() <= 1e-4
         untouched = [t for t, a in enumerate(slots) if a < 0]
         assert y[untouched].tobytes() == before[untouched].tobytes()
@@ -63,10 +63,10 @@ def test_a_tokens_bits_do_not_depend_on_other_tokens(isa: Isa) -> None:
 
     def computed(tokens: list[int]) -> np.ndarray:
         slots, out = np.array([MANY[t] for t in tokens], np.int32), y[tokens].copy()
-        add(x[tokens].copy(), down, up, ranks, slots, out)
+        add(x[tokens].copy(), x[tokens].copy(), down, up, ranks, slots, out)
         return out
 
-    add = build(isa, add_adapters, k, 96, widths, isa.adapter_dtype, isa.lanes)
+    add = build(isa, add_adapters, "plain", k, 96, widths, isa.adapter_dtype, isa.lanes)
     together = computed(list(range(len(MANY))))
     for t in range(len(MANY)):
         assert computed([t]).tobytes() == together[t].tobytes()

@@ -17,7 +17,7 @@ import tvm_ffi_orcjit
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.backends.cpu import amx
-from mlc_llm.backends.cpu.memory import growing, zeroed
+from mlc_llm.backends.cpu.memory import HUGE_PAGE, SMALL_START, Pool, growing, zeroed
 from mlc_llm.backends.cpu.rank_sums import SharedSums
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.threads import configure_threads
@@ -33,6 +33,9 @@ _NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_all
 class CpuDevice:
     """See `backends.base.Device`. Tensors are memory of this process, so nothing is copied."""
 
+    def __init__(self) -> None:
+        self._pool = Pool()
+
     def link(
         self, folder: Path, files: Sequence[str], requires: Sequence[str], ranks: int = 1
     ) -> LinkedLibrary:
@@ -44,7 +47,9 @@ class CpuDevice:
     def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
         """A tensor of zeros. Memory is taken from the system when it is first written."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        return tvm_ffi.from_dlpack(growing(size).view(dtype).reshape(shape))
+        is_small = SMALL_START < size < HUGE_PAGE
+        memory = self._pool.take(size) if is_small else growing(size)
+        return tvm_ffi.from_dlpack(memory.view(dtype).reshape(shape))
 
     def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:
         """A tensor over the array's own memory if compiled code can read it, or over a copy."""

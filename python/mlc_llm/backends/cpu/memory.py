@@ -15,6 +15,12 @@ SMALL_START = 1 << 18
 small model. There are few enough of these pages that their addresses stay known."""
 
 
+POOL = 16 * HUGE_PAGE
+"""Bytes that a pool takes from the system at once."""
+LINE = 64
+"""Bytes of a cache line, where memory of a pool begins."""
+
+
 def zeroed(size: int) -> npt.NDArray[Any]:
     """uint8 [size], zero, in memory as `huge_memory` gives it."""
     return np.frombuffer(huge_memory(size), np.uint8)[:size]
@@ -34,3 +40,19 @@ def growing(size: int) -> npt.NDArray[Any]:
     start = -(whole.ctypes.data + SMALL_START) % HUGE_PAGE
     prefer_huge(memory, start + SMALL_START)
     return whole[start : start + size]
+
+
+class Pool:
+    """Zeroed memory for small tensors, one behind the other: one of its own would take a whole huge
+    page. Nothing is used again; the system gets memory back when all that shares it is gone."""
+
+    def __init__(self) -> None:
+        self._rest = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> npt.NDArray[Any]:
+        """uint8 [size], at most POOL, zero."""
+        whole = -(-size // LINE) * LINE
+        if len(self._rest) < whole:
+            self._rest = zeroed(POOL)
+        taken, self._rest = self._rest[:size], self._rest[whole:]
+        return taken

@@ -51,6 +51,7 @@ from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
 from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
+from mlc_llm.kernels.row_kinds import KINDS
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.spec import (
     ExpertsSpec,
@@ -180,9 +181,10 @@ class CpuOps(AttentionOps):
         inputs = next((one for adapted, one in self._adapted if adapted is matrix), None)
         if inputs is None:
             return self._plain_product(matrix, given, add_to)
-        wide = given.as_floats(matrix.columns, self._isa, self._scratch)
+        if add_to is not None and KINDS[given.kind].norm:  # it may be a norm of what is added to
+            given = Input("plain", given.as_floats(matrix.columns, self._isa, self._scratch))
         y = self._plain_product(matrix, given, add_to)
-        return with_adapters(y, wide, inputs, self._isa)
+        return with_adapters(y, given, inputs, self._isa)
 
     def _plain_product(
         self, matrix: PackedMatrix, given: Input, add_to: Tensor | None = None

@@ -1,26 +1,30 @@
 """LoRA adapters: two small products beside the product of a matrix.
 
     groups = tokens of a token block that have the same adapter
+    for each token t with an adapter:                                       parallel
+      f[t] = what the kind makes of X[t]                                    `row_kinds.py`
     for each group with an adapter a:                                       parallel
       for each part p of the matrix's rows, for j in ranks[a], for each token t of the group:
-        h[t, p, j] = sum over i of x[t, i] * down[a, p, j, i]
+        h[t, p, j] = sum over i of f[t, i] * down[a, p, j, i]
     for each group with an adapter a:                                       parallel
       for each token t of the group, for each row n of the matrix, in part p:
         y[t, n] += sum over j of h[t, p, j] * up[a, j, n]
 
-x       float32 [m, k]
+X, weight and bias: see `row_kinds.py`
 down    dtype [a, parts, r, k]: r is a multiple of STEP, and 0 from an adapter's rank on
 up      dtype [a, r, rows]
 ranks   int32 [a]: the largest rank of an adapter's parts
 slots   int32 [m]: the adapter of a token, -1 for none
-h       float32 [m, parts, r]
 y       float32 [m, width], changed in place; width >= rows
+f       float32 [m, k]; X itself where the kind is "plain"
+h       float32 [m, parts, r]
 order   int32 [m]: the tokens with an adapter, group by group
 starts  int32 [m + 1]: where in `order` a group begins, and behind the last one
 count   int32 [1]: groups
 
 So a piece of an adapter is read once for all tokens of a group, while the memory is asked for that
-of the next one. A token's sums have one order, whatever else is in the step.
+of the next one, and converted once for up to four tokens. A token's sums have one order, whatever
+else is in the step.
 """
 
 from __future__ import annotations
@@ -31,26 +35,35 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, splat
+from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.library.page_format import element_bytes
 
 STEP = 4
 """Rows of `down` that a task multiplies."""
-BLOCK = 64
-"""Columns of y that a task changes, at most."""
+BLOCK, SUMS = 256, 64
+"""Columns of y that a task changes, and whose sums are in registers, at most."""
 TOKENS = 32
 """Tokens of a token block."""
+LOAD = 8
+"""Numbers of a row that are made at a time."""
 
 
 @cache
-def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes: int) -> PrimFunc:
-    """Kernel arguments: x, down, up, ranks, slots, y. widths: rows of each part."""
+def add_adapters(
+    kind: str, k: int, width: int, widths: tuple[int, ...], dtype: str, lanes: int, eps: float = 0.0
+) -> PrimFunc:
+    """Kernel of (X, weight, bias, down, up, ranks, slots, y). widths: rows of each part; eps: of a
+    norm."""
     rows, parts = sum(widths), len(widths)
     block = math.gcd(BLOCK, *widths)
+    sums_columns = math.gcd(SUMS, block)
     down_lanes, up_lanes = math.gcd(k, lanes), math.gcd(block, lanes)
-    vectors, blocks = block // up_lanes, rows // block
+    vectors, blocks = sums_columns // up_lanes, rows // block
     line = LINE_BYTES // element_bytes(dtype)
 
     def part_of(column: Index) -> Expr | int:
@@ -93,48 +106,105 @@ def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes:
 
     @T.inline
     def ask_up(U, R, slot, first):
-        """Asks the memory for the block that `add_up` reads."""
+        """Asks the memory for a block of `up`."""
         for j in T.serial(R[slot]):
             for i in T.unroll(-(-block // line)):
                 T.evaluate(prefetch(U, slot, j, first + i * line))
 
     @T.inline
-    def multiply_down(X, D, H, token, slot, part, first):
-        """STEP numbers of h."""
-        sums = T.alloc_buffer((STEP, down_lanes), "float32")
-        for s in T.unroll(STEP):
-            sums[s, lanes_at(0, down_lanes)] = fsplat(0.0, down_lanes)
-        for i in T.serial(k // down_lanes):
-            for s in T.unroll(STEP):
-                sums[s, lanes_at(0, down_lanes)] = sums[s, lanes_at(0, down_lanes)] + X[
-                    token, lanes_at(i * down_lanes, down_lanes)
-                ] * numbers(D, (slot, part, first + s), i * down_lanes, down_lanes)
-        for s in T.unroll(STEP):
-            H[token, part, first + s] = halved_sum(sums[s, lanes_at(0, down_lanes)], down_lanes)
+    def make_floats(given, F, token):
+        """A row of f."""
+        inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
+        find_statistics(kind, given.x, token, k, eps, inv)
+        for i in T.serial(k // LOAD):
+            F[token, lanes_at(i * LOAD, LOAD)] = load(kind, given, token, i * LOAD, k, inv, LOAD)
 
     @T.inline
-    def add_up(H, U, Y, token, slot, rank, first):
-        """The sums of a block of columns."""
-        sums = T.alloc_buffer((vectors, up_lanes), "float32")
-        for v in T.unroll(vectors):
-            sums[v, lanes_at(0, up_lanes)] = Y[token, lanes_at(first + v * up_lanes, up_lanes)]
+    def multiply_down(size, F, D, H, order, at, slot, part, first):
+        """STEP numbers of h for the tokens from `order[at]` on."""
+        sums = T.alloc_buffer((size, STEP, down_lanes), "float32")
+        lane = T.meta_var(lanes_at(0, down_lanes))
+        for t in T.unroll(size):
+            for s in T.unroll(STEP):
+                sums[t, s, lane] = fsplat(0.0, down_lanes)
+        for i in T.serial(k // down_lanes):
+            for s in T.unroll(STEP):
+                for t in T.unroll(size):
+                    sums[t, s, lane] = sums[t, s, lane] + F[
+                        order[at + t], lanes_at(i * down_lanes, down_lanes)
+                    ] * numbers(D, (slot, part, first + s), i * down_lanes, down_lanes)
+        for t in T.unroll(size):
+            for s in T.unroll(STEP):
+                H[order[at + t], part, first + s] = halved_sum(sums[t, s, lane], down_lanes)
+
+    @T.inline
+    def add_up(size, H, U, Y, order, at, slot, rank, first):
+        """Some columns of a block for the tokens from `order[at]` on."""
+        sums = T.alloc_buffer((size, vectors, up_lanes), "float32")
+        lane = T.meta_var(lanes_at(0, up_lanes))
+        for t in T.unroll(size):
+            for v in T.unroll(vectors):
+                sums[t, v, lane] = Y[order[at + t], lanes_at(first + v * up_lanes, up_lanes)]
         for j in T.serial(rank):
             for v in T.unroll(vectors):
-                sums[v, lanes_at(0, up_lanes)] = sums[v, lanes_at(0, up_lanes)] + splat(
-                    H[token, part_of(first), j], up_lanes
-                ) * numbers(U, (slot, j), first + v * up_lanes, up_lanes)
-        for v in T.unroll(vectors):
-            Y[token, lanes_at(first + v * up_lanes, up_lanes)] = sums[v, lanes_at(0, up_lanes)]
+                for t in T.unroll(size):
+                    sums[t, v, lane] = sums[t, v, lane] + splat(
+                        H[order[at + t], part_of(first), j], up_lanes
+                    ) * numbers(U, (slot, j), first + v * up_lanes, up_lanes)
+        for t in T.unroll(size):
+            for v in T.unroll(vectors):
+                Y[order[at + t], lanes_at(first + v * up_lanes, up_lanes)] = sums[t, v, lane]
+
+    @T.inline
+    def in_fours(compute, first, end, buffers, order, *rest):
+        """compute(size, *buffers, order, at, *rest) for the tokens from `order[first]` on."""
+        size: T.let[T.int32] = end - first
+        for i in T.serial(size // 4):
+            compute(4, *buffers, order, first + i * 4, *rest)
+        if size % 4 >= 2:
+            compute(2, *buffers, order, first + size // 4 * 4, *rest)
+        if size % 2 == 1:
+            compute(1, *buffers, order, end - 1, *rest)
+
+    @T.inline
+    def add_to(F, D, U, R, S, Y, order, starts, groups):
+        """Both products."""
+        H = T.alloc_buffer((S.shape[0], parts, D.shape[2]), "float32")
+        steps = T.meta_var(D.shape[2] // STEP)
+        for u in T.parallel(parts * steps * groups):
+            group, piece = T.meta_var((u % groups, u // groups))
+            part, first = T.meta_var((piece // steps, piece % steps * STEP))
+            slot = T.meta_var(S[order[starts[group]]])
+            if group < groups - 1:
+                ask_down(D, S[order[starts[group + 1]]], part, first)
+            if first < R[slot]:
+                in_fours(
+                    *(multiply_down, starts[group], starts[group + 1], (F, D, H), order),
+                    *(slot, part, first),
+                )
+        for u in T.parallel(blocks * groups):
+            group, piece = T.meta_var((u % groups, u // groups))
+            slot = T.meta_var(S[order[starts[group]]])
+            if group < groups - 1:
+                ask_up(U, R, S[order[starts[group + 1]]], piece * block)
+            for i in T.serial(block // sums_columns):
+                in_fours(
+                    *(add_up, starts[group], starts[group + 1], (H, U, Y), order),
+                    *(slot, R[slot], piece * block + i * sums_columns),
+                )
 
     @T.prim_func(private=True, s_tir=True)
     def add(
-        x: T.handle, down: T.handle, up: T.handle, ranks: T.handle, slots: T.handle, y: T.handle
-    ):
+        x: T.handle, weight: T.handle, bias: T.handle, down: T.handle, up: T.handle,
+        ranks: T.handle, slots: T.handle, y: T.handle,
+    ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
         a = T.int32()
         r = T.int32()
-        X = T.match_buffer(x, (m, k), "float32")
+        X = T.match_buffer(x, (m, input_width(kind, k)), "float32")
+        N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(bias, (k,), "float32")
         D = T.match_buffer(down, (a, parts, r, k), dtype)
         U = T.match_buffer(up, (a, r, rows), dtype)
         R = T.match_buffer(ranks, (a,), "int32")
@@ -146,22 +216,12 @@ def add_adapters(k: int, width: int, widths: tuple[int, ...], dtype: str, lanes:
             count = T.alloc_buffer((1,), "int32")
             group_tokens(S, m, order, starts, count)
             if count[0] > 0:
-                H = T.alloc_buffer((m, parts, r), "float32")
-                for u in T.parallel(parts * (r // STEP) * count[0]):
-                    group, piece = T.meta_var((u % count[0], u // count[0]))
-                    part, first = T.meta_var((piece // (r // STEP), piece % (r // STEP) * STEP))
-                    slot = T.meta_var(S[order[starts[group]]])
-                    if group < count[0] - 1:
-                        ask_down(D, S[order[starts[group + 1]]], part, first)
-                    if first < R[slot]:
-                        for i in T.serial(starts[group + 1] - starts[group]):
-                            multiply_down(X, D, H, order[starts[group] + i], slot, part, first)
-                for u in T.parallel(blocks * count[0]):
-                    group, piece = T.meta_var((u % count[0], u // count[0]))
-                    slot = T.meta_var(S[order[starts[group]]])
-                    if group < count[0] - 1:
-                        ask_up(U, R, S[order[starts[group + 1]]], piece * block)
-                    for i in T.serial(starts[group + 1] - starts[group]):
-                        add_up(H, U, Y, order[starts[group] + i], slot, R[slot], piece * block)
+                if kind == "plain":
+                    add_to(X, D, U, R, S, Y, order, starts, count[0])
+                else:
+                    F = T.alloc_buffer((m, k), "float32")
+                    for i in T.parallel(starts[count[0]]):
+                        make_floats(Given(X, N, BIAS), F, order[i])
+                    add_to(F, D, U, R, S, Y, order, starts, count[0])
 
-    return add
+    return without(add, *KINDS[kind].unread)
