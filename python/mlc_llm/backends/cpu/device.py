@@ -17,7 +17,7 @@ import tvm_ffi_orcjit
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.backends.cpu import amx
-from mlc_llm.backends.cpu.memory import HUGE_PAGE, SMALL_START, Pool, growing, zeroed
+from mlc_llm.backends.cpu.memory import HUGE_PAGE, Pool, growing, zeroed
 from mlc_llm.backends.cpu.rank_sums import SharedSums
 from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.threads import configure_threads
@@ -47,8 +47,7 @@ class CpuDevice:
     def zeros(self, shape: Sequence[int], dtype: str) -> tvm_ffi.Tensor:
         """A tensor of zeros. Memory is taken from the system when it is first written."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        is_small = SMALL_START < size < HUGE_PAGE
-        memory = self._pool.take(size) if is_small else growing(size)
+        memory = self._pool.take(size) if size < HUGE_PAGE else growing(size)
         return tvm_ffi.from_dlpack(memory.view(dtype).reshape(shape))
 
     def upload(self, array: npt.NDArray[Any]) -> tvm_ffi.Tensor:

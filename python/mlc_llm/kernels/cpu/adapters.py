@@ -49,6 +49,8 @@ BLOCK, SUMS = 256, 64
 """Columns of y that a task changes, and whose sums are in registers, at most."""
 TOKENS = 32
 """Tokens of a token block."""
+AHEAD = 2
+"""Tasks later for which memory is asked."""
 LOAD = 8
 """Numbers of a row that are made at a time."""
 
@@ -175,8 +177,11 @@ def add_adapters(
             group, piece = T.meta_var((u % groups, u // groups))
             part, first = T.meta_var((piece // steps, piece % steps * STEP))
             slot = T.meta_var(S[order[starts[group]]])
-            if group < groups - 1:
-                ask_down(D, S[order[starts[group + 1]]], part, first)
+            later = T.meta_var((u + AHEAD) // groups)
+            ask_down(
+                *(D, S[order[starts[(u + AHEAD) % groups]]]),
+                *(later // steps, later % steps * STEP),
+            )
             if first < R[slot]:
                 in_fours(
                     *(multiply_down, starts[group], starts[group + 1], (F, D, H), order),
@@ -185,8 +190,10 @@ def add_adapters(
         for u in T.parallel(blocks * groups):
             group, piece = T.meta_var((u % groups, u // groups))
             slot = T.meta_var(S[order[starts[group]]])
-            if group < groups - 1:
-                ask_up(U, R, S[order[starts[group + 1]]], piece * block)
+            ask_up(
+                *(U, R, S[order[starts[(u + AHEAD) % groups]]]),
+                (u + AHEAD) // groups * block,
+            )
             for i in T.serial(block // sums_columns):
                 in_fours(
                     *(add_up, starts[group], starts[group + 1], (H, U, Y), order),
