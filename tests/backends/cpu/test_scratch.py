@@ -28,7 +28,7 @@ def made(path: Path, layers: int, kinds: dict[str, str]) -> list[str]:
     file = GGUFFile.open(write_tiny_model(path, kinds=kinds, shape=TinyShape(layers=layers)))
     spec, ops = read_gguf(file.metadata, file.tensors).spec, PORTABLE.ops()
     model = Decoder(spec, ops)
-    specs = export_specs(model, kv_info(spec, PORTABLE, ops))
+    specs = export_specs(model, kv_info(spec, PORTABLE, ops), ())
     module, _ = model.export_tvm({FORWARD: specs[FORWARD]})
     values: dict[Any, Any] = dict(relax.analysis.get_var2val(module[FORWARD]))
     names = [value.op.name for value in values.values() if isinstance(value, relax.Call)]
