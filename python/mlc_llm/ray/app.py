@@ -24,6 +24,7 @@ from mlc_llm.serve.server.limits.settings import Limits, ServerSettings
 from mlc_llm.serve.server.limits.tenants import Keyring, read_keys
 from mlc_llm.serve.server.pool.registry import ModelRegistry
 from mlc_llm.serve.server.pool.slot import ModelSlot
+from mlc_llm.support.garbage import collect_from_now
 
 MOST_ONGOING = 4096
 """Requests that one replica or one ingress may have. The server's own limits are smaller."""
@@ -58,6 +59,7 @@ class Ingress:
             most_tokens=settings.queue_tokens,
         )
         await asyncio.to_thread(registry.open_now, registry.default)
+        collect_from_now()
         return create_app(ServerContext(registry, _server_settings(settings)))
 
     async def ending(self) -> None:

@@ -18,6 +18,7 @@ from mlc_llm.ray.sessions import Sessions
 from mlc_llm.ray.settings import ModelSettings
 from mlc_llm.ray.wire import STATS, Aim, ReplicaStats, WireRequest
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
+from mlc_llm.support.garbage import collect_from_now
 
 TOPIC_BYTES = 16
 """Of the random topic of its KV events, by which routers tell them from a stranger's."""
@@ -42,6 +43,7 @@ class Replica(ModelReplica):
             self.close()
             raise
         self._sessions = Sessions(host, self)
+        collect_from_now()
 
     async def attend(self, aim: Aim, name: str, address: str) -> AsyncIterator[str]:
         """See `Sessions.attend`. aim: that it is this replica."""
