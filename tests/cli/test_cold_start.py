@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.model, pytest.mark.usefixtures("default_model")]
 
 NOT_NEEDED = {
-    "asyncio", "http", "ssl", "unittest",
+    "asyncio", "email", "http", "importlib.metadata", "socket", "ssl", "unittest",
     "h11", "huggingface_hub", "jinja2", "llguidance", "prompt_toolkit", "pydantic", "rich",
     "safetensors", "starlette", "torch", "tvm", "uvicorn",
     "mlc_llm.conversation_template.rendering",

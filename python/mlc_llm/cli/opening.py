@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.cli.early import begin_early
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.runtime.read_ahead import ReadAhead
+from mlc_llm.support.distributions import light_metadata
 
 if TYPE_CHECKING:
     from mlc_llm.cli.session import Session
@@ -31,6 +32,9 @@ def open_session(
         # Python 3.11 gets and returns memory in each call that crosses a limit of its stack. Deep
         # inside the engine's imports, those of NumPy would cross it 3,000 times: 25 ms.
         import numpy  # noqa: F401
+
+        with light_metadata():
+            import tvm_ffi  # noqa: F401
 
         # While the weights are read. The engine loads TVM, which `--help` does not need.
         from mlc_llm.cli.session import Session

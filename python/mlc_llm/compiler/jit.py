@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +30,7 @@ from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
+from mlc_llm.support.distributions import version
 from mlc_llm.support.file_locks import file_lock
 from mlc_llm.support.files import cache_dir, new_folder, publish
 from mlc_llm.support.progress import Progress, progress

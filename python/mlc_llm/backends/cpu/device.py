@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tvm_ffi
-import tvm_ffi_orcjit
 from tvm_ffi.libinfo import load_lib_ctypes
 
 from mlc_llm.backends.cpu import amx
@@ -23,6 +22,10 @@ from mlc_llm.backends.cpu.staging import ALIGNMENT, HostStaging
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.library.metadata import BrokenLibrary
+from mlc_llm.support.distributions import light_metadata
+
+with light_metadata():
+    import tvm_ffi_orcjit
 
 _CPU = (1, 0)
 """Device type (as in DLPack) and index."""
@@ -134,4 +137,4 @@ def load_runtime() -> None:
     if package is None or not package.submodule_search_locations:
         raise ImportError("the package apache-tvm is not installed")
     folders = [Path(folder) / "lib" for folder in package.submodule_search_locations]
-    load_lib_ctypes("tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=folders)
+    load_lib_ctypes("apache-tvm", "tvm_runtime", "RTLD_GLOBAL", extra_lib_paths=folders)

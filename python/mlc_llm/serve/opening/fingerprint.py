@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from importlib.metadata import version
 from pathlib import Path
 
 from mlc_llm.compiler.keys import source_hash
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.opening.bundle import ModelBundle
 from mlc_llm.serve.opening.runner import AnyRunner
+from mlc_llm.support.distributions import version
 
 SETTINGS = (
     "attention_sink_size",
