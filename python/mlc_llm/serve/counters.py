@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
+
+from mlc_llm.records import dataclass
 
 MAX_TRACKED_BATCH_SIZE = 64
 

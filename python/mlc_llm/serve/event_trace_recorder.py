@@ -10,7 +10,9 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from mlc_llm.records import dataclass
 
 MAX_EVENTS = 1_000_000
 

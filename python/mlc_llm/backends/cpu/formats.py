@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.records import dataclass
 
 BLOCK = 32
 """Weight rows that are interleaved; matrices are padded to a multiple."""

@@ -6,7 +6,7 @@ intrinsics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True)

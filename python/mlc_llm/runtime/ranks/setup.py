@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from mlc_llm.library.metadata import Metadata
+from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.kv_cache import group_windows
 from mlc_llm.runtime.model_step import Sizes, limits_of

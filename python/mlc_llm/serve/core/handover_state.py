@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mlc_llm.records import dataclass
 from mlc_llm.runtime.transfer import Transfer
 
 
