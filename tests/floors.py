@@ -97,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "json_file": {"errors"},
     "pooling": set(),
     "precision": set(),
+    "records": set(),
     "without_torch": set(),
     "library": GROUND,
     "library.page_format": set(),

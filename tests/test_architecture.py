@@ -54,7 +54,7 @@ LAZY = {
     ("mlc_llm.cli.bench", "mlc_llm.bench.run"),
     ("mlc_llm.cli.bench", "mlc_llm.bench.workload"),
     ("mlc_llm.cli.bench", "mlc_llm.cli.remote_session"),
-    ("mlc_llm.cli.opening", "tvm_ffi"),
+    ("mlc_llm.cli.opening", "mlc_llm.support.light_tvm"),
     ("mlc_llm.support.distributions", "importlib.metadata"),  # for what is installed unusually
     ("mlc_llm.cli.opening", "numpy"),  # before what imports it from deep inside
     ("mlc_llm.serve.opening.adapters", "mlc_llm.model_files.adapters"),  # few engines have adapters

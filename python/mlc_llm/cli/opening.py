@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from mlc_llm.cli.early import begin_early
 from mlc_llm.cli.flags import naming_flags
 from mlc_llm.runtime.read_ahead import ReadAhead
-from mlc_llm.support.distributions import light_metadata
 
 if TYPE_CHECKING:
     from mlc_llm.cli.session import Session
@@ -33,8 +32,7 @@ def open_session(
         # inside the engine's imports, those of NumPy would cross it 3,000 times: 25 ms.
         import numpy  # noqa: F401
 
-        with light_metadata():
-            import tvm_ffi  # noqa: F401
+        import mlc_llm.support.light_tvm  # noqa: F401
 
         # While the weights are read. The engine loads TVM, which `--help` does not need.
         from mlc_llm.cli.session import Session
