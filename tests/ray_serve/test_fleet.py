@@ -227,6 +227,24 @@ def test_a_message_that_is_never_read_is_lost(
     run(work)
 
 
+def test_requests_of_a_silent_replica_go_elsewhere(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says does not come: its messages are thrown away."""
+    monkeypatch.setattr(fleet_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(fleet_module, "LIVING_S", 0.05)
+
+    async def work() -> None:
+        fleet = Nodes(a=nodes[0]).fleet()
+        await until(lambda: "a" in fleet._of_replica)
+        fleet._receiver._take = lambda message: None
+        with pytest.raises(ReplicaLost, match="said nothing"):
+            await asked(fleet, wire_for(nodes[0], "r"))
+        await fleet.close()
+
+    run(work)
+
+
 def test_answers_of_a_silent_ingress_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "SILENCE_S", 0.3)
     monkeypatch.setattr(sessions_module, "PULSE_S", 0.1)

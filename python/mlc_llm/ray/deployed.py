@@ -11,12 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import serve
 
 from mlc_llm.ray.replica import ModelReplica
 from mlc_llm.ray.scaling import QUEUED_TOKENS, RUNNING
 from mlc_llm.ray.sessions import Sessions
 from mlc_llm.ray.settings import ModelSettings
-from mlc_llm.ray.wire import STATS, Aim, ReplicaStats, WireRequest
+from mlc_llm.ray.wire import STATS, Aim, ReplicaStats, WireRequest, WrongReplica
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
 from mlc_llm.support.garbage import collect_from_now
 
@@ -46,7 +47,8 @@ class Replica(ModelReplica):
         collect_from_now()
 
     async def attend(self, aim: Aim, name: str, address: str) -> AsyncIterator[str]:
-        """See `Sessions.attend`. aim: that it is this replica."""
+        """See `Sessions.attend`. Raises `WrongReplica`."""
+        _check_aim(aim)
         async for inbox in self._sessions.attend(name, address):
             yield inbox
 
@@ -56,8 +58,9 @@ class Replica(ModelReplica):
         return [ray.put(await self.prefill(wire))]
 
     async def bring(self, aim: Aim, wire: WireRequest, place: list[Any]) -> None:
-        """Take over the prompt of `put_prefill`. If it is lost, it is computed here. aim: that it
-        is this replica."""
+        """Take over the prompt of `put_prefill`. If it is lost, it is computed here. Raises
+        `WrongReplica`."""
+        _check_aim(aim)
         try:
             await self.take_in(wire, await place[0])
         except ray.exceptions.RayError as error:
@@ -77,3 +80,10 @@ class Replica(ModelReplica):
             self._sessions.close()
         if hasattr(self, "_engine"):
             self.close()
+
+
+def _check_aim(aim: Aim) -> None:
+    """Raises `WrongReplica` if Ray has sent the call to another replica."""
+    own = str(serve.get_replica_context().replica_id.unique_id)
+    if aim.replica != own:
+        raise WrongReplica(f"a call for replica {aim.replica} has come to {own}")

@@ -21,6 +21,8 @@ from mlc_llm.ray.wire import WireRequest
 
 LIVING_S = 10.0
 """So often each replica hears that this ingress lives."""
+SILENCE_S = 60.0
+"""A replica speaks each second. After so long, what it says does not come here."""
 AGAIN_S = 0.5
 """Until a session that has ended is begun anew, if the replica is still there."""
 
@@ -199,11 +201,11 @@ class Fleet:
         try:
             link.take(found, outputs)
         except ReplicaLost as error:
-            _log.warning("replica %s: %s: its requests go elsewhere", link.replica, error)
             self._broken(link, str(error))
 
     def _broken(self, link: Link, reason: str) -> None:
         """Nothing that runs there is sure any more. The replica aborts it with the session."""
+        _log.warning("replica %s: %s: its requests go elsewhere", link.replica, reason)
         self._ended(link, reason)
         self._sessions[link.replica].cancel()
 
@@ -211,4 +213,7 @@ class Fleet:
         while True:
             await asyncio.sleep(LIVING_S)
             for link in list(self._links.values()):
-                link.say()
+                if link.silence_s > SILENCE_S:
+                    self._broken(link, f"it has said nothing for {SILENCE_S:g} s")
+                else:
+                    link.say()

@@ -31,6 +31,7 @@ class Link:
         self.replica, self.session, self.address = replica, session, address
         self._send = send
         self._sent = self._heard = 0
+        self._heard_at = time.monotonic()
         self._unread: deque[tuple[int, float]] = deque()
         """Numbers of messages that the replica has not read yet, and when they were sent."""
         self._found: dict[str, Found] = {}
@@ -74,7 +75,7 @@ class Link:
         """A message has come. Raises `ReplicaLost` if one before it has not, in either way."""
         if message.number != self._heard + 1:
             raise ReplicaLost("messages of the replica were lost")
-        self._heard = message.number
+        self._heard, self._heard_at = message.number, time.monotonic()
         unread = self._unread
         while unread and unread[0][0] <= message.heard:
             unread.popleft()
@@ -91,6 +92,11 @@ class Link:
             found = self._found.get(request_id)
             if found is not None:
                 found.put_nowait(RequestError(reason))
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since its last message."""
+        return time.monotonic() - self._heard_at
 
     def say(self) -> None:
         """Send what was collected, or that this ingress lives."""
