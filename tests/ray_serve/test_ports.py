@@ -10,7 +10,7 @@ import pytest
 
 from mlc_llm.cli.__main__ import main
 from mlc_llm.errors import InvalidField
-from mlc_llm.ray.ports import OF_HAPROXY, check_free, choose_ways_of_ray
+from mlc_llm.ray.ports import OF_HAPROXY, OF_INGRESSES, check_free, choose_ways_of_ray
 
 
 @pytest.fixture
@@ -36,6 +36,19 @@ def test_free_ports_are_chosen() -> None:
     given = {OF_HAPROXY[0]: str(ports.pop())}
     choose_ways_of_ray(given)
     assert given[OF_HAPROXY[0]] != given[OF_HAPROXY[1]]
+
+
+def test_ingresses_of_two_applications_have_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as first:
+        there = first.getsockname()[1]
+        monkeypatch.setattr("mlc_llm.ray.ports.RANGES", (there, there + 2))
+        chosen: dict[str, str] = {}
+        choose_ways_of_ray(chosen)
+    low, high = (int(chosen[name]) for name in OF_INGRESSES)
+    assert (low, high) == (there + 2, there + 101)
+    given = {OF_INGRESSES[0]: "30500"}
+    choose_ways_of_ray(given)
+    assert given[OF_INGRESSES[0]] == "30500" and OF_INGRESSES[1] not in given
 
 
 def test_a_cluster_is_left_as_it_is() -> None:

