@@ -118,6 +118,11 @@ def stopped(*folders: str) -> None:
     fault(lambda runner, group: os.kill(group._ranks[0].process.pid, signal.SIGSTOP), *folders)
 
 
+def broken(*folders: str) -> None:
+    """A rank gets an error from its GPU, as the environment says."""
+    fault(lambda runner, group: None, *folders)
+
+
 def fault(make: Callable[[ModelRunner, RankGroup], None], *folders: str) -> None:
     """Prints the errors of two steps behind a fault, how long the first one took, the exit code of
     the other rank, and what is alive at the end."""
@@ -158,6 +163,12 @@ def shared_engine(model: str, root: str, shards: int) -> Any:
     kept._state["root"] = Path(root)
     build.build_library = emulated_into
     return engine(model, None, "cuda", tensor_parallel_shards=shards)
+
+
+def opened(model: str, root: str) -> None:
+    """Compiles what `texts` needs: who has loaded the compiler lets go of engines late."""
+    for shards in (1, 2):
+        shared_engine(model, root, shards)
 
 
 def texts(model: str, root: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from emulation import COMPILER
 from fake_cuda import run_in_fake
 from model_programs import TOKENS
 from rank_programs import (
+    broken,
     killed,
     killed_in_a_step,
     logits,
@@ -90,6 +92,17 @@ def test_a_rank_that_is_lost(
     assert took < 20 and code is not None and not any(alive)
 
 
+def test_the_reason_of_a_rank_is_said(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
+) -> None:
+    """Of one that goes on and cannot compute any more."""
+    folders, settings = folders_of(tiny_models, tmp_path, "plain"), {"FAKE_NCCL_ASYNC": "6@1"}
+    said = run_in_fake(fake, broken, *folders, **settings, **GPUS)
+    errors, took, code, alive = json.loads(said)
+    assert re.match(r"rank 1 .* failed: EngineDead: NCCL failed .*: a link is down; ", errors[0])
+    assert errors[0] == errors[1] and took < 20 and code is not None and not any(alive)
+
+
 def test_ranks_end_with_rank_0(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
 ) -> None:
@@ -119,6 +132,7 @@ def test_an_engine_with_ranks(
     """Its texts are those of one GPU; when a rank is killed, requests end with the reason."""
     model, root = str(tiny_models.path("plain")), str(kept.folder("libraries").parent)
     settings = {"MLC_LLM_HOME": tmp_path, **GPUS}
+    run_in_fake(fake, rank_programs.opened, model, root, **settings)
     said = run_in_fake(fake, rank_programs.texts, model, root, **settings)
     found, errors, alive = json.loads(said.splitlines()[-1])
     assert found[0] == found[1]

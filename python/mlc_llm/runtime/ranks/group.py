@@ -76,6 +76,12 @@ class _Rank:
         self._error = str(found.get("error", ""))
         return found
 
+    def has_failed(self) -> bool:
+        """A rank that fails gives the others up, and then says why: so it has a moment for that."""
+        with self._ending, suppress(OSError, ValueError):
+            self.answer()
+        return bool(self._error) or self.process.poll() is not None
+
     def why_ended(self) -> str:
         """In words, of a rank that has ended or does not answer."""
         with self._ending, suppress(OSError, ValueError):  # two threads may ask
@@ -160,8 +166,8 @@ class RankGroup:
                 yield
             sums.end_step()
         except BaseException as error:
-            ended = [one for one in self._ranks if one.process.poll() is not None]
-            why = ended[0].why_ended() if ended else f"a step has failed: {one_line(error)}"
+            failed = [one for one in self._ranks if one.has_failed()]
+            why = failed[0].why_ended() if failed else f"a step has failed: {one_line(error)}"
             raise self._lose(why) from error
 
     def _lose(self, why: str) -> EngineDead:
