@@ -42,7 +42,11 @@ def build_fake(folder: Path) -> dict[str, str]:
     _build(nccl / "libnccl.so.2", fake / "fake_nccl.c", driver / DRIVER)
     paths = (folder / "site", HERE, HERE.parent.parent, *filter(None, sys.path))
     libraries = f"{driver}{os.pathsep}{runtime}"  # before a CUDA runtime of the system
-    return {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return {
+        "LD_LIBRARY_PATH": libraries,
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "FAKE_NCCL_FOLDER": str(folder),
+    }
 
 
 def _build(library: Path, *parts: object) -> None:

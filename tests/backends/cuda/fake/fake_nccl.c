@@ -3,7 +3,7 @@
  * died, has aborted, adds something else, or lets it wait for FAKE_NCCL_PATIENCE milliseconds (for ever,
  * if that is not set), the stream hangs as on a GPU, until the communicator is aborted.
  *
- * Faults, from the environment; RANK says for whom:
+ * FAKE_NCCL_FOLDER is where that file lies. Faults, from the environment; RANK says for whom:
  *   FAKE_NCCL_FAILS (NAME=CODE@RANK: this function fails), FAKE_NCCL_ABSENT (this rank never joins),
  *   FAKE_NCCL_ASYNC (COUNT@RANK: after so many sums, one hangs and its error comes asynchronously). */
 #define _GNU_SOURCE
@@ -66,7 +66,8 @@ int ncclGetUniqueId(Id *id) {
   int code = fails(__func__, 0);
   if (code) return code;
   memset(id, 7, sizeof *id);
-  strcpy(id->text, "/dev/shm/fake-nccl-XXXXXX");
+  int length = snprintf(id->text, ID_BYTES - 1, "%s/nccl-XXXXXX", getenv("FAKE_NCCL_FOLDER"));
+  if (length >= ID_BYTES - 1) return SYSTEM;
   int file = mkstemp(id->text);
   if (file < 0 || ftruncate(file, sizeof(struct shared))) return SYSTEM;
   return close(file), OK;
