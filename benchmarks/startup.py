@@ -1,9 +1,11 @@
 """Time from the command to the first byte of the answer, whole process included.
 
-    python benchmarks/startup.py [--model FILE.gguf] [--prompt TEXT] [--runs N]
+    python benchmarks/startup.py [--model FILE.gguf] [--prompt TEXT] [--raw] [--runs N]
+        [--against TREE]
 
 The first run has no compiled model in its cache (but the model file itself); the later runs find
-what it compiled. Each run is `mlc_llm generate` in a fresh process.
+what it compiled. Each run is `mlc_llm generate` in a fresh process. Another checkout can be started
+in turns with this one, with the same packages.
 """
 
 from __future__ import annotations
@@ -12,15 +14,16 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from common import Spread, model_path, print_configuration
+from common import HERE, Spread, model_path, print_configuration
 from ours import versions
 
 TOKENS = 16
+NAMES = ("to the first byte", "in all")
 
 
 def first_byte(
@@ -60,15 +63,25 @@ def main() -> None:
     parser.add_argument("--model", help="GGUF file (the default model if not given)")
     parser.add_argument("--prompt", default="Why is the sky blue?")
     parser.add_argument("--runs", type=int, default=5, help="runs after the first")
+    parser.add_argument("--raw", action="store_true", help="without the chat template")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout")
     arguments = parser.parse_args()
     model = model_path(arguments.model).resolve()
     print_configuration("start", model=model.name, tokens=TOKENS, **versions())
-    with tempfile.TemporaryDirectory() as home:
-        first, total = first_byte(model, arguments.prompt, home)
-        print(f"first run (compiles)    {first:.1f} s to the first byte, {total:.1f} s in all")
-        later = [first_byte(model, arguments.prompt, home) for _ in range(arguments.runs)]
-    for name, values in zip(("to the first byte", "in all"), zip(*later, strict=True), strict=True):
-        print(f"later runs              {Spread.of(values)} s {name}")
+    trees = [HERE.parent, *([] if arguments.against is None else [arguments.against.resolve()])]
+    with TemporaryDirectory() as homes:
+
+        def start(tree: Path) -> tuple[float, float]:
+            home, more = f"{homes}/{trees.index(tree)}", {"PYTHONPATH": str(tree / "python")}
+            return first_byte(model, arguments.prompt, home, raw=arguments.raw, more=more)
+
+        first = [start(tree) for tree in trees]
+        turns = [[start(tree) for tree in trees] for _ in range(arguments.runs)]
+    for tree, (byte, total), later in zip(trees, first, zip(*turns, strict=True), strict=True):
+        print(tree.name)
+        print(f"first run (compiles)    {byte:.1f} s to the first byte, {total:.1f} s in all")
+        for name, values in zip(NAMES, zip(*later, strict=True), strict=True):
+            print(f"later runs              {Spread.of(values)} s {name}")
 
 
 if __name__ == "__main__":
