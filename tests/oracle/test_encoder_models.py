@@ -141,7 +141,7 @@ def test_decoders_give_the_vector_of_the_last_token(
         (tmp_path / "folder" / name).write_text(text, encoding="utf-8")
     texts = texts_of(seed)
     for one in (path, tmp_path / "folder"):
-        config = {} if kernels is None else {"kernels": kernels}
+        config = {"pooling": "last_token"} | ({} if kernels is None else {"kernels": kernels})
         with MLCEngine(str(one), engine_config=config) as engine:
             answer = engine.embeddings.create(input=texts)
         assert answer.pooling == "last_token"
