@@ -21,7 +21,7 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision", "records"}
+GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.operands", "backends.ranks", "backends.registry"}
@@ -97,7 +97,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "json_file": {"errors"},
     "pooling": set(),
     "precision": set(),
-    "records": set(),
     "without_torch": set(),
     "library": GROUND,
     "library.page_format": set(),

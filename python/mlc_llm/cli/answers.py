@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-
-from mlc_llm.records import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)

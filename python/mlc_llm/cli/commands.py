@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from dataclasses import dataclass
 from typing import Protocol, cast
-
-from mlc_llm.records import dataclass
 
 
 class CommandModule(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +28,6 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.image_spec import Sight
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
-from mlc_llm.records import dataclass
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.distributions import version

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import InvalidField, MLCError, UserError
-from mlc_llm.records import dataclass
 
 SANDBOX = str(Path(__file__).with_name("sandbox.py"))
 _START = """

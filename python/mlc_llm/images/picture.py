@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy.typing as npt
 from mlc_llm.errors import InvalidField
 from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.pixels import PixelForm, patches
-from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True, eq=False)

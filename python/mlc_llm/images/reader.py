@@ -4,7 +4,7 @@ that a model's processor puts around them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from mlc_llm.images.decoder import ImageFile, ImageLimits, decoded, pictures_of
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.pixels import PixelForm
-from mlc_llm.records import dataclass
 
 FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
 """Control tokens of Idefics 3."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlc_llm.library.page_format import block_elements, element_bytes
 from mlc_llm.pooling import Pooling
-from mlc_llm.records import dataclass
 
 METADATA_FILE = "metadata.json"
 PARAMS_FILE = "params.bin"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf_cursor import MAX_TENSOR_NAME_BYTES, Cursor, printable
 from mlc_llm.loader.gguf_metadata import UINT32, Metadata
-from mlc_llm.records import dataclass
 
 # type number -> (kind, values in a block, bytes of a block)
 KINDS = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
-
-from mlc_llm.records import dataclass
 
 PairPooling: TypeAlias = Literal["cls", "mean"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlc_llm.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
-
-from mlc_llm.records import dataclass
 
 Join: TypeAlias = Literal["mean", "beside"]
 """How a square of patches becomes one token: their mean, with a norm behind it (Gemma 3), or their

@@ -6,7 +6,7 @@ Source of the keys: llama.cpp, tools/mtmd/clip-impl.h and conversion/base.py (`M
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.image_spec import Join
@@ -14,7 +14,6 @@ from mlc_llm.models.tensor_names import FolderNames
 from mlc_llm.models.values import MOST_LAYERS, Values
 from mlc_llm.models.vision_spec import HF_NAMES, MOST_PATCHES, VisionSpec
 from mlc_llm.models.weight_plan import Tensors
-from mlc_llm.records import dataclass
 
 ARCHITECTURE = "clip"
 PREFIX = "clip.vision."

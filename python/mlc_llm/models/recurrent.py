@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True)

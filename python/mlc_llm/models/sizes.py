@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
-from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True)

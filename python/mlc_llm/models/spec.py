@@ -7,7 +7,7 @@ plan says which tensors of a file hold the weights (`weight_plan.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
@@ -15,7 +15,6 @@ from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
 from mlc_llm.models.image_spec import Sight, TowerSpec
 from mlc_llm.models.recurrent import RECURRENT, Recurrent
-from mlc_llm.records import dataclass
 
 Activation = Literal[
     "silu", "gelu_tanh", "gelu", "sigmoid", "tanh", "squared_relu", "clamped_swiglu"

@@ -8,10 +8,8 @@ of all experts make one tensor [experts, rows, columns]. Names are those of Tran
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias
-
-from mlc_llm.records import dataclass
 
 
 class PlusOne(NamedTuple):

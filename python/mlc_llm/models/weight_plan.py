@@ -8,7 +8,7 @@ and a tensor that nothing asks for means another model than the one we would com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -26,7 +26,6 @@ from mlc_llm.models.spec import (
 )
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.vectors import LAST_NORM, layer_vectors, model_vectors
-from mlc_llm.records import dataclass
 
 SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 FLOAT_KINDS = ("F32", "F16", "BF16")

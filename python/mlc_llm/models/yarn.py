@@ -7,10 +7,10 @@ get longer by a factor. Between them, the two frequencies are mixed.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.models.spec import RopeSpec
-from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ any of these once it is made. (Not `frozen`, which would make them cost thrice a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from mlc_llm.precision import Precision
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import LogitBias, Sampling
 from mlc_llm.runtime.logit_bias import check_tokens
 

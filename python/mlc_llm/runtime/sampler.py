@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -23,7 +23,6 @@ from mlc_llm.library.signatures import (
     SAMPLE,
     TOP_TOKENS,
 )
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import Sampled, Sampling, Scoring
 from mlc_llm.runtime.decode_rows import Uniforms
 from mlc_llm.runtime.library import Library, item

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import KEPT_STATES, state_slots
 
 Numbers: TypeAlias = "array[int]"

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-
-from mlc_llm.records import dataclass
 
 Numbers: TypeAlias = "array[int]"
 Rows: TypeAlias = Sequence[tuple[int, int]]

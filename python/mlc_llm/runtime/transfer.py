@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import TransferRefused
-from mlc_llm.records import dataclass
 
 Array = npt.NDArray[Any]
 

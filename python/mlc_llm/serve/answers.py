@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlc_llm.errors import RequestError
-from mlc_llm.records import dataclass
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import SequenceText

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from mlc_llm.errors import InvalidField
@@ -16,7 +16,6 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.field_docs import with_field_docs
 from mlc_llm.protocol.json_text import parse_json_object
-from mlc_llm.records import dataclass
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
 
 EngineMode = Literal["local", "interactive", "server"]

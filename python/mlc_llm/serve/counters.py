@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import accumulate
-
-from mlc_llm.records import dataclass
 
 MAX_TRACKED_BATCH_SIZE = 64
 

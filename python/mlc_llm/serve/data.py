@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.picture import Picture, bitmap
 from mlc_llm.protocol import checks
-from mlc_llm.records import dataclass
 
 FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
 """Only the protocol layer sets `tool_calls`, and only disaggregated serving sets `preempt`."""

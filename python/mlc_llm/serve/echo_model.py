@@ -3,11 +3,11 @@ that takes as long as a model would."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
-from mlc_llm.records import dataclass
 
 MOCK_ECHO = "mock://echo"
 LONGEST_MS = 10_000

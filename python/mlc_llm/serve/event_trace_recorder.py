@@ -10,9 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import field
-
-from mlc_llm.records import dataclass
+from dataclasses import dataclass, field
 
 MAX_EVENTS = 1_000_000
 

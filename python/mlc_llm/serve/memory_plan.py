@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlc_llm.records import dataclass
+from dataclasses import dataclass
 
 RUNTIME_BYTES = 64 * 2**20
 """Machine code, stacks of threads, page tables, requests: 15 MB were measured; the rest is room to

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlc_llm.precision import Precision
-from mlc_llm.records import dataclass
 from mlc_llm.serve.counters import PrefixLookups, SpecDecode, TimeByBatchSize
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mlc_llm.precision import PRECISIONS, Precision
-from mlc_llm.records import dataclass
 
 COSTS_FILE = "precision.json"
 """In the folder of the packed weights."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.records import dataclass
 from mlc_llm.serve.data import Data
 
 MAX_REQUEST_ID_CHARS = 256

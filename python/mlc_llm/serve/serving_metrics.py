@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 
-from mlc_llm.records import dataclass
 from mlc_llm.serve.data import FinishReason
 from mlc_llm.serve.histogram import SECONDS, SHORT_SECONDS, TOKENS, Histogram
 from mlc_llm.serve.metrics import RequestMetrics

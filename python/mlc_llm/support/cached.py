@@ -9,10 +9,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlc_llm.records import dataclass
 from mlc_llm.support.file_locks import file_lock
 from mlc_llm.support.files import cache_errors, discard, is_temporary
 from mlc_llm.support.hub_address import COMPLETE, PARTS

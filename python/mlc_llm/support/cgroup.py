@@ -8,9 +8,8 @@ container often sees its own group as the root, even if the process has another 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-
-from mlc_llm.records import dataclass
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")

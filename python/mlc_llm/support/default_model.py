@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from mlc_llm.records import dataclass
 from mlc_llm.support.files import cache_root
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.records import dataclass
 
 FORMS = "HF://user/repo, HF://user/repo:Q4_K_M or HF://user/repo/file.gguf"
 PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)

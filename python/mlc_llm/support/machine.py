@@ -6,9 +6,9 @@ import math
 import os
 import platform
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from mlc_llm.records import dataclass
 from mlc_llm.support import cgroup
 
 _CPUINFO = Path("/proc/cpuinfo")

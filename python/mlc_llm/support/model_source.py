@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mlc_llm.errors import ModelNotFound
-from mlc_llm.records import dataclass
 from mlc_llm.support.default_model import DEFAULT_MODEL
 from mlc_llm.support.download import packaged_file
 from mlc_llm.support.gguf_parts import is_later_part, is_tower, stem_of

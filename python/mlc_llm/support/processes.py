@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 from pathlib import Path
-
-from mlc_llm.records import dataclass
 
 _PROC = Path("/proc")
 

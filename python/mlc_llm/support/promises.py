@@ -19,12 +19,11 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
 from mlc_llm.errors import CacheError
-from mlc_llm.records import dataclass
 from mlc_llm.support.file_locks import file_lock, lock_if_free
 from mlc_llm.support.files import cache_dir
 from mlc_llm.support.processes import Process, machine, namespace, process_of

@@ -7,13 +7,12 @@ of them are Transformers' formats.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.json_file import read_json_object
-from mlc_llm.records import dataclass
 from mlc_llm.tokenizers.parts import Strip
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
 

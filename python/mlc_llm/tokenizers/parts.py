@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -11,7 +11,6 @@ import tokenizers as hf
 from tokenizers import models
 
 from mlc_llm.errors import InvalidField, ModelFileError, one_line
-from mlc_llm.records import dataclass
 from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.words import Words
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain
 from typing import TypeVar, cast
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
-from mlc_llm.records import dataclass
 from mlc_llm.tokenizers.word_rules import WordRule, word_rule
 
 MAX_TOKENS = 4 * 2**20

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import tokenizers as hf
 from tokenizers import normalizers, pre_tokenizers
 
 from mlc_llm.errors import UnsupportedModel, one_line
-from mlc_llm.records import dataclass
 
 Step = Callable[[], pre_tokenizers.PreTokenizer]
 

@@ -23,7 +23,6 @@ from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.support.distributions import light_metadata
-from mlc_llm.support.mapped_code import release_code
 
 with light_metadata():
     import tvm_ffi_orcjit
@@ -31,8 +30,6 @@ with light_metadata():
 _CPU = (1, 0)
 """Device type (as in DLPack) and index."""
 _NAIVE_ALLOCATOR = 1
-_LINKER = "libtvm_ffi_orcjit.so"
-"""LLVM. Linking runs much of its code, once."""
 _NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_alloc")
 
 
@@ -121,7 +118,6 @@ class LinkedLibrary:
             # The default allocator would keep buffers for every size of step there ever was.
             self._vm = executable["vm_load_executable"]()
             self._vm["vm_initialization"](*_CPU, _NAIVE_ALLOCATOR)
-            release_code(_LINKER)
         except Exception as error:  # what TVM raises has no base class of its own
             if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
                 raise MemoryError(str(error)) from error  # another library needs no less

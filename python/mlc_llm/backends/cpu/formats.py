@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.records import dataclass
 
 BLOCK = 32
 """Weight rows that are interleaved; matrices are padded to a multiple."""

@@ -6,7 +6,7 @@ intrinsics.
 
 from __future__ import annotations
 
-from mlc_llm.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

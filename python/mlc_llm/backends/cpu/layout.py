@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, padded_rows, tensor_shape
-from mlc_llm.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

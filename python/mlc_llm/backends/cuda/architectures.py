@@ -5,8 +5,9 @@ Source: "CUDA C++ Programming Guide", compute capabilities and binary compatibil
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mlc_llm.errors import InvalidField
-from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True)

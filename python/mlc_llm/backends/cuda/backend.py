@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField, UnusableDevice
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
-from mlc_llm.records import dataclass
 
 if TYPE_CHECKING:
     import tvm

@@ -31,11 +31,10 @@ products see the columns of a group in another order does not change their sum.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.records import dataclass
 
 BLOCK = 32
 """Weight rows of a tile; matrices are padded to a multiple."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlc_llm.backends.cuda.formats import (
@@ -11,7 +12,6 @@ from mlc_llm.backends.cuda.formats import (
     padded_rows,
     tensor_shape,
 )
-from mlc_llm.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

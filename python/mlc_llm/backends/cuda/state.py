@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from mlc_llm.backends.cuda import packages
 from mlc_llm.backends.cuda.driver import Driver, Gpu, usable_gpu
 from mlc_llm.errors import UnusableDevice
-from mlc_llm.records import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlc_llm.library.metadata import Metadata
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.kv_cache import group_windows
 from mlc_llm.runtime.model_step import Sizes, limits_of

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import AdapterParts
 
 MAX_NAME_CHARS = 256

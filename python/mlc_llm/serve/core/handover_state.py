@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mlc_llm.records import dataclass
+from dataclasses import dataclass
+
 from mlc_llm.runtime.transfer import Transfer
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from mlc_llm.records import dataclass
 from mlc_llm.serve.core.cache_observer import CacheObserver
 from mlc_llm.serve.core.images import ImageSpan, before_image
 from mlc_llm.serve.core.prefix_cuts import Cuts, longest_cut

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
-
-from mlc_llm.records import dataclass
 
 if TYPE_CHECKING:
     from mlc_llm.runtime.batch import Sampling

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import KNOWN, BatchRow
 from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.serve.core.decode_group import DecodeGroup

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.field_docs import with_field_docs
-from mlc_llm.records import dataclass
 
 EventForm = Literal["map", "array"]
 FORMS: tuple[EventForm, ...] = ("map", "array")

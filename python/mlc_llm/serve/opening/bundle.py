@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,6 @@ from mlc_llm.loader.gguf import Value
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.pooling import LAST_TOKEN, Pooling
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.records import dataclass
 from mlc_llm.serve.echo_model import MOCK_ECHO
 from mlc_llm.serve.opening.header_cache import open_with_head
 from mlc_llm.serve.opening.settings import (

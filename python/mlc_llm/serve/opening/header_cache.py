@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import NamedTuple
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
-from mlc_llm.records import dataclass
 from mlc_llm.support.content import FileState
 from mlc_llm.support.kept import keep, kept, key_of
 from mlc_llm.support.sources import hash_of_sources

@@ -13,14 +13,13 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.pooling import LAST_TOKEN
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead

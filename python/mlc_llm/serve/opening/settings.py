@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UserError
 from mlc_llm.json_file import read_json_object
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.records import dataclass
 
 if TYPE_CHECKING:
     from mlc_llm.protocol.conversation_protocol import Conversation

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import abc
 from collections.abc import Callable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
-from mlc_llm.records import dataclass
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner, Sampling
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_lengths import StepTimes

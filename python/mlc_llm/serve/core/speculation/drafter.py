@@ -7,9 +7,9 @@ differs is thrown away (see `verify.py`). So a drafter that is wrong costs time 
 from __future__ import annotations
 
 from collections import abc
+from dataclasses import dataclass
 from typing import Protocol
 
-from mlc_llm.records import dataclass
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 

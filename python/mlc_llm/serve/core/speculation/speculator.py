@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections import abc
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlc_llm.records import dataclass
 from mlc_llm.serve.config import MAX_DRAFT_LENGTH, EngineConfig
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
