@@ -36,7 +36,8 @@ def in_child(work):
 def lines_of(code: str, model: Path) -> list[str]:
     """What a program printed. It has to end, and its children too."""
     done = subprocess.run(
-        [sys.executable, "-c", START + code, str(model)],
+        # -u: a child would print what its parent has not written out yet once more
+        [sys.executable, "-u", "-c", START + code, str(model)],
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
