@@ -32,7 +32,10 @@ class ServeRouter(RequestRouter):  # type: ignore[misc]  # Ray has no types here
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """See `RequestRouter`. With an empty list Ray asks again a little later."""
+        """See `RequestRouter`. With an empty list Ray asks again a little later: without the word
+        of the context it would ask at once, again and again, and let nothing else run."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
         by_name = {_name(one.replica_id): one for one in candidate_replicas}
         by_name = {name: one for name, one in by_name.items() if name not in self._dead}
         first = pending_request.args[0] if pending_request and pending_request.args else None
