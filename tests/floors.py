@@ -24,7 +24,8 @@ CONTRACTS = {
 GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
-BACKENDS = {"backends.base", "backends.operands", "backends.ranks", "backends.registry"}
+BACKENDS = {"backends.base", "backends.device", "backends.operands", "backends.ranks"}
+BACKENDS |= {"backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
 SHAPES = {"backends.cpu.isa", "backends.cpu.formats"}
 """Plain values that CPU kernels are shaped by."""
@@ -40,6 +41,7 @@ DEVICE = {
     *GROUND,
     "backends.all_reduce",
     "backends.base",
+    "backends.device",
     "backends.features",
     "backends.operands",
     "backends.ranks",
@@ -131,10 +133,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends.all_reduce": {"library"},
     "backends.operands": set(),
     "backends.ranks": GROUND,
+    "backends.device": {"backends.ranks"},
     "backends.base": {
         *GROUND,
+        "backends.device",
         "backends.operands",
-        "backends.ranks",
         "models.recurrent",
         "models.spec",
         "quantization",

@@ -36,7 +36,7 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
   previous      slot of the token before each one in the pages of the EAGLE head, which reads its
                 vector; -1 before the first token of a sequence
   fast_tokens   how many of the first tokens may be computed less exactly
-  adapter_slots the adapter of each token, -1 for none; see `AdapterInputs` in `backends/base.py`.
+  adapter_slots the adapter of each token, -1 for none; see `AdapterInputs` in `operands.py`.
                 The rank is a multiple of 8
   vector_at     tokens whose embeddings are the rows of `vectors`; -1 stands for no token
   first_seen    the first place that a token sees, where `windows` does not say it

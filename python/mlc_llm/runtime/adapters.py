@@ -16,7 +16,7 @@ from mlc_llm.runtime.batch import AdapterLimits, AdapterParts, BatchRow, Factors
 from mlc_llm.runtime.decode_rows import DecodeRows
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.backends.device import Device, DeviceTensor
 
 
 class _Tensors(NamedTuple):

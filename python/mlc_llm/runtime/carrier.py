@@ -16,7 +16,7 @@ from mlc_llm.runtime.transfer import Transfer
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import Device
+    from mlc_llm.backends.device import Device
 
 Array = npt.NDArray[Any]
 

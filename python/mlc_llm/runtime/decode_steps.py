@@ -23,7 +23,7 @@ from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import Device, DeviceTensor, Repeats, Table
+    from mlc_llm.backends.device import Device, DeviceTensor, Repeats, Table
 
 _FILLER = array("f", (0.0, 1.0, 0.0, 0.0))
 """The options of a row that nobody reads: the most likely token."""

@@ -28,7 +28,7 @@ from mlc_llm.runtime.sampler import NOT_FINITE
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Table
+    from mlc_llm.backends.device import Table
 
 Floats = npt.NDArray[np.float32]
 

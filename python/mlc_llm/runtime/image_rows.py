@@ -16,7 +16,7 @@ from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.page_table import Placement
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor, Table
+    from mlc_llm.backends.device import Device, DeviceTensor, Table
     from mlc_llm.runtime.image_runner import ImageRunner
 
 

@@ -22,7 +22,7 @@ from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import DeviceTensor
+    from mlc_llm.backends.device import DeviceTensor
 
 Floats = npt.NDArray[np.float32]
 KEPT_BYTES = 64 * 2**20

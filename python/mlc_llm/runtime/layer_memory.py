@@ -14,7 +14,7 @@ from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.runtime.batch import Window
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.backends.device import Device, DeviceTensor
 
 MAX_INT32 = 2**31 - 1
 

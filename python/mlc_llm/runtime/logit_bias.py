@@ -11,7 +11,7 @@ from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import LogitBias
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.backends.device import Device, DeviceTensor
 
 
 class PreparedBias:

@@ -19,7 +19,7 @@ from mlc_llm.runtime.params import ordered_params, params_in
 from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Table
+    from mlc_llm.backends.device import Table
 
 
 class MedusaRunner:

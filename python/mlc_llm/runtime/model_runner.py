@@ -47,7 +47,7 @@ from mlc_llm.runtime.step_inputs import Numbers, StepNumbers, Taken
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor, Fetched
+    from mlc_llm.backends.device import Device, DeviceTensor, Fetched
     from mlc_llm.runtime.image_runner import ImageRunner
 
 Array = npt.NDArray[np.generic]

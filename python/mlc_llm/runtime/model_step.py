@@ -27,7 +27,7 @@ from mlc_llm.runtime.step_inputs import StepInputs, StepNumbers, step_tables
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import Device, DeviceTensor, Table
+    from mlc_llm.backends.device import Device, DeviceTensor, Table
 
 FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
 """The sampler calls the others."""

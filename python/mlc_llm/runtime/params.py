@@ -22,7 +22,7 @@ from mlc_llm.runtime.packed_file import BrokenParams, Entry, Packed
 from mlc_llm.runtime.rope import Rotation
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device
+    from mlc_llm.backends.device import Device
 
 Array = npt.NDArray[np.generic]
 _log = logging.getLogger(__name__)

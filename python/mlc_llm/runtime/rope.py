@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tvm_ffi
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor
+    from mlc_llm.backends.device import Device, DeviceTensor
 
 
 Floats = npt.NDArray[np.float32]

@@ -31,7 +31,7 @@ from mlc_llm.runtime.logit_processor import Edits
 from mlc_llm.runtime.tables import table
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor, Table
+    from mlc_llm.backends.device import Device, DeviceTensor, Table
 
 Values: TypeAlias = "npt.NDArray[Any]"
 NOT_FINITE = "the model produced logits that are not finite"

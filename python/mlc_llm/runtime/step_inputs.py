@@ -13,7 +13,7 @@ from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.runtime.kv_cache import Placements
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Device, DeviceTensor, Table
+    from mlc_llm.backends.device import Device, DeviceTensor, Table
     from mlc_llm.runtime.image_rows import StepImages
 
 Numbers: TypeAlias = "array[int]"

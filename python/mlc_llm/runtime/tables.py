@@ -1,4 +1,4 @@
-"""Tables of a few numbers on their way to a device (`backends.base.Table`)."""
+"""Tables of a few numbers on their way to a device (`backends.device.Table`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Table
+    from mlc_llm.backends.device import Table
 
 
 def table(values: npt.NDArray[np.generic]) -> Table:

@@ -19,7 +19,8 @@ from mlc_llm.precision import Precision
 if TYPE_CHECKING:
     import tvm
 
-    from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+    from mlc_llm.backends.base import Compiled, Ops, WeightLayout
+    from mlc_llm.backends.device import Device
     from mlc_llm.models.spec import ModelSpec
 
 

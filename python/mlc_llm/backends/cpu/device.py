@@ -34,7 +34,7 @@ _NO_MEMORY = re.compile("failed to reserve|failed to map|Cannot allocate|bad_all
 
 
 class CpuDevice:
-    """See `backends.base.Device`. Tensors are memory of this process, so nothing is copied."""
+    """See `backends.device.Device`. Tensors are memory of this process, so nothing is copied."""
 
     def __init__(self) -> None:
         self._pool = Pool()
@@ -92,7 +92,7 @@ class CpuDevice:
 
 
 class HostValues:
-    """See `backends.base.Fetched`: they are there already."""
+    """See `backends.device.Fetched`: they are there already."""
 
     __slots__ = ("_tensors",)
 

@@ -25,7 +25,7 @@ _NOTHING: Floats = np.empty(0, np.float32)
 
 
 class SharedSums:
-    """See `backends.base.RankSums`."""
+    """See `backends.device.RankSums`."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting

@@ -10,7 +10,7 @@ import tvm_ffi
 from mlc_llm.backends.cpu.memory import zeroed
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Table
+    from mlc_llm.backends.device import Table
 
 _Shapes: TypeAlias = "list[tuple[str, int, int]]"
 """Type, count and row of each table."""
@@ -19,7 +19,7 @@ ALIGNMENT = 64
 
 
 class HostStaging:
-    """See `backends.base.Staging`: one aligned block that every step's few numbers are copied into.
+    """See `backends.device.Staging`: one aligned block that each step's few numbers are copied to.
 
     Its tensors are kept while their shapes stay, as they do from one decoded token to the next.
     Copying uses no NumPy: a step empties the processor's caches, so that little code is fast code.

@@ -26,7 +26,7 @@ CHUNK = 8 << 20
 
 
 class CudaDevice:
-    """See `backends.base.Device`: the first GPU that the driver shows; CUDA_VISIBLE_DEVICES says
+    """See `backends.device.Device`: the first GPU that the driver shows; CUDA_VISIBLE_DEVICES says
     which one that is. Calls raise MemoryError if its memory is full, DeviceFailed if CUDA fails."""
 
     def __init__(self) -> None:

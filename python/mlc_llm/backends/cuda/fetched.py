@@ -59,7 +59,7 @@ class Fetcher:
 
 
 class GpuValues:
-    """See `backends.base.Fetched`."""
+    """See `backends.device.Fetched`."""
 
     def __init__(
         self,

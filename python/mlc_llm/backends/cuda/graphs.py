@@ -62,7 +62,7 @@ class _Entry:
 
 
 class CudaGraphs:
-    """See `backends.base.Repeats`. One thread at a time. Where graphs take too much memory, those
+    """See `backends.device.Repeats`. One thread at a time. Where graphs take too much memory, those
     go that were not launched for longest."""
 
     def __init__(self, runtime: Runtime, most_bytes: int = GRAPH_BYTES) -> None:

@@ -28,7 +28,7 @@ _FACTOR, _MODULUS = 1_000_003, 2**61 - 1
 
 
 class NcclSums:
-    """See `backends.base.RankSums`."""
+    """See `backends.device.RankSums`."""
 
     def __init__(self, runtime: Runtime, meeting: Meeting, key: bytes) -> None:
         """Returns when all ranks have come. Raises EngineDead, DeviceFailed, UnusableDevice."""

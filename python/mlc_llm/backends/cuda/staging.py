@@ -10,7 +10,7 @@ from mlc_llm.backends.cuda.runtime import TO_DEVICE, Event, Runtime
 from mlc_llm.backends.cuda.tensors import gpu_tensor, part_of
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import Table
+    from mlc_llm.backends.device import Table
 
 ALIGNMENT = 64
 """Bytes: compiled code takes no tensor that begins elsewhere."""
@@ -73,7 +73,7 @@ class _Place(NamedTuple):
 
 
 class PinnedStaging:
-    """See `backends.base.Staging`: one copy a step. Tensors are kept while their shapes stay."""
+    """See `backends.device.Staging`: one copy a step. Tensors are kept while their shapes stay."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._shapes, self._end = runtime, _no_shapes(), 0

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlc_llm.backends.base import Compiled, Device, Ops, WeightLayout
+from mlc_llm.backends.base import Compiled, Ops, WeightLayout
+from mlc_llm.backends.device import Device
 from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype

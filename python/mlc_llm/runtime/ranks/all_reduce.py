@@ -16,7 +16,7 @@ import tvm_ffi
 from mlc_llm.library.signatures import ALL_REDUCE
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.base import DeviceTensor, RankSums
+    from mlc_llm.backends.device import DeviceTensor, RankSums
 
 _here = threading.local()
 

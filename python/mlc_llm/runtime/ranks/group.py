@@ -31,7 +31,7 @@ from mlc_llm.runtime.step_inputs import StepNumbers
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from mlc_llm.backends.base import Device, DeviceTensor, RankSums, Table
+    from mlc_llm.backends.device import Device, DeviceTensor, RankSums, Table
 
 LOOK_S = 0.2
 """While the others load, rank 0 looks so often whether they live."""

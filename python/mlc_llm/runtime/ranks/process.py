@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mlc_llm.backends.base import Device, RankSums
+from mlc_llm.backends.device import Device, RankSums
 from mlc_llm.backends.ranks.meeting import Meeting
 from mlc_llm.errors import EngineDead
 from mlc_llm.library.metadata import BrokenLibrary
