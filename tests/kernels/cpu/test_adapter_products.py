@@ -70,3 +70,25 @@ def test_a_tokens_bits_do_not_depend_on_other_tokens(isa: Isa) -> None:
     together = computed(list(range(len(MANY))))
     for t in range(len(MANY)):
         assert computed([t]).tobytes() == together[t].tobytes()
+
+
+@pytest.mark.parametrize("kind", ["norm", "silu"])
+@each_isa()
+def test_what_is_read_is_made_first(isa: Isa, kind: str) -> None:
+    """Of tokens with an adapter: the result is that of the made numbers as they are."""
+    rng, k, rows, m, eps = np.random.default_rng(0), 64, 96, len(MANY), 1e-5
+    x, weight = normal(rng, m, 2 * k if kind == "silu" else k), normal(rng, k)
+    wide = x.astype(np.float64)
+    if kind == "norm":
+        made = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + eps) * weight
+    else:
+        made = wide[:, :k] / (1 + np.exp(-wide[:, :k])) * wide[:, k:]
+    y, plain = np.zeros((m, rows), np.float32), np.zeros((m, rows), np.float32)
+    down, up = factors(rng, isa, 1, k, rows)
+    rest = down, up, np.array(RANKS, np.int32), np.array(MANY, np.int32)
+    options = rows, (rows,), isa.adapter_dtype, isa.lanes
+    build(isa, add_adapters, kind, k, *options, eps)(x, weight if kind == "norm" else x, *rest, y)
+    floats = made.astype(np.float32)
+    build(isa, add_adapters, "plain", k, *options)(floats, floats, *rest, plain)
+    assert np.abs(plain).max() > 1
+    assert np.abs(y - plain).max() <= 1e-4 * np.abs(plain).max()
