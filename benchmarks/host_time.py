@@ -23,11 +23,12 @@ from common import Spread
 from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import Batch, BatchOutput, RunnerLimits, Sampled
+from mlc_llm.runtime.batch import Batch, BatchOutput, Sampled
 from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
 from mlc_llm.runtime.decode_steps import StepSize
 from mlc_llm.runtime.gathered import by_row, gathered, sizes_of
 from mlc_llm.runtime.kv_cache import KVCache
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.sampler import Choice
 from mlc_llm.runtime.step_inputs import StepNumbers, step_tables
 from mlc_llm.serve.config import EngineConfig

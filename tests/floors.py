@@ -22,7 +22,7 @@ CONTRACTS = {
 """Plain values of `serve` that every layer of it may read."""
 
 GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
-CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.decode_rows"}
+CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.limits", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.device", "backends.operands", "backends.ranks"}
 BACKENDS |= {"backends.registry"}
@@ -206,16 +206,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {
         *GROUND,
         *BACKENDS,
-        *("runtime.batch", "runtime.decode_rows", "runtime.transfer", "library", "protocol"),
-        "support",
+        *("runtime.batch", "runtime.decode_rows", "runtime.limits", "runtime.transfer"),
+        *("library", "protocol", "support"),
     },
-    "runtime.batch": {*GROUND, "runtime.transfer"},
+    "runtime.batch": {*GROUND, "runtime.limits", "runtime.transfer"},
+    "runtime.limits": GROUND,
     "runtime.decode_rows": {*GROUND, "runtime.batch"},
     "runtime.transfer": GROUND,
     "runtime.transfer_bytes": {*GROUND, "runtime.transfer"},
     **{contract: {*GROUND, "protocol", *CONTRACTS} for contract in CONTRACTS},
     "serve.data": {*GROUND, "protocol", "images"},
-    "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.batch"},
+    "serve.limits": {*GROUND, "protocol", *CONTRACTS, "runtime.limits"},
     "serve.core": {*CORE, "serve.core.grammar", "serve.core.speculation"},
     "serve.core.grammar": {*GROUND, "protocol", "tokenizers"},
     "serve.core.speculation": {*CORE, "serve.core.grammar"},

@@ -16,7 +16,7 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.shared import block_of
 from mlc_llm.models.sharding import Share, shared_plan
 from mlc_llm.models.weight_plan import WeightPlan
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.model_step import Sizes
 from mlc_llm.runtime.ranks.group import RankGroup, start_ranks

@@ -18,14 +18,8 @@ from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import (
-    NO_ADAPTERS,
-    AdapterLimits,
-    Batch,
-    BatchRow,
-    Sampled,
-    Window,
-)
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampled
+from mlc_llm.runtime.limits import NO_ADAPTERS, AdapterLimits, Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import DEFAULT_KINDS, TinyShape, write_tiny_model
 

@@ -13,7 +13,8 @@ from test_tiny_llama import EACH_ISA, MEAN, TOKENS, WORST
 from tiny_models import TinyModels
 
 from mlc_llm.errors import InvalidField, RequestError
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampling, Window
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 
 WINDOWS = [Window(1), Window(10), Window(16, 4), Window(21, 17), Window(40, 1), Window(1000, 3)]

@@ -18,7 +18,8 @@ from eager_drafts import draft_always
 from tiny_models import TinyModels
 
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import Runner, Window
+from mlc_llm.runtime.batch import Runner
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore

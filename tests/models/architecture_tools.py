@@ -19,7 +19,8 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.huggingface import plan_folder
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
-from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, Batch, BatchRow, Sampling
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
+from mlc_llm.runtime.limits import NO_ADAPTERS, AdapterLimits
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.testing.tiny_model import TinyShape, write_tiny_model
 

@@ -12,7 +12,8 @@ import numpy as np
 import ours
 import pytest
 
-from mlc_llm.runtime.batch import Batch, BatchOutput, RunnerLimits, Sampled
+from mlc_llm.runtime.batch import Batch, BatchOutput, Sampled
+from mlc_llm.runtime.limits import RunnerLimits
 
 VOCAB = 50
 

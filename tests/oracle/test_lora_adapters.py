@@ -29,7 +29,7 @@ from mlc_llm.model_files.base import ModelFiles  # noqa: E402
 from mlc_llm.model_files.gguf import GGUFModel  # noqa: E402
 from mlc_llm.model_files.huggingface import HuggingFaceModel  # noqa: E402
 from mlc_llm.models.registry import ROWS, Architecture  # noqa: E402
-from mlc_llm.runtime.batch import AdapterLimits  # noqa: E402
+from mlc_llm.runtime.limits import AdapterLimits  # noqa: E402
 from mlc_llm.runtime.model_runner import ModelRunner  # noqa: E402
 
 pytestmark = [

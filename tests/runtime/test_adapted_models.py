@@ -19,15 +19,9 @@ from mlc_llm.conversion.convert import convert_weight
 from mlc_llm.errors import InvalidField
 from mlc_llm.model_files.adapters import changes_of, merged, open_adapter, parts_of
 from mlc_llm.model_files.gguf import GGUFModel
-from mlc_llm.runtime.batch import (
-    NO_ADAPTER,
-    AdapterLimits,
-    Batch,
-    BatchRow,
-    Sampled,
-    Sampling,
-)
+from mlc_llm.runtime.batch import NO_ADAPTER, Batch, BatchRow, Sampled, Sampling
 from mlc_llm.runtime.fast_tokens import prompts_first
+from mlc_llm.runtime.limits import AdapterLimits
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.support.progress import no_progress
 

@@ -8,7 +8,6 @@ import pytest
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo
-from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.kv_cache import (
     KVCache,
     group_pages,
@@ -16,6 +15,7 @@ from mlc_llm.runtime.kv_cache import (
     main_group,
     narrower_windows,
 )
+from mlc_llm.runtime.limits import RunnerLimits, Window
 
 PAGE, SEQUENCES, STEP, CONTEXT = 4, 3, 17, 400
 SIZES = (10, None, 23)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.page_table import PageTable
 
 PAGE, BLOCK, FAST_BLOCK, NUM_PAGES, MAX_SEQUENCES = 4, 3, 5, 6, 4

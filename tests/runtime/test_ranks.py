@@ -17,7 +17,8 @@ from tiny_models import TinyModels
 
 from mlc_llm.errors import EngineDead, InvalidField, TransferRefused
 from mlc_llm.library.metadata import BrokenLibrary
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling, Window
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.packed_file import BrokenParams
 from mlc_llm.runtime.ranks import group as group_file

@@ -8,7 +8,8 @@ from tiny_models import TinyModels, run_rows
 
 from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.errors import InvalidField, TransferRefused
-from mlc_llm.runtime.batch import BatchRow, Sampling, Window
+from mlc_llm.runtime.batch import BatchRow, Sampling
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 
 TOKENS = np.random.default_rng(1).integers(0, 300, 64).tolist()

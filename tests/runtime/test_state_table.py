@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mlc_llm.runtime.batch import state_slots
+from mlc_llm.runtime.limits import state_slots
 from mlc_llm.runtime.state_table import EMPTY, StateTable
 
 SEQUENCES = 4

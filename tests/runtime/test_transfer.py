@@ -9,7 +9,8 @@ import pytest
 from tiny_models import TinyModels, run_rows
 
 from mlc_llm.errors import RequestError, TransferRefused
-from mlc_llm.runtime.batch import BatchRow, Sampling, Window
+from mlc_llm.runtime.batch import BatchRow, Sampling
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.transfer import Transfer
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from mlc_llm.errors import ContextLengthExceeded
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import RequestStreamOutput, TokenData

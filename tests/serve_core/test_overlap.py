@@ -12,7 +12,8 @@ from core_harness import Harness, Seen, prompt_of
 from hostile_grammars import regex
 
 from mlc_llm.errors import DeviceFailed, EngineDead, RequestError
-from mlc_llm.runtime.batch import KNOWN, Batch, BatchOutput, Window
+from mlc_llm.runtime.batch import KNOWN, Batch, BatchOutput
+from mlc_llm.runtime.limits import Window
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.testing.fake_runner import FakeRunner, FakeStep
 

@@ -11,7 +11,7 @@ import pytest
 from core_harness import Harness, Seen, alone, prompt_of
 
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime import batch
+from mlc_llm.runtime import limits
 from mlc_llm.runtime.batch import Batch
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
@@ -22,8 +22,8 @@ from mlc_llm.testing.fake_sampling import fake_logits, log_softmax
 @pytest.fixture(autouse=True)
 def few_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step scores at most seven tokens."""
-    monkeypatch.setattr(batch, "LEAST_SCORES", 7)
-    monkeypatch.setattr(batch, "MOST_SCORES", 7)
+    monkeypatch.setattr(limits, "LEAST_SCORES", 7)
+    monkeypatch.setattr(limits, "MOST_SCORES", 7)
 
 
 def ask(

@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spec_tools import Seer, speculative
 
 from mlc_llm.errors import RequestError
-from mlc_llm.runtime.batch import Batch, Window
+from mlc_llm.runtime.batch import Batch
+from mlc_llm.runtime.limits import Window
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup

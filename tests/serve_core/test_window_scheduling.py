@@ -8,7 +8,7 @@ import pytest
 from core_harness import Harness, alone, prompt_of
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 from mlc_llm.testing.fake_runner import FakeRunner
 
 WINDOW = Window(40, 5)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlc_llm import __version__
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.runtime.batch import RunnerLimits
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
 

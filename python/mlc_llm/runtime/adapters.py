@@ -12,8 +12,9 @@ import tvm_ffi
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import AdaptedInfo, Metadata
-from mlc_llm.runtime.batch import AdapterLimits, AdapterParts, BatchRow, Factors
+from mlc_llm.runtime.batch import AdapterParts, BatchRow, Factors
 from mlc_llm.runtime.decode_rows import DecodeRows
+from mlc_llm.runtime.limits import AdapterLimits
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import Device, DeviceTensor

@@ -11,9 +11,10 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from mlc_llm.runtime.batch import MOST_REPEATED, NO_ADAPTER
+from mlc_llm.runtime.batch import NO_ADAPTER
 from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.library import item
+from mlc_llm.runtime.limits import MOST_REPEATED
 from mlc_llm.runtime.model_step import LOGITS, ModelStep, Staged
 from mlc_llm.runtime.page_table import Placement
 from mlc_llm.runtime.sampler import Choice, Drawn, Sampler

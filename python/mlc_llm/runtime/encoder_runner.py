@@ -16,11 +16,12 @@ from mlc_llm.library.encoder_signatures import ENCODE, PROJECT, SCORE
 from mlc_llm.library.metadata import BrokenLibrary, KVGroupInfo
 from mlc_llm.pooling import Pooling
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import AdapterParts, Batch, BatchOutput, BatchRow, RunnerLimits, Sampled
+from mlc_llm.runtime.batch import AdapterParts, Batch, BatchOutput, BatchRow, Sampled
 from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.fast_tokens import FastTokens
 from mlc_llm.runtime.layer_memory import MAX_INT32
 from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables

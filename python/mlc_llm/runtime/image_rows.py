@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.library.metadata import SightInfo
-from mlc_llm.runtime.batch import BatchRow, RowImage, Window
+from mlc_llm.runtime.batch import BatchRow, RowImage
 from mlc_llm.runtime.kv_cache import Placements
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.page_table import Placement
 
 if TYPE_CHECKING:

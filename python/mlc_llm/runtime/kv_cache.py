@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from mlc_llm.library.metadata import KVInfo
-from mlc_llm.runtime.batch import RunnerLimits, Window
+from mlc_llm.runtime.limits import RunnerLimits, Window
 from mlc_llm.runtime.page_table import Numbers, PageTable, Placement
 from mlc_llm.runtime.state_table import NOTHING, StateTable
 

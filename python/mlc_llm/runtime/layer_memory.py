@@ -11,7 +11,7 @@ import tvm_ffi
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.metadata import KVInfo, Metadata, StateInfo
 from mlc_llm.library.page_format import KVCacheDtype
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import Device, DeviceTensor

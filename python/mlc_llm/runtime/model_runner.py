@@ -19,16 +19,12 @@ from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import adapter_slots, check_adapters
 from mlc_llm.runtime.batch import (
     NO_ADAPTER,
-    NO_ADAPTERS,
-    AdapterLimits,
     AdapterParts,
     Batch,
     BatchOutput,
     BatchRow,
     RowImage,
-    RunnerLimits,
     Sampled,
-    Window,
 )
 from mlc_llm.runtime.carrier import Carrier
 from mlc_llm.runtime.compute_thread import Computing
@@ -40,6 +36,7 @@ from mlc_llm.runtime.image_rows import ImageRows, without_ids
 from mlc_llm.runtime.kv_cache import KVCache, group_windows
 from mlc_llm.runtime.layer_memory import check_page_format, check_window
 from mlc_llm.runtime.library import Library, item
+from mlc_llm.runtime.limits import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window
 from mlc_llm.runtime.model_step import HIDDEN, LOGITS, MakeStep, ModelStep, Sizes, limits_of
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler

@@ -10,7 +10,6 @@ from mlc_llm.library.metadata import BrokenLibrary, Metadata
 from mlc_llm.library.signatures import COPY_PAGES, DRAFT_NEXT, FORWARD, LAST_HIDDEN
 from mlc_llm.precision import Precision
 from mlc_llm.runtime.adapters import AdapterMemory
-from mlc_llm.runtime.batch import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window, state_slots
 from mlc_llm.runtime.kv_cache import (
     group_pages,
     group_windows,
@@ -19,6 +18,7 @@ from mlc_llm.runtime.kv_cache import (
 )
 from mlc_llm.runtime.layer_memory import allocate_pages, allocate_states, window_tensors
 from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.limits import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window, state_slots
 from mlc_llm.runtime.packed_file import Packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 from mlc_llm.runtime.rope import RopeTables

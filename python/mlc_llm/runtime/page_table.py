@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.steady_rows import LEAST_ROWS, SequencePages, SteadyRows
 
 Numbers: TypeAlias = "array[int]"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeAlias
 
-from mlc_llm.runtime.batch import KEPT_STATES, state_slots
+from mlc_llm.runtime.limits import KEPT_STATES, state_slots
 
 Numbers: TypeAlias = "array[int]"
 NOTHING: Mapping[int, Sequence[int]] = MappingProxyType({})

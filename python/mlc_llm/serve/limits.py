@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, UserError
-from mlc_llm.runtime.batch import (
+from mlc_llm.runtime.limits import (
     MOST_REPEATED,
     NO_ADAPTERS,
     RANK_STEP,

@@ -15,19 +15,16 @@ import numpy as np
 from mlc_llm.errors import RequestError
 from mlc_llm.runtime.batch import (
     KNOWN,
-    RANK_STEP,
-    AdapterLimits,
     AdapterParts,
     Batch,
     BatchOutput,
     BatchRow,
-    RunnerLimits,
     Sampled,
     Sampling,
     Scoring,
-    Window,
 )
 from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
+from mlc_llm.runtime.limits import RANK_STEP, AdapterLimits, RunnerLimits, Window
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.testing.fake_sampling import fake_logits, log_softmax, sample
 

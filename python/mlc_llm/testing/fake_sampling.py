@@ -8,10 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.runtime.batch import (
-    Sampled,
-    Sampling,
-)
+from mlc_llm.runtime.batch import Sampled, Sampling
 
 
 def fake_logits(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.float64]:

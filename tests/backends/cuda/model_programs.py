@@ -21,7 +21,8 @@ from mlc_llm.backends.cuda import driver
 from mlc_llm.backends.cuda.graphs import CudaGraphs
 from mlc_llm.errors import MLCError
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling, Window
+from mlc_llm.runtime.batch import Batch, BatchRow, Sampled, Sampling
+from mlc_llm.runtime.limits import Window
 from mlc_llm.runtime.model_runner import ModelRunner
 
 TOKENS = np.random.default_rng(0).integers(0, 300, 90).tolist()

@@ -30,7 +30,7 @@ from tiny_models import TinyModels
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
-from mlc_llm.runtime.batch import Window
+from mlc_llm.runtime.limits import Window
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++, which compiles kernels")
 WORST = 3e-3

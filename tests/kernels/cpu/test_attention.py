@@ -9,7 +9,7 @@ from kernel_tools import each_isa, each_isa_and
 
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.attention_shape import SPLIT_KEYS
-from mlc_llm.runtime.batch import SINK_BLOCK
+from mlc_llm.runtime.limits import SINK_BLOCK
 
 SHAPES = [(2, 2, 64), (9, 3, 64), (8, 2, 64), (8, 1, 64), (6, 2, 128), (4, 2, 16)]
 """(heads, kv heads, head size): 1, 3, 4 and 8 query heads a key head; the tiny model's size."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from mlc_llm.backends.ranks.meeting import STALLED_S, Meeting, shared_file
 from mlc_llm.errors import EngineDead, MLCError, one_line
 from mlc_llm.library.metadata import BrokenLibrary, Metadata
-from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.library import Library
+from mlc_llm.runtime.limits import RunnerLimits, Window
 from mlc_llm.runtime.model_step import MakeStep, ModelStep
 from mlc_llm.runtime.packed_file import BrokenParams, Packed
 from mlc_llm.runtime.ranks.all_reduce import adding

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlc_llm.library.metadata import Metadata
-from mlc_llm.runtime.batch import RunnerLimits, Window
 from mlc_llm.runtime.kv_cache import group_windows
+from mlc_llm.runtime.limits import RunnerLimits, Window
 from mlc_llm.runtime.model_step import Sizes, limits_of
 
 

@@ -12,7 +12,7 @@ from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.picture import Picture
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.messages import NO_IMAGES
-from mlc_llm.runtime.batch import RunnerLimits
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
 from mlc_llm.serve.core.handover import FIELD, handover_of

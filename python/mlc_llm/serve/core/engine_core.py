@@ -18,8 +18,9 @@ from typing import cast
 
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
 from mlc_llm.images.reader import ImageReader
-from mlc_llm.runtime.batch import BatchRow, OverlappingRunner, Runner, RunnerLimits, Sampled
+from mlc_llm.runtime.batch import BatchRow, OverlappingRunner, Runner, Sampled
 from mlc_llm.runtime.decode_rows import ChosenTokens
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.accepted_requests import AcceptedRequests, Outputs

@@ -16,11 +16,11 @@ from mlc_llm.runtime.batch import (
     Batch,
     BatchOutput,
     BatchRow,
-    RunnerLimits,
     Sampled,
     Sampling,
     Scoring,
 )
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.transfer import Transfer
 from mlc_llm.serve.config import DRAFTERS, EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore

@@ -17,13 +17,7 @@ import logging
 from collections import abc
 
 from mlc_llm.errors import EngineDead
-from mlc_llm.runtime.batch import (
-    NO_ADAPTER,
-    Batch,
-    BatchRow,
-    OverlappingRunner,
-    Sampled,
-)
+from mlc_llm.runtime.batch import NO_ADAPTER, Batch, BatchRow, OverlappingRunner, Sampled
 from mlc_llm.runtime.decode_rows import STAND_IN
 from mlc_llm.serve.core.decode_groups import DecodeGroups
 from mlc_llm.serve.core.sampling import sampling_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from mlc_llm.errors import InvalidField
-from mlc_llm.runtime.batch import RunnerLimits
+from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 
