@@ -18,7 +18,7 @@ from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.mlc import MLCModel
 from mlc_llm.model_files.quantized import QuantizedModel
 from mlc_llm.model_files.row_pieces import Rows, expert_pieces
-from mlc_llm.models.weight_plan import Source
+from mlc_llm.models.sources import Source
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.quantization.ggml_quantize import quantize_weighted
 from mlc_llm.quantization.group_schemes import SCHEMES, dequantize_groups, quantize_groups

@@ -13,8 +13,9 @@ from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.registry import architecture_of, read_config, read_gguf
 from mlc_llm.models.row_order import row_order
+from mlc_llm.models.sources import HeadPart
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec
-from mlc_llm.models.weight_plan import HeadPart, plan_weights, wanted_tensors
+from mlc_llm.models.weight_plan import plan_weights, wanted_tensors
 
 TEXT: dict[str, Any] = {
     "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300,

@@ -23,7 +23,7 @@ from mlc_llm.loader.gguf_metadata import RawEntry
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.quantized import check_rows, target_of
 from mlc_llm.model_files.row_pieces import Rows, weighed_pieces
-from mlc_llm.models.weight_plan import Source
+from mlc_llm.models.sources import Source
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.ggml_quantize import K_TYPES, WEIGHTED, quantize, quantize_weighted
 from mlc_llm.quantization.group_schemes import Scheme

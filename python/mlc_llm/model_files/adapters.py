@@ -24,8 +24,9 @@ from mlc_llm.model_files.rescaled import RescaledModel
 from mlc_llm.model_files.tensor_views import Bytes, View
 from mlc_llm.models.registry import architecture_of, names_of_gguf
 from mlc_llm.models.row_order import row_order
+from mlc_llm.models.sources import Source
 from mlc_llm.models.tensor_names import FolderNames
-from mlc_llm.models.weight_plan import Source, WeightPlan
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.ggml_blocks import dequantize
 
 Floats = npt.NDArray[np.float32]

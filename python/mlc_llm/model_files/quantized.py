@@ -15,7 +15,8 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.changed import ChangedFiles
 from mlc_llm.model_files.row_pieces import Rows, weighed_pieces
 from mlc_llm.model_files.tensor_views import View
-from mlc_llm.models.weight_plan import Source, WeightPlan
+from mlc_llm.models.sources import Source
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.block_format import Bytes, Floats
 from mlc_llm.quantization.ggml_quantize import (
     QUANTIZERS,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.models.row_order import row_order
-from mlc_llm.models.weight_plan import Source
+from mlc_llm.models.sources import Source
 from mlc_llm.quantization.ggml_blocks import dequantize
 
 Floats = npt.NDArray[np.float32]

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.heads_spec import MedusaSpec
+from mlc_llm.models.sources import Source
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.values import Values
-from mlc_llm.models.weight_plan import Source, TensorInfo, WeightPlan, checked_plan
+from mlc_llm.models.weight_plan import TensorInfo, WeightPlan, checked_plan
 
 PREFIX = "medusa_head."
 MOST_HEADS, MOST_BLOCKS = 16, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mlc_llm.models.weight_plan import Source
+from mlc_llm.models.sources import Source
 
 
 def row_order(source: Source, rows: int) -> npt.NDArray[np.int64]:

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.models.sources import Slice, Source
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, ModelSpec
-from mlc_llm.models.weight_plan import Slice, Source, WeightPlan
+from mlc_llm.models.weight_plan import WeightPlan
 
 FIELD = "tensor_parallel_shards"
 LEAST_COLUMNS = 32
