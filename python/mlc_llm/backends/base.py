@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Rwkv7Vectors,
         StateInputs,
     )
+    from mlc_llm.models.image_spec import Join
     from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
     from mlc_llm.models.spec import (
         Activation,
@@ -129,6 +130,22 @@ class Ops(Protocol):
 
     def normed_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """norm(x), or layer_norm(x) with a bias, of a few rows; it may be in place of x."""
+
+    def activated_rows(self, activation: Activation, x: Tensor) -> Tensor:
+        """activation(x), "silu", "tanh" or "gelu", of a few rows; it may be in place of x."""
+
+    def zeros(self, width: int) -> Tensor:
+        """float32 [width]."""
+
+    def first_columns(self, x: Tensor, width: int) -> Tensor:
+        """x[:, :width]."""
+
+    def float_product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """x W^T + bias with a matrix of few rows, float32 [rows, columns of x]."""
+
+    def joined_squares(self, x: Tensor, side: int, size: int, join: Join) -> Tensor:
+        """x: of the patches of an image, row by row, side * size in a row. Of each square of
+        size * size patches one row, the mean of theirs or all of them side by side."""
 
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import (
@@ -173,18 +173,18 @@ def normed(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -
     """x behind a norm of the model's kind, whose vectors the owner has under this name."""
     weight = getattr(owner, name)
     if model.norm == "layer":
-        return ops.layer_norm(x, weight, norm_bias(owner, name, model), model.norm_eps)
+        return ops.layer_norm(x, weight, norm_bias(owner, name, model, ops), model.norm_eps)
     return ops.norm(x, weight, model.norm_eps)
 
 
-def norm_bias(owner: nn.Module, name: str, model: ModelSpec) -> Tensor:
+def norm_bias(owner: nn.Module, name: str, model: ModelSpec, ops: Ops) -> Tensor:
     """Of a layer norm."""
-    return getattr(owner, f"{name}_bias") if model.norm_bias else op.zeros((model.hidden,))
+    return getattr(owner, f"{name}_bias") if model.norm_bias else ops.zeros(model.hidden)
 
 
 def normed_rows(owner: nn.Module, name: str, x: Tensor, model: ModelSpec, ops: Ops) -> Tensor:
     """The same as a plain tensor, which may take the place of x: for a few rows."""
-    bias = norm_bias(owner, name, model) if model.norm == "layer" else None
+    bias = norm_bias(owner, name, model, ops) if model.norm == "layer" else None
     return ops.normed_rows(x, getattr(owner, name), bias, model.norm_eps)
 
 

@@ -65,7 +65,7 @@ class Decoder(TokenChooser):
         ops.begin(step.fast_tokens)
         x = ops.embedding(self.embedding, step.tokens, spec.embedding_scale)
         if spec.embedding_norm:
-            bias = norm_bias(self, "embedding_norm", spec)
+            bias = norm_bias(self, "embedding_norm", spec, ops)
             x = ops.layer_normed(x, self.embedding_norm, bias, spec.norm_eps)
         if spec.sight:
             x = ops.put_rows(x, step.vector_at, step.vectors)

@@ -111,7 +111,7 @@ class DecoderLayer(nn.Module):  # type: ignore[misc]
         if not self.spec.sum_norms:
             return x
         name = f"{half}_sum_norm"
-        bias = norm_bias(self, name, self.model)
+        bias = norm_bias(self, name, self.model, self.ops)
         return self.ops.layer_normed(x, getattr(self, name), bias, self.model.norm_eps)
 
     def _sum(self, x: Tensor, result: Result, half: str) -> Tensor:

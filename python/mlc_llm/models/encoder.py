@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import LayerInputs
@@ -79,7 +79,7 @@ class Encoder(nn.Module):  # type: ignore[misc]
             x = ops.add(x, ops.take_rows(self.token_types, token_types))
         if not spec.encoder.embedding_norm:
             return x
-        bias = norm_bias(self, "embedding_norm", spec)
+        bias = norm_bias(self, "embedding_norm", spec, ops)
         return ops.layer_normed(x, self.embedding_norm, bias, spec.norm_eps)
 
     def score(self, pooled: Tensor) -> Tensor:
@@ -89,10 +89,10 @@ class Encoder(nn.Module):  # type: ignore[misc]
         ops.begin()
         bias = self.pair_dense_bias if pair.bias else None
         dense = ops.linear(self.pair_dense, pooled, bias=bias)
-        dense = op.tanh(dense) if pair.activation == "tanh" else op.gelu(dense)
+        dense = ops.activated_rows(pair.activation, dense)
         if pair.norm:
             dense = normed_rows(self, "pair_norm", dense, self.spec, self.ops)
-        return op.matmul(dense, op.permute_dims(self.pair_out)) + self.pair_out_bias
+        return ops.float_product(dense, self.pair_out, self.pair_out_bias)
 
     def project(self, pooled: Tensor) -> Tensor:
         """Of a model whose vectors of texts are multiplied by matrices."""
@@ -101,5 +101,5 @@ class Encoder(nn.Module):  # type: ignore[misc]
         for name, rows in zip(PROJECTIONS, self.spec.encoder.projections, strict=False):
             pooled = self.ops.linear(getattr(self, name), pooled)
             if self.ops.padded_rows(rows) != rows:
-                pooled = op.split(pooled, [rows], axis=1)[0]
+                pooled = self.ops.first_columns(pooled, rows)
         return pooled

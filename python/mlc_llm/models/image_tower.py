@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Ops
 from mlc_llm.backends.operands import LayerInputs
@@ -59,12 +59,8 @@ class ImageTower(nn.Module):  # type: ignore[misc]
 
     def _joined(self, x: Tensor) -> Tensor:
         """Each square of patches as one row."""
-        tower, hidden = self.tower, self.spec.hidden
-        side, size = tower.pooled_side, tower.scale
-        squares = op.reshape(x, (side, size, side, size, hidden))
+        tower, ops = self.tower, self.ops
+        rows = ops.joined_squares(x, tower.pooled_side, tower.scale, tower.join)
         if tower.join == "beside":
-            rows = op.permute_dims(squares, [0, 2, 1, 3, 4])
-            return op.reshape(rows, (tower.tokens, size * size * hidden))
-        summed = op.sum(op.sum(squares, axis=3), axis=1)
-        mean = op.reshape(summed, (tower.tokens, hidden)) * (1.0 / size**2)
-        return op.rms_norm(mean, self.join_norm, axes=-1, epsilon=tower.join_eps)
+            return rows
+        return ops.normed_rows(rows, self.join_norm, None, tower.join_eps)

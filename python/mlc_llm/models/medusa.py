@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.base import Ops
 from mlc_llm.models.chooser import TokenChooser
@@ -40,5 +40,5 @@ class Medusa(TokenChooser):
         for block in self.blocks:
             matrix = getattr(self, block_name(head, block))
             bias = getattr(self, bias_name(head, block))
-            x = x + op.silu(ops.linear(matrix, x, bias=bias))
+            x = ops.add(ops.activated_rows("silu", ops.linear(matrix, x, bias=bias)), x)
         return ops.linear(getattr(self, head_name(head)), x)

@@ -46,7 +46,10 @@ def stacks(spec: ModelSpec) -> ModelSpec:
 REFUSED: dict[str, tuple[Change, str]] = {
     "encoders": (lambda one: replace(one, encoder=EncoderSpec()), "the model needs encoders"),
     "images": (lambda one: replace(one, sight="before"), "the model needs images"),
-    "Medusa heads": (lambda one: replace(one, medusa=MedusaSpec(2, 1)), "no Medusa heads yet"),
+    "odd Medusa heads": (
+        lambda one: replace(one, layers=(), ropes=(), medusa=MedusaSpec(2, 1), hidden=48),
+        r"hidden 48 \(multiples of 32\)",
+    ),
     "odd heads": (heads(head_dim=20), r"head size 20 \(a multiple of 8 up to 512\)"),
     "large heads": (heads(head_dim=520), "head size 520"),
     "odd sizes": (lambda one: replace(one, hidden=48), r"hidden 48 \(multiples of 32\)"),

@@ -44,6 +44,7 @@ from mlc_llm.backends.operands import (
     Rwkv7Vectors,
     StateInputs,
 )
+from mlc_llm.backends.plain_rows import PlainRows
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
@@ -70,7 +71,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         self.packed = nn.Parameter(*tensor_shape(fmt, self.rows, columns))
 
 
-class CpuOps(AttentionOps):
+class CpuOps(AttentionOps, PlainRows):
     """See `backends.base.Ops`."""
 
     def __init__(self, isa: Isa) -> None:

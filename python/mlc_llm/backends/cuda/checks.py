@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from mlc_llm.backends.cuda.formats import GROUP, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import Feature, refuse_missing
@@ -54,8 +55,8 @@ LARGEST = 2**31 - 1
 def check(spec: ModelSpec, kv_dtype: str = "float16") -> None:
     """Raises UnsupportedModel with the layer and the feature, or a size. kv_dtype: of the pages."""
     refuse_missing(spec, "cuda", HAS, OTHERWISE)
-    if spec.medusa is not None:
-        raise UnsupportedModel(f"the cuda kernels compute no Medusa heads yet; {OTHERWISE}")
+    if spec.medusa is not None and spec.hidden % GROUP:
+        raise _odd_sizes([f"hidden {spec.hidden}"])
     if spec.eagle is not None and kv_dtype == "int8":
         words = "the cuda kernels keep the vectors of an EAGLE head in no pages of int8"
         raise UnsupportedModel(f"{words}; leave kv_cache_dtype out, or {OTHERWISE}")
@@ -79,10 +80,15 @@ def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
         sizes["network of the draft head"] = spec.eagle.network.intermediate
     wrong = [f"{name} {size}" for name, size in sizes.items() if size % GROUP]
     if wrong:
-        raise UnsupportedModel(
-            f"sizes of this model are not supported by the cuda kernels: {' and '.join(wrong)} "
-            f"(multiples of {GROUP}); {OTHERWISE}"
-        )
+        raise _odd_sizes(wrong)
+
+
+def _odd_sizes(wrong: Sequence[str]) -> UnsupportedModel:
+    """wrong: names and sizes."""
+    return UnsupportedModel(
+        f"sizes of this model are not supported by the cuda kernels: {' and '.join(wrong)} "
+        f"(multiples of {GROUP}); {OTHERWISE}"
+    )
 
 
 def _check_stacks(spec: ModelSpec, network: ExpertsSpec) -> None:

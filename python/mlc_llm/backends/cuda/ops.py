@@ -19,6 +19,7 @@ from mlc_llm.backends.cuda.calls import Input, as_input, call, change, float_ten
 from mlc_llm.backends.cuda.choice_ops import ChoiceOps
 from mlc_llm.backends.cuda.experts import ExpertStack, computed
 from mlc_llm.backends.cuda.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
+from mlc_llm.backends.cuda.plain_ops import PlainOps
 from mlc_llm.backends.cuda.row_ops import RowOps, with_adapters
 from mlc_llm.backends.cuda.state_ops import StateOps
 from mlc_llm.backends.operands import (
@@ -71,7 +72,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         return f"matmul_{self.rows}x{self.columns}_{self.fmt.name}"
 
 
-class CudaOps(AttentionOps, ChoiceOps, RowOps, StateOps):
+class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, StateOps):
     """See `backends.base.Ops`."""
 
     def __init__(

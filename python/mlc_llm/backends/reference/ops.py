@@ -25,6 +25,7 @@ from mlc_llm.backends.operands import (
     Rwkv7Vectors,
     StateInputs,
 )
+from mlc_llm.backends.plain_rows import PlainRows
 from mlc_llm.backends.reference.activations import activated, gated
 from mlc_llm.backends.reference.adapters import adapter_sum
 from mlc_llm.backends.reference.delta import gated_delta
@@ -75,7 +76,7 @@ class Matrix(nn.Module):  # type: ignore[misc]
         self.packed = nn.Parameter((rows, columns), "float32")
 
 
-class ReferenceOps:
+class ReferenceOps(PlainRows):
     """See `backends.base.Ops`. An Input is a plain tensor; nothing is fast."""
 
     has_fast_tokens = is_fast = False

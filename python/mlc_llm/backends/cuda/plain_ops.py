@@ -1,0 +1,40 @@
+"""What a few rows need that are not tokens of a layer, as calls of GPU kernels."""
+
+from __future__ import annotations
+
+from tvm.relax.frontend.nn import Tensor
+
+from mlc_llm.backends.cuda.calls import call, change, float_tensor
+from mlc_llm.kernels.cuda.plain_rows import (
+    activate,
+    first_columns,
+    float_product,
+    joined_squares,
+    zeros,
+)
+from mlc_llm.models.image_spec import Join
+from mlc_llm.models.spec import Activation
+
+
+class PlainOps:
+    """Some of the operations of `backends.base.Ops`."""
+
+    def activated_rows(self, activation: Activation, x: Tensor) -> Tensor:
+        return change(activate(int(x.shape[1]), activation), f"{activation}_rows", [], x)
+
+    def zeros(self, width: int) -> Tensor:
+        return call(zeros(width), "zeros", [], float_tensor(width))
+
+    def first_columns(self, x: Tensor, width: int) -> Tensor:
+        kernel, out = first_columns(int(x.shape[1]), width), float_tensor(x.shape[0], width)
+        return call(kernel, "first_columns", [x], out)
+
+    def float_product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows, k = map(int, weight.shape)
+        out = float_tensor(x.shape[0], rows)
+        return call(float_product(k, rows), "float_product", [x, weight, bias], out)
+
+    def joined_squares(self, x: Tensor, side: int, size: int, join: Join) -> Tensor:
+        width = int(x.shape[1])
+        out = float_tensor(side**2, width if join == "mean" else width * size**2)
+        return call(joined_squares(side, size, width, join), "joined_squares", [x], out)
