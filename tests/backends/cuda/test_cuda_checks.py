@@ -44,7 +44,10 @@ def stacks(spec: ModelSpec) -> ModelSpec:
 
 
 REFUSED: dict[str, tuple[Change, str]] = {
-    "encoders": (lambda one: replace(one, encoder=EncoderSpec()), "the model needs encoders"),
+    "odd projections": (
+        lambda one: replace(one, encoder=EncoderSpec(projections=(72, 24))),
+        r"projection 72 \(multiples of 32\)",
+    ),
     "images": (lambda one: replace(one, sight="before"), "the model needs images"),
     "odd Medusa heads": (
         lambda one: replace(one, layers=(), ropes=(), medusa=MedusaSpec(2, 1), hidden=48),

@@ -41,6 +41,8 @@ HAS: frozenset[Feature] = frozenset(
         "residual multipliers",
         "layer norms",
         "norms behind sums",
+        "encoders",
+        "windows on both sides",
         "learned positions",
         "logit multipliers",
         "logit caps",
@@ -57,6 +59,8 @@ def check(spec: ModelSpec, kv_dtype: str = "float16") -> None:
     refuse_missing(spec, "cuda", HAS, OTHERWISE)
     if spec.medusa is not None and spec.hidden % GROUP:
         raise _odd_sizes([f"hidden {spec.hidden}"])
+    if spec.encoder is not None:
+        _check_projections(spec.encoder.projections)
     if spec.eagle is not None and kv_dtype == "int8":
         words = "the cuda kernels keep the vectors of an EAGLE head in no pages of int8"
         raise UnsupportedModel(f"{words}; leave kv_cache_dtype out, or {OTHERWISE}")
@@ -80,6 +84,12 @@ def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
         sizes["network of the draft head"] = spec.eagle.network.intermediate
     wrong = [f"{name} {size}" for name, size in sizes.items() if size % GROUP]
     if wrong:
+        raise _odd_sizes(wrong)
+
+
+def _check_projections(rows: Sequence[int]) -> None:
+    """Of the vector of a text: all but the last are read by the next one."""
+    if wrong := [f"projection {size}" for size in rows[:-1] if size % GROUP]:
         raise _odd_sizes(wrong)
 
 

@@ -163,7 +163,7 @@ def model_size(
         context_window=bundle.context_window,
         weight_bytes=(max if is_apart else sum)(packed_bytes(one, backend) for one in parts),
         shards=1 if is_apart else shards,
-        repeat_bytes=backend.repeat_bytes if shards == 1 else 0,
+        repeat_bytes=backend.repeat_bytes if shards == 1 and spec.encoder is None else 0,
         ropes=len(spec.ropes),
         state_bytes=_state_bytes(spec),
         adapter_bytes=_adapter_bytes(plan, backend),
