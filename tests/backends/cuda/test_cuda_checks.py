@@ -11,7 +11,7 @@ from mlc_llm.backends.cuda.backend import CudaBackend
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
-from mlc_llm.models.recurrent import Mamba2Spec
+from mlc_llm.models.recurrent import Mamba2Spec, Rwkv7Spec
 from mlc_llm.models.registry import read_config
 from mlc_llm.models.spec import DenseSpec, EagleSpec, ExpertsSpec, LayerSpec, ModelSpec
 from mlc_llm.precision import PRECISIONS
@@ -61,6 +61,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
         r"feed-forward 40 \(multiples of 32\)",
     ),
     "odd states": (layers(mixer=Mamba2Spec(3, 16, 16, 1, 4)), "states 48"),
+    "odd ranks": (layers(mixer=Rwkv7Spec(4, 16, 32, 40, 0, 32, 1e-5)), "rank of a 40 "),
     "large stacks": (stacks, r"layer 0: the matrices of all experts \(BF16\) are more than"),
 }
 

@@ -64,11 +64,17 @@ def random_model(folder: Path, config: Mapping[str, Any]) -> tuple[GGUFFile, Wei
     return file, plan_weights(spec, file.tensors)
 
 
-def check(fake: dict[str, str], folder: Path, file: GGUFFile, plan: WeightPlan) -> None:
-    """Steps of any size give the same bits, close to those of the reference."""
-    weights, out = folder / "cuda-weights", folder / "logits.npy"
+def packed(plan: WeightPlan, file: GGUFFile, folder: Path) -> Path:
+    """The folder of a model's weights, as GPUs read them."""
+    weights = folder / "cuda-weights"
     weights.mkdir()
     pack_weights(plan, named_backend("cuda", arch=ARCH), file.tensors, weights, lambda _: None)
+    return weights
+
+
+def check(fake: dict[str, str], folder: Path, file: GGUFFile, plan: WeightPlan) -> None:
+    """Steps of any size give the same bits, close to those of the reference."""
+    weights, out = packed(plan, file, folder), folder / "logits.npy"
     run_in_fake(fake, logits, str(emulated_library(plan)), str(weights), str(out))
     exact = runner_of_plan(plan, file.tensors, folder, "reference").logits(TOKENS)
     error = relative_error(np.load(out), exact)

@@ -12,7 +12,8 @@ from emulated import Emulator
 
 from mlc_llm.kernels.cuda.causal_conv import ConvShape, causal_conv
 from mlc_llm.kernels.cuda.gated_norms import gated_norm
-from mlc_llm.kernels.cuda.scans import DeltaShape, ScanShape, delta_scan, selective_scan
+from mlc_llm.kernels.cuda.head_states import ScanShape
+from mlc_llm.kernels.cuda.scans import DeltaShape, delta_scan, selective_scan
 
 pytestmark = pytest.mark.cuda
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mlc_llm.backends.cuda.formats import GROUP, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
-from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec
+from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec
 from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 
 HAS: frozenset[Feature] = frozenset(
@@ -34,6 +34,9 @@ HAS: frozenset[Feature] = frozenset(
         "short convolutions",
         "state spaces",
         "gated delta rules",
+        "time mixing of RWKV-7",
+        "networks that read the token before",
+        "norms of embeddings",
         "gates of attention",
         "mixers side by side",
         "layers without a network",
@@ -80,6 +83,8 @@ def _check_layer(spec: ModelSpec, layer: LayerSpec) -> None:
     for one in layer.mixers:
         if isinstance(one, (Mamba2Spec, GatedDeltaSpec)):
             sizes["states"] = one.inner
+        if isinstance(one, Rwkv7Spec):
+            sizes |= {f"rank of {letter}": rank for letter, rank in one.ranks.items()}
     if spec.eagle is not None:
         sizes["network of the draft head"] = spec.eagle.network.intermediate
     wrong = [f"{name} {size}" for name, size in sizes.items() if size % GROUP]

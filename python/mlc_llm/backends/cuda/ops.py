@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -21,6 +21,7 @@ from mlc_llm.backends.cuda.experts import ExpertStack, computed
 from mlc_llm.backends.cuda.formats import WeightFormat, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.cuda.plain_ops import PlainOps
 from mlc_llm.backends.cuda.row_ops import RowOps, with_adapters
+from mlc_llm.backends.cuda.rwkv_ops import RwkvOps
 from mlc_llm.backends.cuda.state_ops import StateOps
 from mlc_llm.backends.operands import (
     AdapterInputs,
@@ -29,7 +30,6 @@ from mlc_llm.backends.operands import (
     Part,
     StateInputs,
 )
-from mlc_llm.errors import UnsupportedModel
 from mlc_llm.kernels.cuda.elementwise import add, beside, changed, multiply
 from mlc_llm.kernels.cuda.embedding import embedding
 from mlc_llm.kernels.cuda.matmul import matmul
@@ -72,7 +72,7 @@ class PackedMatrix(nn.Module):  # type: ignore[misc]
         return f"matmul_{self.rows}x{self.columns}_{self.fmt.name}"
 
 
-class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, StateOps):
+class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, RwkvOps, StateOps):
     """See `backends.base.Ops`."""
 
     def __init__(
@@ -212,17 +212,6 @@ class CudaOps(AttentionOps, ChoiceOps, PlainOps, RowOps, StateOps):
         y = _product(matrix, planes, add_to, self._fast_tokens if matrix.is_fast else None)
         inputs = next((one for adapted, one in self._adapted if adapted is matrix), None)
         return y if inputs is None else with_adapters(y, planes, matrix.columns, inputs)
-
-    def token_shift(self, *given: object) -> NoReturn:
-        _refuse("networks that read the token before")
-
-    def rwkv7(self, *given: object) -> NoReturn:
-        _refuse("time mixing of RWKV-7")
-
-
-def _refuse(feature: str) -> NoReturn:
-    """Raises UnsupportedModel; `checks.py` says so before it comes to that."""
-    raise UnsupportedModel(f"the model needs {feature}, which the cuda kernels cannot compute")
 
 
 def _product(

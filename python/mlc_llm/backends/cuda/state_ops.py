@@ -11,7 +11,8 @@ from mlc_llm.backends.cuda.calls import change, float_tensor
 from mlc_llm.backends.operands import GatedDeltaVectors, Mamba2Vectors, Part, StateInputs
 from mlc_llm.kernels.cuda.causal_conv import ConvShape, causal_conv
 from mlc_llm.kernels.cuda.gated_norms import gated_norm
-from mlc_llm.kernels.cuda.scans import DeltaShape, ScanShape, delta_scan, selective_scan
+from mlc_llm.kernels.cuda.head_states import ScanShape
+from mlc_llm.kernels.cuda.scans import DeltaShape, delta_scan, selective_scan
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, ShortConvSpec
 
 
