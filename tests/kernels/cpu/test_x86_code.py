@@ -29,9 +29,12 @@ def assembly(isa: Isa, kind: str) -> str:
 
 
 def loops(code: str) -> list[str]:
-    """The code of loops over groups, for row blocks of several rows."""
+    """The code of loops over groups, for row blocks of several rows. That of few rows, which unpack
+    their weights, is the longer one, and the last."""
     blocks = re.split(r"^\.LBB\w+:|^\tj\w+\t.*$", code, flags=re.MULTILINE)
-    return [one for one in blocks if len(re.findall("vpdpbusd|vpmaddwd", one)) >= 64]
+    return sorted(
+        (one for one in blocks if len(re.findall("vpdpbusd|vpmaddwd", one)) >= 64), key=len
+    )
 
 
 def instructions(code: str) -> Counter[str]:

@@ -2,19 +2,18 @@
 
     for turn in turns of TURN rows:
       P = X of the turn, in the order in which it is read                 parallel
-      for task in tasks of some column blocks:                            parallel
-        for panel in row panels of the turn:
-          S = 0
-          for part in parts of the columns:
-            for block in column blocks of the task:
-              for k_block in k blocks of the part:
-                U, F = bytes of W[block, k_block]; its scales and minima
-                for row_block in row blocks of the panel:
-                  sums = S[block, row_block]                              in registers
-                  for g in groups of the k block:
-                    sums += a group, as in `integer_matmul.py`            the same bits
-                  S[block, row_block] = sums
-          Y[panel, blocks] (+)= S
+      for task in some column blocks times a row panel of the turn:       parallel; threads claim
+        S = 0                                                             tasks (`claims.py`)
+        for part in parts of the columns:
+          for block in column blocks of the task:
+            for k_block in k blocks of the part:
+              U, F = bytes of W[block, k_block]; its scales and minima
+              for row_block in row blocks of the panel:
+                sums = S[block, row_block]                                in registers
+                for g in groups of the k block:
+                  sums += a group, as in `integer_matmul.py`              the same bits
+                S[block, row_block] = sums
+        Y[panel, blocks] (+)= S
 
 X, W, Y  see `integer_matmul.py`
 P  int32 [panels, k blocks, row blocks, groups, ROWS, words]   of each row and group: the words of
@@ -23,6 +22,7 @@ P  int32 [panels, k blocks, row blocks, groups, ROWS, words]   of each row and g
 U  int32 [groups, quads, 32]               weights, a byte each. U and F stay in the first cache,
 F  float32 [2, groups, 32]                 a part of a row panel of P in the second one
 S  float32 [blocks, rows of a panel, 32]   sums so far
+claims  int32 [tasks + 1]                  which tasks threads have claimed
 
 The last row block ends with the last row. It may have rows of the one before, which it does not
 write.
@@ -37,6 +37,7 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description
+from mlc_llm.kernels.cpu.claims import CLAIMED, SEEN, STATE, claim, clear_claims
 from mlc_llm.kernels.cpu.dot import BYTES, multiply_bytes, weight_values
 from mlc_llm.kernels.cpu.prefetch import align_stack, prefetch
 from mlc_llm.kernels.cpu.row_block import LINE_WORDS, add_group, clear, put
@@ -80,11 +81,13 @@ class UnpackedProduct:
         self.task_blocks = next(
             c for c in (4, 2, 1) if c == 1 or (blocks % c == 0 and blocks >= 16 * c)
         )
-        self.tasks = blocks // self.task_blocks
+        self.column_tasks = blocks // self.task_blocks
+        self.most_tasks = self.column_tasks * -(-TURN // (ROWS * self.panel))
 
     @T.inline
     def multiply(self, X, W, Y, start, count):
         """Rows `start` to `start + count`, which are LEAST_ROWS or more."""
+        claims = T.alloc_buffer((self.most_tasks + 1,), "int32")
         for turn in T.serial(T.ceildiv(count, TURN)):
             P = T.alloc_buffer(
                 (
@@ -94,20 +97,36 @@ class UnpackedProduct:
                 "int32",
             )
             first = T.meta_var(start + turn * TURN)
-            row_blocks = T.meta_var(T.ceildiv(T.min(TURN, count - turn * TURN), ROWS))
+            row_blocks: T.let[T.int32] = T.ceildiv(T.min(TURN, count - turn * TURN), ROWS)
             for b in T.parallel(row_blocks):
                 self.pack(X, P, b, T.min(first + b * ROWS, start + count - ROWS))
-            for task in T.parallel(self.tasks):
-                align_stack()
+            self.do_all(P, W, Y, claims, first, row_blocks, start + count - ROWS)
+
+    @T.inline
+    def do_all(self, P, W, Y, claims, first, row_blocks, last):
+        """All tasks of a turn that begins with row `first`. In its first turn a thread does tasks
+        until none is free; its other turns find nothing."""
+        panels: T.let[T.int32] = T.ceildiv(row_blocks, self.panel)
+        tasks: T.let[T.int32] = self.column_tasks * panels
+        clear_claims(claims, tasks)
+        for at in T.parallel(tasks):
+            align_stack()
+            if claims[tasks] == 0:
+                state = T.alloc_buffer((STATE,), "int32")
                 U = T.alloc_buffer((self.k_groups, self.quads, BLOCK), "int32")
                 F = T.alloc_buffer((2, self.k_groups, BLOCK), "float32")
                 S = T.alloc_buffer((self.task_blocks, self.panel * ROWS, BLOCK), "float32")
-                for panel in T.serial(T.ceildiv(row_blocks, self.panel)):
-                    size: T.let[T.int32] = T.min(self.panel, row_blocks - panel * self.panel)
+                state[SEEN] = 0
+                claim(claims, state, at, tasks)
+                while state[CLAIMED] < tasks:
+                    panel: T.let[T.int32] = state[CLAIMED] % panels
                     self.add_panel(
-                        *(P, W, Y, U, F, S, task * self.task_blocks, panel, size),
-                        *(first + panel * self.panel * ROWS, start + count - ROWS),
+                        *(P, W, Y, U, F, S, state[CLAIMED] // panels * self.task_blocks, panel),
+                        T.min(self.panel, row_blocks - panel * self.panel),
+                        *(first + panel * self.panel * ROWS, last),
                     )
+                    claim(claims, state, at, tasks)
+                claims[tasks] = 1
 
     @T.inline
     def pack(self, X, P, b, row):
@@ -127,8 +146,10 @@ class UnpackedProduct:
         return x(SCALED_SUM) if self.fmt.has_minimum else x(SUM) * T.int32(-self.fmt.offset)
 
     @T.inline
-    def add_panel(self, P, W, Y, U, F, S, block, panel, size, row, last):
-        """All columns of a panel of `size` row blocks, for the column blocks from `block` on."""
+    def add_panel(self, P, W, Y, U, F, S, first_block, panel, blocks, row, last):
+        """All columns of a panel of row blocks, for the column blocks from `first_block` on."""
+        block: T.let[T.int32] = first_block
+        size: T.let[T.int32] = blocks
         for part in T.serial(-(-self.k_blocks // self.part)):
             for c in T.serial(self.task_blocks):
                 for i in T.serial(T.min(self.part, self.k_blocks - part * self.part)):
