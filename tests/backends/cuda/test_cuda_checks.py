@@ -48,7 +48,6 @@ REFUSED: dict[str, tuple[Change, str]] = {
         lambda one: replace(one, encoder=EncoderSpec(projections=(72, 24))),
         r"projection 72 \(multiples of 32\)",
     ),
-    "images": (lambda one: replace(one, sight="before"), "the model needs images"),
     "odd Medusa heads": (
         lambda one: replace(one, layers=(), ropes=(), medusa=MedusaSpec(2, 1), hidden=48),
         r"hidden 48 \(multiples of 32\)",

@@ -98,11 +98,13 @@ def attended(
     given: tuple[Array, ...],
     cap: float | None = None,
     sinks: tuple[Array, ...] = (),
+    *,
+    has_first: bool = False,
 ) -> Array:
     """What both kernels make."""
     (heads, _, head_dim), q, place = sizes, given[0], given[2]
     shares = np.full((min(len(q), FEW), heads, SHARES, STATE + head_dim), np.nan, np.float32)
-    kernel = attention(*sizes, cap, bool(sinks))
+    kernel = attention(*sizes, cap, bool(sinks), has_first)
     *_, shares, out = emulate(kernel, *given, shares, np.zeros_like(q))
     return emulate(join(heads, head_dim, bool(sinks)), place, *sinks, shares, out)[-1]
 
@@ -149,9 +151,34 @@ def test_a_token_alone_has_the_bits_that_it_has_in_a_prompt(
         assert alone.tobytes() == together[one].tobytes()
 
 
+@pytest.mark.parametrize("reach", [9, 1000])
+@pytest.mark.parametrize("lengths", [(1, 5, 40), (150, 17, 3)], ids=["a step", "a large step"])
+def test_texts_that_are_seen_on_both_sides(
+    emulate: Emulator, lengths: tuple[int, ...], reach: int
+) -> None:
+    """The texts of a step, as an encoder sees them: so many tokens before a token and behind it."""
+    case = Case(2, 2, 64, tuple((count, count) for count in lengths))
+    (q, pages), (_, blocks, ids) = case.inputs(), case.tables()
+    place = np.array([min(i + reach, n - 1) for n in lengths for i in range(n)], np.int32)
+    first = np.array([max(i - reach, 0) for n in lengths for i in range(n)], np.int32)
+    window = np.array([1, 1], np.int32)  # is not read
+    given = (q, pages.reshape(*pages.shape[:3], -1), place, blocks, ids, window, first)
+    found, wanted = attended(emulate, (2, 2, 64), given, has_first=True), np.zeros(q.shape)
+    split = q.astype(np.float64).reshape(len(q), 2, 1, 64) / LOG2E
+    for start, count, page in blocks:
+        for row in range(start, start + count):
+            t = np.arange(first[row], place[row] + 1)
+            kv = pages[ids[page + t // PAGE], :, :, t % PAGE].astype(np.float64)
+            wanted[row] = case._row(split[row], kv).reshape(-1)
+    assert np.allclose(found, wanted, rtol=1e-5, atol=3e-6)
+
+
 @pytest.mark.parametrize("head_dim", [64, 80, 112, 128, 256, 512])
 def test_machine_code(head_dim: int) -> None:
     check_code(attention(32, 8, head_dim), wanted={"HMMA", "LDSM", "LDGSTS", "STG", "SHFL"})
+    if head_dim < 128:
+        alone = attention(16, 16, head_dim, has_first=True)
+        check_code(alone, wanted={"HMMA", "LDSM", "LDGSTS", "STG", "SHFL"})
     check_code(join(32, head_dim, has_sinks=True), wanted={"LDG", "STG"})
 
 

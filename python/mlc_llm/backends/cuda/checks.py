@@ -47,6 +47,8 @@ HAS: frozenset[Feature] = frozenset(
         "encoders",
         "windows on both sides",
         "learned positions",
+        "towers of images",
+        "images",
         "logit multipliers",
         "logit caps",
     )

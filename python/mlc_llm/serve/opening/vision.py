@@ -110,7 +110,6 @@ def _contradiction(config: EngineConfig, bundle: ModelBundle) -> str | None:
             config.model_lib is not None,
             "a library that `compile` has made (model_lib) takes no images",
         ),
-        (config.kernels == "cuda", "the cuda kernels read no images"),
         (config.speculative_mode == "eagle", "a model with an EAGLE head reads no images"),
         (
             config.tensor_parallel_shards not in (None, 1),

@@ -1,0 +1,87 @@
+"""Towers of images, and models that see, through the CUDA backend on the emulator, beside the
+reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import image_programs
+import kept
+import numpy as np
+import pytest
+from emulated_models import ARCH, emulated_library
+from emulation import COMPILER
+from fake_cuda import run_in_fake
+from image_programs import CHUNK, texts, tower, vectors_of
+from kept_libraries import build_kept
+from model_programs import engine
+
+from mlc_llm.backends.registry import backend_of, named_backend
+from mlc_llm.compiler.weights import pack_weights
+from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.model_files.tower import TowerFiles, tower_of_gguf
+from mlc_llm.runtime.image_runner import ImageRunner
+from mlc_llm.testing.gguf_writer import TensorData, write_gguf
+from mlc_llm.testing.tiny_eyes import write_tiny_eyes
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++, which compiles kernels")
+WORST = 3e-3
+"""Of the largest number: keys and values are float16."""
+LEAST = 0.99999
+"""Cosine of a vector and the reference's."""
+
+
+def tower_files(folder: Path, *, beside: bool) -> TowerFiles:
+    """That of Gemma 3, or with vectors side by side, as SmolVLM has it."""
+    file = GGUFFile.open(write_tiny_eyes(folder).mmproj)
+    if not beside:
+        return tower_of_gguf(file)
+    tensors = {
+        name: TensorData(one.shape, one.kind, bytes(np.array(one.data)))
+        for name, one in file.tensors.items()
+        if not name.startswith("mm.")
+    }
+    width, hidden = 64, file.tensors["v.post_ln.weight"].shape[0]
+    matrix = np.random.default_rng(9).standard_normal((width, 4 * hidden)) / 16
+    tensors["mm.model.fc.weight"] = TensorData.quantized(matrix.astype(np.float32), "F32")
+    metadata = {**file.metadata, "clip.projector_type": "idefics3"}
+    write_gguf(folder / "beside.gguf", metadata, tensors)
+    return tower_of_gguf(GGUFFile.open(folder / "beside.gguf"))
+
+
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_vectors_of_a_tower(fake: dict[str, str], tmp_path: Path, beside: bool) -> None:
+    files = tower_files(tmp_path, beside=beside)
+    spec, out, folders = files.plan().spec, tmp_path / "out.npy", {}
+    for name, backend in (("cuda", named_backend("cuda", arch=ARCH)),
+                          ("reference", backend_of("reference"))):  # fmt: skip
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        pack_weights(files.plan(), backend, files.tensors, folders[name], lambda _: None)
+    paths = emulated_library(files.plan()), folders["cuda"], out
+    sizes = files.vision.side**2, files.vision.patch_numbers
+    run_in_fake(fake, tower, *map(str, paths), *sizes)
+    (library := tmp_path / "library").mkdir()
+    build_kept(spec, backend_of("reference"), library, quickest=True)
+    found, exact = np.load(out), vectors_of(ImageRunner(library, folders["reference"]), *sizes)
+    error = np.abs(found - exact).max() / np.abs(exact).max()
+    lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(exact, axis=-1)
+    cosine = ((found * exact).sum(axis=-1) / lengths).min()
+    print(f"error {error:.1e}, {1 - cosine:.1e} from the same direction")
+    assert error <= WORST and cosine >= LEAST
+
+
+@pytest.mark.slow
+def test_texts_of_an_engine_that_sees(fake: dict[str, str], tmp_path: Path) -> None:
+    """Images in any order, in steps that are smaller than two of them."""
+    pytest.importorskip("PIL", reason="the extra `images` is not installed")
+    model, root = str(write_tiny_eyes(tmp_path).model), str(kept.folder("libraries").parent)
+    settings = {"MLC_LLM_HOME": str(tmp_path / "home")}
+    run_in_fake(fake, image_programs.opened, model, root, **settings)
+    said = run_in_fake(fake, image_programs.print_texts, model, root, **settings)
+    found, alive = json.loads(said.splitlines()[-1])
+    alone, together = found
+    assert alone == together and len({*alone}) == len(alone), "an image changes nothing"
+    assert found == texts(engine(model, None, "cpu", kernels="reference", prefill_chunk_size=CHUNK))
+    assert not any(alive)
