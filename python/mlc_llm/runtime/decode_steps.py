@@ -46,7 +46,7 @@ class DecodeSteps:
             count <= MOST_REPEATED
             and count == len(choice.samplings) == len(numbers.logit_rows)
             and not choice.scored
-            and numbers.images is None
+            and not (numbers.images is not None and numbers.images.has_some)
             and placed.previous is None
             and all(len(one.query_blocks) == 3 * count for one in placed.groups)
             and (placed.state_rows is None or len(placed.state_rows) == 4 * count)
@@ -126,6 +126,7 @@ class StepSize:
             placed=Placements(placed.position + _zeros(more), groups, states),
             logit_rows=array("i", range(self._size)),
             adapters=None if adapters is None else adapters + array("i", [NO_ADAPTER]) * more,
+            images=None if numbers.images is None else numbers.images.with_more(more),
         )
 
     def _group(self, group: int, placed: Placement, count: int) -> Placement:

@@ -27,6 +27,14 @@ class StepImages(NamedTuple):
     tables: list[Table]
     """`vector_at`, then `first_seen` of each group that reads it."""
     vectors: DeviceTensor
+    has_some: bool
+    """Some token gets one of the vectors."""
+
+    def with_more(self, tokens: int) -> StepImages:
+        """The same with so many tokens more, each the first of a sequence and of no image."""
+        at, *first_seen = self.tables
+        longer = (array("i", [*map(int, one), *[0] * tokens]) for one, _ in first_seen)
+        return self._replace(tables=[at, *((one, 0) for one in longer)])
 
 
 class ImageRows:
@@ -67,7 +75,7 @@ class ImageRows:
         tables: list[Table] = [(at if at else array("i", (-1,)), 0)]
         tables += [(self._first_seen(placed.groups[g], g), 0) for g in self._sight.groups]
         vectors = self._device.upload(np.concatenate(found)) if found else self._none
-        return StepImages(tables, vectors), placed._replace(groups=groups)
+        return StepImages(tables, vectors, bool(found)), placed._replace(groups=groups)
 
     def _placed(self, placement: Placement, spans: Sequence[tuple[int, RowImage]]) -> Placement:
         """With the last token of the image in the place of each of its tokens."""

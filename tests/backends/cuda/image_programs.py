@@ -70,12 +70,15 @@ def opened(model: str, root: str) -> None:
 
 
 def print_texts(model: str, root: str) -> None:
-    """Prints the texts of an engine, and what is alive when it is gone."""
-    made = seeing(model, root)
+    """Prints the texts of an engine, how often steps were repeated, and what is alive when it is
+    gone."""
+    fake, made = Fake(), seeing(model, root)
+    fake.log()
     found = texts(made)
+    repeated = sum(line.startswith("cudaGraphLaunch") for line in fake.log())
     del made
     gc.collect()
-    print(json.dumps([found, Fake().alive()]))
+    print(json.dumps([found, repeated, fake.alive()]))
 
 
 def texts(made: Any) -> list[list[str]]:

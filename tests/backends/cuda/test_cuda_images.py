@@ -80,8 +80,9 @@ def test_texts_of_an_engine_that_sees(fake: dict[str, str], tmp_path: Path) -> N
     settings = {"MLC_LLM_HOME": str(tmp_path / "home")}
     run_in_fake(fake, image_programs.opened, model, root, **settings)
     said = run_in_fake(fake, image_programs.print_texts, model, root, **settings)
-    found, alive = json.loads(said.splitlines()[-1])
+    found, repeated, alive = json.loads(said.splitlines()[-1])
     alone, together = found
     assert alone == together and len({*alone}) == len(alone), "an image changes nothing"
     assert found == texts(engine(model, None, "cpu", kernels="reference", prefill_chunk_size=CHUNK))
+    assert repeated >= 10, "steps without images are launched as graphs"
     assert not any(alive)
