@@ -30,6 +30,7 @@ MEAN, WORST = 0.02, 0.25
 """Of a log-probability: on average, and of a single token, whose logits are rounded alone."""
 COSINE = 0.99999
 SMALL = {"max_num_sequence": 4, "max_total_sequence_length": 2048, "prefill_chunk_size": 256}
+OPTIONS = SMALL | {"pooling": "last_token"}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def oracle(default_model: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def engine(default_model: Path) -> Iterator[MLCEngine]:
-    with MLCEngine(engine_config=SMALL) as made:
+    with MLCEngine(engine_config=OPTIONS) as made:
         yield made
 
 
