@@ -319,11 +319,6 @@ class Backend(Protocol):
     def device(self) -> Device: ...
 
     @property
-    def has_window_sinks(self) -> bool:
-        """The first tokens of a text are seen behind a sliding window of the engine."""
-        ...
-
-    @property
     def repeat_bytes(self) -> int:
         """What repeated steps of an engine take at most, beside what they compute with."""
         ...

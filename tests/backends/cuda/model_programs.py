@@ -46,12 +46,21 @@ def runner_of(
     )  # fmt: skip
 
 
-def windowed(library: str, weights: str, size: int, out: str) -> None:
-    """Saves the logits of `TOKENS` with a sliding window of an engine, and prints what it writes
-    behind them, a token a step, and how many pages the text has then."""
-    runner = runner_of(library, weights, Window(size))
-    np.save(out, runner.logits(TOKENS, chunk=7))
+def windowed(library: str, weights: str, size: int, sinks: int, out: str) -> None:
+    """Saves the logits of `window_tokens` with a sliding window of an engine, which are the same
+    bits in steps of two sizes, and prints what it writes behind `TOKENS`, a token a step, and how
+    many pages the text has then."""
+    runner = runner_of(library, weights, Window(size, sinks))
+    tokens = window_tokens(sinks)
+    found = [runner.logits(tokens, chunk=chunk) for chunk in (64, 9)]
+    assert found[0].tobytes() == found[1].tobytes(), "the size of a step matters"
+    np.save(out, found[0])
     print(json.dumps([written(runner), runner.limits.num_pages - runner.free_pages]))
+
+
+def window_tokens(sinks: int) -> list[int]:
+    """With sinks so many that the last ones see them from nearer than they are."""
+    return TOKENS * 2 if sinks else TOKENS
 
 
 def written(runner: ModelRunner, count: int = 20) -> list[int]:
@@ -155,6 +164,24 @@ def texts(model: str, library: str | None, device: str, kernels: str | None) -> 
     del made
     parts = engine(model, library, device, kernels=kernels, prefill_chunk_size=16)
     return [*alone, together, parts.generate(PROMPTS, greedy)[0]]
+
+
+def window_texts(model: str, library: str | None, device: str, kernels: str | None) -> list[object]:
+    """What an engine with a window and sinks writes, behind a prompt that is longer than both: one
+    after the other; together; and with prompts in parts of 16 tokens."""
+    window = {"sliding_window_size": 24, "attention_sink_size": 4, "max_num_sequence": 4}
+    made = engine(model, library, device, kernels=kernels, **window)
+    prompts, greedy = [PROMPTS[2] * 3, *PROMPTS[:2]], {"max_tokens": 12, "temperature": 0.0}
+    alone = [made.generate([prompt], greedy)[0][0][0] for prompt in prompts]
+    made.reset()
+    together = [one for (one,) in made.generate(prompts, greedy)[0]]
+    del made
+    parts = engine(model, library, device, kernels=kernels, prefill_chunk_size=16, **window)
+    return [alone, together, [one for (one,) in parts.generate(prompts, greedy)[0]]]
+
+
+def print_window_texts(model: str, library: str | None, device: str) -> None:
+    print(json.dumps(window_texts(model, library, device, None)))
 
 
 def check_drawn(made: Any) -> None:

@@ -19,10 +19,13 @@ from model_programs import (
     fail_calls_of_opening,
     logits,
     print_texts,
+    print_window_texts,
     rows,
     texts,
     too_little_memory,
     two_engines,
+    window_texts,
+    window_tokens,
     windowed,
     written,
 )
@@ -121,21 +124,42 @@ def test_two_engines_on_one_gpu(
     assert not any(alive)
 
 
-@pytest.mark.parametrize("size", [33])
+def built_for_windows(tiny_models: TinyModels) -> Path:
+    file = GGUFFile.open(tiny_models.path("plain"))
+    plan = read_gguf(file.metadata, file.tensors)
+    return emulated_library(replace(plan, spec=plan.spec.with_sink_queries()))
+
+
+@pytest.mark.parametrize(
+    ("window", "pages"),
+    [(Window(33), 3), pytest.param(Window(33, 4), 4, marks=pytest.mark.cuda)],
+)
 def test_a_sliding_window(
-    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, size: int
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, window: Window, pages: int
 ) -> None:
     """Pages that nothing sees any more are given back, and steps are repeated nevertheless."""
-    out, file = tmp_path / "logits.npy", GGUFFile.open(tiny_models.path("plain"))
-    plan = read_gguf(file.metadata, file.tensors)
-    plan = replace(plan, spec=plan.spec.with_sink_queries())
-    library, weights = emulated_library(plan), tiny_models.weights("plain", "cuda")
-    said = run_in_fake(fake, windowed, str(library), str(weights), size, str(out))
-    reference = tiny_models.runner("plain", "reference", window=Window(size))
-    exact = reference.logits(TOKENS, chunk=7)
+    out, weights = tmp_path / "logits.npy", tiny_models.weights("plain", "cuda")
+    given = (str(built_for_windows(tiny_models)), str(weights), window.size, window.sinks, str(out))
+    said = run_in_fake(fake, windowed, *given)
+    reference = tiny_models.runner("plain", "reference", window=window)
+    exact = reference.logits(window_tokens(window.sinks), chunk=7)
+    assert not window.sinks or len(exact) > window.far + 10
     error = np.abs(np.load(out) - exact).max() / np.abs(exact).max()
-    assert error <= WORST, error
-    assert json.loads(said) == [written(reference), 3], "of 109 tokens 33 are seen"
+    print(f"error {error:.1e}")
+    assert error <= WORST
+    assert json.loads(said) == [written(reference), pages], "of 109 tokens 33 are seen, and sinks"
+
+
+@pytest.mark.cuda
+def test_texts_behind_a_window_with_sinks(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
+) -> None:
+    model, library = str(tiny_models.path("plain")), str(built_for_windows(tiny_models))
+    settings = {"MLC_LLM_HOME": str(tmp_path)}
+    said = run_in_fake(fake, print_window_texts, model, library, "auto", **settings)
+    alone, together, in_parts = json.loads(said.splitlines()[-1])
+    assert alone == together == in_parts
+    assert [alone, together, in_parts] == window_texts(model, None, "cpu", "reference")
 
 
 def test_too_little_memory(tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from cuda_code import check_code
 from emulated import Emulator
 
 from mlc_llm.backends.cuda.formats import PAGE
-from mlc_llm.kernels.cuda.kv_pages import LOG2E, copy_pages, rope_append
+from mlc_llm.kernels.cuda.kv_pages import LOG2E, copy_pages, rope_append, rotate_queries
 from mlc_llm.kernels.heads import Heads
 
 pytestmark = pytest.mark.cuda
@@ -60,6 +60,30 @@ def test_pages_and_queries(emulate: Emulator, sizes: Heads, has_bias: bool) -> N
     )
     check_queries(sizes, rotated, turned(q, rope[POSITION], sizes.rope_dim))
     check_pages(pages, turned(k, rope[POSITION], sizes.rope_dim), v)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_queries_for_sinks(emulate: Emulator, shares: bool) -> None:
+    """shares: the layer has queries alone."""
+    sizes, random, m = Heads(3, 1, 80, "float16", 0.2, 20), np.random.default_rng(3), len(POSITION)
+    qkv = random.normal(size=(m, 400)).astype(np.float32)
+    angles = random.uniform(0, 7, (100, sizes.half))
+    rope = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    sinks = np.minimum(POSITION, 5).astype(np.int32)
+    places, rotated = (POSITION.astype(np.int32), sinks), np.zeros((m, 480), np.float32)
+    if shares:
+        kernel = rotate_queries(sizes, 400, 0, sink_query=True)
+        rotated = emulate(kernel, qkv, rope, *places, rotated)[-1]
+    else:
+        pages = np.full((PAGES, 1, 2, PAGE * 80), 7, np.float16)
+        kernel = rope_append(sizes, (400,) * 3, (0, 240, 320), sink_query=True)
+        given = (qkv, qkv, qkv, rope, *places, SLOT.astype(np.int32), pages, rotated)
+        *_, pages, rotated = emulate(kernel, *given)
+        k, v = qkv[:, 240:].reshape(m, 2, 1, 80).swapaxes(0, 1)
+        check_pages(pages, turned(k, rope[POSITION], 20), v)
+    q = qkv[:, :240].reshape(m, 3, 80)
+    check_queries(sizes, rotated[:, :240], turned(q, rope[POSITION], 20))
+    check_queries(sizes, rotated[:, 240:], turned(q, rope[sinks], 20))
 
 
 def check_queries(sizes: Heads, rotated: Array, queries: Array) -> None:

@@ -34,7 +34,6 @@ class CpuBackend:
 
     isa: Isa
     repeat_bytes: ClassVar[int] = 0
-    has_window_sinks: ClassVar[bool] = True
     ranks_are_apart: ClassVar[bool] = False
 
     @property

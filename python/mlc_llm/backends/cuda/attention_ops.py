@@ -52,6 +52,7 @@ class AttentionOps:
             has_sinks,
             bool(seen),
             self.kv_dtype,
+            spec.sink_query,
         )
         few = tvm.tirx.min(m, tvm.tirx.const(FEW, "int64"))
         results = [
@@ -82,10 +83,11 @@ class AttentionOps:
             tuple(int(one.shape[1]) for one in tensors),
             tuple(part.start for part in qkv),
             biases[0] is not None,
+            spec.sink_query,
         )
-        given = [*tensors, *biases, layer.rope, layer.position, layer.slot, layer.pages]
+        given = [*tensors, *biases, layer.rope, *_positions(spec, layer), layer.slot, layer.pages]
         args = [one for one in given if one is not None]
-        out = float_tensor(tensors[0].shape[0], spec.query_width)
+        out = _queries(spec, tensors[0])
         args.append(op.empty(list(out.shape), "float32"))
         pages = Tensor.placeholder(list(layer.pages.shape), self.kv_dtype)
         last = len(args) - 1
@@ -98,12 +100,25 @@ class AttentionOps:
         """Rotated queries alone."""
         width = int(q.tensor.shape[1])
         kernel = rotate_queries(
-            _heads(spec, layer.rope, self.kv_dtype), width, q.start, q.bias is not None
+            _heads(spec, layer.rope, self.kv_dtype),
+            width,
+            q.start,
+            q.bias is not None,
+            spec.sink_query,
         )
-        args = [one for one in (q.tensor, q.bias, layer.rope, layer.position) if one is not None]
-        return call(
-            kernel, "rotate_queries", args, float_tensor(q.tensor.shape[0], spec.query_width)
-        )
+        given = [q.tensor, q.bias, layer.rope, *_positions(spec, layer)]
+        args = [one for one in given if one is not None]
+        return call(kernel, "rotate_queries", args, _queries(spec, q.tensor))
+
+
+def _positions(spec: AttentionSpec, layer: LayerInputs) -> list[Tensor]:
+    """What turns the queries of a token."""
+    return [layer.position, *([layer.sink_position] if spec.sink_query else [])]
+
+
+def _queries(spec: AttentionSpec, x: Tensor) -> Tensor:
+    """A placeholder for rotated queries of the tokens of x."""
+    return float_tensor(x.shape[0], (2 if spec.sink_query else 1) * spec.query_width)
 
 
 def _with_norms(spec: AttentionSpec, qkv: Sequence[Part], norms: HeadNorms) -> Sequence[Part]:

@@ -37,7 +37,6 @@ class CudaBackend:
     adapter_dtype = "float32"
     page_size = PAGE
     repeat_bytes = GRAPH_BYTES
-    has_window_sinks = False
     ranks_are_apart = True
 
     @property

@@ -30,7 +30,6 @@ class ReferenceBackend:
     adapter_dtype = "float32"
     page_size = 16
     repeat_bytes = 0
-    has_window_sinks = True
     ranks_are_apart = False
 
     @property

@@ -12,6 +12,9 @@
 A KV split is a page: 16 places from a multiple of 16 on. Split i belongs to share i % SHARES. How a
 row is computed depends on nothing but its own place, so its bits are the same in any step. Queries
 have the factor log2(e) (`Heads.scale`), so powers are those of 2.
+
+Behind a window of an engine, the splits with the first tokens of a sequence have queries of their
+own. They belong to share 0, come before its others, and are copied one after the other.
 """
 
 from __future__ import annotations
@@ -42,10 +45,12 @@ def attention(
     has_sinks: bool = False,
     has_first: bool = False,
     kv_dtype: str = "float16",
+    sink_query: bool = False,
 ) -> PrimFunc:
     """softmax(q k^T) v over what each token sees:
 
-    q             float32 [m, heads * head_dim], as `rope_append` makes them
+    q             float32 [m, heads * head_dim], as `rope_append` makes them; twice as long with
+                  `sink_query`
     pages         kv_dtype [pages, kv_heads, 2, elements of a block] (`library/page_format.py`)
     place, query_blocks, page_ids, window   as in `library/signatures.py`; a query block has up to
                   `Sizes.tokens` tokens
@@ -56,12 +61,14 @@ def attention(
     shares        float32 [FEW at most, heads, SHARES, STATE + head_dim]: what `join` reads
     out           float32 [m, heads * head_dim], which only steps of more than FEW tokens write
 
+    sink_query: the first window[1] tokens of a sequence are seen with the second half of a row.
     cap: a score s becomes cap * tanh(s / cap). head_dim: a multiple of 8.
     """
     assert head_dim % 8 == 0 and heads % kv_heads == 0
     sizes = Sizes(head_dim, heads // kv_heads, kv_dtype == "int8")
     elements = block_elements(kv_dtype, PAGE, head_dim)
-    rows = Rows(sizes, cap, has_sinks)
+    width = heads * head_dim
+    rows = Rows(sizes, cap, has_sinks, width if sink_query else 0)
 
     @T.prim_func(private=True)
     def paged_attention(
@@ -74,7 +81,7 @@ def attention(
         b = T.int32()
         n = T.int32()
         ids = T.int32()
-        Q = T.match_buffer(q, (m, heads * head_dim), "float32")
+        Q = T.match_buffer(q, (m, 2 * width if sink_query else width), "float32")
         P = T.match_buffer(pages, (n, kv_heads, 2, elements), kv_dtype)
         AT = T.match_buffer(place, (m,), "int32")
         B = T.match_buffer(query_blocks, (b, 3), "int32")
@@ -83,7 +90,7 @@ def attention(
         FIRST = T.match_buffer(first_seen, (m,), "int32")
         SINKS = T.match_buffer(sinks, (heads,), "float32")
         PART = T.match_buffer(shares, (few, heads, SHARES, STATE + head_dim), "float32")
-        O = T.match_buffer(out, (m, heads * head_dim), "float32")
+        O = T.match_buffer(out, (m, width), "float32")
         T.device_entry()
         T.attr(_REGISTERS)
         block, kv_head, own = T.cta_id([b, kv_heads, T.Select(m <= FEW, SHARES // sizes.tiles, 1)])
@@ -110,6 +117,7 @@ def attention(
             Seen(
                 *(P, IDS, B[block, 2], kv_head, seen_window),
                 FIRST if has_first else None,
+                sink_query,
             )
         )
         given = T.meta_var(Given(Q, AT, B, block, kv_head))

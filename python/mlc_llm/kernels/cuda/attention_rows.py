@@ -31,8 +31,12 @@ class Rows:
 
     Row r of a query block is its token r // group, and the head r % group of its KV head."""
 
-    def __init__(self, sizes: Sizes, cap: float | None, has_sinks: bool) -> None:
-        self.sizes, self.has_sinks = sizes, has_sinks
+    def __init__(
+        self, sizes: Sizes, cap: float | None, has_sinks: bool, sink_column: int = 0
+    ) -> None:
+        """sink_column: where a token's queries for the first tokens of its sequence begin; 0: it
+        has none."""
+        self.sizes, self.has_sinks, self.sink_column = sizes, has_sinks, sink_column
         self.tile = Tile(sizes, cap)
         self.kept = 8 * (sizes.steps if sizes.are_kept else 1)
         self.threads = sizes.warps * WARP
@@ -43,7 +47,14 @@ class Rows:
         sizes, B, block = T.meta_var(self.sizes), T.meta_var(given.blocks), T.meta_var(given.block)
         for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, TILE)):
             first: T.let[T.int32] = turn * TILE
-            self.put_queries(given.queries, B, block, given.kv_head, first, TILE, MEM, lane, warp)
+            self.tile.clear(regs)
+            if self.sink_column > 0:
+                if T.And(own == 0, seen.window[1] > 0):
+                    self.see_sinks(
+                        *(given, first, TILE, 0, seen, MEM, lane, warp),
+                        *(warp // sizes.parts == 0, regs),
+                    )
+            self.put_queries(given, first, TILE, 0, MEM, lane, warp)
             self.take(given.places, B, block, first, 0, TILE, seen, MEM, lane, regs)
             self.attend_share(
                 *(given.places, B, block, first, own * sizes.tiles, seen, MEM, lane, warp, regs)
@@ -60,25 +71,57 @@ class Rows:
         for turn in T.serial(T.ceildiv(B[block, 1] * sizes.group, sizes.rows)):
             first: T.let[T.int32] = turn * sizes.rows
             mine: T.let[T.int32] = warp // sizes.parts * TILE
-            self.put_queries(
-                *(given.queries, B, block, given.kv_head, first, sizes.rows, MEM, lane, warp)
-            )
+            self.tile.clear(regs)
+            if self.sink_column > 0:
+                if seen.window[1] > 0:
+                    self.see_sinks(
+                        given, first, sizes.rows, mine, seen, MEM, lane, warp, T.bool(True), regs
+                    )
+            self.put_queries(given, first, sizes.rows, 0, MEM, lane, warp)
             self.take(given.places, B, block, first, mine, sizes.rows, seen, MEM, lane, regs)
             self.begin(SINKS, given.kv_head, first + mine, MEM, lane, warp, whole)
             self.attend_all(given.places, B, block, first, seen, MEM, lane, warp, regs, whole)
             self.end(O, B, block, given.kv_head, first + mine, MEM, lane, warp, whole)
 
     @T.inline
-    def put_queries(self, Q, B, block, kv_head, first, count, MEM, lane, warp):
-        """The queries of rows from `first` on, for all warps."""
+    def see_sinks(self, given, first, count, mine, seen, MEM, lane, warp, attends, regs):
+        """The sums of the splits with first tokens, which all belong to the first share. All warps
+        copy each of them; those that `attends` says fold them, in order."""
+        sizes = T.meta_var(self.sizes)
+        last: T.let[T.int32] = given.places[
+            self.last_token(given.blocks, given.block, first, count)
+        ]
+        self.put_queries(given, first, count, self.sink_column, MEM, lane, warp)
+        self.take(
+            given.places, given.blocks, given.block, first, mine, count, seen, MEM, lane, regs
+        )
+        for split in T.serial(T.min(seen.sink_splits(), last // SPLIT + 1)):
+            self.tile.copy_split(
+                *(seen, split, last, MEM, sizes.queries(count), warp * WARP + lane, self.threads)
+            )
+            commit()
+            wait(0)
+            T.cuda.cta_sync()
+            if attends:
+                self.tile.attend(
+                    *(seen, split, MEM, mine, count, sizes.queries(count)),
+                    *(warp % sizes.parts, lane, regs),
+                )
+            T.cuda.cta_sync()
+
+    @T.inline
+    def put_queries(self, given, first, count, start, MEM, lane, warp):
+        """The queries of rows from `first` on, for all warps. start: their first column."""
         group, width = T.meta_var(self.sizes.group), T.meta_var(self.sizes.head_dim)
+        B, block = T.meta_var(given.blocks), T.meta_var(given.block)
         T.cuda.cta_sync()
         for turn in T.serial(T.ceildiv(count, self.sizes.warps)):
             row: T.let[T.int32] = turn * self.sizes.warps + warp
             if row < count:
                 at: T.let[T.int32] = first + row
                 self.tile.put_query(
-                    Q, B[block, 0] + at // group, (kv_head * group + at % group) * width,
+                    given.queries, B[block, 0] + at // group,
+                    start + (given.kv_head * group + at % group) * width,
                     at < B[block, 1] * group, MEM, row, count, lane,
                 )  # fmt: skip
         self.tile.zero_ends(
@@ -106,8 +149,8 @@ class Rows:
 
     @T.inline
     def attend_share(self, AT, B, block, first, share, seen, MEM, lane, warp, regs):
-        """The sums of share `share` + the number of the warp's tile, of which each has copies of
-        its own."""
+        """Adds to the sums those of share `share` + the number of the warp's tile, of which each
+        has copies of its own."""
         sizes = T.meta_var(self.sizes)
         together = T.meta_var(sizes.parts * WARP)
         start: T.let[T.int32] = sizes.queries(TILE) + warp // sizes.parts * 2 * sizes.stage
@@ -115,7 +158,6 @@ class Rows:
         low: T.let[T.int32] = seen.begin(AT, B[block, 0] + first // sizes.group)
         last: T.let[T.int32] = AT[self.last_token(B, block, first, TILE)]
         thread: T.let[T.int32] = warp % sizes.parts * WARP + lane
-        self.tile.clear(regs)
         if seen.sees_split(own, low, last):
             self.tile.copy_split(seen, own, last, MEM, start, thread, together)
         commit()
@@ -146,7 +188,7 @@ class Rows:
 
     @T.inline
     def attend_all(self, AT, B, block, first, seen, MEM, lane, warp, regs, whole):
-        """The sums of all shares; all warps of the block read the same copies."""
+        """The same of all shares; all warps of the block read the same copies."""
         sizes = T.meta_var(self.sizes)
         start, mine = T.meta_var(sizes.queries(sizes.rows)), T.meta_var(warp // sizes.parts * TILE)
         low: T.let[T.int32] = seen.begin(AT, B[block, 0] + first // sizes.group)
@@ -155,7 +197,6 @@ class Rows:
         count: T.let[T.int32] = last // SPLIT + 1
         now = T.alloc_buffer((2,), "int32", scope="local")
         now[0] = 0
-        self.tile.clear(regs)
         if seen.sees_split(0, low, last):
             self.tile.copy_split(seen, 0, last, MEM, start, thread, self.threads)
         commit()

@@ -117,6 +117,9 @@ class Seen:
     """Registers: both numbers of the window."""
     first_seen: Buffer | None
     """Of each token, in the window's stead."""
+    sinks_apart: bool = False
+    """Splits with the first tokens of a sequence have queries of their own, and come before all
+    others."""
 
     def scale(self, page: Expr, kind: Expr, row: Expr, element: Expr, head_dim: int) -> Expr:
         """float32: of an element of a token in a page of bytes (`library/page_format.py`)."""
@@ -142,7 +145,12 @@ class Seen:
         """Whether one of some tokens may see it. begin: of the first one; last: the place of the
         last one."""
         start = split * SPLIT
-        return T.And(start <= last, self._near(start, start + (SPLIT - 1), begin))
+        seen = T.And(start <= last, self._near(start, start + (SPLIT - 1), begin))
+        return T.And(seen, split >= self.sink_splits()) if self.sinks_apart else seen
+
+    def sink_splits(self) -> Expr:
+        """How many splits have first tokens, which are seen by all that come later."""
+        return T.ceildiv(self.window[1], SPLIT)
 
     def _near(self, first: Expr, last: Expr, begin: Expr) -> Expr:
         if self.first_seen is not None:

@@ -7,6 +7,7 @@ zeros. A layer may have more than 2^31 elements, so pages are counted in 64 bits
 rope_append:
     a block for each token and each head, of queries, then of keys and values:
         rotated = turn(query, position) * factor
+        with sink_query:  rotated, behind it = turn(query, sink_position) * factor
         page keys = turn(key, position);  page values = value
 
 With cosines and sines of a position, elements i and i + dim/2 of the first `dim` elements of a head
@@ -113,12 +114,23 @@ def _query_factor(sizes: Heads, position: Expr) -> Expr:
     return (T.log(turns) * T.float32(beta) + T.float32(1)) * factor
 
 
+def _position(sink_query: bool, half: Expr, own: Buffer, sink: Buffer, row: Expr) -> Expr:
+    """What turns a token's queries in a half of its row."""
+    return T.if_then_else(half == 0, own[row], sink[row]) if sink_query else own[row]
+
+
+def _unread(sizes: Heads, sink_query: bool) -> tuple[str, ...]:
+    """Arguments that a kernel does not have."""
+    return (*(() if sizes.half else ("R",)), *(() if sink_query else ("SINK",)))
+
+
 @cache
 def rope_append(
     sizes: Heads,
     widths: tuple[int, int, int],
     offsets: tuple[int, int, int],
     has_bias: bool = False,
+    sink_query: bool = False,
 ) -> PrimFunc:
     """Rotates queries and keys, stores keys and values in pages.
 
@@ -128,10 +140,14 @@ def rope_append(
     rope         float32 [n, 2, rope_dim/2]: cosines, then sines, of every position; there is none
                  if nothing turns
     position     int32 [m], each below n
+    sink_position  the same; there is none unless `sink_query`
     slot         int32 [m]: page * PAGE + place in the page
     pages        changed in place
-    rotated      float32 [m, heads * head_dim]: queries, scaled as `Heads` says
+    rotated      float32 [m, heads * head_dim]: queries, scaled as `Heads` says; with `sink_query`
+                 twice as long, the second half turned by sink_position
     """
+    assert not (sink_query and sizes.query_scaling), "positions that turn sinks are no others"
+    turns = 2 if sink_query else 1
     heads, kv_heads, dim = sizes.heads, sizes.kv_heads, sizes.head_dim
     elements = block_elements(sizes.kv_dtype, PAGE, dim)
 
@@ -149,6 +165,7 @@ def rope_append(
         v_bias: T.handle,
         rope: T.handle,
         position: T.handle,
+        sink_position: T.handle,
         slot: T.handle,
         pages: T.handle,
         rotated: T.handle,
@@ -165,24 +182,27 @@ def rope_append(
         V_BIAS = T.match_buffer(v_bias, (kv_heads * dim,), "float32")
         R = T.match_buffer(rope, (n, 2, sizes.half), "float32")
         POS = T.match_buffer(position, (m,), "int32")
+        SINK = T.match_buffer(sink_position, (m,), "int32")
         S = T.match_buffer(slot, (m,), "int32")
         P = T.match_buffer(pages, (num_pages, kv_heads, 2, elements), sizes.kv_dtype)
-        O = T.match_buffer(rotated, (m, heads * dim), "float32")
+        O = T.match_buffer(rotated, (m, turns * heads * dim), "float32")
         T.device_entry()
-        row, h = T.cta_id([m, heads + kv_heads])
+        row, h = T.cta_id([m, turns * heads + kv_heads])
         thread = T.thread_id([THREADS])
         for part in T.serial(T.ceildiv(dim, THREADS)):
             i: T.let[T.int32] = part * THREADS + thread
-            if h < heads:
+            if h < turns * heads:
+                position: T.let[T.int32] = _position(sink_query, h // heads, POS, SINK, row)
                 if i < dim:
                     O[row, h * dim + i] = _turned(
-                        sizes, head_of(Q, row, 0, Q_BIAS, h), R, POS[row], i
-                    ) * _query_factor(sizes, POS[row])
+                        sizes, head_of(Q, row, 0, Q_BIAS, h % heads), R, position, i
+                    ) * _query_factor(sizes, position)
             else:
-                key = T.meta_var(head_of(K, row, 1, K_BIAS, h - heads))
-                value = T.meta_var(head_of(V, row, 2, V_BIAS, h - heads))
+                own = T.meta_var(h - turns * heads)
+                key = T.meta_var(head_of(K, row, 1, K_BIAS, own))
+                value = T.meta_var(head_of(V, row, 2, V_BIAS, own))
                 store = T.meta_var(
-                    _Store(P, T.cast(S[row] // PAGE, "int64"), h - heads, S[row] % PAGE, dim)
+                    _Store(P, T.cast(S[row] // PAGE, "int64"), own, S[row] % PAGE, dim)
                 )
                 x = T.alloc_buffer((2,), "float32", scope="local")
                 for kind in T.unroll(2):
@@ -197,18 +217,26 @@ def rope_append(
                         store.put(kind, i, x[kind])
 
     biases = () if has_bias else ("Q_BIAS", "K_BIAS", "V_BIAS")
-    return without(append, *biases, *(() if sizes.half else ("R",)))
+    return without(append, *biases, *_unread(sizes, sink_query))
 
 
 @cache
-def rotate_queries(sizes: Heads, width: int, offset: int, has_bias: bool = False) -> PrimFunc:
+def rotate_queries(
+    sizes: Heads, width: int, offset: int, has_bias: bool = False, sink_query: bool = False
+) -> PrimFunc:
     """Rotates queries alone, for a layer that reads the pages of another one; the arguments are
-    those of `rope_append`: q, q_bias, rope, position, rotated."""
+    those of `rope_append`: q, q_bias, rope, position, sink_position, rotated."""
+    turns = 2 if sink_query else 1
     heads, dim = sizes.heads, sizes.head_dim
 
     @T.prim_func(private=True)
     def rotate(
-        q: T.handle, q_bias: T.handle, rope: T.handle, position: T.handle, rotated: T.handle
+        q: T.handle,
+        q_bias: T.handle,
+        rope: T.handle,
+        position: T.handle,
+        sink_position: T.handle,
+        rotated: T.handle,
     ):
         T.func_attr(SCHEDULED)
         m = T.int32()
@@ -217,19 +245,23 @@ def rotate_queries(sizes: Heads, width: int, offset: int, has_bias: bool = False
         Q_BIAS = T.match_buffer(q_bias, (heads * dim,), "float32")
         R = T.match_buffer(rope, (n, 2, sizes.half), "float32")
         POS = T.match_buffer(position, (m,), "int32")
-        O = T.match_buffer(rotated, (m, heads * dim), "float32")
+        SINK = T.match_buffer(sink_position, (m,), "int32")
+        O = T.match_buffer(rotated, (m, turns * heads * dim), "float32")
         T.device_entry()
-        row, h = T.cta_id([m, heads])
+        row, h = T.cta_id([m, turns * heads])
         thread = T.thread_id([THREADS])
-        head = T.meta_var(Columns(Q, row, offset + h * dim, Q_BIAS if has_bias else None, h * dim))
+        own = T.meta_var(h % heads * dim)
+        head = T.meta_var(Columns(Q, row, offset + own, Q_BIAS if has_bias else None, own))
         for part in T.serial(T.ceildiv(dim, THREADS)):
             i: T.let[T.int32] = part * THREADS + thread
             if i < dim:
-                O[row, h * dim + i] = _turned(sizes, head, R, POS[row], i) * _query_factor(
-                    sizes, POS[row]
+                position: T.let[T.int32] = _position(sink_query, h // heads, POS, SINK, row)
+                O[row, h * dim + i] = _turned(sizes, head, R, position, i) * _query_factor(
+                    sizes, position
                 )
 
-    return without(rotate, *(() if has_bias else ("Q_BIAS",)), *(() if sizes.half else ("R",)))
+    biases = () if has_bias else ("Q_BIAS",)
+    return without(rotate, *biases, *_unread(sizes, sink_query))
 
 
 @cache

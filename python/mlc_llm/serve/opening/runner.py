@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from mlc_llm.backends.registry import choose_backend
 from mlc_llm.compiler.jit import packed_weights, prepare, prepare_weights
-from mlc_llm.errors import InvalidField, MLCError, ModelFileError
+from mlc_llm.errors import MLCError, ModelFileError
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.image_spec import Sight
@@ -60,7 +59,6 @@ def create_runner(
     A cached library or packed weights that turn out to be broken are made again, once. Raises
     UserError, CompileError.
     """
-    _refuse_sinks(config)
     if config.model_lib is not None:
         return _runner_of_library(Path(config.model_lib), bundle, config, read)
     sight = None if tower is None or bundle.vision is None else bundle.vision.sight
@@ -74,13 +72,6 @@ def create_runner(
         return _runner(folders, bundle, config, read, tower)
     except (BrokenLibrary, BrokenParams) as error:
         raise MLCError(f"a model that was made just now cannot be loaded: {error}") from error
-
-
-def _refuse_sinks(config: EngineConfig) -> None:
-    window, backend = window_of(config), choose_backend(config.kernels)
-    if window is not None and window.sinks and not backend.has_window_sinks:
-        words = f"the {backend.name} kernels see no first tokens behind a sliding window; use 0"
-        raise InvalidField("attention_sink_size", window.sinks, words)
 
 
 def _runner_of_library(
