@@ -10,7 +10,9 @@ from pathlib import Path
 import model_programs  # noqa: F401  (the stand-in has little memory)
 import numpy as np
 from fake_cuda import Fake
+from tiny_encoders import VOCABULARY
 
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
 from mlc_llm.runtime.encoder_runner import EncoderRunner
 
@@ -18,9 +20,9 @@ LENGTHS = (1, 5, 16, 17, 70, 150, 2)
 """Texts that fill pages, and blocks of queries, and those that do not."""
 
 
-def texts_of(vocab: int, longest: int) -> list[list[int]]:
+def texts_of(longest: int) -> list[list[int]]:
     rng = np.random.default_rng(0)
-    return [rng.integers(0, vocab, min(count, longest)).tolist() for count in LENGTHS]
+    return [rng.integers(0, VOCABULARY, min(count, longest)).tolist() for count in LENGTHS]
 
 
 def computed(
@@ -28,7 +30,9 @@ def computed(
 ) -> list[list[float]]:
     """The vectors of texts in one step."""
     wanted = Sampling(wants_hidden=True)
-    rows = [BatchRow(i, text, [wanted], second_at=second_at) for i, text in enumerate(texts)]
+    rows = [
+        BatchRow(i, text, [wanted], len(text), second_at=second_at) for i, text in enumerate(texts)
+    ]
     for row in rows:
         runner.add_sequence(row.seq_id)
     samples = [one for (one,) in runner.run(Batch(rows)).samples]
@@ -37,14 +41,21 @@ def computed(
     return [list(one.hidden or ()) for one in samples]
 
 
-def vectors(library: str, weights: str, out: str, vocab: int, longest: int) -> None:
+def vectors(
+    library: str,
+    weights: str,
+    out: str,
+    longest: int,
+    precision: Precision = "exact",
+) -> None:
     """Saves the vectors of texts, and behind them the scores of pairs, if there are any. Whatever
     else is in the step, a text has the same bits."""
     runner = EncoderRunner(
         Path(library), Path(weights),
         pooling="mean", max_num_sequence=8, max_batch_tokens=320, context_window=longest,
+        precision=precision,
     )  # fmt: skip
-    texts = texts_of(vocab, longest)
+    texts = texts_of(longest)
     found = computed(runner, texts)
     assert computed(runner, texts[::-1]) == found[::-1]
     assert [computed(runner, [text])[0] for text in texts] == found, "in another step"

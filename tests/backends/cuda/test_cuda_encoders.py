@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from emulation import COMPILER
 from encoder_programs import computed, embeddings, texts_of, vectors
 from fake_cuda import run_in_fake
 from kept_libraries import build_kept
-from tiny_encoders import CLS, SEP, VOCABULARY, TinyEncoder
+from tiny_encoders import CLS, SEP, TinyEncoder
 from tiny_window_encoders import TinyWindowEncoder
 
 from mlc_llm.backends.registry import backend_of, named_backend
@@ -21,6 +22,7 @@ from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.models.registry import read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.precision import Precision
 from mlc_llm.runtime.encoder_runner import EncoderRunner
 from mlc_llm.serve.opening.bundle import open_model
 
@@ -30,6 +32,7 @@ LEAST = 0.99999
 WORST = 5e-3
 """Of a score, as a part of the largest one."""
 Array = npt.NDArray[np.float64]
+AnyEncoder: TypeAlias = TinyEncoder | TinyWindowEncoder
 CASES = {
     "modern-bert": TinyWindowEncoder("modern-bert", labels=1),
     "gemma-embedding": TinyWindowEncoder("gemma-embedding", window=40, projections=(96, 24)),
@@ -56,28 +59,40 @@ def cosines(found: Array, exact: Array) -> Array:
     return np.asarray((found * exact).sum(axis=1) / lengths)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one != QUICK)) for one in CASES]
-)
-def test_vectors(fake: dict[str, str], tmp_path: Path, name: str) -> None:
+def check(
+    fake: dict[str, str], folder: Path, encoder: AnyEncoder, least: float, precision: Precision
+) -> None:
     """A text has the same bits alone and beside others."""
-    encoder = CASES[name]
-    file = GGUFFile.open(encoder.write(tmp_path / "tiny.gguf"))
-    plan, weights, out = read_gguf(file.metadata, file.tensors), tmp_path / "cuda", tmp_path / "o"
+    file = GGUFFile.open(encoder.write(folder / "tiny.gguf"))
+    plan, weights, out = read_gguf(file.metadata, file.tensors), folder / "cuda", folder / "o.npz"
     weights.mkdir()
     pack_weights(plan, named_backend("cuda", arch=ARCH), file.tensors, weights, lambda _: None)
-    longest, paths = plan.spec.context_window, (emulated_library(plan), weights, f"{out}.npz")
-    run_in_fake(fake, vectors, *map(str, paths), VOCABULARY, longest)
-    made, runner = np.load(f"{out}.npz"), by_the_reference(plan, file, tmp_path)
-    texts = texts_of(VOCABULARY, longest)
+    longest, paths = plan.spec.context_window, (emulated_library(plan, precision), weights, out)
+    run_in_fake(fake, vectors, *map(str, paths), longest, precision)
+    made, runner = np.load(out), by_the_reference(plan, file, folder)
+    texts = texts_of(longest)
     near = cosines(made["vectors"], np.array(computed(runner, texts)))
-    print(f"{name}: {1 - near.min():.1e} from the same direction")
-    assert near.min() >= LEAST
+    print(f"{encoder.architecture}: {1 - near.min():.1e} from the same direction")
+    assert near.min() >= least
     if encoder.labels:
         scores = np.array(computed(runner, texts[1:], second_at=1))
         error = np.abs(made["scores"] - scores).max() / np.abs(scores).max()
         print(f"scores: {error:.1e}")
         assert error <= WORST
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one != QUICK)) for one in CASES]
+)
+def test_vectors(fake: dict[str, str], tmp_path: Path, name: str) -> None:
+    check(fake, tmp_path, CASES[name], LEAST, "exact")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fast", "fast-prompts"])
+def test_vectors_of_one_plane(fake: dict[str, str], tmp_path: Path, precision: Precision) -> None:
+    """All texts are prompts, which `fast-prompts` multiplies by wgmma."""
+    check(fake, tmp_path, CASES["nomic-bert"], 0.999, precision)
 
 
 def test_embeddings_of_an_engine(fake: dict[str, str], tmp_path: Path) -> None:
