@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from emulated_models import emulated_into
 from fake_cuda import Fake
-from model_programs import engine
+from model_programs import TOKENS, engine
 
 from mlc_llm.compiler import build
+from mlc_llm.runtime.batch import RowImage
 from mlc_llm.runtime.image_runner import ImageRunner
+from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.data import ImageData, TextData
 
 CHUNK = 24
@@ -37,6 +40,10 @@ class RandomPatches:
     def digest(self) -> bytes:
         return str(self.seed).encode()
 
+    @property
+    def tokens(self) -> int:
+        return self.count // 4
+
     def patches(self) -> npt.NDArray[np.float32]:
         rng = np.random.default_rng(self.seed)
         return rng.uniform(-1, 1, (self.count, self.numbers)).astype(np.float32)
@@ -55,6 +62,29 @@ def tower(library: str, weights: str, out: str, count: int, numbers: int) -> Non
     assert vectors_of(runner, count, numbers).tobytes() == found.tobytes()
     assert runner.num_computed == 6
     np.save(out, found)
+
+
+def seen_logits(paths: Sequence[str], count: int, numbers: int) -> npt.NDArray[np.float32]:
+    """Of text with two images, the second one before the last step; steps of two sizes give the
+    same bits. paths: library and weights of the model, and of its tower."""
+    library, weights, *of_tower = map(Path, paths)
+    runner = ModelRunner(
+        library, weights, tower=ImageRunner(*of_tower),
+        num_pages=24, max_num_sequence=4, max_batch_tokens=64, context_window=512,
+    )  # fmt: skip
+    images = []
+    for i, at in enumerate((3, 21)):
+        picture = RandomPatches(i, count, numbers)
+        images.append(RowImage(at, 0, picture.tokens, picture))
+    found = [runner.logits(TOKENS[:70], chunk=chunk, images=images) for chunk in (64, 40)]
+    assert found[0].tobytes() == found[1].tobytes(), "the size of a step matters"
+    assert np.abs(runner.logits(TOKENS[:70]) - found[0])[30:].max() > 0.1, "nothing is seen"
+    runner.check_integrity()
+    return found[0]
+
+
+def save_logits(out: str, count: int, numbers: int, *paths: str) -> None:
+    np.save(out, seen_logits(paths, count, numbers))
 
 
 def seeing(model: str, root: str) -> Any:

@@ -4,6 +4,8 @@ reference."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import image_programs
@@ -13,14 +15,18 @@ import pytest
 from emulated_models import ARCH, emulated_library
 from emulation import COMPILER
 from fake_cuda import run_in_fake
-from image_programs import CHUNK, texts, tower, vectors_of
+from image_programs import CHUNK, save_logits, seen_logits, texts, tower, vectors_of
 from kept_libraries import build_kept
 from model_programs import engine
+from tiny_models import TinyModels
 
 from mlc_llm.backends.registry import backend_of, named_backend
 from mlc_llm.compiler.weights import pack_weights
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.tower import TowerFiles, tower_of_gguf
+from mlc_llm.models.registry import read_gguf
+from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.runtime.image_runner import ImageRunner
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf
 from mlc_llm.testing.tiny_eyes import write_tiny_eyes
@@ -50,26 +56,55 @@ def tower_files(folder: Path, *, beside: bool) -> TowerFiles:
     return tower_of_gguf(GGUFFile.open(folder / "beside.gguf"))
 
 
+def both(folder: Path, plan: WeightPlan, tensors: Mapping[str, Tensor]) -> dict[str, list[str]]:
+    """Library and weights of each backend."""
+    folder.mkdir()
+    found = {}
+    for backend in (named_backend("cuda", arch=ARCH), backend_of("reference")):
+        weights = folder / backend.name
+        weights.mkdir()
+        pack_weights(plan, backend, tensors, weights, lambda _: None)
+        library = folder / "library"
+        if backend.name == "cuda":
+            library = emulated_library(plan)
+        else:
+            library.mkdir()
+            build_kept(plan.spec, backend, library, quickest=True)
+        found[backend.name] = [str(library), str(weights)]
+    return found
+
+
 @pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_vectors_of_a_tower(fake: dict[str, str], tmp_path: Path, beside: bool) -> None:
-    files = tower_files(tmp_path, beside=beside)
-    spec, out, folders = files.plan().spec, tmp_path / "out.npy", {}
-    for name, backend in (("cuda", named_backend("cuda", arch=ARCH)),
-                          ("reference", backend_of("reference"))):  # fmt: skip
-        folders[name] = tmp_path / name
-        folders[name].mkdir()
-        pack_weights(files.plan(), backend, files.tensors, folders[name], lambda _: None)
-    paths = emulated_library(files.plan()), folders["cuda"], out
+    files, out = tower_files(tmp_path, beside=beside), tmp_path / "out.npy"
+    folders = both(tmp_path / "tower", files.plan(), files.tensors)
     sizes = files.vision.side**2, files.vision.patch_numbers
-    run_in_fake(fake, tower, *map(str, paths), *sizes)
-    (library := tmp_path / "library").mkdir()
-    build_kept(spec, backend_of("reference"), library, quickest=True)
-    found, exact = np.load(out), vectors_of(ImageRunner(library, folders["reference"]), *sizes)
+    run_in_fake(fake, tower, *folders["cuda"], str(out), *sizes)
+    runner = ImageRunner(*map(Path, folders["reference"]))
+    found, exact = np.load(out), vectors_of(runner, *sizes)
     error = np.abs(found - exact).max() / np.abs(exact).max()
     lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(exact, axis=-1)
     cosine = ((found * exact).sum(axis=-1) / lengths).min()
     print(f"error {error:.1e}, {1 - cosine:.1e} from the same direction")
     assert error <= WORST and cosine >= LEAST
+
+
+@pytest.mark.slow
+def test_logits_of_a_model_that_sees_what_is_before(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
+) -> None:
+    """As SmolVLM: a token of an image sees the tokens before it."""
+    files, file = tower_files(tmp_path, beside=True), GGUFFile.open(tiny_models.path("plain"))
+    plan = read_gguf(file.metadata, file.tensors)
+    plan = replace(plan, spec=replace(plan.spec, sight="before"))
+    towers = both(tmp_path / "tower", files.plan(), files.tensors)
+    models = both(tmp_path / "model", plan, file.tensors)
+    sizes, out = (files.vision.side**2, files.vision.patch_numbers), tmp_path / "out.npy"
+    run_in_fake(fake, save_logits, str(out), *sizes, *models["cuda"], *towers["cuda"])
+    exact = seen_logits([*models["reference"], *towers["reference"]], *sizes)
+    error = np.abs(np.load(out) - exact).max() / np.abs(exact).max()
+    print(f"error {error:.1e}")
+    assert error <= WORST
 
 
 @pytest.mark.slow
