@@ -143,6 +143,19 @@ class Ops(Protocol):
     def float_product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """x W^T + bias with a matrix of few rows, float32 [rows, columns of x]."""
 
+    def columns_beside(self, parts: Sequence[Tensor]) -> Tensor:
+        """The columns of float32 [tokens, ...] side by side."""
+
+    def normed_copy(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """norm(x) as a tensor of its own."""
+
+    def at_most_one(self, x: Tensor) -> Tensor:
+        """min(x, 1), int32 [tokens]."""
+
+    def spread(self, x: Tensor, row: Tensor, total: int, lowest: float) -> Tensor:
+        """float32 [tokens, total]: column i is column row[i] of x, all `lowest` where row[i] is
+        less than 0, and 0 behind the last row. row: float32 [at most `total`]."""
+
     def joined_squares(self, x: Tensor, side: int, size: int, join: Join) -> Tensor:
         """x: of the patches of an image, row by row, side * size in a row. Of each square of
         size * size patches one row, the mean of theirs or all of them side by side."""

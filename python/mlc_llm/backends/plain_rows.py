@@ -5,6 +5,10 @@ That of backends whose code TVM makes of any operator (`Ops` in `base.py` says w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tvm import relax
+from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.models.image_spec import Join
@@ -27,6 +31,24 @@ class PlainRows:
 
     def float_product(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return op.matmul(x, op.permute_dims(weight)) + bias
+
+    def columns_beside(self, parts: Sequence[Tensor]) -> Tensor:
+        return op.concat(list(parts), dim=1)
+
+    def normed_copy(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return op.rms_norm(x, weight, axes=-1, epsilon=eps)
+
+    def at_most_one(self, x: Tensor) -> Tensor:
+        return op.minimum(x, op.ones(x.shape, "int32"))
+
+    def spread(self, x: Tensor, row: Tensor, total: int, lowest: float) -> Tensor:
+        count = int(row.shape[0])
+        zero = op.zeros((count,))
+        known = op.where(op.less(row, zero), op.full((count,), lowest), zero)
+        places = op.astype(op.maximum(row, zero), "int32")
+        taken = relax.op.take(x._expr, places._expr, axis=1, mode="clip")
+        found = nn.wrap_nested(taken, "found")
+        return op.pad(found + known, [0, 0, 0, total - count])
 
     def joined_squares(self, x: Tensor, side: int, size: int, join: Join) -> Tensor:
         width = int(x.shape[1])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tvm import relax
 from tvm.relax.frontend import nn
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 
 from mlc_llm.backends.operands import LayerInputs
 from mlc_llm.models.decoder import Decoder
@@ -58,17 +57,17 @@ class EagleHead(nn.Module):  # type: ignore[misc]
     def _read(self, embedded: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """What the layer adds to, and what its attention reads."""
         if not self.spec.taps:
-            both, bias = op.concat([embedded, vectors], dim=1), None
+            both, bias = self.ops.columns_beside([embedded, vectors]), None
             if self.spec.fc_bias:
                 bias = self.fc_bias
             x = self.ops.linear(self.fc, both, bias=bias)
             return x, x
         normed = self._normed(vectors, self.hidden_norm)
-        read = op.concat([self._normed(embedded, self.embedding_norm), normed], dim=1)
+        read = self.ops.columns_beside([self._normed(embedded, self.embedding_norm), normed])
         return normed if self.spec.adds_to_norm else vectors, read
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return op.rms_norm(x, weight, axes=-1, epsilon=self.spec.norm_eps)
+        return self.ops.normed_copy(x, weight, self.spec.norm_eps)
 
     def forward(self, embedded: Tensor, vectors: Tensor, inputs: LayerInputs) -> Tensor:
         """The vectors that the head expects of these tokens."""
@@ -79,19 +78,14 @@ class EagleHead(nn.Module):  # type: ignore[misc]
         y = ops.gated(spec.network.activation, gate, up, spec.network.intermediate)
         return ops.linear(self.down, y, x)
 
-    def own_logits(self, x: Tensor, vocab: int, padded: int) -> Tensor:
-        """Of all tokens of the model; those that the head does not know have `LOWEST`. vocab: rows
-        of the model's head. padded: columns of the result."""
+    def own_logits(self, x: Tensor, padded: int) -> Tensor:
+        """Of all tokens of the model; those that the head does not know have `LOWEST`. padded:
+        columns of the result."""
         spec = self.spec
         logits = self.ops.linear(self.head, self.ops.norm(x, self.norm, spec.norm_eps))
         if not spec.chooses:
             return logits
-        row, zero = self.row_of_token, op.zeros((vocab,))
-        known = op.where(op.less(row, zero), op.full((vocab,), LOWEST), zero)
-        places = op.astype(op.maximum(row, zero), "int32")
-        taken = relax.op.take(logits._expr, places._expr, axis=1, mode="clip")
-        found = nn.wrap_nested(taken, "found")
-        return op.pad(found + known, [0, 0, 0, padded - vocab])
+        return self.ops.spread(logits, self.row_of_token, padded, LOWEST)
 
 
 class EagleDecoder(Decoder):
@@ -134,9 +128,7 @@ class EagleDecoder(Decoder):
     def _head_inputs(self, step: StepTensors) -> LayerInputs:
         """The first token of a sequence has no vector before it, so no other token sees it."""
         layer = self._attention_inputs(step)[len(self.spec.layers)]
-        return replace(
-            layer, first_seen=op.minimum(layer.place, op.ones(layer.place.shape, "int32"))
-        )
+        return replace(layer, first_seen=self.ops.at_most_one(layer.place))
 
     def _vector_pages(self, step: StepTensors) -> list[Tensor]:
         return list(step.pages[-len(self.spec.vector_pages) :])
@@ -150,7 +142,7 @@ class EagleDecoder(Decoder):
         ops, spec, inputs = self.ops, self.eagle.spec, self._head_inputs(step)
         ops.begin(step.fast_tokens)
         if spec.taps:
-            tapped = op.concat([taps[i] for i in spec.taps], dim=1)
+            tapped = ops.columns_beside([taps[i] for i in spec.taps])
             vectors = ops.linear(self.eagle.fc, tapped)
         else:
             vectors = self._last_normed(x)
@@ -165,4 +157,4 @@ class EagleDecoder(Decoder):
         if not self.eagle.spec.vocab:
             return self._head_logits(x)
         self.ops.begin()
-        return self.eagle.own_logits(x, spec.vocab, self.ops.padded_rows(spec.vocab))
+        return self.eagle.own_logits(x, self.ops.padded_rows(spec.vocab))

@@ -20,6 +20,7 @@ from mlc_llm.backends.base import Backend
 from mlc_llm.backends.cuda import codegen
 from mlc_llm.backends.registry import named_backend
 from mlc_llm.compiler.build import build_library
+from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
@@ -30,9 +31,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "kernels" / "cuda"))
 from emulation import EMULATOR, compile_emulated  # noqa: E402
 
 
-def emulated_library(plan: WeightPlan, precision: Precision = "exact", arch: str = ARCH) -> Path:
+def emulated_library(
+    plan: WeightPlan,
+    precision: Precision = "exact",
+    arch: str = ARCH,
+    *,
+    kv_cache: KVCacheDtype = "auto",
+) -> Path:
     """The folder of a model's library for the emulator, compiled once for all runs."""
-    return _emulated(plan.spec, named_backend("cuda", arch=arch).with_precision(precision))
+    backend = named_backend("cuda", arch=arch).with_precision(precision).with_kv_cache(kv_cache)
+    return _emulated(plan.spec, backend)
 
 
 def emulated_into(

@@ -37,12 +37,17 @@ driver.LEAST_FREE = 0
 
 
 def runner_of(
-    library: str, weights: str, window: Window | None = None, precision: Precision = "exact"
+    library: str,
+    weights: str,
+    window: Window | None = None,
+    precision: Precision = "exact",
+    **more: Any,
 ) -> ModelRunner:
     """For up to 4 sequences and 64 tokens a step."""
     return ModelRunner(
         Path(library), Path(weights), window=window, precision=precision,
         num_pages=24, max_num_sequence=4, max_batch_tokens=64, context_window=512,
+        **more,
     )  # fmt: skip
 
 

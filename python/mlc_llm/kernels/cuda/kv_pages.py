@@ -192,11 +192,11 @@ def rope_append(
         for part in T.serial(T.ceildiv(dim, THREADS)):
             i: T.let[T.int32] = part * THREADS + thread
             if h < turns * heads:
-                position: T.let[T.int32] = _position(sink_query, h // heads, POS, SINK, row)
+                turn: T.let[T.int32] = _position(sink_query, h // heads, POS, SINK, row)
                 if i < dim:
                     O[row, h * dim + i] = _turned(
-                        sizes, head_of(Q, row, 0, Q_BIAS, h % heads), R, position, i
-                    ) * _query_factor(sizes, position)
+                        sizes, head_of(Q, row, 0, Q_BIAS, h % heads), R, turn, i
+                    ) * _query_factor(sizes, turn)
             else:
                 own = T.meta_var(h - turns * heads)
                 key = T.meta_var(head_of(K, row, 1, K_BIAS, own))
@@ -255,10 +255,8 @@ def rotate_queries(
         for part in T.serial(T.ceildiv(dim, THREADS)):
             i: T.let[T.int32] = part * THREADS + thread
             if i < dim:
-                position: T.let[T.int32] = _position(sink_query, h // heads, POS, SINK, row)
-                O[row, h * dim + i] = _turned(sizes, head, R, position, i) * _query_factor(
-                    sizes, position
-                )
+                turn: T.let[T.int32] = _position(sink_query, h // heads, POS, SINK, row)
+                O[row, h * dim + i] = _turned(sizes, head, R, turn, i) * _query_factor(sizes, turn)
 
     biases = () if has_bias else ("Q_BIAS",)
     return without(rotate, *biases, *_unread(sizes, sink_query))
