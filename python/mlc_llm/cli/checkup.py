@@ -88,6 +88,8 @@ def _look_at_gpus(report: Report) -> None:
     }
     if found.gpus:
         report.sections["gpu"]["models"] = gpu_state.why_not() or "can run on gpu 0"
+    if len(found.gpus) > 1:
+        report.sections["gpu"]["one model on several"] = found.together
 
 
 def _gpu_words(gpu: Gpu) -> str:

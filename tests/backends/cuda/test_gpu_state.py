@@ -9,7 +9,7 @@ import pytest
 from fake_cuda import run_in_fake
 from fake_programs import doctor, fail_each_call_of_a_look, look_at_gpus
 
-from mlc_llm.backends.cuda import driver, linking
+from mlc_llm.backends.cuda import driver, linking, packages, state
 from mlc_llm.backends.cuda.driver import Gpu
 from mlc_llm.cli import checkup
 from mlc_llm.errors import InvalidField
@@ -50,6 +50,16 @@ def test_the_report_of_the_doctor(fake: dict[str, str]) -> None:
     assert found["nvidia driver"] == "for CUDA 13.0"
     assert found["gpu 0"] == found["gpu 1"] == "Fake GPU, sm_90, 1.1 GB free of 1.1 GB"
     assert found["models"] == "can run on gpu 0"
+    assert found["one model on several"] == "NCCL is there"
+
+
+def test_the_doctor_says_nothing_of_several_gpus_where_there_is_one(fake: dict[str, str]) -> None:
+    assert "one model on several" not in json.loads(run_in_fake(fake, doctor, FAKE_CUDA_GPUS=1))
+
+
+def test_what_a_model_on_several_gpus_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "roots", lambda *folder: [])
+    assert state.look().together == "NCCL is missing: pip install 'mlc-llm[cuda-ranks]'"
 
 
 @pytest.fixture

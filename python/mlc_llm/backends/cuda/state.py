@@ -16,18 +16,22 @@ class State:
     driver: str
     packages: str
     gpus: tuple[Gpu, ...] = ()
+    together: str = ""
+    """What a model on several of them needs besides."""
 
 
 def look() -> State:
     """What there is. Raises nothing."""
     lacking = packages.missing()
     words = f"missing: {', '.join(lacking)} (pip install 'mlc-llm[cuda]')" if lacking else "all"
+    lacking = packages.missing(packages.NCCL)
+    together = "NCCL is missing: pip install 'mlc-llm[cuda-ranks]'" if lacking else "NCCL is there"
     try:
         driver = Driver()
         version = "for CUDA {}.{}".format(*driver.version)
-        return State(version, words, tuple(driver.gpus()))
+        return State(version, words, tuple(driver.gpus()), together)
     except UnusableDevice as error:
-        return State(str(error), words)
+        return State(str(error), words, together=together)
 
 
 def why_not() -> str | None:
