@@ -16,7 +16,7 @@ from mlc_llm.precision import Precision
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
 from mlc_llm.runtime.encoder_runner import EncoderRunner
 
-LENGTHS = (1, 5, 16, 17, 70, 150, 2)
+LENGTHS = (1, 5, 16, 17, 70, 2)
 """Texts that fill pages, and blocks of queries, and those that do not."""
 
 
@@ -57,7 +57,6 @@ def vectors(
     )  # fmt: skip
     texts = texts_of(longest)
     found = computed(runner, texts)
-    assert computed(runner, texts[::-1]) == found[::-1]
     assert [computed(runner, [text])[0] for text in texts] == found, "in another step"
     scores = computed(runner, texts[1:], second_at=1) if runner.limits.scores else []
     np.savez(out, vectors=np.array(found), scores=np.array(scores))
