@@ -51,7 +51,40 @@ def medusa_texts(model: str, library: str, heads: str, heads_library: str) -> No
     print(json.dumps([wanted, found, numbers, Fake().alive()]))
 
 
+def eagle_opened(model: str, head: str, root: str) -> None:
+    """Compiles what `eagle_texts` needs: a head has a library with the model. root: of what tests
+    keep."""
+    import kept
+    from emulated_models import emulated_into
+
+    from mlc_llm.compiler import build
+
+    kept._state["root"] = Path(root)
+    build.build_library = emulated_into
+    eager_engine(model, None, speculative_mode="eagle", additional_models=[head])
+
+
+def eagle_texts(model: str, library: str, head: str) -> None:
+    """The same as `medusa_texts`, with an EAGLE head."""
+    plain = engine(model, library, "cuda")
+    wanted = [plain.generate(PROMPTS, asked)[0] for asked in ASKED]
+    del plain
+    made = eager_engine(model, None, speculative_mode="eagle", additional_models=[head])
+    found = [made.generate(PROMPTS, asked)[0] for asked in ASKED]
+    counts = made.metrics().metrics["spec_decode"]
+    numbers = [sum(counts["draft_count"]), sum(counts["accept_count"])]
+    del made
+    gc.collect()
+    print(json.dumps([wanted, found, numbers, Fake().alive()]))
+
+
 def drafting_engine(model: str, library: str, heads: str, heads_library: str) -> Any:
+    """An engine with Medusa heads that drafts in every step it can."""
+    more = [(heads, heads_library)]
+    return eager_engine(model, library, speculative_mode="medusa", additional_models=more)
+
+
+def eager_engine(model: str, library: str | None, **settings: Any) -> Any:
     """An engine that drafts in every step it can."""
 
     class Eager(EngineCore):
@@ -60,5 +93,4 @@ def drafting_engine(model: str, library: str, heads: str, heads_library: str) ->
             draft_always(self, 3)
 
     open_engine.EngineCore = Eager  # type: ignore[misc]
-    more = [(heads, heads_library)]
-    return engine(model, library, "cuda", speculative_mode="medusa", additional_models=more)
+    return engine(model, library, "cuda", **settings)

@@ -7,14 +7,17 @@ import json
 import sys
 from pathlib import Path
 
+import kept
 import numpy as np
 import pytest
 from added_programs import adapted, drafted, of_bytes
 from decoder_reference import ReferenceDecoder
+from draft_programs import eagle_opened, eagle_texts
 from emulated_models import ARCH, emulated_library
 from emulation import COMPILER
 from fake_cuda import run_in_fake
 from model_programs import TOKENS
+from tiny_eagle import TinyEagle
 from tiny_models import TinyModels
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "runtime"))
@@ -66,6 +69,21 @@ def test_pages_of_bytes(tiny_models: TinyModels, fake: dict[str, str], tmp_path:
     mean = np.abs(np.load(out) - wanted).mean()
     print(f"difference {mean:.1e}, cost of bytes {cost.mean():.1e}")
     assert mean < 0.5 * cost.mean()
+
+
+def test_an_engine_writes_the_same_with_an_eagle_head(
+    tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path
+) -> None:
+    head = TinyEagle(third=True).write(tmp_path / "head")
+    model, root = tiny_models.path("plain"), kept.folder("libraries").parent
+    settings = {"MLC_LLM_HOME": str(tmp_path)}
+    run_in_fake(fake, eagle_opened, str(model), str(head), str(root), **settings)
+    arguments = model, emulated_library(plan_of(tiny_models)), head
+    said = run_in_fake(fake, eagle_texts, *map(str, arguments), **settings)
+    wanted, found, (count, _), alive = json.loads(said.splitlines()[-1])
+    assert found == wanted
+    assert count > 100
+    assert not any(alive)
 
 
 @pytest.mark.parametrize("name", ["first", "third"])
