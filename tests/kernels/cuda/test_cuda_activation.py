@@ -14,7 +14,7 @@ from emulated import Emulator
 from plane_tools import numbers_of, scales_of, sums_of
 
 from mlc_llm.kernels.cuda.activation import prepare
-from mlc_llm.kernels.cuda.planes import row_words
+from mlc_llm.kernels.cuda.planes import SUMMED, row_words
 from mlc_llm.kernels.row_kinds import KINDS, input_width
 
 pytestmark = pytest.mark.cuda
@@ -93,7 +93,7 @@ def test_rows_are_the_nearest_planes(emulate: Emulator, name: str, k: int) -> No
     # Rounded to planes, and in a few operations of float32 before.
     allowed = 2.0**-22 * np.abs(expected) + 4e-6 * np.abs(expected) + 2e-7 * size
     assert (np.abs(numbers_of(rows, k) - expected) <= allowed).all()
-    groups = expected.reshape(ROWS, -1, 32)
+    groups = expected.reshape(ROWS, -1, SUMMED)
     near = 4e-6 * np.abs(groups).sum(axis=2) + 1e-6 * size
     assert (np.abs(sums_of(rows, k) - groups.sum(axis=2)) <= near).all()
 
