@@ -242,11 +242,12 @@ def _drafter(runner: AnyRunner, mode: str) -> Drafter | None:
     """None: nobody drafts, or a drafter of the core's own. runner: of whoever drafts."""
     from mlc_llm.serve.core.speculation.draft_model import DraftModel
     from mlc_llm.serve.core.speculation.eagle import EagleDrafter
+    from mlc_llm.serve.core.speculation.lookup_first import LookupFirst
     from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 
     if mode == "eagle":
         assert isinstance(runner, ModelRunner)
-        return EagleDrafter(runner)
+        return LookupFirst(EagleDrafter(runner))
     if isinstance(runner, MedusaRunner):
         return MedusaDrafter(runner)
     return DraftModel(runner) if mode == "small_draft" else None
