@@ -21,7 +21,7 @@ CONTRACTS = {
 }
 """Plain values of `serve` that every layer of it may read."""
 
-GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision"}
+GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision", "record"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.limits", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
 BACKENDS = {"backends.base", "backends.device", "backends.operands", "backends.ranks"}
@@ -99,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": {*GROUND, "serve", "without_torch"},
     "errors": set(),
     "json_file": {"errors"},
+    "record": set(),
     "pooling": set(),
     "precision": set(),
     "without_torch": set(),
@@ -111,9 +112,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "images": GROUND,
     "kernels": KERNELS,
     "kernels.arguments": set(),
-    "kernels.heads": set(),
+    "kernels.heads": {"record"},
     "kernels.page_bytes": {"kernels.types", "library.page_format"},
-    "kernels.row_kinds": {"kernels.types"},
+    "kernels.row_kinds": {"kernels.types", "record"},
     "kernels.tvm_patches": set(),
     "kernels.types": set(),
     "kernels.cpu": {*KERNELS, *SHAPES},
@@ -133,7 +134,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "backends": set(),
     "backends.all_reduce": {"library"},
-    "backends.operands": set(),
+    "backends.operands": {"record"},
     "backends.plain_rows": {"models.image_spec", "models.spec"},
     "backends.ranks": GROUND,
     "backends.device": {"backends.ranks"},
@@ -270,7 +271,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "json_ffi": {*SERVE, "json_ffi"},
     "testing": {*SERVE, "testing"},
-    "bench": set(),
+    "bench": {"record"},
     "cli": {
         *SERVE,
         *("serve.server", "serve.server.limits", "serve.server.notes"),

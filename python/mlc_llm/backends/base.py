@@ -13,12 +13,12 @@ a device does at run time stands in `device.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -298,7 +298,7 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
 
-@dataclass(frozen=True)
+@record()
 class Compiled:
     """What `Backend.compile` has made."""
 

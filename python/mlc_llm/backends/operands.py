@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from mlc_llm.record import record
+
 if TYPE_CHECKING:
     from tvm.relax.frontend import nn
     from tvm.relax.frontend.nn import Tensor
@@ -28,7 +30,7 @@ class Part(NamedTuple):
     """float32 [width]: whoever reads the part adds it."""
 
 
-@dataclass(frozen=True)
+@record()
 class HeadNorms:
     """Weights of the norms of queries and keys, float32 [head_dim] for each head alone, or
     [heads * head_dim] for all heads of a token together (`AttentionSpec.qk_norm`). That of keys is
@@ -39,7 +41,7 @@ class HeadNorms:
     eps: float
 
 
-@dataclass(frozen=True)
+@record()
 class ExpertBiases:
     """Biases of a mixture of experts: float32 [experts] of the router, else [experts, rows]."""
 
@@ -49,7 +51,7 @@ class ExpertBiases:
     down: Tensor
 
 
-@dataclass(frozen=True)
+@record()
 class ExpertMatrices:
     """What `Ops.matrix` and `Ops.expert_matrices` have made for a mixture of experts."""
 
@@ -60,7 +62,7 @@ class ExpertMatrices:
     biases: ExpertBiases | None = None
 
 
-@dataclass(frozen=True)
+@record()
 class LayerInputs:
     """The inputs of a step that a layer's attention reads (shapes in `library/signatures.py`): the
     tokens' positions, tables of its group of layers, and its pages."""
@@ -87,7 +89,7 @@ class FirstLayer:
     value: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@record()
 class StateInputs:
     """The inputs of a step that a recurrent layer reads (shapes in `library/signatures.py`)."""
 
@@ -97,7 +99,7 @@ class StateInputs:
     first: FirstLayer
 
 
-@dataclass(frozen=True)
+@record()
 class AdapterInputs:
     """The LoRA adapters of one matrix. Token t has the adapter a = slots[t], unless that is -1. To
     the rows of each part of the matrix's result it adds up[a] of these rows times down[a, part]
@@ -116,7 +118,7 @@ class AdapterInputs:
     """Rows of each part."""
 
 
-@dataclass(frozen=True)
+@record()
 class Mamba2Vectors:
     """What a `Mamba2Spec` has beside its matrices, float32: weights [channels, kernel] and biases
     [channels] of the convolution, biases of dt [heads], `a` and `d` [heads, 1], weights of the norm
@@ -131,7 +133,7 @@ class Mamba2Vectors:
     eps: float
 
 
-@dataclass(frozen=True)
+@record()
 class GatedDeltaVectors:
     """What a `GatedDeltaSpec` has beside its matrices, float32: weights [channels, kernel] of the
     convolution, biases of a [heads], `decay` [heads], weights of the norm [head_dim]."""
@@ -143,7 +145,7 @@ class GatedDeltaVectors:
     eps: float
 
 
-@dataclass(frozen=True)
+@record()
 class Rwkv7Parts:
     """What the matrices of an `Rwkv7Spec` give, float32 [tokens, width] each."""
 
@@ -158,7 +160,7 @@ class Rwkv7Parts:
     """v of the first layer; None in that layer, which has no b."""
 
 
-@dataclass(frozen=True)
+@record()
 class Rwkv7Vectors:
     """What an `Rwkv7Spec` has beside its matrices, float32 [width]; the last two are those of the
     norm. v0 is None in the first layer."""
@@ -173,7 +175,7 @@ class Rwkv7Vectors:
     norm_bias: Tensor
 
 
-@dataclass(frozen=True)
+@record()
 class AttentionBlocks:
     """How attention cuts its work."""
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from mlc_llm.record import record
+
 MAX_LINE = 1 << 20
 
 
-@dataclass(frozen=True)
+@record()
 class Target:
     """Where requests go, and what is the same in all of them."""
 

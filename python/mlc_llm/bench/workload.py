@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from mlc_llm.record import record
 
 _TEXT = """
 time year people way day man thing woman life child world school state family student group country
@@ -17,7 +18,7 @@ WORDS = _TEXT.split()
 """Common words: most tokenizers give each of them one token."""
 
 
-@dataclass(frozen=True)
+@record()
 class Workload:
     """The requests of one point of a run.
 
@@ -32,7 +33,7 @@ class Workload:
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@record()
 class Wanted:
     """One request."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Timings:
     """Seconds of the wall clock and tokens per second. None if nothing was measured."""
 
@@ -21,7 +23,7 @@ class Timings:
     """The rate of the tokens after the first one."""
 
 
-@dataclass(frozen=True)
+@record()
 class Answer:
     """The answer to one request. Counts of tokens are None if a server does not tell them."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from dataclasses import dataclass
 from typing import Protocol, cast
+
+from mlc_llm.record import record
 
 
 class CommandModule(Protocol):
@@ -18,7 +19,7 @@ class CommandModule(Protocol):
         """Run the command. Returns the exit code. It raises errors, and `guard` prints them."""
 
 
-@dataclass(frozen=True)
+@record()
 class Command:
     """One line of the table."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from mlc_llm.record import record
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 from mlc_llm.serve.precision_costs import PrecisionCost, fastest
@@ -19,7 +20,7 @@ _LIMITS = {
 """Column of the table of modes -> the field that it shows."""
 
 
-@dataclass(frozen=True)
+@record()
 class Choice:
     """What a mode needs. `config` has all limits. A mode that does not fit has a `reason`, and its
     tokens are the least that an engine needs.
@@ -75,7 +76,7 @@ class Choice:
         }
 
 
-@dataclass(frozen=True)
+@record()
 class Report:
     """One model on this machine."""
 

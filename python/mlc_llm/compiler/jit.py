@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +28,7 @@ from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.models.image_spec import Sight
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.precision import Precision
+from mlc_llm.record import record
 from mlc_llm.support.cached import record_about
 from mlc_llm.support.content import Content, FileState, content_of, known_content
 from mlc_llm.support.distributions import version
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 ShowProgress = Callable[[str, float | None], AbstractContextManager[Progress]]
 
 
-@dataclass(frozen=True)
+@record()
 class Prepared:
     """A model ready for `runtime.model_runner.ModelRunner`."""
 
@@ -148,7 +149,7 @@ def _build(
         build_library(plan.spec, backend, folder, triple=triple)
 
 
-@dataclass(frozen=True)
+@record()
 class _Work:
     """What is done when the cache has no library or no weights."""
 

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,6 +36,7 @@ from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.block_format import Grouped
 from mlc_llm.quantization.ggml_blocks import dequantize, unpack
+from mlc_llm.record import record
 
 Array = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float32]
@@ -96,7 +97,7 @@ def inverse_frequencies(rope: RopeSpec, factors: Floats | None) -> Floats:
     return inverse
 
 
-@dataclass(frozen=True)
+@record()
 class _Parameter:
     name: str
     shape: tuple[int, ...]

@@ -8,7 +8,6 @@ Source: `AWQQuantizeLinear` in mlc_llm/quantization/awq_quantization.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from mlc_llm.model_files.awq_parts import AwqParts, awq_parts
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.group_schemes import Scheme, stored_numbers
 from mlc_llm.quantization.names import AWQ, AWQ_GROUP
+from mlc_llm.record import record
 
 Array = npt.NDArray[np.generic]
 _ENDS = ("token_embd.weight", "output.weight")
@@ -68,7 +68,7 @@ def _taken(param: Param) -> AwqParam:
     return AwqParam(param.name, param.values, tuple(parts))
 
 
-@dataclass(frozen=True)
+@record()
 class AwqParam:
     """A matrix, or several with one input."""
 

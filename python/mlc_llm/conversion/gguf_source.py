@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from mlc_llm.models.spec import AttentionSpec, ModelSpec
 from mlc_llm.models.weight_plan import wanted_tensors
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.names import FOLDERS
+from mlc_llm.record import record
 
 _DROPPED = ("general.alignment", "split.no", "split.count", "split.tensors.count")
 _FREQUENCIES = "rope_freqs.weight"
@@ -117,7 +117,7 @@ def _join(found: dict[str, Tensor], name: str, parts: list[str]) -> None:
         found[name] = JoinedView([found.pop(one) for one in parts])
 
 
-@dataclass(frozen=True)
+@record()
 class PairedRows(View):
     """A tensor whose rows are halves of heads, as pairs: row i of a head's first half goes before
     row i of its second one."""
@@ -130,7 +130,7 @@ class PairedRows(View):
         return np.ascontiguousarray(rows.transpose(0, 2, 1, 3)).reshape(-1)
 
 
-@dataclass(frozen=True)
+@record()
 class JoinedView(StackView):
     """Matrices, or vectors, of one type below each other."""
 
@@ -142,7 +142,7 @@ class JoinedView(StackView):
         raise AssertionError("it is no stack")
 
 
-@dataclass(frozen=True)
+@record()
 class Numbers:
     """A vector that no file has."""
 

@@ -7,7 +7,6 @@ Qwen3.5: "reorders V heads from grouped to tiled order").
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from mlc_llm.model_files.tensor_views import View
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES
+from mlc_llm.record import record
 
 Order = npt.NDArray[np.int64]
 
@@ -54,7 +54,7 @@ def _plain(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return tensor, tensor.shape
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Reordered(View):
     """A tensor of plain numbers with its rows, or its columns, in another order."""
 

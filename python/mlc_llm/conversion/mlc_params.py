@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,13 @@ from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.group_schemes import Scheme, quantize_groups, stored, stored_numbers
 from mlc_llm.quantization.names import changes
+from mlc_llm.record import record
 
 Array = npt.NDArray[np.generic]
 _EMBEDDING = "token_embd.weight"
 
 
-@dataclass(frozen=True)
+@record()
 class Param:
     """A parameter of the folder: rows of one or more tensors, one below the other."""
 

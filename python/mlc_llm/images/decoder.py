@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import InvalidField, MLCError, UserError
+from mlc_llm.record import record
 
 SANDBOX = str(Path(__file__).with_name("sandbox.py"))
 _START = """
@@ -24,7 +24,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
-@dataclass(frozen=True)
+@record()
 class ImageLimits:
     """What one image may cost."""
 
@@ -37,7 +37,7 @@ class ImageLimits:
     """Of decoding; and of fetching, where addresses are allowed."""
 
 
-@dataclass(frozen=True)
+@record()
 class ImageFile:
     """An image as it came."""
 
@@ -46,7 +46,7 @@ class ImageFile:
     """What its sender says of it. None: nothing."""
 
 
-@dataclass(frozen=True)
+@record()
 class Target:
     """The size that all images of a model get."""
 

@@ -15,17 +15,17 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mlc_llm.errors import InvalidField, one_line
 from mlc_llm.images.decoder import ImageFile, ImageLimits
+from mlc_llm.record import record
 
 CHUNK = 2**16
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True)
+@record()
 class Place:
     """An address of an image, in its parts."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,9 +12,10 @@ import numpy.typing as npt
 from mlc_llm.errors import InvalidField
 from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.pixels import PixelForm, patches
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Picture:
     """See `runtime.batch.Picture`."""
 

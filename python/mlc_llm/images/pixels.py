@@ -8,13 +8,13 @@ one size, whatever its shape. For the other one, it is cut into squares.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.images.decoder import Target
+from mlc_llm.record import record
 
 Triple = tuple[float, float, float]
 MOST_SIDE = 8192
@@ -29,7 +29,7 @@ LONGEST = 4096
 """Of the longer side before an image is cut."""
 
 
-@dataclass(frozen=True)
+@record()
 class PixelForm:
     """How pixels become numbers: (pixel * factor - mean) / deviation, by colour."""
 

@@ -4,7 +4,7 @@ that a model's processor puts around them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -13,13 +13,14 @@ import numpy.typing as npt
 from mlc_llm.images.decoder import ImageFile, ImageLimits, decoded, pictures_of
 from mlc_llm.images.picture import Picture
 from mlc_llm.images.pixels import PixelForm
+from mlc_llm.record import record
 
 FAKE, GLOBAL = "<fake_token_around_image>", "<global-img>"
 """Control tokens of Idefics 3."""
 Piece: TypeAlias = "str | Picture"
 
 
-@dataclass(frozen=True)
+@record()
 class ImageReader:
     """Of one model. Several threads may use it."""
 
@@ -59,7 +60,7 @@ class ImageReader:
         return [self.before, self.picture(file, place), self.behind]
 
 
-@dataclass(frozen=True)
+@record()
 class TileReader(ImageReader):
     """Of a model whose images are cut into tiles (Idefics 3, SmolVLM): each tile is a picture, and
     behind them stands the whole image as one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Heads:
     """Sizes of heads, and what becomes of queries."""
 

@@ -15,7 +15,6 @@ pages     [pages, kv_heads, 2, elements of a block]: keys (0) and values (1) of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -32,6 +31,7 @@ from mlc_llm.kernels.page_bytes import (
 )
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.library.page_format import GROUP, block_elements, scale_groups
+from mlc_llm.record import record
 
 PAGE = 16
 """Tokens of a page."""
@@ -93,7 +93,7 @@ def store(kv_heads: int, head_dim: int, dtype: str = "float32") -> PrimFunc:
     return store_kv
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Attended:
     """What `attention` reads, and its row of scores; the kernel describes the buffers."""
 

@@ -18,13 +18,13 @@ bias    float32 [k]; only of kinds with two vectors
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from mlc_llm.kernels.types import Buffer, Index
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Kind:
     """What a kind reads, and what it computes."""
 
@@ -51,7 +51,7 @@ class Kind:
         return () if self.vectors == 2 else ("BIAS",)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Given:
     """The buffers that a row is made of."""
 

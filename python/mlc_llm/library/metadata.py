@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from mlc_llm.library.page_format import block_elements, element_bytes
 from mlc_llm.pooling import Pooling
+from mlc_llm.record import record
 
 METADATA_FILE = "metadata.json"
 PARAMS_FILE = "params.bin"
@@ -43,7 +44,7 @@ class BrokenLibrary(Exception):
     """A folder holds no intact model library. Building it again mends that."""
 
 
-@dataclass(frozen=True)
+@record()
 class ParamInfo:
     """One tensor of the packed parameters, in the order `forward` takes them."""
 
@@ -52,7 +53,7 @@ class ParamInfo:
     dtype: str
 
 
-@dataclass(frozen=True)
+@record()
 class KVGroupInfo:
     """Layers that share a page table: keys and values of one shape, seen through one window.
 
@@ -73,7 +74,7 @@ class KVGroupInfo:
     token sees, and no bit changes."""
 
 
-@dataclass(frozen=True)
+@record()
 class KVInfo:
     """The KV pages of all layers that have attention."""
 
@@ -98,7 +99,7 @@ class KVInfo:
         return block_elements(self.dtype, self.page_size, group.head_dim)
 
 
-@dataclass(frozen=True)
+@record()
 class StateInfo:
     """What a recurrent layer keeps for each sequence, as a tensor float32 [slots, *shape]; a layer
     may have several."""
@@ -107,7 +108,7 @@ class StateInfo:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class AdaptedInfo:
     """A matrix to which LoRA adapters may add."""
 
@@ -120,7 +121,7 @@ class AdaptedInfo:
     """Of the factors: float32 or float16."""
 
 
-@dataclass(frozen=True)
+@record()
 class EncoderInfo:
     """As in `EncoderSpec`."""
 
@@ -135,7 +136,7 @@ class EncoderInfo:
     """It is made of the pooled vector by matrices."""
 
 
-@dataclass(frozen=True)
+@record()
 class TowerInfo:
     """Of a tower of images, as in `TowerSpec`."""
 
@@ -145,7 +146,7 @@ class TowerInfo:
     width: int
 
 
-@dataclass(frozen=True)
+@record()
 class SightInfo:
     """How a decoder takes the vectors of images."""
 
@@ -155,7 +156,7 @@ class SightInfo:
     """Groups of layers that read `first_seen`."""
 
 
-@dataclass(frozen=True)
+@record()
 class Metadata:
     """Written by the compiler, read by the runtime."""
 

@@ -10,19 +10,20 @@ import mmap
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.loader.gguf_cursor import MAX_KEYS, MAX_TENSORS, Cursor, printable
 from mlc_llm.loader.gguf_metadata import MIN_ENTRY_BYTES, Metadata, read_metadata
 from mlc_llm.loader.gguf_tensors import MIN_TENSOR_BYTES, GGUFTensor, read_tensors
+from mlc_llm.record import record
 
 _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
 _MAX_PARTS = 1_024
 
 
-@dataclass(frozen=True)
+@record()
 class Part:
     """The checked contents of one file."""
 

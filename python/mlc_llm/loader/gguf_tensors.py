@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.loader.gguf_cursor import MAX_TENSOR_NAME_BYTES, Cursor, printable
 from mlc_llm.loader.gguf_metadata import UINT32, Metadata
+from mlc_llm.record import record
 
 # type number -> (kind, values in a block, bytes of a block)
 KINDS = {
@@ -71,7 +72,7 @@ _MAX_ALIGNMENT = 65_536
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # name length, name, dims, one size, type, offset
 
 
-@dataclass(frozen=True)
+@record()
 class GGUFTensor:
     """One tensor. `shape` is in NumPy order: rows first, the contiguous axis last. `data` is a
     read-only uint8 vector: the memory-mapped bytes of the file `path`."""
@@ -96,7 +97,7 @@ class GGUFTensor:
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
-@dataclass(frozen=True)
+@record()
 class _Info:
     """A row of the tensor table. `offset` is in bytes from the start of the data part."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
@@ -16,6 +15,7 @@ from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.gguf_tensors import GGUFTensor
 from mlc_llm.loader.safetensors_file import SafetensorsFile
+from mlc_llm.record import record
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -23,7 +23,7 @@ MAX_JSON_BYTES = 16 << 20
 MAX_SHARDS = 1024
 
 
-@dataclass(frozen=True)
+@record()
 class HuggingFaceFolder:
     """An opened model folder.
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.record import record
 
 MAX_RANK = 1024
 """More is no small product any more."""
@@ -35,7 +35,7 @@ class Factors(NamedTuple):
         return self.down.shape[0]
 
 
-@dataclass(frozen=True)
+@record()
 class LoraAdapter:
     """An opened adapter. Its headers are known to be sound; no value was read."""
 

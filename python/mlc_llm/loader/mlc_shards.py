@@ -11,7 +11,6 @@ import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +21,7 @@ from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.json_file import read_json_object
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.huggingface import state_of
+from mlc_llm.record import record
 
 INDEXES = ("tensor-cache.json", "ndarray-cache.json")
 MAX_JSON_BYTES = 64 << 20
@@ -33,7 +33,7 @@ _HALVES = "f32-to-bf16"
 """A float32 parameter of which the file has only the upper halves."""
 
 
-@dataclass(frozen=True)
+@record()
 class MLCParam:
     """A parameter. data: uint32, or the bits of numbers as uint8; shape as in the index."""
 
@@ -50,7 +50,7 @@ class MLCParam:
             self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
-@dataclass(frozen=True)
+@record()
 class MLCShards:
     """All parameters, by name; opened: the index and the shards in order, as they were when
     opened."""
@@ -118,12 +118,12 @@ def _params(
     records = shard.get("records")
     if not isinstance(records, list):
         _fail(index, f"records[{i}].records should be a list of parameters")
-    for record in records:
-        yield _param(index, record if isinstance(record, dict) else {}, mapping)
+    for one in records:
+        yield _param(index, one if isinstance(one, dict) else {}, mapping)
 
 
-def _param(index: Path, record: dict[str, object], mapping: mmap.mmap) -> MLCParam:
-    name, dtype, coded = (record.get(key) for key in ("name", "dtype", "format"))
+def _param(index: Path, one: dict[str, object], mapping: mmap.mmap) -> MLCParam:
+    name, dtype, coded = (one.get(key) for key in ("name", "dtype", "format"))
     if not isinstance(name, str):
         _fail(index, "a parameter has no name")
     what = printable(name)
@@ -135,11 +135,11 @@ def _param(index: Path, record: dict[str, object], mapping: mmap.mmap) -> MLCPar
         dtype = "bfloat16"
     elif coded not in ("raw", _HALVES):
         raise UnsupportedModel(f"{index}: {what} has the format {str(coded)[:40]!r}")
-    shape = record.get("shape")
+    shape = one.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_AXES or not all(map(_is_size, shape)):
         _fail(index, f"the shape of {what} should be up to {MAX_AXES} whole numbers")
-    start, size = record.get("byteOffset"), math.prod(shape) * SIZES[dtype]
-    if size != record.get("nbytes") or not _is_size(start):
+    start, size = one.get("byteOffset"), math.prod(shape) * SIZES[dtype]
+    if size != one.get("nbytes") or not _is_size(start):
         _fail(index, f"{what} of shape {shape} should have {size} bytes")
     assert isinstance(start, int)
     if start + size > len(mapping):

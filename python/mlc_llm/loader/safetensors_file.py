@@ -12,7 +12,6 @@ import math
 import mmap
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from mlc_llm.errors import ModelFileError, ModelNotFound, UnsupportedModel
 from mlc_llm.loader.gguf_cursor import printable
 from mlc_llm.loader.gguf_tensors import GGUFTensor
+from mlc_llm.record import record
 
 KINDS = {
     "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "I32": 4,
@@ -33,7 +33,7 @@ MAX_HEADER_BYTES = 100 << 20
 """As the library has it."""
 
 
-@dataclass(frozen=True)
+@record()
 class SafetensorsFile:
     """The tensors of one file, by name; `stat` is the file's state when it was opened."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,12 @@ from mlc_llm.models.sources import Source
 from mlc_llm.models.tensor_names import FolderNames
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.ggml_blocks import dequantize
+from mlc_llm.record import record
 
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@record()
 class Change:
     """up @ down is added to a matrix [rows, columns], in the order of rows that its file has."""
 
@@ -192,7 +193,7 @@ def _ordered(change: Change | None, source: Source) -> Change | None:
     return replace(change, up=change.up[row_order(source, len(change.up))])
 
 
-@dataclass(frozen=True)
+@record()
 class ChangedView(View):
     """A matrix with what an adapter adds to it, in float32."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.model_files.base import ModelFiles
+from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
 
-@dataclass(frozen=True)
+@record()
 class ChangedFiles:
     """What stays as it is in `ModelFiles`, whatever is changed."""
 

@@ -7,7 +7,6 @@ Format: `modules.json` lists modules, those of type Dense with a folder, whose `
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
@@ -16,11 +15,12 @@ from mlc_llm.loader.gguf_tensors import GGUFTensor
 from mlc_llm.loader.safetensors_file import SafetensorsFile
 from mlc_llm.model_files.pooling import MAX_BYTES, MODULES, module_list
 from mlc_llm.models.weight_plan import PROJECTIONS
+from mlc_llm.record import record
 
 WEIGHT = "linear.weight"
 
 
-@dataclass(frozen=True)
+@record()
 class DenseModules:
     """tensors: by the names of `PROJECTIONS`. opened: the files with them."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,14 @@ from mlc_llm.model_files.quantized import QuantizedModel
 from mlc_llm.model_files.tensor_views import View
 from mlc_llm.models.eagle_plan import KNOWN, OFFSETS, ROWS, UNREAD, plan_eagle
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.record import record
 
 PREFIX = "eagle."
 """Before the names of the head's tensors, beside those of the model."""
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@record()
 class RowsOfTokens(View):
     """float32 [tokens]: the row that each token of the model has in the head, -1 for none. of: the
     offsets of the rows."""
@@ -42,7 +43,7 @@ class RowsOfTokens(View):
         return rows.view(np.uint8)
 
 
-@dataclass(frozen=True)
+@record()
 class HeadFiles(ChangedFiles):
     """The head's own tensors, by their names in the folder, as `QuantizedModel` reads them."""
 
@@ -60,7 +61,7 @@ class HeadFiles(ChangedFiles):
         return self.weights
 
 
-@dataclass(frozen=True)
+@record()
 class EagleModel(ChangedFiles):
     """See `ModelFiles`."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from mlc_llm.loader.tensor import Tensor
@@ -11,9 +9,10 @@ from mlc_llm.model_files.tensor_views import Bytes, View
 from mlc_llm.quantization.float8 import E4M3
 from mlc_llm.quantization.float8_blocks import GROUP, KIND, as_blocks
 from mlc_llm.quantization.ggml_blocks import dequantize
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Float8View(View):
     """value * scale of its block: as blocks of a row if the scales allow it, else in float32, since
     no plain numbers of fewer bits hold all products."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from mlc_llm.model_files.pooling import gguf_pooling
 from mlc_llm.model_files.unchanged import UnchangedFiles
 from mlc_llm.models.registry import check_architecture, read_gguf
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
 
-@dataclass(frozen=True)
+@record()
 class GGUFModel(UnchangedFiles):
     """See `ModelFiles`."""
 

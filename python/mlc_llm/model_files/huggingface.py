@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
@@ -25,6 +25,7 @@ from mlc_llm.models.weight_plan import (
     wanted_tensors,
     with_projections,
 )
+from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
 HEAD = "output.weight"
@@ -32,7 +33,7 @@ TABLE = "embed_tokens.weight"
 """The embedding, in a folder of a decoder's layers alone."""
 
 
-@dataclass(frozen=True)
+@record()
 class HuggingFaceModel(UnchangedFiles):
     """See `ModelFiles`."""
 

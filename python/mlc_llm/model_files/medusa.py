@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
@@ -15,6 +14,7 @@ from mlc_llm.model_files.quantized import QuantizedModel
 from mlc_llm.model_files.unchanged import TextlessFiles
 from mlc_llm.models.medusa_plan import plan_medusa
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.record import record
 
 QUANTIZATION = "quantization"
 """A field of ours in config.json: to what the matrices are quantised when they are packed, as the
@@ -22,7 +22,7 @@ field of `EngineConfig`. Heads read as many weights as the model's own head each
 floats."""
 
 
-@dataclass(frozen=True)
+@record()
 class MedusaHeads(TextlessFiles):
     """See `ModelFiles`. They have no tokenizer: their tokens are those of the model."""
 

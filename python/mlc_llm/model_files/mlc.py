@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlc_llm.conversation_template import ChatTemplate
@@ -25,6 +24,7 @@ from mlc_llm.models.weight_plan import WeightPlan, plan_weights, wanted_tensors
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.quantization.group_schemes import Scheme
 from mlc_llm.quantization.names import AWQ, AWQ_GROUP, FOLDERS, check_name
+from mlc_llm.record import record
 from mlc_llm.tokenizers import Tokenizer
 
 CHAT_CONFIG = "mlc-chat-config.json"
@@ -38,7 +38,7 @@ _OLD_NAMES = {
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class MLCModel(UnchangedFiles):
     """See `ModelFiles`."""
 

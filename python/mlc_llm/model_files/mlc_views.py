@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,7 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.quantization.block_format import Bytes
 from mlc_llm.quantization.group_blocks import GROUP_KINDS, as_blocks
 from mlc_llm.quantization.group_schemes import Scheme, Stored, dequantize_groups, read_stored
+from mlc_llm.record import record
 
 Array = npt.NDArray[np.generic]
 KINDS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
@@ -24,7 +25,7 @@ def array_of(param: MLCParam) -> Array:
     return param.data.view(_STORED[param.dtype]).reshape(param.shape)
 
 
-@dataclass(frozen=True)
+@record()
 class NumbersView:
     """A parameter of plain numbers, or some of its rows."""
 
@@ -58,7 +59,7 @@ class NumbersView:
         self.of.give_back()
 
 
-@dataclass(frozen=True)
+@record()
 class WordsView:
     """A parameter of words, which are no numbers of a model."""
 
@@ -87,7 +88,7 @@ class WordsView:
         self.of.give_back()
 
 
-@dataclass(frozen=True)
+@record()
 class GroupsView:
     """Rows of a quantised matrix, from its words and scales."""
 

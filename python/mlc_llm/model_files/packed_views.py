@@ -12,7 +12,7 @@ value = scale * (q - zero). Every word of 32 bits has eight of the numbers q, or
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,14 @@ from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.tensor_views import Bytes, Floats, View
 from mlc_llm.quantization.ggml_blocks import dequantize
 from mlc_llm.quantization.zero_point_blocks import KIND, as_blocks
+from mlc_llm.record import record
 
 Words = npt.NDArray[np.uint32]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight neighbours lies in the first, second, ... four bits of a word."""
 
 
-@dataclass(frozen=True)
+@record()
 class PackedView(View):
     """The matrix [rows, columns] of GPTQ. `of` has the words."""
 
@@ -64,7 +65,7 @@ class PackedView(View):
         return _turned(zeros)
 
 
-@dataclass(frozen=True)
+@record()
 class OrderedView(PackedView):
     """The same if columns were quantised in the order of their importance. Neighbours are then in
     different groups, which no format of blocks has: these are the values, in float32."""
@@ -85,7 +86,7 @@ class OrderedView(PackedView):
         return values.reshape(-1).view(np.uint8)
 
 
-@dataclass(frozen=True)
+@record()
 class AwqView(PackedView):
     """The same of AWQ."""
 
@@ -98,7 +99,7 @@ class AwqView(PackedView):
         return _turned(_in_order(words_of(self.zeros)))
 
 
-@dataclass(frozen=True)
+@record()
 class CompressedView(PackedView):
     """The same of compressed-tensors."""
 

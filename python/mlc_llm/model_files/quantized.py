@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -35,6 +35,7 @@ from mlc_llm.quantization.group_schemes import (
     stored_numbers,
 )
 from mlc_llm.quantization.names import AWQ, FOLDERS, changes, check_name
+from mlc_llm.record import record
 
 _NUMBERS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 
@@ -89,7 +90,7 @@ def check_rows(tensor: Tensor, target: Target, quantization: str) -> None:
     )
 
 
-@dataclass(frozen=True)
+@record()
 class QuantizedView(View):
     """A matrix, or a stack of them, in another type. Its rows are in the source's order."""
 
@@ -115,7 +116,7 @@ class QuantizedView(View):
         return replace(self, of=of, shape=of.shape, importance=own)
 
 
-@dataclass(frozen=True)
+@record()
 class QuantizedModel(ChangedFiles):
     """See `ModelFiles`."""
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.model_files.changed import ChangedFiles
 from mlc_llm.models.rope_scaling import rescaled
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class RescaledModel(ChangedFiles):
     """See `ModelFiles`. scaling: as in `rescaled`."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.model_files.base import ModelFiles
@@ -11,9 +10,10 @@ from mlc_llm.model_files.changed import ChangedFiles
 from mlc_llm.models.sharding import Share, shared_plan
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, FORMATS
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class SharedModel(ChangedFiles):
     """See `ModelFiles`."""
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.loader.tensor import Tensor
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, dequantize
+from mlc_llm.record import record
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
+@record()
 class View:
     """Another shape of a tensor with the same bytes; the parent of all changes of one tensor."""
 
@@ -42,7 +42,7 @@ class View:
         self.of.give_back()
 
 
-@dataclass(frozen=True)
+@record()
 class PlusOneView(View):
     """value + 1, in float32."""
 
@@ -56,7 +56,7 @@ class PlusOneView(View):
         return sums.reshape(-1).view(np.uint8)
 
 
-@dataclass(frozen=True)
+@record()
 class MinusExpView(View):
     """-e^value, in float32."""
 
@@ -71,7 +71,7 @@ class MinusExpView(View):
         return powers.reshape(-1).view(np.uint8)
 
 
-@dataclass(frozen=True)
+@record()
 class ScaledView(View):
     """value * factor of its row, in float32."""
 
@@ -91,7 +91,7 @@ class ScaledView(View):
         return products.reshape(-1).view(np.uint8)
 
 
-@dataclass(frozen=True)
+@record()
 class TransposedView(View):
     """The transposed matrix, of floats; or a stack of them."""
 
@@ -104,7 +104,7 @@ class TransposedView(View):
         return TransposedView(self.of.matrix(index), self.shape[1:])
 
 
-@dataclass(frozen=True)
+@record()
 class RowsView(View):
     """Rows of a matrix, of each matrix in a stack, or of a vector."""
 
@@ -122,7 +122,7 @@ class RowsView(View):
         return RowsView(self.of.matrix(index), self.shape[1:], self.start)
 
 
-@dataclass(frozen=True)
+@record()
 class AlternateView(View):
     """Every other row of each matrix (axis -2), or every other number (axis -1)."""
 
@@ -139,7 +139,7 @@ class AlternateView(View):
         return AlternateView(self.of.matrix(index), self.shape[1:], self.axis, self.first)
 
 
-@dataclass(frozen=True)
+@record()
 class MicroscaledView(View):
     """Matrices in ggml's MXFP4: the exponent of a block, then 16 bytes. Byte i has number i in its
     low half and number i + 16 in its high half. of: blocks with neighbours in a byte."""
@@ -166,7 +166,7 @@ class MicroscaledView(View):
         self.scales.give_back()
 
 
-@dataclass(frozen=True)
+@record()
 class HeadRowsView(View):
     """The part `part` of `parts` of the rows of each of so many heads, of a matrix or a vector."""
 
@@ -179,7 +179,7 @@ class HeadRowsView(View):
         return self.of.data.reshape(self.heads, self.parts, -1)[:, self.part].reshape(-1)
 
 
-@dataclass(frozen=True)
+@record()
 class HeadPartsView(View):
     """Parts of the rows of each of so many heads, as in `HeadParts`."""
 
@@ -198,7 +198,7 @@ class HeadPartsView(View):
         return np.concatenate(found)
 
 
-@dataclass(frozen=True)
+@record()
 class StackView:
     """Matrices of one type and shape, one behind the other."""
 

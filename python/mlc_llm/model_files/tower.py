@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from mlc_llm.models.mmproj import hf_names, read_mmproj
 from mlc_llm.models.vision_spec import VisionSpec, read_vision
 from mlc_llm.models.weight_plan import FLOAT_KINDS, WeightPlan, plan_weights
 from mlc_llm.quantization.ggml_blocks import dequantize
+from mlc_llm.record import record
 
 Shape = tuple[int, ...]
 _LAYER = {
@@ -35,7 +35,7 @@ _LAYER = {
 }
 
 
-@dataclass(frozen=True)
+@record()
 class TowerFiles(TextlessFiles):
     """See `ModelFiles`. A tower has no tokenizer: its tokens are those of the model."""
 
@@ -57,7 +57,7 @@ class TowerFiles(TextlessFiles):
         return self.weights
 
 
-@dataclass(frozen=True)
+@record()
 class PaddedView(View):
     """Zeros behind some numbers along the axes of a tensor, in float32. inner, outer: its sizes as
     axes, before and behind the change."""

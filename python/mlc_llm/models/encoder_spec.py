@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from mlc_llm.record import record
 
 PairPooling: TypeAlias = Literal["cls", "mean"]
 
 
-@dataclass(frozen=True)
+@record()
 class PairSpec:
     """What makes the scores of a pair: out(norm(activation(dense(vector)))), without the norm if
     there is none."""
@@ -21,7 +22,7 @@ class PairSpec:
     norm: bool = False
 
 
-@dataclass(frozen=True)
+@record()
 class EncoderSpec:
     """Each token sees its text on both sides, and the vectors behind the last layer are the result:
     there is no head over the vocabulary."""

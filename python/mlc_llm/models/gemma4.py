@@ -9,7 +9,7 @@ alone, and is multiplied by a learned number.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.config_values import FULL, WINDOWED, ConfigValues
@@ -18,6 +18,7 @@ from mlc_llm.models.sizes import Sizes
 from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, layers
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
+from mlc_llm.record import record
 
 GLOBAL_EVERY = 6
 """Layers 5, 11, ... see everything."""
@@ -54,7 +55,7 @@ HF_NAMES = (
 ).ignoring(*(f"model.layers.{{i}}.self_attn.{name}.weight" for name in _SHARED))
 
 
-@dataclass(frozen=True)
+@record()
 class Kind:
     """What the layers of one kind have."""
 
@@ -65,7 +66,7 @@ class Kind:
     """Otherwise keys are used as values."""
 
 
-@dataclass(frozen=True)
+@record()
 class Facts:
     """What a header says of the layers."""
 

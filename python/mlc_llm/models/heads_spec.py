@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class MedusaSpec:
     """Heads that each draft a token from one hidden vector of another model (Medusa, Cai et al.
     2024): head i makes logits for the token i + 2 places behind the one with that vector."""

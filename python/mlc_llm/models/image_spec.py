@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from mlc_llm.record import record
 
 Join: TypeAlias = Literal["mean", "beside"]
 """How a square of patches becomes one token: their mean, with a norm behind it (Gemma 3), or their
@@ -12,7 +13,7 @@ Sight: TypeAlias = Literal["before", "whole"]
 """What a token of an image sees of it: the tokens before it, or all of its tokens."""
 
 
-@dataclass(frozen=True)
+@record()
 class TowerSpec:
     """The vectors of an image's patches behind the last layer become those of its tokens."""
 

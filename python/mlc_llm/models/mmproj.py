@@ -6,7 +6,7 @@ Source of the keys: llama.cpp, tools/mtmd/clip-impl.h and conversion/base.py (`M
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.image_spec import Join
@@ -14,6 +14,7 @@ from mlc_llm.models.tensor_names import FolderNames
 from mlc_llm.models.values import MOST_LAYERS, Values
 from mlc_llm.models.vision_spec import HF_NAMES, MOST_PATCHES, VisionSpec
 from mlc_llm.models.weight_plan import Tensors
+from mlc_llm.record import record
 
 ARCHITECTURE = "clip"
 PREFIX = "clip.vision."
@@ -21,7 +22,7 @@ DEFAULT_SCALE = 4
 """Patches in a row that become one token, of Gemma 3."""
 
 
-@dataclass(frozen=True)
+@record()
 class Projector:
     """What is behind the tower, by the name that files have for it."""
 

@@ -6,7 +6,7 @@ see a window, as wide on both sides. The first layer reads the normalised embedd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlc_llm.models.bert import config_labels
 from mlc_llm.models.config_values import FULL, WINDOWED, ConfigValues
@@ -17,6 +17,7 @@ from mlc_llm.models.spec import Activation, DenseSpec, LayerSpec, ModelSpec, Rop
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, fused, fused_qkv
 from mlc_llm.models.values import MOST_LAYERS
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights, with_projections
+from mlc_llm.record import record
 
 GLOBAL_EVERY = 3
 """Layers 0, 3, ... see everything."""
@@ -67,7 +68,7 @@ HF_NAMES = FolderNames(
 )
 
 
-@dataclass(frozen=True)
+@record()
 class Facts:
     """What a header says of the layers."""
 

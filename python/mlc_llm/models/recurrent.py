@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from mlc_llm.record import record
 
-@dataclass(frozen=True)
+
+@record()
 class ShortConvSpec:
     """A gated short convolution (LFM2, Liquid AI 2025). With b, c and u, the thirds of in(y), it
     gives out(c * conv(b * u)). conv adds the last `kernel` tokens, each channel of each of them
@@ -22,7 +23,7 @@ class ShortConvSpec:
         return ((self.kernel - 1, self.width),)
 
 
-@dataclass(frozen=True)
+@record()
 class Mamba2Spec:
     """A selective state space (Mamba 2, Dao and Gu 2024). in(y) is z, x, B, C and dt, side by side;
     x, B and C go through a convolution over the last `kernel` tokens, and SiLU. A head has a state
@@ -62,7 +63,7 @@ class Mamba2Spec:
         return (self.kernel - 1, self.channels), (self.heads, self.head_dim, self.state)
 
 
-@dataclass(frozen=True)
+@record()
 class GatedDeltaSpec:
     """A gated delta rule (Yang et al. 2024). in(y) is q, k and v, a gate z, and a and b, a number
     of each head. q, k and v go through a convolution over the last `kernel` tokens, and SiLU. Heads
@@ -111,7 +112,7 @@ class GatedDeltaSpec:
         return (self.kernel - 1, self.channels), (self.heads, self.head_dim, self.key_dim)
 
 
-@dataclass(frozen=True)
+@record()
 class Rwkv7Spec:
     """Time mixing of RWKV-7 (Peng et al. 2025). With y' of the token before and learned factors,
     each of r, w, k, v, a and g reads a mixture y + factor * (y' - y) of its own. r, k and v are

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Sizes:
     """As in `ModelSpec` and its parts, with one value for all layers."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from mlc_llm.record import record
 
 
 class HeadPart(NamedTuple):
@@ -41,7 +42,7 @@ class Slice(NamedTuple):
         return Slice(self.start * rows, self.stop * rows)
 
 
-@dataclass(frozen=True)
+@record()
 class Source:
     """One tensor of the model, in full or as part of a joined matrix."""
 

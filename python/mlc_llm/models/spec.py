@@ -7,7 +7,7 @@ plan says which tensors of a file hold the weights (`weight_plan.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
@@ -15,6 +15,7 @@ from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
 from mlc_llm.models.image_spec import Sight, TowerSpec
 from mlc_llm.models.recurrent import RECURRENT, Recurrent
+from mlc_llm.record import record
 
 Activation = Literal[
     "silu", "gelu_tanh", "gelu", "sigmoid", "tanh", "squared_relu", "clamped_swiglu"
@@ -29,7 +30,7 @@ Router = Literal["softmax_then_top", "top_then_softmax"]
 """Whether the router's softmax is over all experts, or over the chosen ones only."""
 
 
-@dataclass(frozen=True)
+@record()
 class RopeSpec:
     """Rotary position embedding (Su et al. 2021): angle = position * theta^(-2i/dim) / factor_i.
 
@@ -51,7 +52,7 @@ class RopeSpec:
     long_after: int = 0
 
 
-@dataclass(frozen=True)
+@record()
 class QueryScaling:
     """A query at a position p is multiplied by 1 + beta * ln(1 + floor(p / context)) (Llama 4)."""
 
@@ -59,7 +60,7 @@ class QueryScaling:
     context: int
 
 
-@dataclass(frozen=True)
+@record()
 class AttentionSpec:
     """Causal attention with grouped queries. Sizes are in elements, the window in tokens."""
 
@@ -116,7 +117,7 @@ class AttentionSpec:
         return self.kv_heads * self.head_dim
 
 
-@dataclass(frozen=True)
+@record()
 class DenseSpec:
     """down(activation(gate(y)) * up(y)); gate and up have `intermediate` rows.
 
@@ -142,7 +143,7 @@ class DenseSpec:
         return ((1, self.shifted),) if self.shifted else ()
 
 
-@dataclass(frozen=True)
+@record()
 class ExpertsSpec:
     """A mixture of experts (Shazeer et al. 2017): a router, a matrix [num_experts, hidden], chooses
     `experts_per_token` experts for each token. Each expert is a gated dense network; their results
@@ -186,7 +187,7 @@ NO_NETWORK = DenseSpec(0)
 """Of a layer that is a mixer alone."""
 
 
-@dataclass(frozen=True)
+@record()
 class LayerSpec:
     """x += mixer(norm(x)), then x += feed_forward(norm(x)).
 
@@ -238,7 +239,7 @@ class LayerSpec:
         return tuple(one for one in (mixer, self.feed_forward.state_shapes) if one)
 
 
-@dataclass(frozen=True)
+@record()
 class EagleSpec:
     """A head that drafts tokens one after the other (EAGLE, Li et al. 2024; EAGLE-3, 2025): a
     decoder layer that reads the embedding e of a token and the vector v of the token before.
@@ -266,7 +267,7 @@ class EagleSpec:
     """Its head has rows for some tokens only: a table says which row a token has, or -1."""
 
 
-@dataclass(frozen=True)
+@record()
 class KVGroup:
     """Layers whose heads have one shape and see through one window: they share a page table.
 
@@ -279,7 +280,7 @@ class KVGroup:
     window: int | None
 
 
-@dataclass(frozen=True)
+@record()
 class AdaptedMatrix:
     """A matrix to which LoRA adapters may add."""
 
@@ -290,7 +291,7 @@ class AdaptedMatrix:
     """Rows of each of its parts."""
 
 
-@dataclass(frozen=True)
+@record()
 class ModelSpec:
     """A decoder: embedding, layers, a last norm and a head over the vocabulary. Or an encoder,
     draft heads, or a tower of images."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tvm.relax.frontend.nn import Tensor
 
+from mlc_llm.record import record
 
-@dataclass(frozen=True)
+
+@record()
 class StepTensors:
     """`library/signatures.py` says what they are. Those of which a model has none are empty, or
     None, which no code of such a model reads."""

@@ -8,8 +8,10 @@ of all experts make one tensor [experts, rows, columns]. Names are those of Tran
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
+
+from mlc_llm.record import record
 
 
 class PlusOne(NamedTuple):
@@ -132,7 +134,7 @@ Origin: TypeAlias = (
 )
 
 
-@dataclass(frozen=True)
+@record()
 class FolderNames:
     """A table of names. `names | {...}` is the table with some of them changed or added."""
 

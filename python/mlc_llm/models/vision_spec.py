@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.image_spec import Join, TowerSpec
 from mlc_llm.models.spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, PlusOne
 from mlc_llm.models.values import MOST_LAYERS
+from mlc_llm.record import record
 
 COLOURS = 3
 MOST_PATCHES = 16_384
@@ -32,7 +32,7 @@ CUT_VISION = ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision")
 ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
-@dataclass(frozen=True)
+@record()
 class VisionSpec:
     """A tower of SigLIP and what is behind it."""
 

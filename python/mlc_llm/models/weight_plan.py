@@ -8,7 +8,7 @@ and a tensor that nothing asks for means another model than the one we would com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from mlc_llm.models.spec import (
 )
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.vectors import LAST_NORM, layer_vectors, model_vectors
+from mlc_llm.record import record
 
 SAME_NAMES: Mapping[str, str] = MappingProxyType({})
 FLOAT_KINDS = ("F32", "F16", "BF16")
@@ -48,7 +49,7 @@ class TensorInfo(Protocol):
 Tensors = Mapping[str, TensorInfo]
 
 
-@dataclass(frozen=True)
+@record()
 class WeightPlan:
     """How the file's tensors become parameters: matrices by prefix, vectors by name."""
 

@@ -7,13 +7,13 @@ get longer by a factor. Between them, the two frequencies are mixed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.models.spec import RopeSpec
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Yarn:
     factor: float
     """Long waves get longer by this."""

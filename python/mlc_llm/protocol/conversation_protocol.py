@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -17,6 +16,7 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import OpenModel
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.protocol.messages import content_text
+from mlc_llm.record import record
 
 
 class MessagePlaceholders(Enum):
@@ -40,7 +40,7 @@ _DEFAULT_ROLE_TEMPLATES = {
 _REASONING = re.compile(r"\A.*</think>\n*", re.DOTALL)
 
 
-@dataclass(frozen=True)
+@record()
 class PromptPiece:
     """A part of a prompt. In text of the template, special tokens count. In text of a person, the
     name of a special token is ordinary text."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from mlc_llm.record import record
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -16,7 +17,7 @@ Blocks = npt.NDArray[np.void]
 """[B] structures with the fields of a format's layout."""
 
 
-@dataclass(frozen=True)
+@record()
 class Grouped:
     """A weight [N, K], split into whole numbers and the scales of their groups. (Of 8-bit floats
     the whole numbers are their bytes.)
@@ -52,7 +53,7 @@ class Parts(NamedTuple):
     minimum_unit: Floats | None = None
 
 
-@dataclass(frozen=True)
+@record()
 class BlockFormat:
     """A block format. `bits`, `group` and `offset` mean the same as in `Grouped`."""
 

@@ -7,14 +7,15 @@ base 85 of the vectors' entries. An entry is an index in `levels` of 2 or 3 bits
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from mlc_llm.record import record
 
-@dataclass(frozen=True)
+
+@record()
 class CodeBook:
     """Vectors of `width` small integers."""
 

@@ -17,7 +17,6 @@ may have fewer values; the bits behind them are 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ import numpy.typing as npt
 from mlc_llm.errors import InvalidField
 from mlc_llm.quantization.block_format import Bytes, Floats, Grouped
 from mlc_llm.quantization.in_parts import in_parts
+from mlc_llm.record import record
 
 ModelDtype = Literal["float16", "bfloat16", "float32"]
 Words = npt.NDArray[np.uint32]
@@ -34,7 +34,7 @@ _FACTORS = (0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79, 0.76, 0.72, 0.68)
 _CHUNK_VALUES = 1 << 16  # quantised at once: the copies stay in the processor's cache
 
 
-@dataclass(frozen=True)
+@record()
 class Scheme:
     """How the weights of a model are stored. `bits` 0: they are plain numbers of `dtype`."""
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlc_llm.quantization.float8_blocks import FLOAT8_FORMATS
 from mlc_llm.quantization.ggml_blocks import FLOAT_BYTES, FORMATS
 from mlc_llm.quantization.group_blocks import GROUP_FORMATS
 from mlc_llm.quantization.group_schemes import SCHEMES, Scheme
 from mlc_llm.quantization.zero_point_blocks import ZERO_POINT_FORMATS
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Quantization:
     """A tensor type of GGUF files: how it stores the weights of a row, block after block."""
 

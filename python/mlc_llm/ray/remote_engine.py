@@ -19,6 +19,7 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.ray.replay import Replay
 from mlc_llm.ray.sum_metrics import summed
 from mlc_llm.ray.wire import WireRequest
+from mlc_llm.record import record
 from mlc_llm.serve.core.admission import Admission
 from mlc_llm.serve.data import Data, RequestStreamOutput
 from mlc_llm.serve.kv_events.blocks import block_keys, root_key
@@ -62,7 +63,7 @@ class _Sent:
     is_aborted: bool = False
 
 
-@dataclass(frozen=True)
+@record()
 class Rules:
     """What becomes of requests whose replica dies."""
 

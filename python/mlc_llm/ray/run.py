@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mlc_llm.ray.app import build_app
 from mlc_llm.ray.ports import check_free
 from mlc_llm.ray.resources import check_resources
 from mlc_llm.ray.settings import AppSettings
+from mlc_llm.record import record
 from mlc_llm.serve.server.limits.settings import LOCAL_NAMES
 
 IMPORT_PATH = "mlc_llm.ray:build_app"
@@ -39,7 +39,7 @@ POLL_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@record()
 class AppFile:
     """What this command needs of a config file of Ray Serve."""
 

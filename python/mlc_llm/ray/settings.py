@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from mlc_llm.errors import InvalidField, MissingKey
 from mlc_llm.protocol import checks
+from mlc_llm.record import record
 from mlc_llm.serve.config import EngineConfig
 
 MAX_NAME_CHARS = 128
@@ -17,7 +18,7 @@ RESUME = ("error", "replica")
 ROUTINGS = ("prefix", "power_of_two")
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Autoscaling:
     """How many replicas there are."""
 
@@ -33,7 +34,7 @@ class Autoscaling:
         checks.integer(f"{place}.queued_tokens", self.queued_tokens, 1, checks.MAX_INT32)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class Prefill:
     """Replicas that compute long prompts for the others while these are busy with answers."""
 
@@ -50,7 +51,7 @@ class Prefill:
         checks.integer(f"{place}.busy_answers", self.busy_answers, 0, checks.MAX_INT32)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class ModelSettings:
     """A model, and its replicas."""
 
@@ -126,7 +127,7 @@ class ModelSettings:
         return EngineConfig.from_mapping(self.engine_config)
 
 
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class AppSettings:
     """An application: its models, and the ingress before them."""
 

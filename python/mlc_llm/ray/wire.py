@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlc_llm import __version__
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.record import record
 from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.serve.data import TokenData
 from mlc_llm.serve.request import Request
@@ -18,7 +17,7 @@ class WrongReplica(Exception):
     """The replica has another version or another model than the ingress expects."""
 
 
-@dataclass(frozen=True)
+@record()
 class ReplicaFacts:
     """What an ingress has to know of a model. All replicas of a model have the same ones."""
 
@@ -31,7 +30,7 @@ class ReplicaFacts:
     hidden_size: int
 
 
-@dataclass(frozen=True)
+@record()
 class ReplicaStats:
     """What a replica tells routers every half second."""
 
@@ -44,14 +43,14 @@ class ReplicaStats:
     """Of its events: only who gets these stats knows it."""
 
 
-@dataclass(frozen=True)
+@record()
 class Aim:
     """The replica that a call of Ray is for."""
 
     replica: str
 
 
-@dataclass(frozen=True)
+@record()
 class WireRequest:
     """A request of which nothing is left to prepare but its grammar."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlc_llm.precision import Precision
+from mlc_llm.record import record
 
 DRAFT_PAGES = 4
 """Pages of a windowed sequence beyond its window: drafted tokens that are not trimmed yet."""
@@ -25,7 +24,7 @@ LOGIT_BYTES = 12
 """Bytes of a logit in a step: itself, a copy of the raw value, and the sampler's scratch."""
 
 
-@dataclass(frozen=True)
+@record()
 class Window:
     """What a token sees of its sequence: the last `size` tokens, itself included, and the first
     `sinks`.
@@ -62,7 +61,7 @@ class Window:
         return held - (-step_tokens // page_size)
 
 
-@dataclass(frozen=True)
+@record()
 class AdapterLimits:
     """LoRA adapters that a runner can have in memory."""
 
@@ -86,7 +85,7 @@ def score_rows(vocab_size: int) -> int:
     return max(LEAST_SCORES, min(MOST_SCORES, SCORE_BYTES // (LOGIT_BYTES * vocab_size)))
 
 
-@dataclass(frozen=True)
+@record()
 class RunnerLimits:
     """What the runner can hold. Filled by the runner, read by the scheduler."""
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.errors import TransferRefused
+from mlc_llm.record import record
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@record()
 class Transfer:
     """What `export_pages` gives and `import_pages` takes."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from mlc_llm.errors import RequestError
+from mlc_llm.record import record
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
 from mlc_llm.serve.request import Request
 from mlc_llm.serve.stream import SequenceText
@@ -25,7 +26,7 @@ _said: set[str] = set()
 """Log lines that this process does not write again."""
 
 
-@dataclass(frozen=True)
+@record()
 class Usage:
     """The tokens of one request, all its sequences together."""
 
@@ -94,7 +95,7 @@ class Generated(tuple[Texts, Logprobs]):
         return f"Generated({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
-@dataclass(frozen=True)
+@record()
 class ChatAnswer:
     """The answer to a conversation. Lists have one entry for each of the `n` choices."""
 

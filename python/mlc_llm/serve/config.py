@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from typing import Any, Literal
 
 from mlc_llm.errors import InvalidField
@@ -16,6 +16,7 @@ from mlc_llm.protocol import checks
 from mlc_llm.protocol.checks import MAX_INT32
 from mlc_llm.protocol.field_docs import with_field_docs
 from mlc_llm.protocol.json_text import parse_json_object
+from mlc_llm.record import record
 from mlc_llm.serve.kv_events.settings import KVEventsConfig
 
 EngineMode = Literal["local", "interactive", "server"]
@@ -52,7 +53,7 @@ _HOST = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 
 
 @with_field_docs
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class EngineConfig:
     """Settings of one engine. None means "infer from the mode, the model and the memory".
 

@@ -11,6 +11,7 @@ import numpy as np
 from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.picture import Picture, bitmap
 from mlc_llm.protocol import checks
+from mlc_llm.record import record
 
 FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
 """Only the protocol layer sets `tool_calls`, and only disaggregated serving sets `preempt`."""
@@ -24,7 +25,7 @@ class Data:
     """One piece of a prompt."""
 
 
-@dataclass(frozen=True)
+@record()
 class TextData(Data):
     """A text. It is tokenised when the request is added.
 
@@ -41,7 +42,7 @@ class TextData(Data):
         checks.boolean("TextData.special", self.special)
 
 
-@dataclass(frozen=True)
+@record()
 class TokenData(Data):
     """Token ids, used as they are. The engine checks whether the vocabulary has them."""
 
@@ -52,7 +53,7 @@ class TokenData(Data):
         object.__setattr__(self, "token_ids", ids)
 
 
-@dataclass(frozen=True)
+@record()
 class ImageData(Data):
     """An image: its vectors, made by the model's tower of images, take the place of tokens.
 

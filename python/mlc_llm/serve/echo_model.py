@@ -3,18 +3,18 @@ that takes as long as a model would."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
+from mlc_llm.record import record
 
 MOCK_ECHO = "mock://echo"
 LONGEST_MS = 10_000
 FIELDS = ("step_ms", "prompt_ms")
 
 
-@dataclass(frozen=True)
+@record()
 class EchoPace:
     """How long the echo engine takes."""
 

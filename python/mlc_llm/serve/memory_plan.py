@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mlc_llm.record import record
 
 RUNTIME_BYTES = 64 * 2**20
 """Machine code, stacks of threads, page tables, requests: 15 MB were measured; the rest is room to
 grow. A rank is a process of its own, which has 28 MB alone."""
 
 
-@dataclass(frozen=True)
+@record()
 class KVSize:
     """Keys and values of a group of layers."""
 
@@ -26,7 +26,7 @@ class KVSize:
         return self.elements * self.element_bytes
 
 
-@dataclass(frozen=True)
+@record()
 class ModelSize:
     """The numbers of a model that decide how much memory it takes."""
 
@@ -119,7 +119,7 @@ class ModelSize:
         return self.shards * RUNTIME_BYTES
 
 
-@dataclass(frozen=True)
+@record()
 class MemoryPlan:
     """What the memory goes into, in bytes. Python's integers never overflow."""
 

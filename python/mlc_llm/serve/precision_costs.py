@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from mlc_llm.precision import PRECISIONS, Precision
+from mlc_llm.record import record
 
 COSTS_FILE = "precision.json"
 """In the folder of the packed weights."""
@@ -19,7 +20,7 @@ BATCH = 8
 """Sequences of the batch that is measured."""
 
 
-@dataclass(frozen=True)
+@record()
 class PrecisionCost:
     """One precision of one model on one machine. All speeds are tokens a second."""
 

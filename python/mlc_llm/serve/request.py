@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.record import record
 from mlc_llm.serve.data import Data
 
 MAX_REQUEST_ID_CHARS = 256
@@ -15,7 +15,7 @@ NO_TEXT = "this model is an encoder, which writes no text: ask it for embeddings
 NO_SCORES = "this model compares no texts: reranking needs one that was trained for it"
 
 
-@dataclass(frozen=True)
+@record()
 class Request:
     """A request. `create_request` of an engine makes it. It is checked here and never changes.
 

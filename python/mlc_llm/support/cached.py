@@ -9,10 +9,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlc_llm.record import record
 from mlc_llm.support.file_locks import file_lock
 from mlc_llm.support.files import cache_errors, discard, is_temporary
 from mlc_llm.support.hub_address import COMPLETE, PARTS
@@ -31,7 +31,7 @@ MADE_HERE: tuple[Kind, ...] = ("packed weights", "library", "vocabulary", "check
 DOWNLOADED: tuple[Kind, ...] = ("download", "part of a download")
 
 
-@dataclass(frozen=True)
+@record()
 class Entry:
     """One thing in the cache. Kind `other`: no model needs it, for example the history of chats."""
 

@@ -8,14 +8,15 @@ container often sees its own group as the root, even if the process has another 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from mlc_llm.record import record
 
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
+@record()
 class MemoryLimit:
     """The memory of one group, in bytes."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlc_llm.record import record
 from mlc_llm.support.files import cache_root
 
 
-@dataclass(frozen=True)
+@record()
 class PackagedFile:
     """A file in a wheel of one version. member: its path in the wheel. size: in bytes."""
 

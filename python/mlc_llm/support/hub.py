@@ -16,11 +16,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import IO, TypeAlias
+
+from mlc_llm.record import record
 
 LISTING_S = 7.0
 """Seconds to wait for the list of files. With all imports, a user waits less than ten."""
@@ -45,7 +46,7 @@ class HubError(Exception):
         """Whether another try may succeed."""
 
 
-@dataclass(frozen=True)
+@record()
 class RemoteFile:
     """A file of a repository. hash: hexadecimal SHA-256 (64 letters), or Git's SHA-1 (40)."""
 
@@ -54,7 +55,7 @@ class RemoteFile:
     hash: str
 
 
-@dataclass(frozen=True)
+@record()
 class Listing:
     """The files of a repository in one commit, by name."""
 

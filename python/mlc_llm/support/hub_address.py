@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.record import record
 
 FORMS = "HF://user/repo, HF://user/repo:Q4_K_M or HF://user/repo/file.gguf"
 PLAIN_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
@@ -21,7 +21,7 @@ _ADDRESS = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@record()
 class Address:
     """A repository, and the .gguf file in it if the address names one."""
 

@@ -6,9 +6,9 @@ import math
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
+from mlc_llm.record import record
 from mlc_llm.support import cgroup
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -38,7 +38,7 @@ TELLING_FEATURES = (
 """The processor features that decide how fast a model runs, with Linux's names."""
 
 
-@dataclass(frozen=True)
+@record()
 class Machine:
     """Facts about this computer. None: the operating system does not say."""
 

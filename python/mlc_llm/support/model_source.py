@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mlc_llm.errors import ModelNotFound
+from mlc_llm.record import record
 from mlc_llm.support.default_model import DEFAULT_MODEL
 from mlc_llm.support.download import packaged_file
 from mlc_llm.support.gguf_parts import is_later_part, is_tower, stem_of
@@ -23,7 +23,7 @@ _FORMS = (
 _SHOWN_NAMES = 8
 
 
-@dataclass(frozen=True)
+@record()
 class ModelSource:
     """The files of a model. path: the .gguf file (of a split one the first), or the folder with
     mlc-chat-config.json or config.json. name: shown to users."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from pathlib import Path
+
+from mlc_llm.record import record
 
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True)
+@record()
 class Process:
     """What the system says of a process."""
 

@@ -19,11 +19,12 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
 from mlc_llm.errors import CacheError
+from mlc_llm.record import record
 from mlc_llm.support.file_locks import file_lock, lock_if_free
 from mlc_llm.support.files import cache_dir
 from mlc_llm.support.processes import Process, machine, namespace, process_of
@@ -50,7 +51,7 @@ class Note(TypedDict):
     """Names the machine, and its last start."""
 
 
-@dataclass(frozen=True)
+@record()
 class Promise:
     """The memory of one engine that runs."""
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from mlc_llm.record import record
 
 from ..loader.gguf_metadata import Value
 from ..loader.gguf_tensors import KINDS
@@ -25,7 +26,7 @@ _PACKING = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@record()
 class TensorData:
     """A tensor of a file: its NumPy shape (the contiguous axis last) and its bytes."""
 

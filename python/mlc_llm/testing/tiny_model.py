@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from mlc_llm.record import record
 
 from ..loader.gguf_metadata import Value
 from .byte_tokenizer import VOCABULARY_SIZE, byte_tokenizer_metadata
@@ -19,7 +21,7 @@ DEFAULT_KINDS: Mapping[str, str] = {"token_embd": "Q8_0", "": "Q4_0"}
 """Last part of a tensor's name -> tensor type; "" stands for all other matrices."""
 
 
-@dataclass(frozen=True)
+@record()
 class TinyShape:
     """Sizes of the model. hidden and intermediate must be multiples of 32, head_dim of 16.
 
@@ -55,12 +57,15 @@ class TinyShape:
     """Tokens that layers with a window see; 0: no layer has one."""
 
 
+DEFAULT_SHAPE = TinyShape()
+
+
 def write_tiny_model(
     path: Path,
     *,
     seed: int = 0,
     kinds: Mapping[str, str] = DEFAULT_KINDS,
-    shape: TinyShape = TinyShape(),
+    shape: TinyShape = DEFAULT_SHAPE,
     metadata: Mapping[str, Value] = {},
 ) -> Path:
     """Write a GGUF file with a byte tokenizer and a ChatML template. Returns `path`.

@@ -7,12 +7,13 @@ of them are Transformers' formats.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import NamedTuple
 
 from mlc_llm.errors import ModelFileError
 from mlc_llm.json_file import read_json_object
+from mlc_llm.record import record
 from mlc_llm.tokenizers.parts import Strip
 from mlc_llm.tokenizers.vocabulary import MAX_TOKENS, TokenKind
 
@@ -35,7 +36,7 @@ class AddedToken(NamedTuple):
     strip: Strip
 
 
-@dataclass(frozen=True)
+@record()
 class FolderConfig:
     """The values of the JSON files of a folder."""
 

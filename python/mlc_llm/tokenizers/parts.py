@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ import tokenizers as hf
 from tokenizers import models
 
 from mlc_llm.errors import InvalidField, ModelFileError, one_line
+from mlc_llm.record import record
 from mlc_llm.tokenizers.frame import Frame
 from mlc_llm.tokenizers.words import Words
 
@@ -114,7 +115,7 @@ def check_unicode(texts: Iterable[str]) -> None:
             ) from None
 
 
-@dataclass(frozen=True)
+@record()
 class Parts:
     """The pieces of a `Tokenizer`."""
 

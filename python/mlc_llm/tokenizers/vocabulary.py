@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain
 from typing import TypeVar, cast
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.record import record
 from mlc_llm.tokenizers.word_rules import WordRule, word_rule
 
 MAX_TOKENS = 4 * 2**20
@@ -80,7 +80,7 @@ def end_texts(control: Container[str]) -> frozenset[str]:
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
-@dataclass(frozen=True)
+@record()
 class Vocabulary:
     """The vocabulary of a model file. Every id is inside it, and the lists have fitting lengths."""
 

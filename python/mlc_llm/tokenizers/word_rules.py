@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 
 import tokenizers as hf
 from tokenizers import normalizers, pre_tokenizers
 
 from mlc_llm.errors import UnsupportedModel, one_line
+from mlc_llm.record import record
 
 Step = Callable[[], pre_tokenizers.PreTokenizer]
 
@@ -72,7 +73,7 @@ _DEEPSEEK_V3 = (
 )
 
 
-@dataclass(frozen=True)
+@record()
 class WordRule:
     """How a text is prepared for the merges."""
 

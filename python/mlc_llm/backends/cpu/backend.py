@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +15,7 @@ from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     import tvm
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mlc_llm.models.spec import ModelSpec
 
 
-@dataclass(frozen=True)
+@record()
 class CpuBackend:
     """See `backends.base.Backend`.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.record import record
 
 BLOCK = 32
 """Weight rows that are interleaved; matrices are padded to a multiple."""
@@ -15,7 +16,7 @@ UNIT_WORDS = BLOCK // 2
 _BYTES = {"float32": 4, "float16": 2, "int16": 2, "int8": 1}
 
 
-@dataclass(frozen=True)
+@record()
 class WeightFormat:
     """A matrix of `n` rows and `k` columns as one tensor that is read from end to end.
 

@@ -6,10 +6,10 @@ intrinsics.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Isa:
     """How kernels are shaped for one family of machines."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, padded_rows, tensor_shape
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mlc_llm.quantization.block_format import Grouped
 
 
-@dataclass(frozen=True)
+@record()
 class CpuLayout:
     """See `backends.base.WeightLayout`."""
 

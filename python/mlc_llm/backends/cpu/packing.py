@@ -16,7 +16,6 @@ Rows are padded to a multiple of 32 with zero scales.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,12 @@ import numpy.typing as npt
 from mlc_llm.backends.cpu.formats import BLOCK, UNIT_WORDS, WeightFormat, padded_rows
 from mlc_llm.quantization.block_format import Grouped
 from mlc_llm.quantization.float8 import E4M3
+from mlc_llm.record import record
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@record()
 class Packed:
     """A matrix ready for the kernels; `tensor` as `formats.py` describes it."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
@@ -15,13 +13,14 @@ from mlc_llm.backends.cpu.scratch import float_tensor
 from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cpu.squares import add_expert_squares, add_squares
 from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.record import record
 
 SQUARES = "squares"
 """The parameter of a matrix, float32 [columns], that the squares of its inputs are added to. Of the
 matrices of experts: [experts, columns + 1], where the last number counts the rows of the expert."""
 
 
-@dataclass(frozen=True)
+@record()
 class RecordingBackend(CpuBackend):
     """As the kernels that it is made of. All matrices have to be of floats."""
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlc_llm.backends.cpu import amx
 from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.errors import InvalidField
+from mlc_llm.record import record
 from mlc_llm.support.machine import cpu_flags
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _EXTENSIONS = {"i8mm": ("+dotprod", "+i8mm"), "dotprod": ("+dotprod",)}
 """Instructions that kernels use beyond that processor: on Arm no named one has just these."""
 
 
-@dataclass(frozen=True)
+@record()
 class Machine:
     """The kernels that a machine gets."""
 

@@ -5,12 +5,11 @@ Source: "CUDA C++ Programming Guide", compute capabilities and binary compatibil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlc_llm.errors import InvalidField
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class Architecture:
     """One kind of machine code."""
 

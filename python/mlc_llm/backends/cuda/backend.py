@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField, UnusableDevice
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     import tvm
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "cuda"
 
 
-@dataclass(frozen=True)
+@record()
 class CudaBackend:
     """See `backends.base.Backend`. Modules are imported when they are needed."""
 

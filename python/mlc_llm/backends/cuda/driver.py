@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from mlc_llm.backends.cuda.architectures import ARCHITECTURES, Architecture, best_for
 from mlc_llm.errors import UnusableDevice
+from mlc_llm.record import record
 
 LIBRARY = "libcuda.so.1"
 LEAST_VERSION = (13, 0)
@@ -25,7 +25,7 @@ _NO_DEVICE = 100
 _ref = ctypes.byref
 
 
-@dataclass(frozen=True)
+@record()
 class Gpu:
     """A GPU that the driver shows."""
 

@@ -31,10 +31,11 @@ products see the columns of a group in another order does not change their sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.record import record
 
 BLOCK = 32
 """Weight rows of a tile; matrices are padded to a multiple."""
@@ -54,7 +55,7 @@ Scales = Literal["float16", "float32", "int8"]
 _SCALE_WORDS: dict[Scales, int] = {"float16": BLOCK // 2, "float32": BLOCK, "int8": BLOCK // 4}
 
 
-@dataclass(frozen=True)
+@record()
 class WeightFormat:
     """A matrix of n rows and k columns as one tensor that is read from end to end.
 

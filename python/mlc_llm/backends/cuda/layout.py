@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlc_llm.backends.cuda.formats import (
@@ -12,6 +11,7 @@ from mlc_llm.backends.cuda.formats import (
     padded_rows,
     tensor_shape,
 )
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlc_llm.quantization.block_format import Grouped
 
 
-@dataclass(frozen=True)
+@record()
 class CudaLayout:
     """See `backends.base.WeightLayout`."""
 

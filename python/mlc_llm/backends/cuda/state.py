@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mlc_llm.backends.cuda import packages
 from mlc_llm.backends.cuda.driver import Driver, Gpu, usable_gpu
 from mlc_llm.errors import UnusableDevice
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class State:
     """In words, for a report."""
 

@@ -4,7 +4,7 @@ architectures."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from mlc_llm.backends.ranks.futex import why_not_here
 from mlc_llm.errors import InvalidField
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     import tvm
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from mlc_llm.models.spec import ModelSpec
 
 
-@dataclass(frozen=True)
+@record()
 class ReferenceBackend:
     """See `backends.base.Backend`."""
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.quantization.block_format import Grouped
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class DenseLayout:
     """See `backends.base.WeightLayout`."""
 

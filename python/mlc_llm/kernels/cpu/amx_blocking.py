@@ -13,7 +13,6 @@ k block, then all with the second one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tvm.script import tirx as T
@@ -21,6 +20,7 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import BLOCK
 from mlc_llm.kernels.cpu.amx import ROWS
 from mlc_llm.kernels.types import Expr, Index
+from mlc_llm.record import record
 
 VECTORS = BLOCK // ROWS
 """Vectors of a column block."""
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     """The column of Y of its first row of weights."""
 
 
-@dataclass(frozen=True)
+@record()
 class Blocking:
     """The sizes of all blocks of a product."""
 

@@ -7,8 +7,6 @@ left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
@@ -16,13 +14,14 @@ from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES
 from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.library.page_format import block_elements, element_bytes
+from mlc_llm.record import record
 
 KV_SPLIT = 8
 """Pages of a KV split."""
 SPLIT_KEYS = KV_SPLIT * PAGE
 
 
-@dataclass(frozen=True)
+@record()
 class Shape:
     """Sizes that all parts of a kernel share."""
 
@@ -72,7 +71,7 @@ class Shape:
         return self.kv_dtype == "int8"
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Arguments:
     """The buffers of a kernel's arguments; `attention.attention` describes them."""
 
@@ -93,7 +92,7 @@ class Arguments:
     """n"""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class QueryRows:
     """Rows that are computed together: query heads of one KV head times tokens of one sequence.
 
@@ -110,7 +109,7 @@ class QueryRows:
     """Where the sequence's list of pages begins in `page_ids`."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Split:
     """The KV split that is computed, each number int32 [1]."""
 

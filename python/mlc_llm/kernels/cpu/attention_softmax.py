@@ -14,8 +14,6 @@ state    `Softmax`, of R rows or of all rows of a step
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
@@ -31,12 +29,13 @@ from mlc_llm.kernels.cpu.vectors import (
     splat,
 )
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 MASKED = -1.0e30
 """Score of a key that is not seen."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Softmax:
     """What the keys so far gave to each row."""
 

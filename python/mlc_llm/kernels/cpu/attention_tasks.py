@@ -10,19 +10,18 @@ or more and uses none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT, Arguments
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 SPREAD = 16
 """Tasks that follow each other are so many steps of the whole work apart: later tokens of a prompt
 see more than earlier ones, and every thread gets a stretch of tasks."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Task:
     """What a task computes, each number int32 [1]."""
 

@@ -18,7 +18,6 @@ Rows come in order: one may read the slot that an earlier one has written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from math import gcd
 
@@ -30,6 +29,7 @@ from mlc_llm.kernels.cpu.silu_conv import L, silu
 from mlc_llm.kernels.cpu.state_space import LARGE, softplus
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, reduce_sum, splat
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.record import record
 
 SMALLEST = 1e-6
 """Added to the sum of squares of a head."""
@@ -37,7 +37,7 @@ ROWS, TOKENS = 4, 32
 """Of a state, and of a sequence, that are computed together."""
 
 
-@dataclass(frozen=True)
+@record()
 class DeltaShape:
     """Sizes of the heads as in `GatedDeltaSpec`, and where a and b begin in rows of how many
     columns."""
@@ -61,7 +61,7 @@ class DeltaShape:
         return gcd(self.key_dim, 16)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Scan:
     """The arguments of `delta_scan`."""
 
@@ -75,7 +75,7 @@ class Scan:
     out: Buffer
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Memory:
     """What a task keeps of some tokens, and of the rows that it computes."""
 

@@ -18,7 +18,6 @@ row's result depends neither on the other rows nor on how many there are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -41,13 +40,14 @@ from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.quant_blocks import row_width
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Index
+from mlc_llm.record import record
 
 EXPERT, START, ROWS = range(3)
 """Words of a job."""
 JOB = 3
 
 
-@dataclass(frozen=True)
+@record()
 class ExpertShape:
     """Matrices [n, k] of so many experts; n is a multiple of 32."""
 

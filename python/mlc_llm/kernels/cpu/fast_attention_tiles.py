@@ -20,8 +20,6 @@ state     `Softmax` of R rows: what all splits so far gave
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import PAGE
@@ -35,6 +33,7 @@ from mlc_llm.kernels.cpu.vectors import lanes_at, splat
 from mlc_llm.kernels.page_bytes import read_scales, scales_at
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.library.page_format import GROUP
+from mlc_llm.record import record
 
 MOST_ROWS = 128
 """Rows of a task."""
@@ -51,7 +50,7 @@ def fast_query_block_tokens(heads: int, kv_heads: int) -> int:
     return max(1, MOST_ROWS // (heads // kv_heads))
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Scratch:
     """The memory of a task; the module's docstring has the shapes of tiles and scores."""
 

@@ -15,7 +15,6 @@ turn: see `rotation.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -31,13 +30,14 @@ from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.page_bytes import inverse, scale_bits, scales_at, two_bytes, whole
 from mlc_llm.kernels.types import Buffer
 from mlc_llm.library.page_format import GROUP, block_elements, scale_groups
+from mlc_llm.record import record
 
 COPY_LANES = 16
 MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Rows:
     """The arguments of `rope_append`, which describes them."""
 

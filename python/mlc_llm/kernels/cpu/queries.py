@@ -9,7 +9,6 @@ turn: see `rotation.py`. Where the keys and values are new as well, `kv_pages.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -27,12 +26,13 @@ from mlc_llm.kernels.cpu.rotation import (
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
 from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.record import record
 
 MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Queries:
     """The arguments of `rotate_queries`, which describes them."""
 

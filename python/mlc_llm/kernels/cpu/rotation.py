@@ -8,7 +8,6 @@ are a pair; the others stay:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from tvm.script import tirx as T
 from mlc_llm.kernels.cpu.vectors import LOG2E, lanes_at
 from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 L = 8
 
@@ -31,7 +31,7 @@ def rest_lanes(sizes: Heads) -> int:
     return gcd(sizes.rest, L)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Columns:
     """Columns of a tensor from `start` on, and the bias that is added to them."""
 

@@ -14,7 +14,6 @@ may read the slot that an earlier one has written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -22,6 +21,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.record import record
 
 L = 8
 STRETCH = 32
@@ -30,7 +30,7 @@ MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Given:
     """The arguments of `short_conv`, and the number of channels."""
 

@@ -10,7 +10,6 @@ read the slot that an earlier one has written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -18,6 +17,7 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.vectors import LOG2E, SCHEDULED, exp2, fsplat, lanes_at
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 L = 8
 STRETCH = 16
@@ -26,7 +26,7 @@ MANY = 8
 """Tokens from which on a second thread is worth its wake-up."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Given:
     """The arguments of `conv_silu`, and the column of the first channel."""
 

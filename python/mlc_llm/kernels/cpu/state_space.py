@@ -14,7 +14,6 @@ Rows come in order: one may read the slot that an earlier one has written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -30,13 +29,14 @@ from mlc_llm.kernels.cpu.vectors import (
     splat,
 )
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.record import record
 
 LARGE = 2**15
 """Numbers of all states that are changed, each time counted, from which on a second thread is worth
 its wake-up for the scan."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Scan:
     """The arguments of `scan`, and the sizes of a model's heads."""
 

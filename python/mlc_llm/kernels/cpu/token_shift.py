@@ -10,7 +10,6 @@ Rows come in order: one may read the slot that an earlier one has written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -19,6 +18,7 @@ from tvm.tirx import PrimFunc
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
 from mlc_llm.kernels.types import Buffer
+from mlc_llm.record import record
 
 L = 8
 STRETCH = 32
@@ -28,7 +28,7 @@ MANY = 8
 MIXTURES = ("Y0", "Y1", "Y2", "Y3", "Y4", "Y5")
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Given:
     """The arguments of `token_shift`."""
 

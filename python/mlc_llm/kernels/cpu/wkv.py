@@ -16,7 +16,6 @@ goes across them. Rows come in order: one may read the slot that an earlier one 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -35,6 +34,7 @@ from mlc_llm.kernels.cpu.vectors import (
     tanh,
 )
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 L = 8
 DECAY, RATE, UNIT, KEY, VALUE = range(5)
@@ -43,7 +43,7 @@ SMALLEST = 1e-12
 """Least length that a vector is divided by."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Wkv:
     """The arguments of `wkv`, the size of a head, and what is added to its variance."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.cuda.attention_sizes import LOG2E, SHARES, SPLIT, STATE, TILE, UNIT, Sizes
@@ -11,11 +9,12 @@ from mlc_llm.kernels.cuda.attention_tiles import Tile
 from mlc_llm.kernels.cuda.tensor_cores import commit, wait
 from mlc_llm.kernels.cuda.threads import WARP
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 _FMA = "fma.rn.f32"
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Given:
     """The tables of all tokens, and what a block of threads computes."""
 

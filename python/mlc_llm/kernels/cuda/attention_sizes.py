@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tvm.script import tirx as T
 
 from mlc_llm.backends.cuda.formats import PAGE
 from mlc_llm.kernels.page_bytes import scales_at
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.library.page_format import GROUP, SCALE_BYTES
+from mlc_llm.record import record
 
 FEW = 64
 """Tokens of a small step. There are blocks enough in a larger one."""
@@ -35,7 +34,7 @@ UNIT = 2.0**14
 """Weights are multiplied by it, which cancels out at the end."""
 
 
-@dataclass(frozen=True)
+@record()
 class Sizes:
     """How a head is laid out in shared memory, and how warps share it. `group`: heads of a KV
     head. has_bytes: pages hold bytes with scales."""
@@ -105,7 +104,7 @@ class Sizes:
         return max(together, self.queries(TILE) + 2 * self.stage * self.tiles)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Seen:
     """What rows see, and where it lies; `attention` describes the buffers."""
 
@@ -158,7 +157,7 @@ class Seen:
         return T.Or(first < self.window[1], last >= begin)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Registers:
     """Of a thread. begin, place, best: those of rows g and g + 8 of the tile."""
 

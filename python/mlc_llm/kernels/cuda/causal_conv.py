@@ -15,7 +15,6 @@ row that it is in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -25,11 +24,12 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 THREADS = 128
 
 
-@dataclass(frozen=True)
+@record()
 class ConvShape:
     """channels: how many, of rows with `columns` numbers, of which they begin with `start`; all of
     them if it is gated."""
@@ -42,7 +42,7 @@ class ConvShape:
     has_bias: bool = False
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Channel:
     """Statements for one channel of a block."""
 

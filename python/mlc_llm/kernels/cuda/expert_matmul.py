@@ -12,7 +12,6 @@ y         float32 [rows, width]: the product goes into n columns from `first` on
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -26,9 +25,10 @@ from mlc_llm.kernels.cuda.matmul_tiles import GlobalRows
 from mlc_llm.kernels.cuda.planes import row_words
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 
-@dataclass(frozen=True)
+@record()
 class ExpertShape:
     """Matrices [n, k] of so many experts."""
 
@@ -38,7 +38,7 @@ class ExpertShape:
     fmt: WeightFormat
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Matrix:
     """The matrix of an expert."""
 

@@ -6,18 +6,18 @@ a thread of it every 32nd number of each.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
 from mlc_llm.kernels.cuda.threads import WARP
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 WARPS = 8
 
 
-@dataclass(frozen=True)
+@record()
 class ScanShape:
     """heads: of the state, each `head_dim` vectors of `size` numbers."""
 
@@ -48,7 +48,7 @@ def sigmoid(x: Expr) -> Expr:
     return T.float32(1) / (T.float32(1) + T.exp(T.min(T.float32(0) - x, T.float32(87))))
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class HeadState:
     """Statements for the state of a head, in registers of all threads of a block."""
 

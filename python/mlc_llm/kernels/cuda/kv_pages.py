@@ -18,7 +18,6 @@ are a pair; the others stay (Su et al. 2021):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -31,6 +30,7 @@ from mlc_llm.kernels.heads import Heads
 from mlc_llm.kernels.page_bytes import inverse, scale_bits, scales_at, whole
 from mlc_llm.kernels.types import Buffer, Expr, Index
 from mlc_llm.library.page_format import GROUP, SCALE_BYTES, block_elements
+from mlc_llm.record import record
 
 THREADS = 64
 HALVES = 8
@@ -38,7 +38,7 @@ HALVES = 8
 LOG2E = 1.4426950408889634
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Columns:
     """A head of a token: its tensor, the column of its first element, and the biases of all heads,
     of which its own begin at `first`."""
@@ -55,7 +55,7 @@ class Columns:
         return x if self.bias is None else x + self.bias[self.first + i]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Store:
     """Where the keys and values of a token and head go."""
 

@@ -10,8 +10,6 @@ statements in the same order of tiles, so that a number has the same bits in eac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from tvm.script import tirx as T
 
@@ -25,6 +23,7 @@ from mlc_llm.kernels.cuda.planes import low_start, sum_start
 from mlc_llm.kernels.cuda.tensor_cores import mma
 from mlc_llm.kernels.cuda.tiles import byte_of, half_of, unit_at, word_at
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 COLUMNS = 8
 """Rows of x that the tensor cores multiply at once."""
@@ -37,7 +36,7 @@ _SCALES = {"float16": 2, "float32": 4, "int8": 1}
 """Words of scales of a tile and group of columns that a thread reads."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class GlobalTile:
     """A tile of a packed matrix where it lies."""
 
@@ -55,7 +54,7 @@ class GlobalTile:
         return unit_at(self.fmt, self.table, self.block, self.tile, i)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class SharedTile:
     """A copy of a tile in shared memory, behind the units of its span."""
 
@@ -72,7 +71,7 @@ class SharedTile:
         return self.memory[self.start + i]
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class GlobalRows:
     """Rows of x where they lie, from `first` on, and how many of them there are (`end` of all).
     tokens: which rows of x they are; None: they lie side by side. fast: of so many of the first
@@ -113,7 +112,7 @@ class GlobalRows:
         return T.reinterpret(bits, dtype="float32")
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class SharedRows:
     """Copies of the columns of a tile in shared memory: of `count` rows the high plane, the low
     one, and the sums. The rows of a warp begin with `first`. Rows that are not there are zeros.

@@ -13,7 +13,6 @@ Every token is computed alike, whatever the row that it is in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -23,12 +22,13 @@ from mlc_llm.kernels.cuda.head_states import WARPS, HeadState, ScanShape, sigmoi
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 _SMALLEST = 1e-6
 """Added to the sum of squares of a head of keys or queries."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Space:
     """A step of a state space."""
 
@@ -131,7 +131,7 @@ def selective_scan(shape: ScanShape, groups: int, width: int, start: int) -> Pri
     return scan
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Delta:
     """A step of a gated delta rule."""
 
@@ -201,7 +201,7 @@ class _Delta:
             )
 
 
-@dataclass(frozen=True)
+@record()
 class DeltaShape:
     """a, b: how many columns their tensor has, and the first of them."""
 

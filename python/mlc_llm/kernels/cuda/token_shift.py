@@ -9,7 +9,6 @@ a thread for each channel d of a row (`state_rows.py`):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -19,12 +18,13 @@ from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 THREADS = 128
 MIXTURES = ("Y0", "Y1", "Y2", "Y3", "Y4", "Y5")
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Channel:
     """Statements for one channel of a block."""
 

@@ -15,7 +15,6 @@ Every token is computed alike, whatever the row that it is in.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -26,6 +25,7 @@ from mlc_llm.kernels.cuda.head_states import WARPS, HeadState, ScanShape, sigmoi
 from mlc_llm.kernels.cuda.state_rows import each_row
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_size, block_sum, grid
 from mlc_llm.kernels.types import Buffer, Expr
+from mlc_llm.record import record
 
 DECAY, UNIT, RATE, KEY, QUERY = range(5)
 _SMALLEST = 1e-12
@@ -34,7 +34,7 @@ OF_OTHERS = ("B", "FIRST", "V0")
 """Arguments that the first layer does not have."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Mixed:
     """What a column of a token has, from what the matrices give. b, first and v0: None in the first
     layer."""
@@ -61,7 +61,7 @@ class _Mixed:
         return own + (self.first[t, at] - own) * sigmoid(self.b[t, at] + self.v0[at])
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Step:
     """A step of `wkv_scan`."""
 
@@ -180,7 +180,7 @@ def wkv_scan(heads: int, size: int, *, is_first: bool) -> PrimFunc:
     return without(scan, *(OF_OTHERS if is_first else ()))
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class _Last:
     """Statements of `wkv_finish`, for a head of a token."""
 

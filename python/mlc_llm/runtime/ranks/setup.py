@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from mlc_llm.library.metadata import Metadata
+from mlc_llm.record import record
 from mlc_llm.runtime.kv_cache import group_windows
 from mlc_llm.runtime.limits import RunnerLimits, Window
 from mlc_llm.runtime.model_step import Sizes, limits_of
 
 
-@dataclass(frozen=True)
+@record()
 class RankSetup:
     """Plain data."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from mlc_llm.images.decoder import ImageFile
 from mlc_llm.images.picture import Picture
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.messages import NO_IMAGES
+from mlc_llm.record import record
 from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.serve.config import HEAD_MODES, EngineConfig
 from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from mlc_llm.serve.core.grammar.matcher import Grammar
 
 
-@dataclass(frozen=True)
+@record()
 class Prepared:
     """The parts of a request that take time and need no engine. They are never changed."""
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mlc_llm.record import record
 from mlc_llm.runtime.transfer import Transfer
 
 
-@dataclass(frozen=True)
+@record()
 class Handover:
     """What a request wants, with places in its prompt instead of a window."""
 

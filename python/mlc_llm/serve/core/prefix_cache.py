@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from mlc_llm.record import record
 from mlc_llm.serve.core.cache_observer import CacheObserver
 from mlc_llm.serve.core.images import ImageSpan, before_image
 from mlc_llm.serve.core.prefix_cuts import Cuts, longest_cut
@@ -20,7 +20,7 @@ from mlc_llm.serve.core.radix_tree import PagedRadixTree
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@record()
 class Divergence:
     """Where a prompt first differs from the cached sequence that begins like it."""
 
@@ -37,7 +37,7 @@ class Divergence:
         )
 
 
-@dataclass(frozen=True)
+@record()
 class PrefixMatch:
     """How a sequence begins. `PrefixCache.lookup` fills it, `Slots` carries it out."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass, field, replace
 
+from mlc_llm.record import record
 from mlc_llm.runtime.batch import KNOWN, BatchRow
 from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.serve.core.decode_group import DecodeGroup
@@ -12,7 +13,7 @@ from mlc_llm.serve.core.prefix_cache import PrefixMatch
 from mlc_llm.serve.core.sequence import RequestState, Sequence
 
 
-@dataclass(frozen=True)
+@record()
 class Acceptance:
     """How many draft tokens of one row the model chose as well."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from mlc_llm.record import record
 
-@dataclass(frozen=True)
+
+@record()
 class Stored:
     """Blocks that are there now and were not before. Each one follows the one before it."""
 
@@ -20,14 +21,14 @@ class Stored:
     """`salt_digest` of the salt of the prompts; empty without one."""
 
 
-@dataclass(frozen=True)
+@record()
 class Removed:
     """Blocks that are not there any more, the last one of a sequence first."""
 
     keys: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@record()
 class Cleared:
     """No block is there any more."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.field_docs import with_field_docs
+from mlc_llm.record import record
 
 EventForm = Literal["map", "array"]
 FORMS: tuple[EventForm, ...] = ("map", "array")
@@ -20,7 +21,7 @@ _ENDPOINT = "should be tcp://ADDRESS:PORT or ipc://FILE"
 
 
 @with_field_docs
-@dataclass(frozen=True, kw_only=True)
+@record(kw_only=True)
 class KVEventsConfig:
     """How KV events are published. The messages and the sockets are those of vLLM 0.33."""
 

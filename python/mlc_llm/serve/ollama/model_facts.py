@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta, timezone
+
+from mlc_llm.record import record
 
 MOST_S = 100 * 365 * 24 * 3600
 FOREVER = "9999-12-31T23:59:59Z"
 """When a model that stays is forgotten."""
 
 
-@dataclass(frozen=True)
+@record()
 class ModelFacts:
     """A model's files, and what is in them."""
 

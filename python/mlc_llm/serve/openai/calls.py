@@ -6,7 +6,6 @@ A chat call is one request. A completion call is one request for each prompt (`c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from mlc_llm.protocol.openai_api_protocol import (
     ChatCompletionResponse,
     ChatCompletionStreamResponse,
 )
+from mlc_llm.record import record
 from mlc_llm.serve.openai.chunk_models import ChatChunks, WholeChat
 from mlc_llm.serve.openai.chunks import Chunk, no_reader
 from mlc_llm.serve.openai.requests import (
@@ -65,7 +65,7 @@ class Whole(Protocol[Whole_co]):
         ...
 
 
-@dataclass(frozen=True)
+@record()
 class Call(Generic[StreamedT, WholeT]):
     """A call that was checked, and is ready for the engine."""
 

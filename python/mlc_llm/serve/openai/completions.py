@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField
@@ -17,6 +16,7 @@ from mlc_llm.protocol.openai_api_protocol import (
     CompletionResponseChoice,
     UsageInfo,
 )
+from mlc_llm.record import record
 from mlc_llm.serve.data import FinishReason, TokenData
 from mlc_llm.serve.openai.answers import GatheredChoice
 from mlc_llm.serve.openai.calls import Call, Part
@@ -201,7 +201,7 @@ def _response_choice(piece: CompletionPiece) -> CompletionResponseChoice:
     )
 
 
-@dataclass(frozen=True)
+@record()
 class CompletionCall(Call[CompletionResponse, CompletionResponse]):
     """A call of the older API."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from mlc_llm.errors import MLCError
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.record import record
 from mlc_llm.serve.data import Data, FinishReason, TextData, TokenData
 from mlc_llm.serve.metrics import EngineMetrics
 from mlc_llm.serve.openai.calls import Part
@@ -16,7 +16,7 @@ from mlc_llm.serve.openai.requests import ChatModel
 from mlc_llm.serve.request import Request
 
 
-@dataclass(frozen=True)
+@record()
 class DeltaOutput:
     """The news of one choice, or the usage of the request."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mlc_llm.conversation_template import ChatTemplate
 from mlc_llm.protocol.conversation_protocol import Conversation
 from mlc_llm.protocol.openai_api_protocol import ChatCompletionRequest, CompletionRequest
+from mlc_llm.record import record
 from mlc_llm.serve.openai.requests import without_effect
 
 RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
@@ -18,7 +18,7 @@ THINKS = "medium"
 THINKS_NOT = "none"
 
 
-@dataclass(frozen=True)
+@record()
 class Translated(Generic[RequestT]):
     """A request, and what of the original is lost."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,7 @@ from mlc_llm.loader.gguf import Value
 from mlc_llm.model_files.base import ModelFiles
 from mlc_llm.pooling import LAST_TOKEN, Pooling
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.record import record
 from mlc_llm.serve.echo_model import MOCK_ECHO
 from mlc_llm.serve.opening.header_cache import open_with_head
 from mlc_llm.serve.opening.settings import (
@@ -49,7 +50,7 @@ class ModelInfo(NamedTuple):
     """A folder with a compiled model library; None: it is compiled when it is needed."""
 
 
-@dataclass(frozen=True)
+@record()
 class Vision:
     """How a model reads images."""
 
@@ -59,7 +60,7 @@ class Vision:
     sight: Sight
 
 
-@dataclass(frozen=True)
+@record()
 class ModelBundle:
     """A model's opened files and what they say. Nothing is computed or copied yet."""
 

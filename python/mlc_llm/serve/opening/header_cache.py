@@ -13,7 +13,6 @@ import os
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.record import record
 from mlc_llm.support.content import FileState
 from mlc_llm.support.kept import keep, kept, key_of
 from mlc_llm.support.sources import hash_of_sources
@@ -43,7 +43,7 @@ class Head(NamedTuple):
     """The state of the file, now that it has this header."""
 
 
-@dataclass(frozen=True)
+@record()
 class KeptGGUF(GGUFModel):
     """A model whose header is in the cache, or comes into it once its tokenizer is made."""
 

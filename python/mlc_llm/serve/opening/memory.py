@@ -6,7 +6,7 @@ import gc
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from mlc_llm.library.metadata import PARAMS_ALIGNMENT
 from mlc_llm.library.page_format import KVCacheDtype, block_elements, element_bytes
 from mlc_llm.models.spec import KVGroup, ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
+from mlc_llm.record import record
 from mlc_llm.runtime.image_runner import KEPT_BYTES
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.limits import complete_config
@@ -35,7 +36,7 @@ ASSUMED_FREE_BYTES = 4 * 2**30
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@record()
 class Memory:
     """The memory at one moment."""
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.pooling import LAST_TOKEN
+from mlc_llm.record import record
 from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.runtime.read_ahead import ReadAhead
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@record()
 class OpenEngine:
     """A core, the model behind it, and the config with every limit filled in."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ModelFileError, UserError
 from mlc_llm.json_file import read_json_object
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     from mlc_llm.protocol.conversation_protocol import Conversation
@@ -24,7 +25,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of generation_config.json that mean the same here."""
 
 
-@dataclass(frozen=True)
+@record()
 class ModelSettings:
     """What the files say of a model; the defaults stand for a model without such files."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from mlc_llm.errors import EngineDead, MLCError
+from mlc_llm.record import record
 from mlc_llm.runtime.batch import AdapterParts
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.admission import Prepared
@@ -31,7 +31,7 @@ class InstructionKind(IntEnum):
     kChangeAdapters = 7
 
 
-@dataclass(frozen=True)
+@record()
 class Arrival:
     """A request on its way to the engine's thread."""
 
@@ -67,7 +67,7 @@ class AdapterChange(NamedTuple):
 Payload = Arrival | OpenRequest | EngineConfig | DebugCall | CoreCall | AdapterChange | None
 
 
-@dataclass(frozen=True)
+@record()
 class Instruction:
     """One thing to do."""
 

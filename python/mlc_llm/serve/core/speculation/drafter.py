@@ -7,14 +7,14 @@ differs is thrown away (see `verify.py`). So a drafter that is wrong costs time 
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import dataclass
 from typing import Protocol
 
+from mlc_llm.record import record
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 
 
-@dataclass(frozen=True)
+@record()
 class Offer:
     """What a drafter could draft for a sequence."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.lark import Split, fixed
 from mlc_llm.serve.openai.tools.reading import held_back
 
 
-@dataclass(frozen=True)
+@record()
 class AnswerTags:
     """What stands around the text. The model may leave out both."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.form_grammar import CallRules
 from mlc_llm.serve.openai.tools.lark import Split
 from mlc_llm.serve.openai.tools.reading import CallReader
@@ -21,7 +21,7 @@ class Function(NamedTuple):
     """To name in errors about the schema."""
 
 
-@dataclass(frozen=True)
+@record()
 class History:
     """How a chat template wants past calls."""
 

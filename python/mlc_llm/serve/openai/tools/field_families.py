@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.family import Function, History
 from mlc_llm.serve.openai.tools.field_rules import FieldRules
 from mlc_llm.serve.openai.tools.fields import FieldForm, ValueKind
@@ -18,7 +19,7 @@ from mlc_llm.serve.openai.tools.read_fields import FieldsBody
 from mlc_llm.serve.openai.tools.read_layout import LayoutReader
 
 
-@dataclass(frozen=True)
+@record()
 class FieldFamily:
     """Implements `Family`."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import cast
+
+from mlc_llm.record import record
 
 _NOTES = {"type", "description", "title", "default", "examples", "example", "enum", "$comment"}
 """Keywords of a text that leave it free, or name its values."""
 
 
-@dataclass(frozen=True)
+@record()
 class FieldForm:
     """What stands around the arguments, and between them."""
 

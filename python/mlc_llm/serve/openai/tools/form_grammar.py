@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mlc_llm.protocol.error_protocol import validated
 from mlc_llm.protocol.response_format import GrammarPart, RequestResponseFormat
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.answer_tags import AnswerTags
 from mlc_llm.serve.openai.tools.lark import ANY, Split, fixed, pattern, text_without, until
 from mlc_llm.serve.openai.tools.thinking import Opening, ThinkTags
@@ -29,7 +29,7 @@ class CallRules(NamedTuple):
     parts: Sequence[GrammarPart]
 
 
-@dataclass(frozen=True)
+@record()
 class Thoughts:
     """How the model may think in front of its answer."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.matching import NUMBER
 
 
-@dataclass(frozen=True)
+@record()
 class CallLayout:
     """The texts around names and arguments. Readers take any white space where these have some,
     and where they have none. `NUMBER` in one of them is the number of the call."""

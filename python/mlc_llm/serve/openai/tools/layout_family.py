@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.family import Function, History
 from mlc_llm.serve.openai.tools.form_grammar import CallRules
 from mlc_llm.serve.openai.tools.lark import Split
@@ -13,7 +14,7 @@ from mlc_llm.serve.openai.tools.layout_rules import layout_rules
 from mlc_llm.serve.openai.tools.read_layout import LayoutReader
 
 
-@dataclass(frozen=True)
+@record()
 class LayoutFamily:
     """Implements `Family`."""
 

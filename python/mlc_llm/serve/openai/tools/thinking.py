@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from mlc_llm.record import record
 from mlc_llm.serve.openai.tools.reading import Reading, held_back
 
 
-@dataclass(frozen=True)
+@record()
 class ThinkTags:
     """What stands around the thoughts. White space beside the tags belongs to them."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from starlette.requests import Request
 
 from mlc_llm.protocol.base import AnswerModel
+from mlc_llm.record import record
 from mlc_llm.serve.server.calls.context import ServedModel, context_of, served_model
 from mlc_llm.serve.server.errors import HTTPError
 from mlc_llm.serve.server.limits.body import read_json_text
@@ -21,7 +21,7 @@ MOST_SHOWN = 1000
 BodyT = TypeVar("BodyT", bound=AnswerModel)
 
 
-@dataclass(frozen=True)
+@record()
 class Read(Generic[BodyT]):
     """A request whose body was read and checked."""
 
@@ -38,7 +38,7 @@ class Read(Generic[BodyT]):
         return Asked(self.request, self.body, self.size, order, served)
 
 
-@dataclass(frozen=True)
+@record()
 class Asked(Read[BodyT]):
     """A request that is understood, and whose model is open."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import checks
 from mlc_llm.protocol.base import AnswerModel
+from mlc_llm.record import record
 from mlc_llm.serve.server.limits.fair_queue import MAX_PRIORITY
 from mlc_llm.serve.server.limits.tenants import ANYBODY, Tenant, tenant_of
 
@@ -19,7 +19,7 @@ MAX_TIMEOUT_S = 86_400.0
 MAX_SALT_CHARS = 256
 
 
-@dataclass(frozen=True)
+@record()
 class Order:
     """What the server itself has to know of a request."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.record import record
 from mlc_llm.serve.server.limits.tenants import Keyring
 
 OnStall = Literal["wait", "restart", "exit"]
@@ -16,7 +17,7 @@ ON_STALL: tuple[OnStall, ...] = ("wait", "restart", "exit")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-@dataclass(frozen=True)
+@record()
 class Limits:
     """What one client may ask of the server. Times are in seconds."""
 
@@ -52,7 +53,7 @@ class Limits:
     """An engine with work that has not done a step for so long is stalled."""
 
 
-@dataclass(frozen=True)
+@record()
 class ServerSettings:
     """Where a server listens, and whom it serves."""
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from hashlib import sha256
 from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.record import record
 
 if TYPE_CHECKING:
     from starlette.requests import HTTPConnection
@@ -25,7 +26,7 @@ TENANT = "mlc_llm.tenant"
 """Where `Guard` writes down who sent a request."""
 
 
-@dataclass(frozen=True)
+@record()
 class Tenant:
     """Those who call with one key. They share what they get with all other tenants."""
 

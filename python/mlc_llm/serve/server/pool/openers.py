@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from mlc_llm.errors import UserError
+from mlc_llm.record import record
 from mlc_llm.serve.async_reader import AsyncClient, deliver_to_loops
 from mlc_llm.serve.client import EngineClient
 from mlc_llm.serve.config import EngineConfig
@@ -27,7 +28,7 @@ ALONE = 0.5
 the machine want some too."""
 
 
-@dataclass(frozen=True)
+@record()
 class Plan:
     """How a model is opened."""
 
