@@ -32,7 +32,7 @@ from mlc_llm.backends.cpu.target import choose
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.device import Functions
 from mlc_llm.backends.operands import ExpertMatrices, Part
-from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 
 HIDDEN, WIDE = 2048, 1024
 SPEC = ExpertsSpec(num_experts=64, experts_per_token=8, intermediate=WIDE)

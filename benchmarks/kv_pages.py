@@ -36,7 +36,7 @@ from mlc_llm.backends.cpu.target import choose, target_for
 from mlc_llm.backends.cpu.threads import configure_threads
 from mlc_llm.backends.operands import LayerInputs, Part
 from mlc_llm.library.metadata import KVGroupInfo, KVInfo
-from mlc_llm.models.spec import AttentionSpec
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.layer_memory import allocate_pages
 from mlc_llm.runtime.rope import RopeTable, Rotation

@@ -24,6 +24,9 @@ CONTRACTS = {
 GROUND = {"errors", "json_file", "library.page_format", "pooling", "precision", "record"}
 CORE = {*GROUND, *CONTRACTS, "serve.core", "runtime.batch", "runtime.limits", "runtime.decode_rows"}
 CORE |= {"tokenizers", "protocol", "images", "runtime.transfer", "runtime.transfer_bytes"}
+SPECS = {f"models.{one}" for one in ("attention_spec", "image_spec", "network_spec", "spec")}
+SPECS |= {"models.recurrent"}
+"""What a decoder is, as plain numbers."""
 BACKENDS = {"backends.base", "backends.device", "backends.operands", "backends.ranks"}
 BACKENDS |= {"backends.registry"}
 """What others know of the backends. Which one computes is decided in the registry alone."""
@@ -47,9 +50,7 @@ DEVICE = {
     "backends.plain_rows",
     "backends.ranks",
     "library",
-    "models.image_spec",
-    "models.recurrent",
-    "models.spec",
+    *SPECS,
 }
 DEVICE |= {"quantization", "support"}
 """What a backend stands on."""
@@ -63,9 +64,7 @@ COMPILER = {
     "conversation_template",
     "quantization",
     "models",
-    "models.image_spec",
-    "models.recurrent",
-    "models.spec",
+    *SPECS,
     "loader",
     "model_files",
 }
@@ -82,9 +81,7 @@ OPENS_A_BUNDLE = {
     "tokenizers",
     "conversation_template",
     "models",
-    "models.image_spec",
-    "models.recurrent",
-    "models.spec",
+    *SPECS,
     "model_files",
 }
 APIS = {"serve.anthropic", "serve.ollama", "serve.responses"}
@@ -128,26 +125,22 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends.operands",
         "models.encoder_spec",
         "models.heads_spec",
-        "models.image_spec",
-        "models.recurrent",
-        "models.spec",
+        *SPECS,
     },
     "backends": set(),
     "backends.all_reduce": {"library"},
     "backends.operands": {"record"},
-    "backends.plain_rows": {"models.image_spec", "models.spec"},
+    "backends.plain_rows": SPECS,
     "backends.ranks": GROUND,
     "backends.device": {"backends.ranks"},
     "backends.base": {
         *GROUND,
         "backends.device",
         "backends.operands",
-        "models.image_spec",
-        "models.recurrent",
-        "models.spec",
+        *SPECS,
         "quantization",
     },
-    "backends.features": {*GROUND, "backends.base", "models.recurrent", "models.spec"},
+    "backends.features": {*GROUND, "backends.base", *SPECS},
     "backends.registry": {
         *GROUND,
         *SHAPES,
@@ -162,19 +155,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models.encoder_spec": GROUND,
     "models.heads_spec": GROUND,
     "models.image_spec": GROUND,
-    "models.spec": {
-        *GROUND,
-        "models.encoder_spec",
-        "models.heads_spec",
-        "models.image_spec",
-        "models.recurrent",
-    },
+    "models.attention_spec": GROUND,
+    "models.network_spec": GROUND,
+    "models.spec": {*GROUND, *SPECS, "models.encoder_spec", "models.heads_spec"},
     "model_files": {
         *GROUND,
         "loader",
         "models",
-        "models.recurrent",
-        "models.spec",
+        *SPECS,
         "quantization",
         "tokenizers",
         "conversation_template",
@@ -189,8 +177,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quantization",
         "loader",
         "models",
-        "models.recurrent",
-        "models.spec",
+        *SPECS,
         "model_files",
         "backends.cpu.k_searches",
     },

@@ -14,19 +14,12 @@ from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.compiler.build import build_library
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec, QueryScaling, RopeSpec
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.image_spec import TowerSpec
+from mlc_llm.models.network_spec import NO_NETWORK, DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
-from mlc_llm.models.spec import (
-    NO_NETWORK,
-    AttentionSpec,
-    DenseSpec,
-    ExpertsSpec,
-    LayerSpec,
-    ModelSpec,
-    QueryScaling,
-    RopeSpec,
-)
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 PLAIN = LayerSpec(AttentionSpec(heads=4, kv_heads=2, head_dim=16, scale=0.25), DenseSpec(96))
 

@@ -9,8 +9,9 @@ import pytest
 
 from mlc_llm.conversion.head_order import with_heads_in_turn
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec
-from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 MIXER = GatedDeltaSpec(key_heads=2, key_dim=1, heads=6, head_dim=2, kernel=2)
 """Heads 0, 1 and 2 of values have the first head of keys: in turn they are 0, 3, 1, 4, 2, 5."""

@@ -10,8 +10,9 @@ import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models import phi3
+from mlc_llm.models.attention_spec import RopeSpec
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.registry import read_config, read_gguf
-from mlc_llm.models.spec import DenseSpec, RopeSpec
 from mlc_llm.models.weight_plan import wanted_tensors
 
 SIZES: dict[str, Any] = {

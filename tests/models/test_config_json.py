@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import RopeSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.registry import ROWS, read_config, read_gguf
-from mlc_llm.models.spec import ExpertsSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import ModelSpec
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2,

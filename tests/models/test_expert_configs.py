@@ -9,8 +9,8 @@ import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.gpt_oss import RENAMED
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.registry import architecture_of, read_config, read_gguf
-from mlc_llm.models.spec import ExpertsSpec
 from mlc_llm.models.weight_plan import wanted_tensors
 
 SIZES: dict[str, Any] = {

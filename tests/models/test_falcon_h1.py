@@ -11,9 +11,10 @@ import pytest
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.models import falcon_h1
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.registry import read_config, read_gguf
-from mlc_llm.models.spec import AttentionSpec, DenseSpec
 from mlc_llm.models.tensor_names import Scaled
 from mlc_llm.models.weight_plan import wanted_tensors
 

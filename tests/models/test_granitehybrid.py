@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.registry import read_config, read_gguf
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec
 from mlc_llm.models.weight_plan import wanted_tensors
 
 CONFIG: dict[str, Any] = {

@@ -18,8 +18,10 @@ from pairs import in_turn
 
 from mlc_llm.backends.cpu.target import missing_features
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.attention_spec import QueryScaling
 from mlc_llm.models.llama import read_gguf
-from mlc_llm.models.spec import DenseSpec, ExpertsSpec, ModelSpec, QueryScaling
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan, plan_weights
 from mlc_llm.testing.byte_tokenizer import VOCABULARY_SIZE
 from mlc_llm.testing.gguf_writer import TensorData, write_gguf

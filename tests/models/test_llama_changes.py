@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec, QueryScaling
 from mlc_llm.models.registry import ROWS, read_config, read_gguf
-from mlc_llm.models.spec import AttentionSpec, ModelSpec, QueryScaling
+from mlc_llm.models.spec import ModelSpec
 
 HIDDEN, HEADS, KV_HEADS, DIM, WIDE, LAYERS, VOCAB = 64, 4, 2, 16, 96, 5, 300
 SIZES: dict[str, Any] = {

@@ -10,11 +10,12 @@ import pytest
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.model_files.folder_tensors import named_tensors
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.registry import architecture_of, read_config, read_gguf
 from mlc_llm.models.row_order import row_order
 from mlc_llm.models.sources import HeadPart
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec
 from mlc_llm.models.weight_plan import plan_weights, wanted_tensors
 
 TEXT: dict[str, Any] = {

@@ -11,10 +11,10 @@ import pytest
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.model_files.folder_tensors import named_tensors
 from mlc_llm.models import qwen3_next
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.registry import read_config, read_gguf
 from mlc_llm.models.row_order import row_order
-from mlc_llm.models.spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.weight_plan import WeightPlan, wanted_tensors
 
 CONFIG: dict[str, Any] = {

@@ -14,9 +14,10 @@ from tiny_window_encoders import VOCABULARY, TinyWindowEncoder
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.loader.gguf import GGUFFile
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.encoder_spec import EncoderSpec, PairSpec
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.registry import read_config, read_gguf
-from mlc_llm.models.spec import DenseSpec, RopeSpec
 
 RNG = np.random.default_rng(0)
 TEXTS = [RNG.integers(0, VOCABULARY, n).tolist() for n in (1, 5, 16, 17, 120, 150, 2)]

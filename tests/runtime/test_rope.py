@@ -9,7 +9,7 @@ import pytest
 
 from mlc_llm.backends.cpu.device import CpuDevice
 from mlc_llm.compiler.weights import inverse_frequencies
-from mlc_llm.models.spec import RopeSpec
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.runtime.rope import RopeTable, RopeTables, Rotation
 
 INVERSE = inverse_frequencies(RopeSpec(theta=10000.0, dim=64), None)

@@ -42,14 +42,11 @@ if TYPE_CHECKING:
         Rwkv7Vectors,
         StateInputs,
     )
+    from mlc_llm.models.attention_spec import AttentionSpec
     from mlc_llm.models.image_spec import Join
+    from mlc_llm.models.network_spec import Activation, ExpertsSpec
     from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
-    from mlc_llm.models.spec import (
-        Activation,
-        AttentionSpec,
-        ExpertsSpec,
-        ModelSpec,
-    )
+    from mlc_llm.models.spec import ModelSpec
     from mlc_llm.quantization.block_format import Grouped
 
 
@@ -162,7 +159,7 @@ class Ops(Protocol):
 
     def gated(self, activation: Activation, gate: Part, up: Part, width: int) -> Input:
         """An Input: activation(gate) * up, each `width` columns; "clamped_swiglu" is a function of
-        both (`models/spec.py`)."""
+        both (`models/network_spec.py`)."""
 
     def activated(self, activation: Activation, x: Part, width: int) -> Input:
         """An Input: activation(x), `width` columns."""

@@ -10,14 +10,10 @@ from collections.abc import Callable, Collection
 from typing import Literal, TypeAlias, get_args
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
-from mlc_llm.models.spec import (
-    AttentionSpec,
-    DenseSpec,
-    ExpertsSpec,
-    LayerSpec,
-    ModelSpec,
-)
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 Feature: TypeAlias = Literal[
     "score caps",

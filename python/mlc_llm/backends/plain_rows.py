@@ -12,7 +12,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.models.image_spec import Join
-from mlc_llm.models.spec import Activation
+from mlc_llm.models.network_spec import Activation
 
 _ACTIVATIONS = {"silu": op.silu, "tanh": op.tanh, "gelu": op.gelu}
 

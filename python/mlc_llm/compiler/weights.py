@@ -30,9 +30,9 @@ from mlc_llm.library.metadata import (
     rope_scaling_param,
 )
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.row_order import row_order
 from mlc_llm.models.sources import Slice, Source
-from mlc_llm.models.spec import RopeSpec
 from mlc_llm.models.weight_plan import WeightPlan
 from mlc_llm.quantization.block_format import Grouped
 from mlc_llm.quantization.ggml_blocks import dequantize, unpack

@@ -14,8 +14,10 @@ import numpy as np
 
 from mlc_llm.errors import MLCError, UnsupportedModel
 from mlc_llm.loader.tensor import Tensor
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.registry import ROWS, Architecture, read_config
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ExpertsSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.protocol.json_value import JsonValue
 from mlc_llm.quantization.ggml_blocks import dequantize
 

@@ -24,14 +24,11 @@ from mlc_llm.conversion.state_fields import (
     side_by_side,
     state_space,
 )
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.falcon_h1 import FFN_NORM, file_names
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import Mamba2Spec, ShortConvSpec
-from mlc_llm.models.spec import (
-    AttentionSpec,
-    DenseSpec,
-    ExpertsSpec,
-    ModelSpec,
-)
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import FolderNames
 
 _THETA = 10000.0

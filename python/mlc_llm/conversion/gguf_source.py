@@ -21,7 +21,8 @@ from mlc_llm.model_files.gguf import GGUFModel
 from mlc_llm.model_files.huggingface import HuggingFaceModel
 from mlc_llm.model_files.quantized_folder import plain_tensors
 from mlc_llm.model_files.tensor_views import StackView, View
-from mlc_llm.models.spec import AttentionSpec, ModelSpec
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import wanted_tensors
 from mlc_llm.quantization.block_format import Floats
 from mlc_llm.quantization.names import FOLDERS

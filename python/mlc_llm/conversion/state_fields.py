@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from mlc_llm.conversion.gguf_entries import Value
 from mlc_llm.models.mamba2 import CONTEXT
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec
-from mlc_llm.models.spec import DenseSpec, ModelSpec
+from mlc_llm.models.spec import ModelSpec
 
 Fields = dict[str, Value]
 Config = Mapping[str, object]

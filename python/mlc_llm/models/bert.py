@@ -10,8 +10,9 @@ from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
+from mlc_llm.models.network_spec import Activation, DenseSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import Activation, DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin
 from mlc_llm.models.values import MOST_LAYERS, Values
 from mlc_llm.models.weight_plan import TensorInfo, Tensors, WeightPlan, plan_weights

@@ -17,20 +17,15 @@ from mlc_llm.backends.operands import (
     StateInputs,
 )
 from mlc_llm.backends.operands import Part as Columns
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.delta_block import GatedDeltaBlock
 from mlc_llm.models.merged import MergedLinear, Part
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec, FeedForward
 from mlc_llm.models.product import Product
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.recurrent_blocks import Mamba2Block, ShortConvBlock
 from mlc_llm.models.rwkv_blocks import Rwkv7Block, ShiftedBlock
-from mlc_llm.models.spec import (
-    AttentionSpec,
-    DenseSpec,
-    ExpertsSpec,
-    FeedForward,
-    Mixer,
-    ModelSpec,
-)
+from mlc_llm.models.spec import Mixer, ModelSpec
 
 Result: TypeAlias = Product | Tensor
 """What a block gives, float32 [tokens, hidden]."""

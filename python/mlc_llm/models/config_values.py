@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from mlc_llm.models.attention_spec import RopeSpec
+from mlc_llm.models.network_spec import Activation, ExpertsSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import Activation, ExpertsSpec, RopeSpec
 from mlc_llm.models.values import MOST_LAYERS, Values
 from mlc_llm.models.yarn import Yarn, magnitude
 

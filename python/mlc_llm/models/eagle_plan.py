@@ -13,8 +13,9 @@ from dataclasses import replace
 from mlc_llm.errors import ModelFileError, UnsupportedModel
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.llama import THETA
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sources import Source
-from mlc_llm.models.spec import DenseSpec, EagleSpec, ModelSpec
+from mlc_llm.models.spec import EagleSpec, ModelSpec
 from mlc_llm.models.weight_plan import TensorInfo, WeightPlan, checked_plan
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mlc_llm.models import llama, olmo2
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, ModelSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 
 GLOBAL_EVERY = 4

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, Origin, PlusOne, layers
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
 from mlc_llm.models.config_values import FULL, WINDOWED, ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, layers
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 from mlc_llm.record import record

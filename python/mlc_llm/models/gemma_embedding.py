@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mlc_llm.models import gemma3
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, ModelSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import FolderNames, Origin, PlusOne
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights, with_projections
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import RopeSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import ExpertsSpec, RopeSpec
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors
 from mlc_llm.models.yarn import Yarn, magnitude

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
+from mlc_llm.models.network_spec import Activation, DenseSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import Activation, DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, Transposed, fused_qkv
 from mlc_llm.models.values import MOST_LAYERS
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights

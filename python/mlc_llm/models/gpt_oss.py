@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import (
     LLAMA_NAMES,
     Alternate,

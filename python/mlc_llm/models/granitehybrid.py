@@ -9,9 +9,10 @@ from dataclasses import replace
 from mlc_llm.models import granitemoe
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import DenseSpec, FeedForward
 from mlc_llm.models.recurrent import Mamba2Spec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import DenseSpec, FeedForward, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.state_spaces import NO_LIMITS, config_mixer, gguf_mixer, mixer_names
 from mlc_llm.models.tensor_names import fused
 from mlc_llm.models.values import Values

@@ -11,7 +11,8 @@ from dataclasses import replace
 from mlc_llm.models import granite
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import ExpertsSpec, ModelSpec
+from mlc_llm.models.network_spec import ExpertsSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import fused
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import NO_NETWORK
 from mlc_llm.models.recurrent import Mamba2Spec
-from mlc_llm.models.spec import NO_NETWORK, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.state_spaces import NO_LIMITS, gguf_mixer, mixer_names
 from mlc_llm.models.tensor_names import FolderNames
 from mlc_llm.models.values import MOST_LAYERS

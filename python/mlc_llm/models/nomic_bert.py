@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.bert import MOST_TYPES, gguf_encoder
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, fused_qkv
 from mlc_llm.models.values import MOST_LAYERS
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights

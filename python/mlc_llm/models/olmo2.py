@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mlc_llm.models import llama
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
-from mlc_llm.models.spec import AttentionSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, layers
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 

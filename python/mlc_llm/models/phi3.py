@@ -7,10 +7,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import FUSED_NETWORK, LLAMA_NAMES, fused_qkv
 from mlc_llm.models.values import Values
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.qwen3_moe import sparse_layers
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES, Origin, Squeezed
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 

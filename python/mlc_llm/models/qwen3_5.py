@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import DenseSpec, FeedForward
 from mlc_llm.models.recurrent import GatedDeltaSpec
 from mlc_llm.models.sizes import Sizes
-from mlc_llm.models.spec import DenseSpec, FeedForward, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import LLAMA_NAMES, MinusExp, PlusOne, Squeezed
 from mlc_llm.models.weight_plan import TensorInfo, Tensors, WeightPlan, plan_weights
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.qwen3 import CONFIG_THETA, GGUF_THETA, HEAD_DIM
-from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import EXPERT_NAMES, LLAMA_NAMES
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 

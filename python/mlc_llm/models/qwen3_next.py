@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import GGUFValues
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.qwen2_moe import NETWORK_NAMES
 from mlc_llm.models.qwen3_5 import HF_NAMES as DELTA_NAMES
 from mlc_llm.models.qwen3_5 import (
@@ -20,7 +21,7 @@ from mlc_llm.models.qwen3_5 import (
     without_drafts,
 )
 from mlc_llm.models.qwen3_moe import sparse_layers
-from mlc_llm.models.spec import ExpertsSpec, ModelSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.tensor_names import FolderNames, HeadParts
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mlc_llm.errors import InvalidField, MLCError, UnsupportedModel
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.models.config_values import rope_of
-from mlc_llm.models.spec import ModelSpec, RopeSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.values import Values
 
 NAME = "rope_scaling"

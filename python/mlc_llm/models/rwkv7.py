@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.gguf_values import LAYER_NORM_EPS, GGUFValues
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.recurrent import Rwkv7Spec
-from mlc_llm.models.spec import DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, Squeezed, Stacked, layers
 from mlc_llm.models.values import MOST_LAYERS, Values
 from mlc_llm.models.weight_plan import Tensors, WeightPlan, plan_weights

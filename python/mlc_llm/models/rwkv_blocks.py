@@ -13,9 +13,10 @@ from mlc_llm.backends.operands import (
     Rwkv7Vectors,
     StateInputs,
 )
+from mlc_llm.models.network_spec import Activation, DenseSpec
 from mlc_llm.models.product import Product
 from mlc_llm.models.recurrent import Rwkv7Spec
-from mlc_llm.models.spec import Activation, DenseSpec, ModelSpec
+from mlc_llm.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from tvm.relax.frontend import nn

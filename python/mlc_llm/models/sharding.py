@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mlc_llm.errors import InvalidField
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import DenseSpec
 from mlc_llm.models.sources import Slice, Source
-from mlc_llm.models.spec import AttentionSpec, DenseSpec, ModelSpec
+from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.weight_plan import WeightPlan
 
 FIELD = "tensor_parallel_shards"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlc_llm.models.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.record import record
 
 

@@ -11,180 +11,18 @@ from dataclasses import field, replace
 from typing import Literal, TypeAlias
 
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec, RopeSpec
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
 from mlc_llm.models.image_spec import Sight, TowerSpec
+from mlc_llm.models.network_spec import DenseSpec, FeedForward
 from mlc_llm.models.recurrent import RECURRENT, Recurrent
 from mlc_llm.record import record
 
-Activation = Literal[
-    "silu", "gelu_tanh", "gelu", "sigmoid", "tanh", "squared_relu", "clamped_swiglu"
-]
-"""gelu is the exact one, with erf. clamped_swiglu (gpt-oss, OpenAI 2025) clamps gate and up to 7:
-gate * sigmoid(1.702 gate) * (up + 1)."""
 Norm = Literal["rms", "layer"]
 """Root mean square (Zhang and Sennrich 2019), or mean and variance with a bias (Ba et al. 2016)."""
-QKNorm = Literal["head", "all"]
-"""Over each head with one weight vector for all of them, or over all heads of a token together."""
-Router = Literal["softmax_then_top", "top_then_softmax"]
-"""Whether the router's softmax is over all experts, or over the chosen ones only."""
-
-
-@record()
-class RopeSpec:
-    """Rotary position embedding (Su et al. 2021): angle = position * theta^(-2i/dim) / factor_i.
-
-    Halves of a head are paired: element i turns with element i + dim/2.
-    """
-
-    theta: float
-    dim: int
-    """Elements of a head that are rotated."""
-    linear: float = 1.0
-    """Positions are divided by this."""
-    factors: str | tuple[float, ...] | None = None
-    """Divisors (Llama 3 scaling), one a frequency, or the name of the file's tensor of them."""
-    magnitude: float = 1.0
-    """Rotated elements are multiplied by this (YaRN, Peng et al. 2023; LongRoPE)."""
-    long_factors: str | tuple[float, ...] | None = None
-    """The `factors` where a sequence may get longer than `long_after` tokens (LongRoPE, Ding et al.
-    2024). All of a sequence has the same ones."""
-    long_after: int = 0
-
-
-@record()
-class QueryScaling:
-    """A query at a position p is multiplied by 1 + beta * ln(1 + floor(p / context)) (Llama 4)."""
-
-    beta: float
-    context: int
-
-
-@record()
-class AttentionSpec:
-    """Causal attention with grouped queries. Sizes are in elements, the window in tokens."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    """Factor of the scores, before the softmax."""
-    rope: int | None = 0
-    """Index into `ModelSpec.ropes`; None: queries and keys are not rotated."""
-    window: int | None = None
-    """A token sees the last `window` tokens, itself included; None: all before it."""
-    reach: int | None = None
-    """Of an encoder: a token sees so many tokens on each side; None: all of its text."""
-    sink_query: bool = False
-    """The engine's window, not the model's own, decides what is seen: the first tokens of a
-    sequence are seen with a query of their own, turned by `sink_position`."""
-    qk_norm: QKNorm | None = None
-    """Queries and keys get an RMS norm before they are rotated."""
-    value_norm: bool = False
-    """Values get an RMS norm without weights, each head alone."""
-    values_are_keys: bool = False
-    """There is no matrix of values: they are the keys, before these are normalised."""
-    shares: int | None = None
-    """The layer whose keys and values this one reads; None: it has its own."""
-    query_scaling: QueryScaling | None = None
-    score_cap: float | None = None
-    """A score s becomes cap * tanh(s / cap), before the softmax."""
-    learned_sinks: bool = False
-    """Each head has a learned score more. It takes part in the softmax and has no value."""
-    gated: bool = False
-    """What the heads give is multiplied by sigmoid of a gate, a matrix of the input more."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Matrices of the input: of queries, keys and values, and of a gate."""
-        if self.shares is not None:
-            return ("q",)
-        gate = ("gate",) if self.gated else ()
-        return ("q", "k", *gate) if self.values_are_keys else ("q", "k", "v", *gate)
-
-    def width_of(self, part: str) -> int:
-        """Rows of one of `parts`."""
-        return self.kv_width if part in ("k", "v") else self.query_width
-
-    @property
-    def query_width(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_dim
-
-
-@record()
-class DenseSpec:
-    """down(activation(gate(y)) * up(y)); gate and up have `intermediate` rows.
-
-    If it is not gated, it is down(activation(up(y))). Of 0 rows, there is no network."""
-
-    intermediate: int
-    activation: Activation = "silu"
-    bias: bool = False
-    """All matrices have one."""
-    gated: bool = True
-    shifted: int = 0
-    """So many numbers, the hidden size: the network reads y + factors * (y' - y), with y' of the
-    token before and learned factors, and keeps y of a sequence's last token. 0: it reads y."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token that exist at once."""
-        return self.intermediate
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """What it keeps of one sequence."""
-        return ((1, self.shifted),) if self.shifted else ()
-
-
-@record()
-class ExpertsSpec:
-    """A mixture of experts (Shazeer et al. 2017): a router, a matrix [num_experts, hidden], chooses
-    `experts_per_token` experts for each token. Each expert is a gated dense network; their results
-    are added, times their weights."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate: int
-    """Of one expert."""
-    activation: Activation = "silu"
-    router: Router = "softmax_then_top"
-    renormalize: bool = False
-    """The weights of the chosen experts are divided by their sum."""
-    bias: bool = False
-    """The router and all matrices of the experts have one."""
-    shared_intermediate: int = 0
-    """Of a network that computes every token, beside the chosen ones; 0: there is none."""
-    shared_gate: bool = False
-    """What that network gives is multiplied by sigmoid(w . y), one factor a token."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token that exist at once."""
-        return self.experts_per_token * self.intermediate + self.shared_intermediate
-
-    @property
-    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """It keeps nothing."""
-        return ()
-
-    @property
-    def shared(self) -> DenseSpec | None:
-        wide = self.shared_intermediate
-        return DenseSpec(wide, self.activation) if wide else None
-
-
 Mixer: TypeAlias = AttentionSpec | Recurrent
 """How a layer lets tokens see each other: attention keeps pages, any other one keeps a state."""
-FeedForward: TypeAlias = DenseSpec | ExpertsSpec
-NO_NETWORK = DenseSpec(0)
-"""Of a layer that is a mixer alone."""
 
 
 @record()

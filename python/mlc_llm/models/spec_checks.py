@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.recurrent import CONVOLVING, GatedDeltaSpec, Mamba2Spec
-from mlc_llm.models.spec import (
-    AttentionSpec,
-    ExpertsSpec,
-    LayerSpec,
-    ModelSpec,
-)
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 
 def check_sizes(spec: ModelSpec) -> None:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.image_spec import TowerSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
-from mlc_llm.models.spec import (
-    AttentionSpec,
-    DenseSpec,
-    ExpertsSpec,
-    LayerSpec,
-    Mixer,
-    ModelSpec,
-)
+from mlc_llm.models.spec import LayerSpec, Mixer, ModelSpec
 
 LAST_NORM = "output_norm.weight"
 """The norm before the head."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.config_values import ConfigValues
 from mlc_llm.models.image_spec import Join, TowerSpec
-from mlc_llm.models.spec import Activation, AttentionSpec, DenseSpec, LayerSpec, ModelSpec
+from mlc_llm.models.network_spec import Activation, DenseSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 from mlc_llm.models.tensor_names import Either, FolderNames, Origin, PlusOne
 from mlc_llm.models.values import MOST_LAYERS
 from mlc_llm.record import record

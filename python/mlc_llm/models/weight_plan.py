@@ -13,18 +13,13 @@ from types import MappingProxyType
 from typing import Protocol
 
 from mlc_llm.errors import ModelFileError, UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.image_spec import TowerSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
 from mlc_llm.models.sources import HeadPart, PairedRows, Source
-from mlc_llm.models.spec import (
-    AdaptedMatrix,
-    AttentionSpec,
-    DenseSpec,
-    ExpertsSpec,
-    Mixer,
-    ModelSpec,
-)
+from mlc_llm.models.spec import AdaptedMatrix, Mixer, ModelSpec
 from mlc_llm.models.spec_checks import check_sizes
 from mlc_llm.models.vectors import LAST_NORM, layer_vectors, model_vectors
 from mlc_llm.record import record

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from mlc_llm.errors import ModelFileError
-from mlc_llm.models.spec import RopeSpec
+from mlc_llm.models.attention_spec import RopeSpec
 from mlc_llm.record import record
 
 

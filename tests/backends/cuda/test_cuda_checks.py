@@ -11,9 +11,10 @@ from mlc_llm.backends.cuda.backend import CudaBackend
 from mlc_llm.errors import UnsupportedModel
 from mlc_llm.models.encoder_spec import EncoderSpec
 from mlc_llm.models.heads_spec import MedusaSpec
+from mlc_llm.models.network_spec import DenseSpec, ExpertsSpec
 from mlc_llm.models.recurrent import Mamba2Spec, Rwkv7Spec
 from mlc_llm.models.registry import read_config
-from mlc_llm.models.spec import DenseSpec, EagleSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import EagleSpec, LayerSpec, ModelSpec
 from mlc_llm.precision import PRECISIONS
 
 CONFIG = {

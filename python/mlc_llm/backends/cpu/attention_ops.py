@@ -19,7 +19,7 @@ from mlc_llm.kernels.cpu.head_norm import NormedHeads
 from mlc_llm.kernels.cpu.kv_pages import copy_pages, rope_append
 from mlc_llm.kernels.cpu.queries import rotate_queries
 from mlc_llm.kernels.heads import Heads
-from mlc_llm.models.spec import AttentionSpec
+from mlc_llm.models.attention_spec import AttentionSpec
 
 
 class AttentionOps:

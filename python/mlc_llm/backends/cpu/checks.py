@@ -7,8 +7,10 @@ import math
 from mlc_llm.backends.cpu.formats import format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import FEATURES, Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec
-from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 MISSING: frozenset[Feature] = frozenset()
 """Features that no CPU kernel computes yet."""

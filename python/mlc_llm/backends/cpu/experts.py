@@ -19,7 +19,7 @@ from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cpu.expert_bias import add_expert_bias
 from mlc_llm.kernels.cpu.expert_matmul import ExpertShape, expert_matmul
 from mlc_llm.kernels.cpu.expert_routing import collect, route, send
-from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 
 
 class ExpertStack(nn.Module):  # type: ignore[misc]

@@ -53,10 +53,8 @@ from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
 from mlc_llm.kernels.row_kinds import KINDS
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
-from mlc_llm.models.spec import (
-    ExpertsSpec,
-)
 
 FAST_ROLES = ("o", "mlp", "down")
 """Roles of the matrices that are multiplied faster, and less exactly, for `fast_tokens`."""

@@ -12,7 +12,7 @@ from mlc_llm.backends.cpu.ops import CpuOps, PackedMatrix
 from mlc_llm.backends.cpu.scratch import float_tensor
 from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cpu.squares import add_expert_squares, add_squares
-from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.record import record
 
 SQUARES = "squares"

@@ -17,7 +17,7 @@ from mlc_llm.kernels.cuda.elementwise import add
 from mlc_llm.kernels.cuda.head_norm import head_norm, heads_apart
 from mlc_llm.kernels.cuda.kv_pages import copy_pages, rope_append, rotate_queries
 from mlc_llm.kernels.heads import Heads
-from mlc_llm.models.spec import AttentionSpec
+from mlc_llm.models.attention_spec import AttentionSpec
 
 
 class AttentionOps:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from mlc_llm.backends.cuda.formats import GROUP, format_of_kind, padded_rows, tensor_shape
 from mlc_llm.backends.features import Feature, refuse_missing
 from mlc_llm.errors import UnsupportedModel
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec
-from mlc_llm.models.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
+from mlc_llm.models.spec import LayerSpec, ModelSpec
 
 HAS: frozenset[Feature] = frozenset(
     (

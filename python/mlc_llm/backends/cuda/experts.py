@@ -18,7 +18,7 @@ from mlc_llm.backends.operands import ExpertMatrices
 from mlc_llm.kernels.cuda.expert_matmul import ExpertShape, expert_matmul
 from mlc_llm.kernels.cuda.expert_routing import CHUNK, add_own_bias, choose, collect, sort
 from mlc_llm.kernels.cuda.matmul import ROWS
-from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 
 
 class ExpertStack(nn.Module):  # type: ignore[misc]

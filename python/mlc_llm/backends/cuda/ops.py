@@ -35,8 +35,8 @@ from mlc_llm.kernels.cuda.embedding import embedding
 from mlc_llm.kernels.cuda.matmul import matmul
 from mlc_llm.kernels.cuda.matmul_hopper import can_multiply, matmul_hopper
 from mlc_llm.kernels.cuda.row_norm import row_norm
+from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.models.recurrent import Mamba2Spec
-from mlc_llm.models.spec import ExpertsSpec
 from mlc_llm.precision import Precision
 
 EXACT_ROLES: dict[Precision, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from mlc_llm.kernels.cuda.plain_rows import (
 )
 from mlc_llm.kernels.cuda.row_norm import row_norm
 from mlc_llm.models.image_spec import Join
-from mlc_llm.models.spec import Activation
+from mlc_llm.models.network_spec import Activation
 
 
 class PlainOps:

@@ -6,7 +6,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
-from mlc_llm.models.spec import Activation
+from mlc_llm.models.network_spec import Activation
 
 LIMIT, STEEPNESS = 7.0, 1.702
 """Of the clamped SwiGLU."""

@@ -9,7 +9,7 @@ from tvm.relax.frontend.nn import Tensor, op
 from mlc_llm.backends.operands import ExpertMatrices, Matrix
 from mlc_llm.backends.reference.activations import gated
 from mlc_llm.kernels.reference_experts import expert_product
-from mlc_llm.models.spec import ExpertsSpec
+from mlc_llm.models.network_spec import ExpertsSpec
 
 
 class ExpertStack(nn.Module):  # type: ignore[misc]

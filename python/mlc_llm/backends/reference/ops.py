@@ -53,12 +53,9 @@ from mlc_llm.kernels.reference import (
     put_rows,
     store,
 )
+from mlc_llm.models.attention_spec import AttentionSpec
+from mlc_llm.models.network_spec import Activation, ExpertsSpec
 from mlc_llm.models.recurrent import GatedDeltaSpec, Mamba2Spec, Rwkv7Spec, ShortConvSpec
-from mlc_llm.models.spec import (
-    Activation,
-    AttentionSpec,
-    ExpertsSpec,
-)
 
 MOST = 20
 """Tokens that `top_tokens` finds for each row."""

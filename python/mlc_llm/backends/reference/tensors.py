@@ -7,7 +7,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.operands import Part
-from mlc_llm.models.spec import QueryScaling
+from mlc_llm.models.attention_spec import QueryScaling
 
 GREEDY = 1e-5
 """At or below this temperature the most likely token is taken."""

@@ -43,7 +43,7 @@ def _gelu(gate: Expr, lanes: int) -> Expr:
 
 
 def _clamped_swiglu(gate: Expr, up: Expr, lanes: int) -> Expr:
-    """See `models.spec.Activation`. A NaN is the second of two operands, so that it stays."""
+    """See `network_spec.Activation`. A NaN is the second of two operands, so that it stays."""
     gate = T.min(fsplat(7.0, lanes), gate)
     up = T.max(fsplat(-7.0, lanes), T.min(fsplat(7.0, lanes), up))
     bounded = T.min(gate * fsplat(-1.702, lanes), fsplat(87.0, lanes))

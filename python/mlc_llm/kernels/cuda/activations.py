@@ -33,7 +33,7 @@ def _gelu(gate: Expr) -> Expr:
 
 
 def _clamped_swiglu(gate: Expr, up: Expr) -> Expr:
-    """See `models.spec.Activation`. A NaN is the second of two operands, so that it stays."""
+    """See `network_spec.Activation`. A NaN is the second of two operands, so that it stays."""
     gate = T.min(T.float32(7), gate)
     up = T.max(T.float32(-7), T.min(T.float32(7), up))
     return gate / _sigmoid_of(gate * T.float32(1.702)) * (up + T.float32(1))
