@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from kernel_tools import build, each_isa
 
 from mlc_llm.backends.cpu.isa import Isa
-from mlc_llm.kernels.cpu.adapters import STEP, TOKENS, add_adapters
+from mlc_llm.kernels.cpu.adapter_groups import TOKENS, group_tokens, table_size
+from mlc_llm.kernels.cpu.adapters import STEP, add_adapters
 
 RANKS = [3, 8, 0]
 R = 8
@@ -30,6 +33,27 @@ def factors(
     return down.astype(isa.adapter_dtype), up.astype(isa.adapter_dtype)
 
 
+def groups_of(isa: Isa, slots: np.ndarray) -> np.ndarray:
+    """Which tokens have the same adapter, as a kernel finds it."""
+    table = np.full(table_size(len(slots)), -7, np.int32)
+    build(isa, group_tokens)(slots, table)
+    return table
+
+
+@each_isa()
+def test_groups(isa: Isa) -> None:
+    for slots in (SLOTS, MANY, [0], [-1]):
+        table, m = groups_of(isa, np.array(slots, np.int32)).tolist(), len(slots)
+        first, listed = table[1 : table[0] + 2], table[m + 2 :]
+        found = [listed[a:b] for a, b in pairwise(first)]
+        expected: dict[tuple[int, int], list[int]] = {}
+        for t, slot in enumerate(slots):
+            if slot >= 0:
+                expected.setdefault((t // TOKENS, slot), []).append(t)
+        assert found == list(expected.values())
+        assert first[0] == 0
+
+
 @pytest.mark.parametrize("widths", [(96, 32, 32), (40,)])
 @each_isa()
 def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
@@ -47,7 +71,7 @@ def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
                 if a >= 0:
                     small = down[a, p].astype(np.float64) @ x[t]
                     expected[t, first : first + width] += small @ up[a, :, first : first + width]
-        add(x, x, down, up, *tables, y)
+        add(x, x, down, up, *tables, groups_of(isa, tables[1]), y)
         assert np.abs(y - expected).max() <= 1e-4
         untouched = [t for t, a in enumerate(slots) if a < 0]
         assert y[untouched].tobytes() == before[untouched].tobytes()
@@ -63,7 +87,8 @@ def test_a_tokens_bits_do_not_depend_on_other_tokens(isa: Isa) -> None:
 
     def computed(tokens: list[int]) -> np.ndarray:
         slots, out = np.array([MANY[t] for t in tokens], np.int32), y[tokens].copy()
-        add(x[tokens].copy(), x[tokens].copy(), down, up, ranks, slots, out)
+        given, table = x[tokens].copy(), groups_of(isa, slots)
+        add(given, given.copy(), down, up, ranks, slots, table, out)
         return out
 
     add = build(isa, add_adapters, "plain", k, 96, widths, isa.adapter_dtype, isa.lanes)
@@ -85,7 +110,8 @@ def test_what_is_read_is_made_first(isa: Isa, kind: str) -> None:
         made = wide[:, :k] / (1 + np.exp(-wide[:, :k])) * wide[:, k:]
     y, plain = np.zeros((m, rows), np.float32), np.zeros((m, rows), np.float32)
     down, up = factors(rng, isa, 1, k, rows)
-    rest = down, up, np.array(RANKS, np.int32), np.array(MANY, np.int32)
+    slots = np.array(MANY, np.int32)
+    rest = down, up, np.array(RANKS, np.int32), slots, groups_of(isa, slots)
     options = rows, (rows,), isa.adapter_dtype, isa.lanes
     build(isa, add_adapters, kind, k, *options, eps)(x, weight if kind == "norm" else x, *rest, y)
     floats = made.astype(np.float32)

@@ -14,7 +14,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from mlc_llm.backends.all_reduce import reduced
-from mlc_llm.backends.cpu.adapters import with_adapters
+from mlc_llm.backends.cpu.adapters import Adapted
 from mlc_llm.backends.cpu.attention_ops import AttentionOps
 from mlc_llm.backends.cpu.delta import gated_delta
 from mlc_llm.backends.cpu.experts import ExpertCalls, ExpertStack
@@ -76,14 +76,14 @@ class CpuOps(AttentionOps, PlainRows):
         self._isa = isa
         self._scratch = Scratch()
         self._fast_tokens: Tensor | None = None
-        self._adapted: list[tuple[PackedMatrix, AdapterInputs]] = []
+        self._adapted = Adapted([], isa)
         self.has_fast_tokens = self.is_fast = False
 
     def begin(self, fast_tokens: Tensor | None = None) -> None:
         self._scratch, self._fast_tokens = Scratch(), fast_tokens
 
     def adapt(self, matrices: Sequence[tuple[PackedMatrix, AdapterInputs]]) -> None:
-        self._adapted = list(matrices)
+        self._adapted = Adapted(matrices, self._isa)
 
     def begin_layer(self) -> None:
         self._scratch.start_layer()
@@ -177,26 +177,33 @@ class CpuOps(AttentionOps, PlainRows):
     ) -> Tensor:
         """x W^T, added to `add_to` in place if that is given."""
         given = x if isinstance(x, Input) else Input("plain", x)
-        inputs = next((one for adapted, one in self._adapted if adapted is matrix), None)
+        inputs = self._adapted.of(matrix)
         if inputs is None:
             return self._plain_product(matrix, given, add_to)
         if add_to is not None and KINDS[given.kind].norm:  # it may be a norm of what is added to
             given = Input("plain", given.as_floats(matrix.columns, self._isa, self._scratch))
-        y = self._plain_product(matrix, given, add_to)
-        return with_adapters(y, given, inputs, self._isa)
+        y = self._plain_product(matrix, given, add_to, inputs)
+        return self._adapted.add_to(y, given, inputs)
 
     def _plain_product(
-        self, matrix: PackedMatrix, given: Input, add_to: Tensor | None = None
+        self,
+        matrix: PackedMatrix,
+        given: Input,
+        add_to: Tensor | None = None,
+        inputs: AdapterInputs | None = None,
     ) -> Tensor:
-        """The same without adapters."""
+        """The same without adapters; inputs: of those that come next."""
         fast = self._fast_tokens if matrix.is_fast else None
         read = self._prepared(given, matrix, fast)
         add = add_to is not None
+        asks = None if inputs is None else self._adapted.asks(inputs, matrix.fmt)
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
-            accumulate=add, fast=fast is not None,
+            accumulate=add, fast=fast is not None, asks=asks,
         )  # fmt: skip
         args = [read, matrix.packed, *([] if fast is None else [fast])]
+        if inputs is not None and asks is not None:
+            args += self._adapted.factors(inputs)
         name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}"
         if add_to is None:
             return self._scratch.call(kernel, name, args, float_tensor(read.shape[0], matrix.rows))

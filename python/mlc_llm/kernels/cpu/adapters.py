@@ -1,6 +1,5 @@
 """LoRA adapters: two small products beside the product of a matrix.
 
-    groups = tokens of a token block that have the same adapter
     for each token t with an adapter:                                       parallel
       f[t] = what the kind makes of X[t]                                    `row_kinds.py`
     for each group with an adapter a:                                       parallel
@@ -15,12 +14,10 @@ down    dtype [a, parts, r, k]: r is a multiple of STEP, and 0 from an adapter's
 up      dtype [a, r, rows]
 ranks   int32 [a]: the largest rank of an adapter's parts
 slots   int32 [m]: the adapter of a token, -1 for none
+groups  int32 [2 m + 2]: which tokens have the same one (`adapter_groups.py`)
 y       float32 [m, width], changed in place; width >= rows
 f       float32 [m, k]; X itself where the kind is "plain"
 h       float32 [m, parts, r]
-order   int32 [m]: the tokens with an adapter, group by group
-starts  int32 [m + 1]: where in `order` a group begins, and behind the last one
-count   int32 [1]: groups
 
 So a piece of an adapter is read once for all tokens of a group, while the memory is asked for that
 of the next one, and converted once for up to four tokens. A token's sums have one order, whatever
@@ -36,6 +33,7 @@ from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.adapter_groups import Groups, table_size
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, splat
@@ -47,8 +45,6 @@ STEP = 4
 """Rows of `down` that a task multiplies."""
 BLOCK, SUMS = 256, 64
 """Columns of y that a task changes, and whose sums are in registers, at most."""
-TOKENS = 32
-"""Tokens of a token block."""
 AHEAD = 2
 """Tasks later for which memory is asked."""
 LOAD = 8
@@ -59,8 +55,8 @@ LOAD = 8
 def add_adapters(
     kind: str, k: int, width: int, widths: tuple[int, ...], dtype: str, lanes: int, eps: float = 0.0
 ) -> PrimFunc:
-    """Kernel of (X, weight, bias, down, up, ranks, slots, y). widths: rows of each part; eps: of a
-    norm."""
+    """Kernel of (X, weight, bias, down, up, ranks, slots, groups, y). widths: rows of each part;
+    eps: of a norm."""
     rows, parts = sum(widths), len(widths)
     block = math.gcd(BLOCK, *widths)
     sums_columns = math.gcd(SUMS, block)
@@ -79,25 +75,6 @@ def add_adapters(
         """Neighbours in a row of `down` or `up`."""
         place = (*at, lanes_at(first, size))
         return T.cast(factor[place], f"float32x{size}")
-
-    @T.inline
-    def group_tokens(S, m, order, starts, count):
-        """Fills `order`, `starts` and `count`."""
-        is_first = T.alloc_buffer((1,), "int32")
-        count[0] = 0
-        starts[0] = 0
-        for t in T.serial(m):
-            is_first[0] = T.if_then_else(S[t] >= 0, 1, 0)
-            for i in T.serial(t % TOKENS):
-                if S[t - t % TOKENS + i] == S[t]:
-                    is_first[0] = 0
-            if is_first[0] > 0:
-                count[0] = count[0] + 1
-                starts[count[0]] = starts[count[0] - 1]
-                for i in T.serial(T.min(m - t, TOKENS - t % TOKENS)):
-                    if S[t + i] == S[t]:
-                        order[starts[count[0]]] = t + i
-                        starts[count[0]] = starts[count[0]] + 1
 
     @T.inline
     def ask_down(D, slot, part, first):
@@ -122,8 +99,8 @@ def add_adapters(
             F[token, lanes_at(i * LOAD, LOAD)] = load(kind, given, token, i * LOAD, k, inv, LOAD)
 
     @T.inline
-    def multiply_down(size, F, D, H, order, at, slot, part, first):
-        """STEP numbers of h for the tokens from `order[at]` on."""
+    def multiply_down(size, F, D, H, G, at, slot, part, first):
+        """STEP numbers of h for the tokens from number `at` of the list on."""
         sums = T.alloc_buffer((size, STEP, down_lanes), "float32")
         lane = T.meta_var(lanes_at(0, down_lanes))
         for t in T.unroll(size):
@@ -133,77 +110,71 @@ def add_adapters(
             for s in T.unroll(STEP):
                 for t in T.unroll(size):
                     sums[t, s, lane] = sums[t, s, lane] + F[
-                        order[at + t], lanes_at(i * down_lanes, down_lanes)
+                        G.token(at + t), lanes_at(i * down_lanes, down_lanes)
                     ] * numbers(D, (slot, part, first + s), i * down_lanes, down_lanes)
         for t in T.unroll(size):
             for s in T.unroll(STEP):
-                H[order[at + t], part, first + s] = halved_sum(sums[t, s, lane], down_lanes)
+                H[G.token(at + t), part, first + s] = halved_sum(sums[t, s, lane], down_lanes)
 
     @T.inline
-    def add_up(size, H, U, Y, order, at, slot, rank, first):
-        """Some columns of a block for the tokens from `order[at]` on."""
+    def add_up(size, H, U, Y, G, at, slot, rank, first):
+        """Some columns of a block for the tokens from number `at` of the list on."""
         sums = T.alloc_buffer((size, vectors, up_lanes), "float32")
         lane = T.meta_var(lanes_at(0, up_lanes))
         for t in T.unroll(size):
             for v in T.unroll(vectors):
-                sums[t, v, lane] = Y[order[at + t], lanes_at(first + v * up_lanes, up_lanes)]
+                sums[t, v, lane] = Y[G.token(at + t), lanes_at(first + v * up_lanes, up_lanes)]
         for j in T.serial(rank):
             for v in T.unroll(vectors):
                 for t in T.unroll(size):
                     sums[t, v, lane] = sums[t, v, lane] + splat(
-                        H[order[at + t], part_of(first), j], up_lanes
+                        H[G.token(at + t), part_of(first), j], up_lanes
                     ) * numbers(U, (slot, j), first + v * up_lanes, up_lanes)
         for t in T.unroll(size):
             for v in T.unroll(vectors):
-                Y[order[at + t], lanes_at(first + v * up_lanes, up_lanes)] = sums[t, v, lane]
+                Y[G.token(at + t), lanes_at(first + v * up_lanes, up_lanes)] = sums[t, v, lane]
 
     @T.inline
-    def in_fours(compute, first, end, buffers, order, *rest):
-        """compute(size, *buffers, order, at, *rest) for the tokens from `order[first]` on."""
-        size: T.let[T.int32] = end - first
+    def in_fours(compute, group, buffers, G, *rest):
+        """compute(size, *buffers, G, at, *rest) for the tokens of a group."""
+        first: T.let[T.int32] = G.first(group)
+        size: T.let[T.int32] = G.first(group + 1) - first
         for i in T.serial(size // 4):
-            compute(4, *buffers, order, first + i * 4, *rest)
+            compute(4, *buffers, G, first + i * 4, *rest)
         if size % 4 >= 2:
-            compute(2, *buffers, order, first + size // 4 * 4, *rest)
+            compute(2, *buffers, G, first + size // 4 * 4, *rest)
         if size % 2 == 1:
-            compute(1, *buffers, order, end - 1, *rest)
+            compute(1, *buffers, G, first + size - 1, *rest)
 
     @T.inline
-    def add_to(F, D, U, R, S, Y, order, starts, groups):
+    def add_to(F, D, U, R, Y, G):
         """Both products."""
-        H = T.alloc_buffer((S.shape[0], parts, D.shape[2]), "float32")
+        H = T.alloc_buffer((Y.shape[0], parts, D.shape[2]), "float32")
         steps = T.meta_var(D.shape[2] // STEP)
+        groups: T.let[T.int32] = G.count
         for u in T.parallel(parts * steps * groups):
             group, piece = T.meta_var((u % groups, u // groups))
             part, first = T.meta_var((piece // steps, piece % steps * STEP))
-            slot = T.meta_var(S[order[starts[group]]])
             later = T.meta_var((u + AHEAD) // groups)
             ask_down(
-                *(D, S[order[starts[(u + AHEAD) % groups]]]),
+                *(D, G.slot((u + AHEAD) % groups)),
                 *(later // steps, later % steps * STEP),
             )
-            if first < R[slot]:
-                in_fours(
-                    *(multiply_down, starts[group], starts[group + 1], (F, D, H), order),
-                    *(slot, part, first),
-                )
+            if first < R[G.slot(group)]:
+                in_fours(multiply_down, group, (F, D, H), G, G.slot(group), part, first)
         for u in T.parallel(blocks * groups):
             group, piece = T.meta_var((u % groups, u // groups))
-            slot = T.meta_var(S[order[starts[group]]])
-            ask_up(
-                *(U, R, S[order[starts[(u + AHEAD) % groups]]]),
-                (u + AHEAD) // groups * block,
-            )
+            ask_up(U, R, G.slot((u + AHEAD) % groups), (u + AHEAD) // groups * block)
             for i in T.serial(block // sums_columns):
                 in_fours(
-                    *(add_up, starts[group], starts[group + 1], (H, U, Y), order),
-                    *(slot, R[slot], piece * block + i * sums_columns),
+                    *(add_up, group, (H, U, Y), G),
+                    *(G.slot(group), R[G.slot(group)], piece * block + i * sums_columns),
                 )
 
     @T.prim_func(private=True, s_tir=True)
     def add(
         x: T.handle, weight: T.handle, bias: T.handle, down: T.handle, up: T.handle,
-        ranks: T.handle, slots: T.handle, y: T.handle,
+        ranks: T.handle, slots: T.handle, groups: T.handle, y: T.handle,
     ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
@@ -216,19 +187,17 @@ def add_adapters(
         U = T.match_buffer(up, (a, r, rows), dtype)
         R = T.match_buffer(ranks, (a,), "int32")
         S = T.match_buffer(slots, (m,), "int32")
+        TABLE = T.match_buffer(groups, (table_size(m),), "int32")
         Y = T.match_buffer(y, (m, width), "float32")
         with T.sblock("root"):
-            order = T.alloc_buffer((m,), "int32")
-            starts = T.alloc_buffer((m + 1,), "int32")
-            count = T.alloc_buffer((1,), "int32")
-            group_tokens(S, m, order, starts, count)
-            if count[0] > 0:
+            G = T.meta_var(Groups(S, TABLE))
+            if G.count > 0:
                 if kind == "plain":
-                    add_to(X, D, U, R, S, Y, order, starts, count[0])
+                    add_to(X, D, U, R, Y, G)
                 else:
                     F = T.alloc_buffer((m, k), "float32")
-                    for i in T.parallel(starts[count[0]]):
-                        make_floats(Given(X, N, BIAS), F, order[i])
-                    add_to(F, D, U, R, S, Y, order, starts, count[0])
+                    for i in T.parallel(G.tokens):
+                        make_floats(Given(X, N, BIAS), F, G.token(i))
+                    add_to(F, D, U, R, Y, G)
 
     return without(add, *KINDS[kind].unread)

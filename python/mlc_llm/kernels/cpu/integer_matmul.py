@@ -29,6 +29,18 @@ from tvm.script import tirx as T
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import AVX2, Isa
 from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
+from mlc_llm.kernels.cpu.adapter_asks import (
+    Asked,
+    Factors,
+    Turn,
+    ask_for_factors,
+    asked_of,
+    asking,
+    down_shape,
+    dtype_of,
+    up_shape,
+)
+from mlc_llm.kernels.cpu.adapter_groups import table_size
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.row_block import (
@@ -46,29 +58,40 @@ from mlc_llm.kernels.types import Buffer, Expr, Index
 
 
 def integer_matmul(
-    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool, asks: Factors | None = None
 ) -> tvm.tirx.PrimFunc:
-    """All planes of all rows."""
+    """All planes of all rows. asks: of the adapters that are asked for."""
     groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
     shape, _ = tensor_shape(fmt, n, k)
 
     @T.prim_func(private=True, s_tir=True)
-    def integer_product(x: T.handle, W: T.Buffer(shape, "int32"), y: T.handle):
+    def integer_product(
+        x: T.handle, W: T.Buffer(shape, "int32"), down: T.handle, up: T.handle, ranks: T.handle,
+        slots: T.handle, table: T.handle, y: T.handle,
+    ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
+        a = T.int32()
+        r = T.int32()
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
+        D = T.match_buffer(down, down_shape(asks, a, r), dtype_of(asks))
+        U = T.match_buffer(up, up_shape(asks, a, r), dtype_of(asks))
+        R = T.match_buffer(ranks, (a,), "int32")
+        S = T.match_buffer(slots, (m,), "int32")
+        G = T.match_buffer(table, (table_size(m),), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
+            asked = T.meta_var(asked_of(asks, D, U, R, S, G))
             if product.unpacks:
-                product.run(X, W, Y, 0, m, isa.planes)
+                product.run(X, W, Y, 0, m, isa.planes, asked)
             else:  # without a condition, which would take a register from the sums
-                product.run_few(X, W, Y, 0, m, isa.planes)
+                product.run_few(X, W, Y, 0, m, isa.planes, asked)
 
-    return integer_product
+    return asking(integer_product, asks)
 
 
 def fast_integer_matmul(
-    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool
+    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool, asks: Factors | None = None
 ) -> tvm.tirx.PrimFunc:
     """The first fast_rows[0] rows by the high plane of their activations alone."""
     groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
@@ -76,22 +99,29 @@ def fast_integer_matmul(
 
     @T.prim_func(private=True, s_tir=True)
     def fast_integer_product(
-        x: T.handle,
-        W: T.Buffer(shape, "int32"),
-        fast_rows: T.Buffer((1,), "int32"),
+        x: T.handle, W: T.Buffer(shape, "int32"), fast_rows: T.Buffer((1,), "int32"),
+        down: T.handle, up: T.handle, ranks: T.handle, slots: T.handle, table: T.handle,
         y: T.handle,
-    ):
+    ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
+        a = T.int32()
+        r = T.int32()
         X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
+        D = T.match_buffer(down, down_shape(asks, a, r), dtype_of(asks))
+        U = T.match_buffer(up, up_shape(asks, a, r), dtype_of(asks))
+        R = T.match_buffer(ranks, (a,), "int32")
+        S = T.match_buffer(slots, (m,), "int32")
+        G = T.match_buffer(table, (table_size(m),), "int32")
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
+            asked = T.meta_var(asked_of(asks, D, U, R, S, G))
             # Read once: inside the loops it would be read again for each group of columns.
             first: T.let[T.int32] = fast_rows[0]
-            product.run(X, W, Y, 0, first, 1)
-            product.run(X, W, Y, first, m - first, isa.sums)
+            product.run(X, W, Y, 0, first, 1, asked)
+            product.run(X, W, Y, first, m - first, isa.sums, asked)
 
-    return fast_integer_product
+    return asking(fast_integer_product, asks)
 
 
 class IntegerProduct:
@@ -106,23 +136,23 @@ class IntegerProduct:
         self.ahead = words_ahead(fmt, self.streams)
 
     @T.inline
-    def run(self, X, W, Y, start, count, planes):
+    def run(self, X, W, Y, start, count, planes, asked):
         """Rows `start` to `start + count` of the whole matrix, if there are any, on all threads."""
         if self.unpacks:
             many = T.meta_var(self.of_many(planes))
             if count >= LEAST_ROWS:
                 many.multiply(X, W, Y, start, count)
             elif count > 0:
-                self.run_few(X, W, Y, start, count, planes)
+                self.run_few(X, W, Y, start, count, planes, asked)
         elif count > 0:
-            self.run_few(X, W, Y, start, count, planes)
+            self.run_few(X, W, Y, start, count, planes, asked)
 
     @T.inline
-    def run_few(self, X, W, Y, start, count, planes):
+    def run_few(self, X, W, Y, start, count, planes, asked):
         """The same, with weights unpacked for each row block."""
         for block in T.parallel(self.apart):
             align_stack()
-            self.multiply_rows(X, W, Y, block, start, count, planes)
+            self.multiply_rows(X, W, Y, block, start, count, planes, asked)
 
     @property
     def unpacks(self) -> bool:
@@ -136,25 +166,31 @@ class IntegerProduct:
     @T.inline
     def multiply(self, X, W, Y, block, m):
         """All m rows by all planes that count."""
-        self.multiply_rows(X, W, Y, block, 0, m, self.isa.planes)
+        self.multiply_rows(X, W, Y, block, 0, m, self.isa.planes, None)
 
     @T.inline
-    def multiply_rows(self, X, W, Y, block, start, count, planes):
+    def multiply_rows(self, X, W, Y, block, start, count, planes, asked):
         """Rows `start` to `start + count`, of which `planes` planes are multiplied. Rows that fill
         no row block go one by one through all streams."""
         size = T.meta_var(self.isa.row_block)
         for s in T.serial(self.streams):
             for t in T.serial(count // size):
                 self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * size, size), planes
-                )
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * size, size), planes,
+                    self.turn(asked, block + s * self.apart, t, count // size),
+                )  # fmt: skip
         for t in T.serial(count % size):
             self.multiply_block(
-                X, W, Y, RowBlock(block, self.streams, start + count - count % size + t, 1), planes
-            )
+                X, W, Y, RowBlock(block, self.streams, start + count - count % size + t, 1), planes,
+                None,
+            )  # fmt: skip
+
+    def turn(self, asked: Asked | None, block: Index, number: Index, count: Index) -> Turn | None:
+        """What a row block asks for."""
+        return None if asked is None else Turn(asked, block, self.n // BLOCK, number, count)
 
     @T.inline
-    def multiply_block(self, X, W, Y, at, planes):
+    def multiply_block(self, X, W, Y, at, planes, turn):
         """One row block.
 
         The planes have a buffer each: TVM keeps those of 1 KiB in memory, smaller ones in
@@ -169,6 +205,8 @@ class IntegerProduct:
                 if self.streams > 1:
                     for s in T.unroll(at.streams):
                         ask_for_group(self.fmt, W, at.block + s * self.apart, span, i, self.ahead)
+                if turn is not None:
+                    ask_for_factors(turn, span * self.fmt.span + i, self.groups)
                 self.clear_group(high, low, at.sums, planes)
                 self.add_words(X, W, high, low, at, span * self.fmt.span + i, planes)
                 self.add_group(X, W, sums, high, low, at, span * self.fmt.span + i, planes)

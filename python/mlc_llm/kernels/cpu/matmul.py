@@ -22,6 +22,7 @@ import tvm
 
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.adapter_asks import Factors
 from mlc_llm.kernels.cpu.amx_fast import fast_fixed_point_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
@@ -33,9 +34,21 @@ def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
     return isa.fast if fmt.is_fixed_point else isa.planes == 2 and not fmt.reads_floats
 
 
+def can_ask(fmt: WeightFormat, isa: Isa) -> bool:
+    """Whether the product can ask the memory for the factors of adapters."""
+    return isa.integer and not (fmt.is_float or fmt.is_fixed_point or fmt.reads_floats)
+
+
 @cache
 def matmul(
-    n: int, k: int, fmt: WeightFormat, isa: Isa, *, accumulate: bool, fast: bool = False
+    n: int,
+    k: int,
+    fmt: WeightFormat,
+    isa: Isa,
+    *,
+    accumulate: bool,
+    fast: bool = False,
+    asks: Factors | None = None,
 ) -> tvm.tirx.PrimFunc:
     """Kernel for a weight matrix of n (a multiple of 32) rows and k columns.
 
@@ -43,8 +56,11 @@ def matmul(
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
     fast (where `has_fast_rows`): int32 [1] comes before Y, the number of fast rows. These are the
     first ones; they count with one plane, or all is bfloat16. Every other row is computed exactly.
+    asks (where `can_ask`): `down`, `up`, `ranks`, `slots` and `groups` of adapters come before Y,
+    and the memory is asked for them (`adapter_asks.py`).
     """
     assert has_fast_rows(fmt, isa) or not fast
+    assert can_ask(fmt, isa) or asks is None
     if fmt.is_float:
         return float_matmul(n, k, fmt, isa, accumulate)
     if fmt.is_fixed_point:
@@ -52,4 +68,5 @@ def matmul(
         return make(n, k, fmt, isa, accumulate=accumulate)
     if fmt.reads_floats or not isa.integer:
         return dequantised_matmul(n, k, fmt, isa, accumulate)
-    return (fast_integer_matmul if fast else integer_matmul)(n, k, fmt, isa, accumulate)
+    make_integer = fast_integer_matmul if fast else integer_matmul
+    return make_integer(n, k, fmt, isa, accumulate, asks)

@@ -1,0 +1,108 @@
+"""A product asks the memory for what the adapters of its matrix are read of next (`adapters.py`).
+
+A few rows of tokens take many times as long to multiply as their weights to come from the memory,
+and the factors of several adapters are as large as the weights: so they come meanwhile. The task of
+a column block asks for its columns of `up`, and for as large a share of `down`; so threads ask for
+about what they will read. Its row blocks ask in turns, each for other adapters, and for a line or
+two at each group of columns: asked for all at once, the lines keep the product waiting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tvm.script import tirx as T
+from tvm.tirx import PrimFunc
+
+from mlc_llm.backends.cpu.formats import BLOCK
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.adapter_groups import Groups
+from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
+from mlc_llm.kernels.types import Buffer, Index
+from mlc_llm.library.page_format import element_bytes
+
+ARGUMENTS = ("D", "U", "R", "S", "G")
+"""Of a product that asks, before its result."""
+
+
+class Factors(NamedTuple):
+    """The shapes of the adapters of a matrix: columns, rows of each part, element type."""
+
+    k: int
+    widths: tuple[int, ...]
+    dtype: str
+
+    @property
+    def line(self) -> int:
+        """Elements of a cache line."""
+        return LINE_BYTES // element_bytes(self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The buffers of `adapters.py` that a product asks for."""
+
+    factors: Factors
+    down: Buffer
+    up: Buffer
+    ranks: Buffer
+    groups: Groups
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """A row block of the task of a column block."""
+
+    asked: Asked
+    block: Index
+    blocks: int
+    number: Index
+    count: Index
+    """Row blocks of the task."""
+
+
+@T.inline
+def ask_for_factors(turn, step, steps):
+    """What a row block asks for at one of its steps; past the ends nothing happens."""
+    asked = T.meta_var(turn.asked)
+    line = T.meta_var(asked.factors.line)
+    for i in T.serial(T.ceildiv(asked.groups.count - turn.number, turn.count)):
+        slot: T.let[T.int32] = asked.groups.slot(turn.number + i * turn.count)
+        rank: T.let[T.int32] = asked.ranks[slot]
+        share: T.let[T.int32] = T.ceildiv(rank * -(-asked.factors.k // line), turn.blocks)
+        for n in T.serial(T.ceildiv(share - step, steps)):
+            for part in T.unroll(len(asked.factors.widths)):
+                at = T.meta_var(turn.block * share + step + n * steps)
+                T.evaluate(prefetch(asked.down, slot, part, 0, at * line))
+        for n in T.serial(T.ceildiv(rank - step, steps)):
+            for c in T.unroll(-(-BLOCK // line)):
+                at = T.meta_var(turn.block * BLOCK + c * line)
+                T.evaluate(prefetch(asked.up, slot, step + n * steps, at))
+
+
+def asking(kernel: PrimFunc, asks: Factors | None) -> PrimFunc:
+    """The kernel without these arguments, unless it asks."""
+    return kernel if asks is not None else without(kernel, *ARGUMENTS)
+
+
+def down_shape(asks: Factors | None, a: Index, r: Index) -> tuple[Index, ...]:
+    """Kernels that do not ask have any."""
+    return (a, 1, r, 1) if asks is None else (a, len(asks.widths), r, asks.k)
+
+
+def up_shape(asks: Factors | None, a: Index, r: Index) -> tuple[Index, ...]:
+    """Kernels that do not ask have any."""
+    return (a, r, 1) if asks is None else (a, r, sum(asks.widths))
+
+
+def dtype_of(asks: Factors | None) -> str:
+    """Kernels that do not ask have any."""
+    return "float16" if asks is None else asks.dtype
+
+
+def asked_of(
+    asks: Factors | None, down: Buffer, up: Buffer, ranks: Buffer, slots: Buffer, table: Buffer
+) -> Asked | None:
+    """What a kernel asks for."""
+    return None if asks is None else Asked(asks, down, up, ranks, Groups(slots, table))
