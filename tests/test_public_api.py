@@ -47,6 +47,7 @@ BUILT = {
     "mlc_llm.serve.data": ["Data", "TextData", "TokenData", "ImageData"],
     "mlc_llm.protocol": ["openai_api_protocol", "debug_protocol"],
     "mlc_llm.protocol.generation_config": ["GenerationConfig"],
+    "mlc_llm.protocol.error_protocol": ["BadRequestError"],
     "mlc_llm.protocol.conversation_protocol": ["Conversation", "MessagePlaceholders"],
     "mlc_llm.protocol.openai_api_protocol": [
         "CHAT_COMPLETION_MAX_TOP_LOGPROBS",

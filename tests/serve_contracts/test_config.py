@@ -26,7 +26,7 @@ INTEGERS = {
     "prefill_chunk_size": (1, 2**31 - 1),
     "sliding_window_size": (-1, 2**31 - 1),
     "attention_sink_size": (0, 2**31 - 1),
-    "max_history_size": (0, 0),
+    "max_history_size": (0, 1),
     "spec_draft_length": (0, 16),
     "spec_tree_width": (1, 1),
     "prefix_cache_max_num_recycling_seqs": (-1, 2**31 - 1),
@@ -117,7 +117,7 @@ def test_words_and_paths(field: str, value: Any) -> None:
         ("opt", "O3"),
         ("spec_tree_width", 2),
         ("kv_state_kind", "rnn_state"),
-        ("max_history_size", 1),
+        ("max_history_size", 2),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(field: str, value: Any) -> None:

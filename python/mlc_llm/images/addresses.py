@@ -14,7 +14,7 @@ from mlc_llm.images.fetch import Place, fetched
 PORTS = {"http": 80, "https": 443}
 NOT_ALLOWED = (
     "images come as data: addresses, such as data:image/png;base64,...; "
-    "the server allows other hosts with --allow-image-hosts"
+    "the server allows other hosts with --allow-image-hosts, ImageData.from_url with allow_hosts"
 )
 
 

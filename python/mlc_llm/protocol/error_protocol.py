@@ -12,6 +12,9 @@ from mlc_llm.protocol import checks
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+BadRequestError = UserError
+"""The name that programs written for MLC LLM catch."""
+
 
 class ErrorBody(BaseModel):
     """The value of the key `error` in an error of OpenAI's API."""

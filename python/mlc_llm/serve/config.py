@@ -114,8 +114,9 @@ class EngineConfig:
     window is the model's too, else 0. With 0, a text stops to make sense when its first tokens have
     left the window. 4 are enough in most cases."""
     max_history_size: int | None = None
-    """At least 0: only None or 0. The states of recurrent layers have no history in this version:
-    they are kept where the prefix cache and draft tokens need them."""
+    """At least 0: None, 0 or 1, which mean the same: of a sequence's recurrent layers one state. In
+    this version earlier ones are kept where the prefix cache and draft tokens need them, and not as
+    a history."""
     kv_state_kind: Literal["kv_cache", "rnn_state", "none", "hybrid"] | None = None
     """None and `kv_cache` are the same, and nothing else is allowed: what a model keeps, its file
     says."""
@@ -317,14 +318,16 @@ class EngineConfig:
 _ONE_DEVICE = "the model runs on one device in this version; leave it out or give 1"
 _NO_TREE = "drafts are chains in this version; leave it out or give 1"
 _BY_MODEL = "the model's file says what it keeps in this version; leave it out or give kv_cache"
-_NO_HISTORY = "states are kept at chosen places in this version, without a history; leave it out"
+_NO_HISTORY = (
+    "states are kept at chosen places in this version, without a history; leave it out or give 1"
+)
 
 _DONE_SO_FAR: list[tuple[str, tuple[object, ...], str]] = [
     ("pipeline_parallel_stages", (None, 1), _ONE_DEVICE),
     ("opt", (None,), "optimisation levels are not supported in this version; leave it out"),
     ("spec_tree_width", (1,), _NO_TREE),
     ("kv_state_kind", (None, "kv_cache"), _BY_MODEL),
-    ("max_history_size", (None, 0), _NO_HISTORY),
+    ("max_history_size", (None, 0, 1), _NO_HISTORY),
 ]
 
 
