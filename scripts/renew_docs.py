@@ -24,7 +24,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve import data, limits, metrics
 from mlc_llm.serve.answers import ChatAnswer, Generated, Usage
 from mlc_llm.serve.async_engine import AsyncMLCEngine
-from mlc_llm.serve.config import MODES, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import MODES
 from mlc_llm.serve.counters import PrefixLookups
 from mlc_llm.serve.engine import ChatCompletions, Embeddings, MLCEngine
 from mlc_llm.serve.engine import Completions as TextCompletions

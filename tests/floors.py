@@ -5,6 +5,7 @@ from __future__ import annotations
 CONTRACTS = {
     "serve.data",
     "serve.config",
+    "serve.config_fields",
     "serve.request",
     "serve.limits",
     "serve.memory_plan",

@@ -13,10 +13,13 @@ from mlc_llm.errors import InvalidField
 from mlc_llm.protocol import generation_rules
 from mlc_llm.protocol.field_docs import FieldDoc, field_docs
 from mlc_llm.protocol.generation_config import GenerationConfig
-from mlc_llm.serve import config, limits
+from mlc_llm.serve import config_fields, limits
 from mlc_llm.serve.config import EngineConfig
 
-RULES: dict[Any, Any] = {GenerationConfig: generation_rules.RULES, EngineConfig: config._RULES}
+RULES: dict[Any, Any] = {
+    GenerationConfig: generation_rules.RULES,
+    EngineConfig: config_fields.RULES,
+}
 DOCS = [(cls, doc) for cls in RULES for doc in field_docs(cls)]
 NUMBERS = [(cls, doc) for cls, doc in DOCS if doc.kind.startswith(("int", "float"))]
 NUMBER = r"-?[0-9]+(?:\.[0-9]+)?(?:e-[0-9]+)?"

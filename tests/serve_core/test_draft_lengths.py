@@ -11,7 +11,8 @@ from pairs import in_turn
 from spec_tools import Seer, drafted, speculative
 
 from mlc_llm.runtime.batch import Batch
-from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import MAX_DRAFTED
 from mlc_llm.serve.core.speculation.draft_lengths import (
     FIRST_PAUSE,
     LAST_PAUSE,

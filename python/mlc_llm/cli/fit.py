@@ -15,7 +15,8 @@ from mlc_llm.cli.flags import ENGINE_FLAGS, naming_flags, with_flags
 from mlc_llm.cli.guard import INTERNAL_ERROR, OK
 from mlc_llm.cli.options import add_kv_cache
 from mlc_llm.errors import UserError
-from mlc_llm.serve.config import MODES, EngineConfig, EngineMode
+from mlc_llm.serve.config import EngineConfig, EngineMode
+from mlc_llm.serve.config_fields import MODES
 from mlc_llm.serve.limits import (
     complete_config,
     infer_limits,

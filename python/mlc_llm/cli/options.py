@@ -13,13 +13,8 @@ from mlc_llm.library.page_format import KV_CACHE_DTYPES
 from mlc_llm.pooling import POOLINGS
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.json_text import parse_json_object
-from mlc_llm.serve.config import (
-    ENGINE_PRECISIONS,
-    MODES,
-    SPECULATIVE_MODES,
-    EngineConfig,
-    EngineMode,
-)
+from mlc_llm.serve.config import EngineConfig, EngineMode
+from mlc_llm.serve.config_fields import ENGINE_PRECISIONS, MODES, SPECULATIVE_MODES
 
 FALLBACK: dict[str, int | float] = {"max_tokens": 1024, "temperature": 0.2, "top_p": 0.9}
 """The values if neither a flag nor the model gives one. A small model may never stop by itself. The

@@ -18,7 +18,8 @@ from mlc_llm.runtime.limits import (
     score_rows,
     state_slots,
 )
-from mlc_llm.serve.config import MAX_DRAFTED, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import MAX_DRAFTED
 from mlc_llm.serve.memory_plan import MemoryPlan, ModelSize
 
 DEFAULT_UTILIZATION = 0.85

@@ -14,7 +14,8 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.messages import NO_IMAGES
 from mlc_llm.record import record
 from mlc_llm.runtime.limits import RunnerLimits
-from mlc_llm.serve.config import HEAD_MODES, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import HEAD_MODES
 from mlc_llm.serve.core.adapters import Adapter, Adapters, no_adapters
 from mlc_llm.serve.core.handover import FIELD, handover_of
 from mlc_llm.serve.core.handover_state import Handover

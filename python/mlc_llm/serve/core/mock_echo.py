@@ -22,7 +22,8 @@ from mlc_llm.runtime.batch import (
 )
 from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.transfer import Transfer
-from mlc_llm.serve.config import DRAFTERS, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import DRAFTERS
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.logprobs import LOWEST_LOGPROB
 from mlc_llm.serve.core.policy import RequestPolicy

@@ -20,7 +20,8 @@ from mlc_llm.models.image_spec import Sight
 from mlc_llm.models.mmproj import mmproj_pixels, projector_of
 from mlc_llm.runtime.image_runner import ImageRunner
 from mlc_llm.runtime.packed_file import BrokenParams
-from mlc_llm.serve.config import NO_MMPROJ, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import NO_MMPROJ
 from mlc_llm.serve.limits import window_of
 from mlc_llm.serve.opening.bundle import ModelBundle, Vision
 from mlc_llm.support.gguf_parts import is_tower

@@ -9,7 +9,7 @@ import bisect
 import heapq
 from collections.abc import Callable, Sequence
 
-from mlc_llm.serve.config import MAX_DRAFT_LENGTH, MAX_DRAFTED
+from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH, MAX_DRAFTED
 
 MARGIN = 1.05
 """Drafts have to be better than a plain step by this factor."""

@@ -17,7 +17,8 @@ from collections import abc
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlc_llm.serve.config import MAX_DRAFT_LENGTH, EngineConfig
+from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH
 from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.draft_lengths import AcceptanceRate, DraftLengths
