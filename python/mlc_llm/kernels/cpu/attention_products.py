@@ -44,9 +44,8 @@ from mlc_llm.kernels.page_bytes import read_scales, scales_at
 from mlc_llm.kernels.types import Buffer, Expr
 from mlc_llm.library.page_format import GROUP, scale_groups
 
-AHEAD = 4
-"""Blocks that memory is asked for before they are multiplied, at least: half of them would be too
-late, and many more do not stay in the nearest cache."""
+AHEAD = 8
+"""Blocks that memory is asked for before they are multiplied, at least."""
 
 
 def _at_once(rows: int, wide: int, most: int, isa: Isa) -> int:
@@ -79,6 +78,12 @@ def _vectors_at_once(rows: int, shape: Shape) -> int:
 def _ahead(rows: int, isa: Isa) -> int:
     """Blocks between the one that is multiplied and the one that is asked for."""
     return max(AHEAD, _pages_at_once(rows, isa))
+
+
+@T.inline
+def _ask(given, page, kv_head, kind, element):
+    """Asks the memory for the cache line of an element of a block."""
+    T.evaluate(prefetch(given.pages, page, kv_head, kind, element, cache=2))
 
 
 @T.inline
@@ -199,20 +204,13 @@ def _score(shape, given, rows, split, column, scores):
         if shape.has_scales:
             for g in T.unroll(group):
                 _load_scales(shape, given, rows, scales, g, page[g], 0)
-                T.evaluate(
-                    prefetch(
-                        *(given.pages, later[g], rows.kv_head, kind[g]),
-                        PAGE * shape.head_dim,
-                    )
-                )
+                _ask(given, later[g], rows.kv_head, kind[g], PAGE * shape.head_dim)
         _clear_scores(shape, low, half, rows.count)
         if group > 1:
             _clear_scores(shape, high, half, rows.count)
         for line in T.serial(shape.head_dim // part):
             for g in T.unroll(group):
-                T.evaluate(
-                    prefetch(given.pages, later[g], rows.kv_head, kind[g], line * shape.line)
-                )
+                _ask(given, later[g], rows.kv_head, kind[g], line * shape.line)
             for i in T.unroll(part):
                 for r in T.unroll(rows.count):
                     _add_scores(
@@ -289,11 +287,9 @@ def _add_page(shape, given, rows, scores, scales, low, high, page, p, tokens, la
     half = T.meta_var((group + 1) // 2)
     for i in T.serial(tokens[0]):
         for x in T.unroll(max(1, group * shape.lanes // shape.line)):
-            T.evaluate(
-                prefetch(
-                    *(given.pages, later[0], later[1], later[2]),
-                    i * shape.head_dim + vector * shape.lanes + x * shape.line,
-                )
+            _ask(
+                *(given, later[0], later[1], later[2]),
+                i * shape.head_dim + vector * shape.lanes + x * shape.line,
             )
         for r in T.unroll(rows.count):
             _add_values(shape, given, rows, scores, scales, low, page, p, i, r, vector, half)
@@ -327,9 +323,7 @@ def _sum_values(shape, given, rows, split, scores, state, first_row):
             _count_values(given, split, p, tokens)
             if shape.has_scales:
                 _load_scales(shape, given, rows, scales, 0, page[0], 1)
-                T.evaluate(
-                    prefetch(given.pages, later[0], later[1], later[2], PAGE * shape.head_dim)
-                )
+                _ask(given, later[0], later[1], later[2], PAGE * shape.head_dim)
             _add_page(
                 *(shape, given, rows, scores, scales, low, high),
                 *(page, p, tokens, later, d * group, group),

@@ -9,9 +9,13 @@ from mlc_llm.kernels.types import Buffer, Expr, Index
 LINE_BYTES = 64
 
 
-def prefetch(buffer: Buffer, *index: Index, to_write: bool = False) -> Expr:
-    """Expression to evaluate: loads the cache line of an element; nothing happens past the end."""
-    purpose, keep, data = T.int32(int(to_write)), T.int32(3), T.int32(1)
+def prefetch(buffer: Buffer, *index: Index, to_write: bool = False, cache: int = 1) -> Expr:
+    """Expression to evaluate: loads the cache line of an element; nothing happens past the end.
+
+    cache: 1 or 2, the level that it is loaded into. A core waits for few lines of level 1 at once
+    (24 on AMD Zen 4), and what else it reads has to wait with them; of level 2 it asks for more.
+    """
+    purpose, keep, data = T.int32(int(to_write)), T.int32(4 - cache), T.int32(1)
     return T.call_llvm_intrin(
         "void", "llvm.prefetch", T.address_of(buffer[index]), purpose, keep, data
     )
