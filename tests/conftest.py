@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import kept
@@ -90,11 +90,17 @@ def _tier(item: pytest.Item) -> str:
     return "alone" if "timing" in item.keywords else "together"
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Engines collect garbage when they end. What pytest itself has made is none, and looking
-    through all of it takes longer than most tests."""
-    gc.collect()
-    gc.freeze()
+    through all of it, again and again while there is more of it, takes longer than most tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

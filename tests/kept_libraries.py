@@ -23,9 +23,11 @@ from mlc_llm.compiler.build import build_library
 from mlc_llm.models.spec import ModelSpec
 
 QUICKEST = 0
-"""LLVM's optimisation of reference kernels, and of whole models that are tested for what they
-compute: compiling takes a third of the time, and the tests run each of them for milliseconds.
-`--slow` tests the latter as users have them, and so do all tests of kernels and of engines."""
+"""LLVM's optimisation of reference kernels, and in quick runs of tiny models: compiling takes half
+of the time or less, and the tests run each of them for milliseconds. `--slow` tests tiny models as
+users have them. All runs do that with kernels by themselves and with the default model."""
+MOST_TINY = 256
+"""Numbers of a token's vector in a tiny model."""
 SHAPING_FOLDERS = ("backends", "compiler", "kernels", "library", "models")
 
 
@@ -39,10 +41,11 @@ def build_kept(
 ) -> None:
     """`build_library`, from what an earlier run has kept where it can be.
 
-    quickest: with `QUICKEST` for all kernels.
+    quickest: with `QUICKEST` for all kernels, also in runs with `--slow`.
     """
 
-    level = QUICKEST if quickest or backend.name == REFERENCE else None
+    is_tiny = spec.hidden <= MOST_TINY and not kept.is_thorough()
+    level = QUICKEST if quickest or is_tiny or backend.name == REFERENCE else None
 
     def make(new: Path) -> None:
         new.mkdir()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import kept
 from kept_libraries import build_kept
 
 from mlc_llm.backends.registry import backend_of, choose_backend
@@ -50,7 +49,7 @@ def ranks_of_plan(
         if not library.exists():
             library.mkdir()
             weights.mkdir()
-            build_kept(own.spec, backend, library, quickest=not kept.is_thorough())
+            build_kept(own.spec, backend, library)
             pack_weights(own, backend, tensors, weights, lambda _: None)
         folders.append((library, weights))
     setups = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import kept
 import numpy as np
 import numpy.typing as npt
 from decoder_reference import Facts, ReferenceDecoder
@@ -62,7 +61,7 @@ def runner_of_plan(
     if not library.exists():
         library.mkdir()
         weights.mkdir()
-        build_kept(plan.spec, backend, library, quickest=not kept.is_thorough())
+        build_kept(plan.spec, backend, library)
         pack_weights(plan, backend, tensors, weights, lambda _: None)
     return ModelRunner(
         library, weights,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import kept
 from kept_libraries import build_kept
 
 from mlc_llm.backends.registry import backend_of, choose_backend
@@ -51,7 +50,7 @@ def runner_of_plan(
     if not library.exists():
         library.mkdir(parents=True)
         weights.mkdir()
-        build_kept(plan.spec, backend, library, quickest=not kept.is_thorough())
+        build_kept(plan.spec, backend, library)
         pack_weights(plan, backend, tensors, weights, lambda _: None)
     return EncoderRunner(
         library, weights,

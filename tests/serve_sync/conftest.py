@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from mlc_llm.serve.sync_engine import SyncMLCEngine
 from mlc_llm.testing.tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the model and its library, which programs that tests start find compiled."""
     folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_model(folder / "tiny.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLC_LLM_HOME", str(folder / "cache"))
+        SyncMLCEngine(str(write_tiny_model(folder / "tiny.gguf")), "cpu")
     return folder
 
 

@@ -19,6 +19,7 @@ import tvm_ffi_orcjit
 from pairs import every_other
 
 import mlc_llm
+from mlc_llm.backends.cpu.codegen import NEEDLESS
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import ISAS, Isa
 from mlc_llm.backends.cpu.packing import Packed
@@ -111,7 +112,8 @@ def _sources(also: Path) -> str:
 
 
 def _compile(path: Path, func: tvm.tirx.PrimFunc, isa: Isa) -> None:
-    module = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))
+    with tvm.transform.PassContext(disabled_pass=list(NEEDLESS)):  # as libraries are compiled
+        module = tvm.tirx.build(func.with_attr("global_symbol", "k"), target=target_for(isa))
     module.write_to_file(str(path))
 
 
