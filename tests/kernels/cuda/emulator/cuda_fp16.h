@@ -4,11 +4,23 @@
 #include <cstdint>
 #include <cstring>
 
+/* By the processor where it can: the function of the compiler takes a fourth of a test's time. */
+static inline float half_to_float(_Float16 value) {
+#ifdef __F16C__
+  typedef short Words __attribute__((vector_size(16)));
+  short bits;
+  memcpy(&bits, &value, 2);
+  return __builtin_ia32_vcvtph2ps(Words{bits})[0];
+#else
+  return (float)value;
+#endif
+}
+
 struct __half {
   _Float16 value;
   __half() = default;
   template <class T, class = std::enable_if_t<std::is_arithmetic_v<T>>> __half(T number) : value((_Float16)(float)number) {}
-  operator float() const { return (float)value; }
+  operator float() const { return half_to_float(value); }
 };
 typedef __half half;
 struct alignas(4) __half2 { __half x, y; };
