@@ -33,6 +33,9 @@ SIZE = 1024
 """Rows and columns of the plain products."""
 LEAST = 0.2
 """Seconds of a measurement."""
+PAUSE = 0.3
+"""Seconds before it: a thread of OpenBLAS looks for more work for a tenth of a second, and takes a
+core from whoever computes then."""
 
 
 def shape_of(model: Path) -> tuple[int, int, int]:
@@ -68,9 +71,10 @@ def plain() -> Callable[[], float]:
 
 
 def _rate(run: Callable[[], object], work: int) -> Callable[[], float]:
-    """A function that runs for `LEAST` seconds. Returns 10^9 of `work` a second."""
+    """A function that runs for `LEAST` seconds, after a pause. Returns 10^9 of `work` a second."""
 
     def measure() -> float:
+        time.sleep(PAUSE)
         start, times = time.perf_counter(), 0
         while (taken := time.perf_counter() - start) < LEAST:
             run()
