@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.backends.cpu.target import KERNELS_VARIABLE, choose
-from mlc_llm.backends.cuda.architectures import architecture
-from mlc_llm.backends.cuda.backend import NAME, CudaBackend
 from mlc_llm.errors import InvalidField
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
 
-REFERENCE, CUDA = "reference", NAME
+REFERENCE, CUDA = "reference", "cuda"
 
 
 def choose_backend(kernels: str | None = None) -> Backend:
@@ -53,7 +51,7 @@ def named_backend(
     if arch is not None and name != CUDA:
         raise InvalidField("arch", arch, f"it is for device '{CUDA}' alone")
     if name == CUDA:
-        return _gpu() if arch is None else CudaBackend(architecture(arch).name)
+        return _gpu() if arch is None else _gpu_of(arch)
     if name is None:
         return choose_backend()
     if name not in (*ISAS, REFERENCE):
@@ -64,7 +62,7 @@ def named_backend(
 def backend_of(name: str) -> Backend:
     """The backend that a library names in its metadata. Raises KeyError for an unknown one."""
     if name == CUDA:
-        return CudaBackend(None)
+        return _gpu_of(None)
     return _reference() if name == REFERENCE else CpuBackend(ISAS[name])
 
 
@@ -88,7 +86,15 @@ def _gpu() -> Backend:
 
     found = usable_gpu().architecture
     assert found is not None, "a usable GPU has one"
-    return CudaBackend(found.name)
+    return _gpu_of(found.name)
+
+
+def _gpu_of(name: str | None) -> Backend:
+    """The backend of GPUs with that architecture; None: of none, for what is the same on all."""
+    from mlc_llm.backends.cuda.architectures import architecture
+    from mlc_llm.backends.cuda.backend import CudaBackend
+
+    return CudaBackend(None if name is None else architecture(name).name)
 
 
 def _reference() -> Backend:

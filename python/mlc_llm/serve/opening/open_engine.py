@@ -46,7 +46,7 @@ from mlc_llm.serve.opening.memory import look_at_memory, memory_of_device, model
 from mlc_llm.serve.opening.precision import with_precision
 from mlc_llm.serve.opening.runner import AnyRunner, begin_weights, create_runner, kernels_of
 from mlc_llm.serve.opening.shares import shards_of
-from mlc_llm.serve.opening.vision import tower_runner, with_vision
+from mlc_llm.serve.opening.vision import with_vision
 
 if TYPE_CHECKING:
     from mlc_llm.serve.core.speculation.drafter import Drafter
@@ -119,7 +119,11 @@ def _runners(
 ) -> tuple[AnyRunner, ...]:
     """Of all models; that of the first one has the tower of images."""
     first, config = pairs[0]
-    tower = None if first.vision is None else tower_runner(first.vision, config)
+    tower = None
+    if first.vision is not None:
+        from mlc_llm.serve.opening.towers import tower_runner
+
+        tower = tower_runner(first.vision, config)
     return tuple(
         create_runner(*pair, reading.take, None if i else tower) for i, pair in enumerate(pairs)
     )
