@@ -29,6 +29,8 @@ LAZY = {
     # A doctor must say if TVM does not load.
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.target"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.cpu.threads"),
+    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.architectures"),
+    ("mlc_llm.backends.registry", "mlc_llm.backends.cuda.backend"),
     ("mlc_llm.cli.checkup", "mlc_llm.backends.registry"),
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.memory"),  # --help must not load TVM
     ("mlc_llm.cli.fit", "mlc_llm.serve.opening.precision"),
@@ -102,8 +104,8 @@ LAZY = {
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
     # Few engines have ranks.
     ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),
-    ("mlc_llm.serve.opening.vision", "mlc_llm.loader.huggingface"),
-    ("mlc_llm.serve.opening.vision", "mlc_llm.model_files.tower"),
+    ("mlc_llm.serve.opening.vision", "mlc_llm.serve.opening.towers"),
+    ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.opening.towers"),
     ("mlc_llm.serve.opening.shares", "mlc_llm.runtime.ranks.group"),
     # Few engines publish events; for those that do, there are packages of an extra.
     ("mlc_llm.serve.opening.cache_events", "mlc_llm.serve.kv_events.ledger"),
