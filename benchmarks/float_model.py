@@ -1,4 +1,4 @@
-"""The model that a draft head learns from, in floats: what its layers make of texts."""
+"""The weights and sizes of the model that a draft head learns from, in floats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from mlc_llm.loader.gguf import GGUFFile
 from mlc_llm.quantization.ggml_blocks import dequantize
@@ -41,47 +40,3 @@ class FloatModel:
     def depth_of(path: Path) -> int:
         """Its layers."""
         return GGUFFile.open(path).get_int("llama.block_count")
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def __call__(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The vectors [texts, tokens, taps * hidden] behind the layers of the taps, and those
-        behind the last norm. tokens: [texts, tokens]."""
-        x, found = self.table[tokens], {}
-        for i in range(self.layers):
-            found[i] = x
-            x = x + self._attended(self._normed(x, f"blk.{i}.attn_norm"), f"blk.{i}")
-            x = x + self._fed(self._normed(x, f"blk.{i}.ffn_norm"), f"blk.{i}")
-        found[self.layers] = x
-        tapped = torch.cat([found[one] for one in self.taps], dim=-1)
-        return tapped, self._normed(x, "output_norm")
-
-    def _of(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return x @ self.weights[f"{name}.weight"].T
-
-    def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        weight = self.weights[f"{name}.weight"]
-        return functional.rms_norm(x, (self.hidden,), weight, self.eps)
-
-    def _fed(self, x: torch.Tensor, layer: str) -> torch.Tensor:
-        gate = functional.silu(self._of(x, f"{layer}.ffn_gate"))
-        return self._of(gate * self._of(x, f"{layer}.ffn_up"), f"{layer}.ffn_down")
-
-    def _attended(self, x: torch.Tensor, layer: str) -> torch.Tensor:
-        texts, count, _ = x.shape
-        q, k, v = (
-            self._of(x, f"{layer}.attn_{one}")
-            .reshape(texts, count, -1, self.head_dim)
-            .transpose(1, 2)
-            for one in "qkv"
-        )
-        heads = functional.scaled_dot_product_attention(
-            self._turned(q), self._turned(k), v, is_causal=True, enable_gqa=True
-        )
-        return self._of(heads.transpose(1, 2).reshape(texts, count, -1), f"{layer}.attn_output")
-
-    def _turned(self, x: torch.Tensor) -> torch.Tensor:
-        """Pairs lie beside each other in GGUF files."""
-        half = self.head_dim // 2
-        angles = torch.arange(x.shape[2])[:, None] * self.theta ** (-torch.arange(half) / half)
-        cos, sin, low, high = angles.cos(), angles.sin(), x[..., 0::2], x[..., 1::2]
-        return torch.stack([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(-2)

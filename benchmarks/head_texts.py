@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from common import HERE, read_json
+from common import HERE
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Runner
@@ -138,43 +138,14 @@ def prompts() -> list[str]:
     return [found[i] for i in order]
 
 
-def own_questions(runner: Runner, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Chats that begin with questions that the model expects of a user. (To begin a chat and let
-    the model write on is the method of Magpie, Xu et al. 2024.)"""
-    tried = set(read_json("prompts.json")["chat"])
-    rng, found = np.random.default_rng(0), dict[str, None]()
-    for turn in itertools.count():
-        core = EngineCore(
-            runner, tokenizer, CONFIG, stop_token_ids=tokenizer.encode(END, special=True)
-        )
-        begun = {f"{turn}-{i}": str(one) for i, one in enumerate(rng.choice(OPENINGS, STREAMS))}
-        for i, (name, opening) in enumerate(begun.items()):
-            config = GenerationConfig(temperature=1.0, seed=turn * STREAMS + i, max_tokens=48)
-            ids = tokenizer.encode(f"<|im_start|>user\n{opening}", special=True)
-            core.add_request(Request(name, [TokenData(ids)], config))
-        while not core.is_idle:
-            for output in core.step():
-                for one in output.unpack()[1]:
-                    begun[output.request_id] += tokenizer.decode(one.delta_token_ids)
-        asked = (one.replace(END, "").strip() for one in begun.values())
-        found |= {one: None for one in asked if len(one) > 8 and one not in tried}
-        if len(found) >= count:
-            return [f"<|im_start|>user\n{one}{END}\n<|im_start|>assistant\n" for one in found][
-                :count
-            ]
-    raise AssertionError("the loop ends by itself")
-
-
 def write_answers(
     runner: Runner,
     tokenizer: Tokenizer,
     count: int,
     length: int,
-    every: abc.Sequence[str] | None = None,
 ) -> abc.Iterator[list[Answer]]:
-    """Answers to `count` prompts, in portions; half of them greedy, half at temperature 0.7. every:
-    the prompts; None: those of `prompts`."""
-    every = every or prompts()
+    """Answers to `count` prompts, in portions; half of them greedy, half at temperature 0.7."""
+    every = prompts()
     for start in range(0, count, STREAMS):
         listener = Listener()
         core = EngineCore(runner, tokenizer, WITH_VECTORS, drafter=listener)

@@ -1,7 +1,7 @@
 """An optimiser for matrices: the step is the nearest orthogonal matrix to the gradient's mean.
 
-Muon (Jordan et al. 2024) with the scale of Moonlight (Liu et al. 2025), in float32: torch's own one
-computes in bfloat16, which most CPUs do slowly.
+Muon (Jordan et al. 2024) with the scale of Moonlight (Liu et al. 2025), in the numbers of
+`bf16.py`: torch's own one computes in bfloat16, which many CPUs do slowly.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from bf16 import NUMBERS
 
 _STEPS = 5
 _FACTORS = (3.4445, -4.7750, 2.0315)
@@ -35,8 +36,8 @@ def orthogonal(x: torch.Tensor) -> torch.Tensor:
     """The orthogonal matrix near x, roughly: singular values become 0.7 to 1.2."""
     if x.shape[0] > x.shape[1]:
         return orthogonal(x.T).T
-    x, (first, second, third) = x / (x.norm() + 1e-7), _FACTORS
+    x, (first, second, third) = (x / (x.norm() + 1e-7)).to(NUMBERS), _FACTORS
     for _ in range(_STEPS):
         square = x @ x.T
         x = first * x + (second * square + third * square @ square) @ x
-    return x
+    return x.float()

@@ -3,14 +3,14 @@
     python benchmarks/train_eagle.py FOLDER [--prompts N] [--length N] [--minutes N]
 
 It needs torch (the extra `oracle`) and a CPU. First the model asks itself questions and answers
-them, with `head_texts.py`; the texts are kept beside FOLDER for the next run. Then a layer learns,
-from what the model's layers make of the tokens before, which tokens the model holds for likely. It
-learns in passes: behind the model's vectors, then behind its own ones, as when it drafts. Vectors
-of a text are computed when it is first read. What comes of it, `speculation.py --eagle FOLDER`
-measures.
+them; texts, and what some layers make of their tokens, are kept beside FOLDER for the next run
+(`eagle_texts.py`). Then a layer learns, from the vectors of the tokens before, how likely the model
+holds each next token. It learns in passes: behind the model's vectors, then behind its own ones, as
+when it drafts. What comes of it, `speculation.py --eagle FOLDER` measures.
 
 The last lines are about greedy answers to questions that the head has not seen: how often each
-draft token is right if all before it are, and the tokens of a step that follow from it.
+draft token is right if all before it are, and the tokens of a step that follow from it. Minutes are
+those of processors, divided by the number of threads: other work beside it does not count.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from bf16 import NUMBERS, distance, normed
 from common import model_path, print_configuration
 from eagle_head import Head
+from eagle_texts import Text, Texts, make_texts, read_texts
 from float_model import FloatModel
-from head_texts import CONFIG, Answer, own_questions, write_answers
+from head_files import write_tensors
 from muon import Muon
-from ours import add_engine_options, open_runner, versions
-from torch.nn import functional
-from train_heads import HELD_BACK, write_tensors
+from ours import add_engine_options, versions
 
-from mlc_llm.serve.opening.bundle import open_model
-
-NOTHING = np.zeros((0, 0), np.float16)
-TEXTS = 8
-"""Read at once. Two of such batches make a step."""
-FRESH, AGAIN = 4, 2
-"""New batches before some that were read before."""
+TEXTS = 12
+"""Of a step."""
 DEPTH = 3
 """Passes, and draft tokens that are measured."""
-LIKELY = 16
-"""Tokens whose likelihoods are learnt."""
-RATE, RATE_OF_HEAD = 3e-3, 6e-4
+HELD_BACK = 64
+"""Greedy texts that are not learnt from."""
+SCHEDULE = (1, 1, 1, 1, 1, 2, 2, 2, 2, 3)
+"""Passes, in each tenth of the time."""
+RATE, RATE_OF_HEAD = 4e-3, 8e-4
 WEIGHT = 0.8
 """Of each pass, as a share of the one before."""
+SAID = 20
+"""Steps from one line about them to the next."""
+BEGIN = 15
+"""Steps until the rate is reached."""
 
 
 class Batch(NamedTuple):
@@ -58,55 +59,53 @@ class Batch(NamedTuple):
     tokens: torch.Tensor
     lengths: list[int]
     tapped: torch.Tensor
-    """The vectors of the taps, float16."""
+    """The vectors of the taps."""
     answer: torch.Tensor
     """Where tokens of answers are, and the one before them."""
-    ids: torch.Tensor
-    """Of each of these: the likeliest next tokens."""
-    shares: torch.Tensor
-    """How likely they are."""
 
 
 class Reader:
     """Makes batches."""
 
-    def __init__(self, model: FloatModel, tokens: torch.Tensor) -> None:
+    def __init__(self, model: FloatModel, texts: Texts, tokens: torch.Tensor) -> None:
         """tokens: those that the head can draft."""
-        self.model = model
-        self._place = torch.full((model.vocab,), -1)
-        self._place[tokens] = torch.arange(len(tokens))
+        self._model, self._vectors = model, texts.vectors
+        self._can_draft = torch.zeros(model.vocab, dtype=torch.bool)
+        self._can_draft[tokens] = True
+        self._table = model.table[tokens].to(NUMBERS)
 
-    def read(self, texts: Sequence[Answer]) -> Batch:
-        """The texts, and what the model makes of them."""
+    def read(self, texts: Sequence[Text]) -> Batch:
         lengths = [len(one.tokens) for one in texts]
-        tokens = torch.zeros(len(texts), max(lengths), dtype=torch.long)
-        answer = torch.zeros_like(tokens, dtype=torch.bool)
-        for i, one in enumerate(texts):
-            tokens[i, : lengths[i]] = torch.tensor(one.tokens)
-            answer[i, one.first : lengths[i] - 1] = True
-        tapped, last = self.model(tokens)
-        likely = (last[answer] @ self.model.table.T).softmax(-1).topk(LIKELY)
-        return Batch(tokens, lengths, tapped.half(), answer, likely.indices, likely.values)
+        shape = len(texts), max(lengths)
+        tokens, answer = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+        tapped = torch.zeros(*shape, self._vectors.shape[1], dtype=NUMBERS)
+        for i, (one, length) in enumerate(zip(texts, lengths, strict=True)):
+            tokens[i, :length] = torch.tensor(one.tokens)
+            tapped[i, :length] = torch.from_numpy(self._vectors[one.at : one.at + length].copy())
+            answer[i, one.first : length - 1] = True
+        return Batch(tokens, lengths, tapped, answer)
 
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def wanted(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows of the head that should be likely behind each token of an answer, and how much."""
-        places = self._place[batch.ids]
-        shares = batch.shares * (places >= 0)
-        return places.clamp_min(0), shares / shares.sum(-1, keepdim=True).clamp_min(1e-3)
+        """Of each token of an answer: how likely the model holds each token that the head can draft
+        to be the next one; and whether it can draft the one that came."""
+        last = batch.tapped[batch.answer][:, -self._model.hidden :]
+        x = normed(last, self._model.norm, self._model.eps).to(NUMBERS)
+        came = self._can_draft[batch.tokens.roll(-1, 1)][batch.answer]
+        return (x @ self._table.T).float().softmax(-1), came
 
 
 def loss_of(head: Head, reader: Reader, batch: Batch, passes: int) -> torch.Tensor:
     """How far the head's likelihoods are from the model's, over the passes."""
-    places, shares = reader.wanted(batch)
+    shares, came = reader.wanted(batch)
     loss, number = torch.zeros(()), torch.full(batch.answer.shape, -1)
-    number[batch.answer] = torch.arange(len(places))
-    for one, x in enumerate(head.passes(batch.tokens, batch.tapped.float(), passes)):
+    number[batch.answer] = torch.arange(len(shares)).where(came, -1)
+    for one, x in enumerate(head.passes(batch.tokens, batch.tapped, passes)):
         rows = number[:, 1:].clone()
         rows[:, :one] = -1
-        used = rows[rows >= 0]
-        found = functional.log_softmax(head.logits(x[rows >= 0]), dim=-1)
-        far = -(shares[used] * found.gather(-1, places[used])).sum(-1)
-        loss = loss + WEIGHT**one * far.mean()
+        used = rows >= 0
+        far = distance(head.last_normed(x[used]), head.head, shares[rows[used]])
+        loss = loss + WEIGHT**one * far
     return loss
 
 
@@ -119,39 +118,35 @@ class Learning:
         others = [one for one in head.parameters() if id(one) not in of_layer]
         self._adam = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
 
-    def step(self, reader: Reader, batches: Sequence[Batch], share: float) -> float:
+    def step(self, reader: Reader, batch: Batch, share: float) -> float:
         """The loss. share: of the time, that has passed."""
         self._head.zero_grad()
-        passes, total = min(1 + int(share * 4), DEPTH), 0.0
-        for one in batches:
-            loss = loss_of(self._head, reader, one, passes) / len(batches)
-            loss.backward()
-            total += loss.item()
+        loss = loss_of(self._head, reader, batch, SCHEDULE[int(share * len(SCHEDULE))])
+        loss.backward()
         self._steps += 1
-        pace = 0.02 + 0.49 * (1 + math.cos(math.pi * share))
-        pace *= min(self._steps / 15, 1.0)
+        pace = (0.02 + 0.49 * (1 + math.cos(math.pi * share))) * min(self._steps / BEGIN, 1.0)
         self._adam.param_groups[0]["lr"] = RATE_OF_HEAD * pace
         self._adam.step()
         self._muon.step(RATE * pace)
-        return total
+        return float(loss)
 
 
-def learn(head: Head, reader: Reader, texts: Sequence[Answer], seconds: float) -> Iterator[str]:
-    """Train for so many seconds."""
-    rng, learning, known = np.random.default_rng(0), Learning(head), list[Batch]()
-    start, steps, fresh = time.monotonic(), 0, groups(texts, rng)
-    while (share := (time.monotonic() - start) / seconds) < 1.0:
-        new = [reader.read(some) for some in itertools.islice(fresh, FRESH)]
-        known += new
-        more = AGAIN if new else FRESH + AGAIN
-        new += [known[int(i)] for i in rng.integers(len(known), size=more)]
-        for at in range(0, len(new), 2):
-            loss = learning.step(reader, new[at : at + 2], min(share, 1.0))
-            steps += 1
-        yield f"{steps} steps, {len(known)} batches read, loss {loss:.3f}, {share:.0%} of the time"
+def learn(head: Head, reader: Reader, texts: Sequence[Text], seconds: float) -> Iterator[str]:
+    """Train for so many seconds of processors."""
+    rng, learning = np.random.default_rng(0), Learning(head)
+    fresh = itertools.chain.from_iterable(groups(texts, rng) for _ in itertools.count())
+    start, losses, share = time.process_time(), collections.deque[float](maxlen=SAID), 0.0
+    for steps in itertools.count():
+        if steps and steps % SAID == 0:
+            mean, rounds = sum(losses) / SAID, steps * TEXTS / len(texts)
+            yield f"{steps} steps, {rounds:.2f} rounds, loss {mean:.3f}, {share:.0%} of the time"
+        share = (time.process_time() - start) / seconds
+        if share >= 1.0:
+            return
+        losses.append(learning.step(reader, reader.read(next(fresh)), share))
 
 
-def groups(texts: Sequence[Answer], rng: np.random.Generator) -> Iterator[list[Answer]]:
+def groups(texts: Sequence[Text], rng: np.random.Generator) -> Iterator[list[Text]]:
     """Texts of about one length, in any order."""
     ordered = sorted(texts, key=lambda one: len(one.tokens))
     for start in rng.permutation(np.arange(0, len(ordered), TEXTS)).tolist():
@@ -159,13 +154,13 @@ def groups(texts: Sequence[Answer], rng: np.random.Generator) -> Iterator[list[A
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def accepted(head: Head, reader: Reader, texts: Sequence[Answer]) -> tuple[list[float], int]:
+def accepted(head: Head, reader: Reader, texts: Sequence[Text]) -> tuple[list[float], int]:
     """Of each draft token: how often it and all before it are right; and of how many places."""
     right, places = np.zeros(DEPTH), 0
     for start in range(0, len(texts), TEXTS):
         batch = reader.read(texts[start : start + TEXTS])
-        passes = head.passes(batch.tokens, batch.tapped.float(), DEPTH)
-        said = [head.tokens[head.logits(x).argmax(-1)] for x in passes]
+        passes = head.passes(batch.tokens, batch.tapped, DEPTH)
+        said = [head.tokens[(head.last_normed(x) @ head.head.T).argmax(-1)] for x in passes]
         # The first draft of column c is token c + 2, and the pass p has the token p behind it.
         count = batch.tokens.shape[1] - DEPTH - 1
         good = batch.answer[:, 1 : count + 1].clone()
@@ -181,21 +176,18 @@ def accepted(head: Head, reader: Reader, texts: Sequence[Answer]) -> tuple[list[
 
 def write_folder(folder: Path, head: Head) -> None:
     """Names of the authors' folders, all in F16."""
-    layer, norms = "midlayer", head.norms
-    modules = {f"{layer}.self_attn.{one}_proj.weight": getattr(head, one).weight for one in "qkvo"}
-    modules |= {
-        f"{layer}.mlp.{one}_proj.weight": getattr(head, one).weight
-        for one in ("gate", "up", "down")
+    layer, own, norms = "midlayer", head.weights, head.norms
+    parts = {f"{layer}.self_attn.{one}_proj.weight": own[one] for one in "qkvo"}
+    parts |= {f"{layer}.mlp.{one}_proj.weight": own[one] for one in ("gate", "up", "down")}
+    parts |= {
+        f"{layer}.input_layernorm.weight": norms["embedding_norm"],
+        f"{layer}.hidden_norm.weight": norms["hidden_norm"],
+        f"{layer}.post_attention_layernorm.weight": norms["mlp_norm"],
+        "norm.weight": norms["norm"],
+        "fc.weight": own["fc"],
+        "lm_head.weight": head.head,
     }
-    modules |= {
-        f"{layer}.input_layernorm.weight": norms["embedding_norm"].weight,
-        f"{layer}.hidden_norm.weight": norms["hidden_norm"].weight,
-        f"{layer}.post_attention_layernorm.weight": norms["mlp_norm"].weight,
-        "norm.weight": norms["norm"].weight,
-        "fc.weight": head.fc.weight,
-        "lm_head.weight": head.head.weight,
-    }
-    tensors = {name: one.detach().numpy().astype(np.float16) for name, one in modules.items()}
+    tensors = {name: one.detach().numpy().astype(np.float16) for name, one in parts.items()}
     offsets = head.tokens - torch.arange(len(head.tokens))
     folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / "model.safetensors", {**tensors, "d2t": offsets.numpy()})
@@ -209,7 +201,7 @@ def config_of(head: Head) -> dict[str, object]:
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_act": "silu",
         "hidden_size": model.hidden,
-        "intermediate_size": head.up.weight.shape[0],
+        "intermediate_size": head.weights["up"].shape[0],
         "max_position_embeddings": 2048,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads,
@@ -220,27 +212,12 @@ def config_of(head: Head) -> dict[str, object]:
         "vocab_size": model.vocab,
         "draft_vocab_size": len(head.tokens),
         "eagle_aux_hidden_state_layer_ids": list(model.taps),
+        "norm_before_residual": True,
         "quantization": "q8_0",
     }
 
 
-def texts_of(options: argparse.Namespace, model: Path) -> list[Answer]:
-    """Those that an earlier run has kept, or new ones."""
-    kept = options.folder.with_name(f"{options.folder.name}-texts.json")
-    if not kept.is_file():
-        runner = open_runner(model, options.kernels, options.threads, CONFIG)
-        tokenizer, start = open_model(str(model)).tokenizer, time.monotonic()
-        asked, found = own_questions(runner, tokenizer, options.prompts), list[Answer]()
-        for some in write_answers(runner, tokenizer, len(asked), options.length, asked):
-            found += some
-            print(f"{len(found)} answers, {time.monotonic() - start:.0f} s", flush=True)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps([(one.tokens, one.first) for one in found]))
-    read = json.loads(kept.read_text(encoding="utf-8"))
-    return [Answer(tokens, first, NOTHING) for tokens, first in read if len(tokens) > first + 8]
-
-
-def commonest(texts: Sequence[Answer], count: int) -> torch.Tensor:
+def commonest(texts: Sequence[Text], count: int) -> torch.Tensor:
     """So many tokens of the texts, in rising order; first ones of the vocabulary, if they have
     fewer."""
     used = collections.Counter(token for one in texts for token in one.tokens[one.first :])
@@ -255,23 +232,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_engine_options(parser)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--prompts", type=int, default=1200)
+    parser.add_argument("--prompts", type=int, default=1024)
     parser.add_argument("--length", type=int, default=200, help="tokens of an answer, at most")
-    parser.add_argument("--tokens", type=int, default=6144, help="that the head can draft")
-    parser.add_argument("--minutes", type=float, default=40, help="of training")
+    parser.add_argument("--tokens", type=int, default=4096, help="that the head can draft")
+    parser.add_argument("--minutes", type=float, default=25, help="of training")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     path = model_path(options.model)
-    shown = {"prompts": options.prompts, "minutes": options.minutes}
+    shown = {"prompts": options.prompts, "minutes": options.minutes, "numbers": NUMBERS}
     print_configuration("training of an EAGLE-3 head", model=path.name, **shown, **versions())
-    texts = texts_of(options, path)
-    seen = [one for i, one in enumerate(texts) if i % HELD_BACK]
-    unseen = [one for i, one in enumerate(texts) if not i % (2 * HELD_BACK)]  # greedy ones
+    layers = FloatModel.depth_of(path)
+    model = FloatModel(path, (2, layers // 3, 2 * layers // 3, layers))
+    kept = options.folder.with_name(f"{options.folder.name}-texts")
+    if not kept.with_suffix(".json").is_file():
+        make_texts(path, model.taps, kept, options.prompts, options.length)
+    texts = read_texts(kept, model.taps, len(model.taps) * model.hidden)
+    long = [one for one in texts.known if len(one.tokens) > one.first + 8]
+    unseen = [one for one in long if one.is_greedy][:HELD_BACK]
+    held_back = {one.at for one in unseen}
+    seen = [one for one in long if one.at not in held_back]
     print(f"{sum(len(one.tokens) for one in seen)} tokens of {len(seen)} texts")
-    tokens, layers = commonest(seen, options.tokens), FloatModel.depth_of(path)
-    model = FloatModel(path, (layers // 3, 2 * layers // 3, layers))
-    head, reader = Head(model, tokens), Reader(model, tokens)
-    for line in learn(head, reader, seen, 60 * options.minutes):
+    tokens = commonest(seen, options.tokens)
+    head, reader = Head(model, tokens), Reader(model, texts, tokens)
+    for line in learn(head, reader, seen, 60 * options.minutes * options.threads):
         print(line, flush=True)
     write_folder(options.folder, head)
     shares, places = accepted(head, reader, unseen)

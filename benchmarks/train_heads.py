@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from common import model_path, print_configuration
+from head_files import write_tensors
 from head_texts import CONFIG, Answer, write_answers
 from ours import add_engine_options, open_runner, versions
 
@@ -128,20 +129,6 @@ def accepted(heads: Heads, pairs: Pairs, table: torch.Tensor) -> list[float]:
         right &= torch.cat(said) == pairs.tokens[:, head]
         found.append(float(right.float().mean()))
     return found
-
-
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.generic]]) -> None:
-    """float16 and int64. Format: https://github.com/huggingface/safetensors."""
-    header, offset = {}, 0
-    for name, array in tensors.items():
-        end, kind = offset + array.nbytes, "F16" if array.dtype == np.float16 else "I64"
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in tensors.values():
-            file.write(array.tobytes())
 
 
 def write_folder(folder: Path, heads: Heads, table: Floats) -> None:
