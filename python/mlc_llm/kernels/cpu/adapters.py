@@ -19,9 +19,9 @@ y       float32 [m, width], changed in place; width >= rows
 f       float32 [m, k]; X itself where the kind is "plain"
 h       float32 [m, parts, r]
 
-So a piece of an adapter is read once for all tokens of a group, while the memory is asked for that
-of the next one, and converted once for up to four tokens. A token's sums have one order, whatever
-else is in the step.
+So a piece of an adapter is read once for all tokens of a group, and converted once for up to four
+tokens. The product before has asked the memory for it (`adapter_asks.py`). A token's sums have one
+order, whatever else is in the step.
 """
 
 from __future__ import annotations
@@ -35,20 +35,14 @@ from tvm.tirx import PrimFunc
 from mlc_llm.kernels.arguments import without
 from mlc_llm.kernels.cpu.adapter_groups import Groups, table_size
 from mlc_llm.kernels.cpu.input_kinds import find_statistics, load
-from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, halved_sum, lanes_at, splat
 from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer, Expr, Index
-from mlc_llm.library.page_format import element_bytes
 
 STEP = 4
 """Rows of `down` that a task multiplies."""
 BLOCK, SUMS = 256, 64
 """Columns of y that a task changes, and whose sums are in registers, at most."""
-AHEAD = 2
-"""Tasks later for which memory is asked."""
-LOAD = 8
-"""Numbers of a row that are made at a time."""
 
 
 @cache
@@ -62,7 +56,6 @@ def add_adapters(
     sums_columns = math.gcd(SUMS, block)
     down_lanes, up_lanes = math.gcd(k, lanes), math.gcd(block, lanes)
     vectors, blocks = sums_columns // up_lanes, rows // block
-    line = LINE_BYTES // element_bytes(dtype)
 
     def part_of(column: Index) -> Expr | int:
         """The part that a column belongs to."""
@@ -77,26 +70,13 @@ def add_adapters(
         return T.cast(factor[place], f"float32x{size}")
 
     @T.inline
-    def ask_down(D, slot, part, first):
-        """Asks the memory for the rows that `multiply_down` reads."""
-        for s in T.unroll(STEP):
-            for i in T.serial(T.ceildiv(k, line)):
-                T.evaluate(prefetch(D, slot, part, first + s, i * line))
-
-    @T.inline
-    def ask_up(U, R, slot, first):
-        """Asks the memory for a block of `up`."""
-        for j in T.serial(R[slot]):
-            for i in T.unroll(-(-block // line)):
-                T.evaluate(prefetch(U, slot, j, first + i * line))
-
-    @T.inline
     def make_floats(given, F, token):
         """A row of f."""
         inv = T.alloc_buffer((KINDS[kind].statistics,), "float32")
         find_statistics(kind, given.x, token, k, eps, inv)
-        for i in T.serial(k // LOAD):
-            F[token, lanes_at(i * LOAD, LOAD)] = load(kind, given, token, i * LOAD, k, inv, LOAD)
+        for i in T.serial(k // down_lanes):
+            at = T.meta_var(i * down_lanes)
+            F[token, lanes_at(at, down_lanes)] = load(kind, given, token, at, k, inv, down_lanes)
 
     @T.inline
     def multiply_down(size, F, D, H, G, at, slot, part, first):
@@ -155,16 +135,10 @@ def add_adapters(
         for u in T.parallel(parts * steps * groups):
             group, piece = T.meta_var((u % groups, u // groups))
             part, first = T.meta_var((piece // steps, piece % steps * STEP))
-            later = T.meta_var((u + AHEAD) // groups)
-            ask_down(
-                *(D, G.slot((u + AHEAD) % groups)),
-                *(later // steps, later % steps * STEP),
-            )
             if first < R[G.slot(group)]:
                 in_fours(multiply_down, group, (F, D, H), G, G.slot(group), part, first)
         for u in T.parallel(blocks * groups):
             group, piece = T.meta_var((u % groups, u // groups))
-            ask_up(U, R, G.slot((u + AHEAD) % groups), (u + AHEAD) // groups * block)
             for i in T.serial(block // sums_columns):
                 in_fours(
                     *(add_up, group, (H, U, Y), G),
