@@ -18,7 +18,7 @@ from typing import cast
 
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
 from mlc_llm.images.reader import ImageReader
-from mlc_llm.runtime.batch import BatchRow, OverlappingRunner, Runner, Sampled
+from mlc_llm.runtime.batch import OverlappingRunner, Runner, Sampled
 from mlc_llm.runtime.decode_rows import ChosenTokens
 from mlc_llm.runtime.limits import RunnerLimits
 from mlc_llm.runtime.transfer import Transfer
@@ -35,13 +35,13 @@ from mlc_llm.serve.core.postprocess import Postprocessor
 from mlc_llm.serve.core.prefix_cache import PrefixCache
 from mlc_llm.serve.core.queue_note import QueueNote
 from mlc_llm.serve.core.scheduler import Scheduler
-from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.drafter import Drafter
 from mlc_llm.serve.core.speculation.speculator import make_speculator
 from mlc_llm.serve.core.speculation.verify import DraftVerifier
-from mlc_llm.serve.core.step_plan import StepPlan, draft_tokens_of
+from mlc_llm.serve.core.step_plan import StepPlan
 from mlc_llm.serve.core.step_runner import reason_of, run_rows
+from mlc_llm.serve.core.take_rows import RowTaker
 from mlc_llm.serve.core.take_tokens import take_tokens
 from mlc_llm.serve.core.telemetry import Telemetry
 from mlc_llm.serve.data import FinishReason, RequestStreamOutput
@@ -95,6 +95,9 @@ class EngineCore:
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
+        self._taker = RowTaker(
+            self._scheduler, self._postprocessor, self._verifier, self._telemetry, self._requests
+        )
         self._overlap = self._overlapping(policy)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
@@ -320,77 +323,13 @@ class EngineCore:
         else:
             outputs, rows = [], range(len(samples))
         for i in rows:
-            self._take_row(plan, plan.rows[i], plan.sequences[i], samples[i], now)
+            self._taker.take(plan, i, samples[i], now)
         if self._speculator is not None:
             self._speculator.learn(plan)
         self._telemetry.record_step(plan)
         if rows:
             outputs += self._requests.report([plan.sequences[i] for i in rows])
         return outputs
-
-    def _take_row(
-        self,
-        plan: StepPlan,
-        row: BatchRow,
-        sequence: Sequence,
-        found: abc.Sequence[Sampled],
-        now: float,
-    ) -> None:
-        if sequence.progress.status.is_end:  # the row of another sequence failed the request
-            return
-        fault, several = self._postprocessor.take_scores(sequence, row, found)
-        if fault is not None:
-            self._telemetry.serving.corrupted += 1
-            self._requests.fail(sequence.request, fault)
-            return
-        is_decoded = sequence.is_decoding
-        plan.mark_computed(sequence, len(row.token_ids) - len(draft_tokens_of(row)))
-        if not several:
-            return
-        if not is_decoded:
-            self._scheduler.slots.cache_computed(sequence)
-        output = sequence.output
-        request = sequence.request
-        if request.metrics.first_token_at is None and not request.ends_with_prompt:
-            self._telemetry.serving.first_token(request.metrics, now)
-        if output.token_at is not None:
-            plan.gaps.append(now - output.token_at)
-        output.token_at = now
-        self._commit(plan, row, sequence, several)
-
-    def _commit(
-        self,
-        plan: StepPlan,
-        row: BatchRow,
-        sequence: Sequence,
-        samples: abc.Sequence[Sampled],
-    ) -> None:
-        """Take in a row's samples, and end the sequence if they end it."""
-        if sequence.request.ends_with_prompt:
-            sequence.request.embedding = samples[0].hidden
-            if sequence.index == 0:
-                self._telemetry.serving.prompt_tokens += sequence.request.metrics.prompt_tokens
-            self._scheduler.finish(sequence, Status.LENGTH)
-            return
-        metrics, known, start = sequence.request.metrics, sequence.known, self._telemetry.now()
-        generated = len(sequence.generated)
-        draft_tokens, jumped = draft_tokens_of(row), metrics.jump_forward_tokens
-        try:
-            end = self._postprocessor.commit_row(sequence, draft_tokens, samples)
-        except RequestError as error:
-            self._requests.fail(sequence.request, str(error))
-            return
-        finally:
-            plan.chosen += len(sequence.generated) - generated
-        if sequence.request.wants_hidden:
-            sequence.keep_hidden(known, samples)
-        if draft_tokens:
-            self._verifier.verify_drafts(plan, sequence, row, known)
-        if metrics.jump_forward_tokens > jumped:
-            forced = metrics.jump_forward_tokens - jumped
-            self._telemetry.recorder.record_jump_forward(self._telemetry.now() - start, forced)
-        if end is not None:
-            self._scheduler.finish(sequence, end)
 
     def _collapse(self, error: Exception) -> Outputs:
         """The bookkeeping itself failed: end everything with an error, start from nothing."""
