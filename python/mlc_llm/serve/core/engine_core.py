@@ -86,8 +86,7 @@ class EngineCore:
         self._admission = Admission(
             tokenizer, runner.limits, config, stops, policy, adapters=self.adapters, images=images
         )
-        longest = longest_sequence(self._admission.context, self._capacity)
-        self.longest_sequence = longest
+        longest = self.longest_sequence = longest_sequence(self._admission.context, self._capacity)
         """The most tokens that a prompt and its answer have together; a prompt has fewer."""
         self._scheduler = Scheduler(runner, config)
         self._postprocessor = Postprocessor(tokenizer, longest, policy)
@@ -95,9 +94,7 @@ class EngineCore:
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
         self._requests = AcceptedRequests(self._scheduler, self._telemetry, self.adapters)
-        self._taker = RowTaker(
-            self._scheduler, self._postprocessor, self._verifier, self._telemetry, self._requests
-        )
+        self._taker = self._row_taker()
         self._overlap = self._overlapping(policy)
         self._queue_note = QueueNote(config)
         self._arrivals = itertools.count()
@@ -259,6 +256,11 @@ class EngineCore:
 
     def _numbers(self) -> dict[str, object]:
         return self._telemetry.numbers(gauges(self._scheduler, self._runner))
+
+    def _row_taker(self) -> RowTaker:
+        return RowTaker(
+            self._scheduler, self._postprocessor, self._verifier, self._telemetry, self._requests
+        )
 
     def _overlapping(self, policy: RequestPolicy) -> Overlap | None:
         """Where nobody drafts, and tokens alone decide about ends, rows are planned in groups; and
