@@ -37,6 +37,7 @@ def config_of(chance: random.Random, seed: int) -> dict[str, Any]:
     return config | (chance.choice(special) if chance.random() < 0.25 else {})
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("pages", [26, 200])
 @pytest.mark.parametrize("seed", range(6))

@@ -95,6 +95,7 @@ def test_vectors_of_one_plane(fake: dict[str, str], tmp_path: Path, precision: P
     check(fake, tmp_path, CASES["nomic-bert"], 0.999, precision)
 
 
+@pytest.mark.slow
 def test_embeddings_of_an_engine(fake: dict[str, str], tmp_path: Path) -> None:
     """Of texts, by the public interface."""
     texts, encoder = (

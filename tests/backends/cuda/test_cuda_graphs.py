@@ -104,7 +104,7 @@ def test_nothing_is_allocated_in_capture(tiny_models: TinyModels, fake: dict[str
     )
 
 
-@pytest.mark.parametrize("is_right", [True, False])
+@pytest.mark.parametrize("is_right", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_the_script_that_checks_a_gpu(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, is_right: bool
 ) -> None:

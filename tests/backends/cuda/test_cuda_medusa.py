@@ -48,7 +48,8 @@ def draft_always(heads: TinyMedusa, token: int) -> None:
             values[token] = 1.0
 
 
-@pytest.mark.parametrize("always", [25, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("always", [25, None])
 def test_an_engine_writes_the_same_with_heads(
     tiny_models: TinyModels, fake: dict[str, str], tmp_path: Path, always: int | None
 ) -> None:

@@ -54,6 +54,7 @@ def test_groups(isa: Isa) -> None:
         assert first[0] == 0
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("widths", [(96, 32, 32), (40,)])
 @each_isa()
 def test_products(isa: Isa, widths: tuple[int, ...]) -> None:
@@ -97,6 +98,7 @@ def test_a_tokens_bits_do_not_depend_on_other_tokens(isa: Isa) -> None:
         assert computed([t]).tobytes() == together[t].tobytes()
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", ["norm", "silu"])
 @each_isa()
 def test_what_is_read_is_made_first(isa: Isa, kind: str) -> None:

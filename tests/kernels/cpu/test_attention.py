@@ -86,7 +86,7 @@ def test_windows(isa: Isa, window: Window) -> None:
 TEXTS: Rows = [(i, 0, length) for i, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.one_of(6)
+@pytest.mark.one_of(11)
 @pytest.mark.parametrize("reach", [0, 5, 16, 40, 127, 1000])
 @each_isa_and("shape", [(9, 3, 64), (2, 2, 64), (8, 1, 64)])
 def test_windows_on_both_sides(isa: Isa, shape: tuple[int, int, int], reach: int) -> None:

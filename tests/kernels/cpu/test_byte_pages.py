@@ -28,7 +28,7 @@ def of_bytes(isa: Isa) -> Isa:
     return replace(isa, byte_pages=True)
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @each_isa_and("shape", SHAPES)
 def test_attention_against_float64(isa: Isa, shape: tuple[int, int, int], window: Window) -> None:

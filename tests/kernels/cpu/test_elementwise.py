@@ -12,6 +12,7 @@ from mlc_llm.kernels.cpu.elementwise import STRETCH, add, beside, changed, multi
 WIDTH = 40
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("m", [1, 9])
 @pytest.mark.parametrize("has_y, has_bias", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("scale", [1.0, 0.3])

@@ -77,7 +77,7 @@ def test_rope_append(isa: Isa, shape: tuple[int, int, int], joined: bool) -> Non
         assert (values[page, :, at] == old_values[page, :, at]).all()
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize("scaling", [None, (0.3, 3)], ids=["", "scaled"])
 @pytest.mark.parametrize("has_bias", [False, True], ids=["", "biased"])
 @pytest.mark.parametrize("head_dim, dim", [(16, 0), (16, 4), (80, 20), (80, 32), (96, 72)])

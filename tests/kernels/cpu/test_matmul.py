@@ -169,7 +169,7 @@ def test_accumulating_adds_the_very_same_product(isa: Isa, kind: str) -> None:
         )
 
 
-@pytest.mark.one_of(4)
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @each_isa()
@@ -196,6 +196,7 @@ def many(isa: Isa, kind: str, m: int) -> tuple[Weights, Array]:
     return Weights(packed, exact, exact), few[np.arange(m) * 3 % 7]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("kind", "m", "add"),
     [("Q4_0", 64, False), ("Q4_1", 67, True), ("Q6_K", 70, False), ("Q8_0", 530, True)],
@@ -211,6 +212,7 @@ def test_many_fast_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: b
         assert y[:fast].tobytes() == few[np.arange(fast) % 7].tobytes(), f"{fast} fast rows"
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("kind", "m", "add"),
     [
@@ -230,7 +232,7 @@ def test_many_rows_have_the_bits_of_few(isa: Isa, kind: str, m: int, add: bool) 
     assert product(isa, w, x, into=into).tobytes() == few[np.arange(m) % 7].tobytes()
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q6_K"])
 @each_isa()
@@ -304,7 +306,7 @@ def refuses_fast_rows(isa: Isa, kind: str) -> None:
         matmul(padded_rows(ROWS), columns(fmt), fmt, isa, accumulate=False, fast=True)
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FLOATS])
 @each_isa(where=lambda isa: isa.sums == 2)
 def test_fast_rows(isa: Isa, kind: str) -> None:

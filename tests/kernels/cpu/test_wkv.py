@@ -84,7 +84,7 @@ def expected_of(
     return out, states
 
 
-@pytest.mark.one_of(3)
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "later"])
 @pytest.mark.parametrize("name", ROWS)
 @each_isa()
