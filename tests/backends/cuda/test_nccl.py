@@ -18,7 +18,7 @@ from mlc_llm.errors import UnusableDevice
 NO_NCCL = bool(packages.missing(packages.NCCL))
 
 
-@pytest.mark.parametrize("shards", [2, 3])
+@pytest.mark.parametrize("shards", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_all_ranks_get_the_sum(fake: dict[str, str], shards: int) -> None:
     *others, last = run_in_fake(fake, same_sums, shards, FAKE_CUDA_GPUS=shards).splitlines()
     assert [json.loads(one) for one in others] == [[0, ""]] * (shards - 1)
@@ -53,6 +53,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_fault_ends_all_ranks(fake: dict[str, str], case: str) -> None:
     """With its reason, soon; and nothing waits for the GPU any more."""
