@@ -119,15 +119,14 @@ def test_asynchronous_and_through_the_ffi(default_model: object) -> None:
 
 
 def test_a_deep_schema(engine: MLCEngine) -> None:
-    depth = 24
     schema: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 3}
-    for _ in range(depth):
+    for _ in range(64):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "deep", "parameters": schema}}
     answer: Any = engine.chat.completions.create(
-        **{**ASKED, "tools": [tool], "tool_choice": "required", "max_tokens": 300}
+        **{**ASKED, "tools": [tool], "tool_choice": "required", "max_tokens": 600}
     )
     value = json.loads(answer.choices[0].message.tool_calls[0].function.arguments)
-    for _ in range(depth):
+    for _ in range(64):
         value = value["a"]
     assert value in (1, 2, 3)
