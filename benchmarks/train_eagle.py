@@ -128,7 +128,8 @@ class Learning:
         self._adam.param_groups[0]["lr"] = RATE_OF_HEAD * pace
         self._adam.step()
         self._muon.step(RATE * pace)
-        return float(loss)
+        found: float = loss.item()
+        return found
 
 
 def learn(head: Head, reader: Reader, texts: Sequence[Text], seconds: float) -> Iterator[str]:
