@@ -29,8 +29,8 @@ def assembly(isa: Isa, kind: str) -> str:
 
 
 def loops(code: str) -> list[str]:
-    """The code of loops over groups, for row blocks of several rows. That of few rows, which unpack
-    their weights, is the longer one, and the last."""
+    """The code of loops over groups, for row blocks of several rows. That of four rows which unpack
+    their weights is the longest one, and the last."""
     blocks = re.split(r"^\.LBB\w+:|^\tj\w+\t.*$", code, flags=re.MULTILINE)
     return sorted(
         (one for one in blocks if len(re.findall("vpdpbusd|vpmaddwd", one)) >= 64), key=len
@@ -46,8 +46,8 @@ def test_bytes_are_multiplied_four_at_once_and_sums_stay_in_registers(kind: str)
     code = assembly(VNNI, kind)
     found = instructions(code)
     assert found["vpdpbusd"] >= 80 and found["vpmaddwd"] == 0
-    many, few = (len(VECTOR_ON_STACK.findall(loop)) for loop in loops(code))
-    assert many == 0 and few <= ON_STACK.get(kind, 0)
+    *others, few = (len(VECTOR_ON_STACK.findall(loop)) for loop in loops(code))
+    assert len(others) >= 1 and not any(others) and few <= ON_STACK.get(kind, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,7 @@
 """Products of packed weights and 16-bit activations, as integers on vectors.
 
     for block in column blocks of 32 weight rows:                    parallel
-      for row_block in row blocks of X:                              the rows left over one by one
+      for row_block in row blocks of X:                         of those left over two, then one
         sums[rows, 32] = 0                                           float32
         for g in groups of k columns:
           high[rows, 32], low[rows, 32] = 0                          int32, exact
@@ -124,6 +124,10 @@ def fast_integer_matmul(
     return asking(fast_integer_product, asks)
 
 
+PAIR = 2
+"""Rows of a smaller row block."""
+
+
 class IntegerProduct:
     """What a task does: the rows of X times column block `block` of each stream."""
 
@@ -170,20 +174,28 @@ class IntegerProduct:
 
     @T.inline
     def multiply_rows(self, X, W, Y, block, start, count, planes, asked):
-        """Rows `start` to `start + count`, of which `planes` planes are multiplied. Rows that fill
-        no row block go one by one through all streams."""
+        """Rows `start` to `start + count`, of which `planes` planes are multiplied. Of rows that
+        fill no row block two go together, as drafts and small batches have them; a single one
+        goes through all streams."""
         size = T.meta_var(self.isa.row_block)
-        for s in T.serial(self.streams):
-            for t in T.serial(count // size):
-                self.multiply_block(
-                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * size, size), planes,
-                    self.turn(asked, block + s * self.apart, t, count // size),
-                )  # fmt: skip
-        for t in T.serial(count % size):
+        self.multiply_blocks(X, W, Y, block, start, count // size, size, planes, asked)
+        left = T.meta_var(start + count - count % size)
+        if size > PAIR:
+            self.multiply_blocks(X, W, Y, block, left, count % size // PAIR, PAIR, planes, None)
+        for t in T.serial(count % min(size, PAIR)):
             self.multiply_block(
-                X, W, Y, RowBlock(block, self.streams, start + count - count % size + t, 1), planes,
-                None,
-            )  # fmt: skip
+                X, W, Y, RowBlock(block, self.streams, start + count - 1 + t, 1), planes, None
+            )
+
+    @T.inline
+    def multiply_blocks(self, X, W, Y, block, start, count, rows, planes, asked):
+        """`count` row blocks of `rows` rows."""
+        for s in T.serial(self.streams):
+            for t in T.serial(count):
+                self.multiply_block(
+                    X, W, Y, RowBlock(block + s * self.apart, 1, start + t * rows, rows), planes,
+                    self.turn(asked, block + s * self.apart, t, count),
+                )  # fmt: skip
 
     def turn(self, asked: Asked | None, block: Index, number: Index, count: Index) -> Turn | None:
         """What a row block asks for."""
