@@ -39,8 +39,8 @@ POINT = {
     "required": ["x", "name"],
 }
 CONFIGS = {
-    "greedy": GenerationConfig(temperature=0, max_tokens=50),
-    "sequences": GenerationConfig(temperature=1.0, seed=3, max_tokens=60, n=3),
+    "greedy": GenerationConfig(temperature=0, max_tokens=32),
+    "sequences": GenerationConfig(temperature=1.0, seed=3, max_tokens=32, n=3),
     "penalties": GenerationConfig(
         temperature=0.8,
         top_p=0.9,
@@ -50,11 +50,11 @@ CONFIGS = {
         frequency_penalty=0.3,
         repetition_penalty=1.2,
     ),
-    "cold": GenerationConfig(temperature=0.2, top_k=5, min_p=0.02, seed=5, max_tokens=50),
+    "cold": GenerationConfig(temperature=0.2, top_k=5, min_p=0.02, seed=5, max_tokens=32),
     "logprobs": GenerationConfig(
         temperature=1.0, seed=6, max_tokens=20, logprobs=True, top_logprobs=3
     ),
-    "stops": GenerationConfig(temperature=1.0, seed=7, max_tokens=60, stop_strs=["e", "0"]),
+    "stops": GenerationConfig(temperature=1.0, seed=7, max_tokens=32, stop_strs=["e", "0"]),
     "grammar": GenerationConfig(
         temperature=1.0,
         seed=8,
@@ -151,7 +151,7 @@ def expected(plain: Opened) -> dict[str, Any]:
     return {name: plain.ask(config, together=False) for name, config in CONFIGS.items()}
 
 
-@pytest.mark.one_of(6)
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_same_answers(expected: dict[str, Any], eager: Eager, name: str) -> None:
     config, before = CONFIGS[name], eager.wide.spec()[0]
@@ -177,7 +177,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     for name in ("greedy", "sequences", "cold"):
         opened.ask(CONFIGS[name], together=True)
     num_drafted, accepted = opened.spec()
-    assert num_drafted > 500 and accepted == num_drafted
+    assert num_drafted > 300 and accepted == num_drafted
 
 
 @pytest.mark.parametrize("mode", ["prompt_lookup", "model"])
