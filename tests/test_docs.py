@@ -33,6 +33,7 @@ PRINTS = {
     "Several processes": r"\['one prompt', 'another prompt'\]\n",
     "`GenerationConfig`": r"9 forms\n",
     "Errors": r"temperature \| -1 \| should .*\n4096 tokens are the limit\n",
+    "Long texts in half the memory": r"\Aauto: \s*\w.*\n(.*\n)*int8: \s*\w",
 }
 """Section to what its pieces print, by which a piece that does nothing is found out."""
 
