@@ -9,7 +9,6 @@ two at each group of columns: asked for all at once, the lines keep the product 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tvm.script import tirx as T
@@ -21,6 +20,7 @@ from mlc_llm.kernels.cpu.adapter_groups import Groups
 from mlc_llm.kernels.cpu.prefetch import LINE_BYTES, prefetch
 from mlc_llm.kernels.types import Buffer, Index
 from mlc_llm.library.page_format import element_bytes
+from mlc_llm.record import record
 
 ARGUMENTS = ("D", "U", "R", "S", "G")
 """Of a product that asks, before its result."""
@@ -39,7 +39,7 @@ class Factors(NamedTuple):
         return LINE_BYTES // element_bytes(self.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Asked:
     """The buffers of `adapters.py` that a product asks for."""
 
@@ -50,7 +50,7 @@ class Asked:
     groups: Groups
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Turn:
     """A row block of the task of a column block."""
 

@@ -10,7 +10,6 @@ groups  int32 [2 m + 2]: their number; where each begins in the list, and behind
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 from tvm.script import tirx as T
@@ -18,12 +17,13 @@ from tvm.tirx import PrimFunc
 
 from mlc_llm.kernels.cpu.vectors import SCHEDULED
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
 
 TOKENS = 32
 """Tokens of a token block."""
 
 
-@dataclass(frozen=True, eq=False)
+@record(eq=False)
 class Groups:
     """What a kernel reads of the two tensors."""
 

@@ -125,7 +125,7 @@ def fast_integer_matmul(
 
 
 PAIR = 2
-"""Rows of a smaller row block."""
+"""Rows of a smaller row block. A row block has one row, or a multiple of these."""
 
 
 class IntegerProduct:
