@@ -1,7 +1,7 @@
 """Compares speculative decoding with plain decoding: the same requests, in turns.
 
     python benchmarks/speculation.py [--rounds N] [--streams N] [--length N]
-                                     [--draft FILE.gguf | --heads FOLDER | --eagle FOLDER [--alone]]
+                                     [--draft FILE.gguf | --heads FOLDER | --eagle FOLDER]
                                      [--always] [--only NAME]
 
 * `loop`: the model continues a text that repeats itself (draft tokens are mostly right)
@@ -9,15 +9,14 @@
 * `code`: the model writes a function again with one name changed
 * `prose`: the model continues a free text (draft tokens are mostly wrong; it should lose nothing)
 
-* `chat 0` to `chat 9`, with `--heads`, `--eagle` or `--only chat`: questions of `prompts.json`,
-  from which no heads have learnt
+* `chat 0` to `chat 9`, with `--heads` or `--eagle`: questions of `prompts.json`, from which no
+  heads have learnt
 
 Each runs greedily and at temperature 0.8. The ratio is that of the tokens a second in one round.
 Both cores share one runner, and their answers are compared token by token. With `--draft`, a second
 model drafts. (The model's own file as a draft model is always right and never faster.) With
 `--heads`, Medusa heads draft: `train_heads.py` trains some. With `--eagle`, an EAGLE head drafts
-(`train_eagle.py`); it has a runner of its own, which computes the head in plain steps too. As in an
-engine, it is asked where the text has nothing to look up; with `--alone` everywhere.
+(`train_eagle.py`); it has a runner of its own, which computes the head in plain steps too.
 `--always` drafts in each step, whether that pays or not: to see how many tokens are accepted.
 Tokens a step are those that a step adds to a stream behind its first token, the model's own one
 included.
@@ -42,7 +41,6 @@ from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.core.speculation.draft_model import DraftModel
 from mlc_llm.serve.core.speculation.drafter import Drafter
 from mlc_llm.serve.core.speculation.eagle import EagleDrafter
-from mlc_llm.serve.core.speculation.lookup_first import LookupFirst
 from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
 from mlc_llm.serve.data import TokenData
@@ -210,7 +208,7 @@ def prompts_of(options: argparse.Namespace) -> dict[str, str]:
         "code": chat(f"Write this code again, with `total` renamed to `sum`:\n\n{CODE}"),
         "prose": prose,
     }
-    if options.heads or options.eagle or options.only.startswith("chat"):
+    if options.heads or options.eagle:
         found |= {f"chat {i}": chat(one) for i, one in enumerate(read_json("prompts.json")["chat"])}
     return {name: one for name, one in found.items() if name.startswith(options.only)}
 
@@ -224,12 +222,9 @@ def main() -> None:
     parser.add_argument("--draft", help="GGUF file of a draft model")
     parser.add_argument("--heads", help="folder of Medusa heads")
     parser.add_argument("--eagle", help="folder of an EAGLE head")
-    parser.add_argument("--alone", action="store_true", help="the EAGLE head looks nothing up")
     parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--always", action="store_true", help="draft whether it pays or not")
     options = parser.parse_args()
-    if options.alone and not options.eagle:
-        parser.error("--alone is about an EAGLE head: give --eagle FOLDER too")
     model = model_path(options.model)
     runner = open_runner(model, options.kernels, options.threads, CONFIG)
     tokenizer, config = open_model(str(model)).tokenizer, CONFIG
@@ -238,7 +233,6 @@ def main() -> None:
     if options.eagle:
         drafting = runner_with_head(options.eagle, model)
         drafter: Drafter = EagleDrafter(drafting)
-        drafter = drafter if options.alone else LookupFirst(drafter)
     else:
         drafting, drafter = runner, drafter_of(options, model)
     cores = (
@@ -254,7 +248,6 @@ def main() -> None:
         kernels=runner.metadata.backend,
         drafter=options.draft or options.heads or options.eagle or "prompt lookup",
         always=options.always,
-        alone=options.alone,
         streams=options.streams,
         rounds=options.rounds,
         **versions(),

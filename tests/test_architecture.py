@@ -100,7 +100,6 @@ LAZY = {
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.mock_echo"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.draft_model"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.eagle"),
-    ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.lookup_first"),
     ("mlc_llm.serve.opening.open_engine", "mlc_llm.serve.core.speculation.medusa"),
     # Few engines have ranks.
     ("mlc_llm.serve.opening.shares", "mlc_llm.model_files.shared"),

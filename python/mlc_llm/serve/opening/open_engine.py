@@ -247,12 +247,11 @@ def _drafter(runner: AnyRunner, mode: str) -> Drafter | None:
     """None: nobody drafts, or a drafter of the core's own. runner: of whoever drafts."""
     from mlc_llm.serve.core.speculation.draft_model import DraftModel
     from mlc_llm.serve.core.speculation.eagle import EagleDrafter
-    from mlc_llm.serve.core.speculation.lookup_first import LookupFirst
     from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
 
     if mode == "eagle":
         assert isinstance(runner, ModelRunner)
-        return LookupFirst(EagleDrafter(runner))
+        return EagleDrafter(runner)
     if isinstance(runner, MedusaRunner):
         return MedusaDrafter(runner)
     return DraftModel(runner) if mode == "small_draft" else None
