@@ -61,11 +61,12 @@ def first_byte(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="GGUF file (the default model if not given)")
-    parser.add_argument("--prompt", default="Why is the sky blue?")
+    parser.add_argument("--prompt", help="a question, or with --raw the beginning of a text")
     parser.add_argument("--runs", type=int, default=5, help="runs after the first")
     parser.add_argument("--raw", action="store_true", help="without the chat template")
     parser.add_argument("--against", type=Path, metavar="TREE", help="another checkout")
     arguments = parser.parse_args()
+    prompt = arguments.prompt or ("The sky is" if arguments.raw else "Why is the sky blue?")
     model = model_path(arguments.model).resolve()
     print_configuration("start", model=model.name, tokens=TOKENS, **versions())
     trees = [HERE.parent, *([] if arguments.against is None else [arguments.against.resolve()])]
@@ -73,7 +74,7 @@ def main() -> None:
 
         def start(tree: Path) -> tuple[float, float]:
             home, more = f"{homes}/{trees.index(tree)}", {"PYTHONPATH": str(tree / "python")}
-            return first_byte(model, arguments.prompt, home, raw=arguments.raw, more=more)
+            return first_byte(model, prompt, home, raw=arguments.raw, more=more)
 
         first = [start(tree) for tree in trees]
         turns = [[start(tree) for tree in trees] for _ in range(arguments.runs)]
