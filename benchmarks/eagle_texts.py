@@ -10,13 +10,14 @@ import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from common import read_json
-from head_texts import END, OPENINGS
+from head_texts import CONFIG, CONTEXT, END, OPENINGS
 from tap_recorder import Recorded, Recorder, open_recorder
 
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -27,7 +28,7 @@ from mlc_llm.serve.opening.bundle import open_model
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
 
-STREAMS, CONTEXT = 64, 512
+STREAMS = 64
 QUESTION = 48
 """Tokens, at most."""
 SAMPLED, WARM = 4, 0.6
@@ -65,12 +66,11 @@ class Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._vectors = path.with_suffix(".f16").open("wb")
         self._listens = False
-        config = EngineConfig(
+        config = replace(
+            CONFIG,
             max_num_sequence=STREAMS,
             max_total_sequence_length=STREAMS * CONTEXT,
-            max_single_sequence_length=CONTEXT,
             prefill_chunk_size=1024,
-            prefix_cache_mode="disable",
             precision="fast",
         )
         self._config, self._taps = config, taps
