@@ -1,7 +1,7 @@
 """Products of packed weights and 16-bit activations, as integers on vectors.
 
     for block in column blocks of 32 weight rows:                    parallel
-      for row_block in row blocks of X:                         of those left over two, then one
+      for row_block in row blocks of X:                         of those left over three, two or one
         sums[rows, 32] = 0                                           float32
         for g in groups of k columns:
           high[rows, 32], low[rows, 32] = 0                          int32, exact
@@ -124,8 +124,8 @@ def fast_integer_matmul(
     return asking(fast_integer_product, asks)
 
 
-PAIR = 2
-"""Rows of a smaller row block. A row block has one row, or a multiple of these."""
+TRIPLE, PAIR = 3, 2
+"""Rows of smaller row blocks."""
 
 
 class IntegerProduct:
@@ -174,15 +174,18 @@ class IntegerProduct:
 
     @T.inline
     def multiply_rows(self, X, W, Y, block, start, count, planes, asked):
-        """Rows `start` to `start + count`, of which `planes` planes are multiplied. Of rows that
-        fill no row block two go together, as drafts and small batches have them; a single one
+        """Rows `start` to `start + count`, of which `planes` planes are multiplied. Rows that fill
+        no row block, as drafts and small batches have them, are one of three or two; a single one
         goes through all streams."""
         size = T.meta_var(self.isa.row_block)
         self.multiply_blocks(X, W, Y, block, start, count // size, size, planes, asked)
         left = T.meta_var(start + count - count % size)
         if size > PAIR:
-            self.multiply_blocks(X, W, Y, block, left, count % size // PAIR, PAIR, planes, None)
-        for t in T.serial(count % min(size, PAIR)):
+            triples = T.meta_var(count % size // TRIPLE)
+            self.multiply_blocks(X, W, Y, block, left, triples, TRIPLE, planes, None)
+            pairs = T.meta_var(count % size % TRIPLE // PAIR)
+            self.multiply_blocks(X, W, Y, block, left, pairs, PAIR, planes, None)
+        for t in T.serial(count % size % TRIPLE % PAIR):
             self.multiply_block(
                 X, W, Y, RowBlock(block, self.streams, start + count - 1 + t, 1), planes, None
             )
