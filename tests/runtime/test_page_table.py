@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -88,6 +90,21 @@ class Memory:
         page that is."""
         held, freed = self.held(seq_id), self.cache._sequences[seq_id].freed
         return any(held[i] < 0 for i in self.seen(length, length)) or freed.stop * PAGE > length
+
+
+def test_few_tokens_of_a_row_get_a_query_block_and_a_list_of_pages_each() -> None:
+    info = replace(INFO, apart=2)
+    cache = PageTable(info, PAGE, NUM_PAGES, MAX_SEQUENCES, copy_pages=Memory().copy_pages)
+    for seq_id in (0, 1):
+        cache.add(seq_id)
+    cache.place([(0, 4)])
+    place = cache.place([(0, 2), (1, 3)])
+    assert place.query_blocks.tolist() == [0, 1, 0, 1, 1, 2, 2, 3, 4]
+    first, other = (cache.contents(seq_id)[0].tolist() for seq_id in (0, 1))
+    assert place.page_ids.tolist() == first + first + other
+    assert place.places.tolist() == [4, 5, 0, 1, 2]
+    # Kernels compute the first tokens of a prompt in blocks of their own size where it differs.
+    assert cache.place([(0, 2)], fast=2).query_blocks.tolist() == [0, 2, 0]
 
 
 class CacheMachine(RuleBasedStateMachine):

@@ -185,3 +185,5 @@ class AttentionBlocks:
     """The same among the `fast_tokens`."""
     kv_split: int
     """Pages of a sequence that are summed up together."""
+    apart: int = 1
+    """Tokens of a row, at most, that get a query block each: draft tokens, mostly."""

@@ -129,6 +129,7 @@ def kv_info(spec: ModelSpec, backend: Backend, ops: Ops) -> KVInfo:
             query_block=blocks.query,
             fast_query_block=blocks.fast_query,
             kv_split=blocks.kv_split,
+            apart=blocks.apart,
         )
         groups.append(one)
     return KVInfo(backend.page_size, backend.kv_dtype, tuple(groups))

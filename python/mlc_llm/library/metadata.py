@@ -72,6 +72,8 @@ class KVGroupInfo:
     kv_split: int
     """Pages of a sequence that are summed up together: a page list may lack a whole split that no
     token sees, and no bit changes."""
+    apart: int = 1
+    """Tokens of a row, at most, that get a query block each."""
 
 
 @record()

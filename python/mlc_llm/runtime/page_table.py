@@ -48,6 +48,7 @@ class PageTable:
     ) -> None:
         self._page_size, self._split = page_size, info.kv_split
         self._block, self._fast_block = info.query_block, info.fast_query_block
+        self._apart = info.apart
         self._num_pages, self._max_sequences = num_pages, max_num_sequence
         self._copy_pages, self._window = copy_pages, window
         self.reset()
@@ -184,16 +185,18 @@ class PageTable:
             return self._begin_steady(rows)
         self._rows = rows
         slots, places, blocks, page_ids = array("i"), array("i"), array("i"), array("i")
-        size = self._page_size
+        size, apart_from = self._page_size, 0 if self._fast_block == self._block else fast
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
-            if n == 1 and not sequence.freed:
-                at, pages = sequence.length, sequence.pages
-                blocks.extend((len(places), 1, len(page_ids)))
-                slots.append(pages[at // size] * size + at % size)
-                places.append(at)
-                page_ids.extend(pages)
-                sequence.length = at + 1
+            is_apart = n <= self._apart and len(places) >= apart_from
+            if (n == 1 or is_apart) and not sequence.freed:
+                pages = sequence.pages
+                for at in range(sequence.length, sequence.length + n):
+                    blocks.extend((len(places), 1, len(page_ids)))
+                    slots.append(pages[at // size] * size + at % size)
+                    places.append(at)
+                    page_ids.extend(pages)
+                sequence.length += n
                 continue
             pages, new = sequence.pages, range(sequence.length, sequence.length + n)
             block = self._fast_block if len(places) < fast else self._block

@@ -11,7 +11,7 @@ from mlc_llm.backends.cpu.in_place import added, heads_apart, normed_heads
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
 from mlc_llm.backends.operands import AttentionBlocks, HeadNorms, LayerInputs, Part
-from mlc_llm.kernels.cpu.attention import attention, query_block_tokens
+from mlc_llm.kernels.cpu.attention import apart_tokens, attention, query_block_tokens
 from mlc_llm.kernels.cpu.attention_shape import KV_SPLIT
 from mlc_llm.kernels.cpu.fast_attention import fast_attention, has_fast_attention
 from mlc_llm.kernels.cpu.fast_attention_tiles import fast_query_block_tokens
@@ -128,7 +128,7 @@ class AttentionOps:
         plain = query_block_tokens(spec.heads, spec.kv_heads, self._isa)
         is_fast = has_fast_attention(spec.head_dim, self._isa)
         fast = fast_query_block_tokens(spec.heads, spec.kv_heads) if is_fast else plain
-        return AttentionBlocks(plain, fast, KV_SPLIT)
+        return AttentionBlocks(plain, fast, KV_SPLIT, apart_tokens(plain))
 
     def copy_pages(
         self, spec: AttentionSpec, source: Tensor, target: Tensor, pages: Tensor

@@ -48,7 +48,7 @@ def tables_identity(metadata: Metadata) -> Mapping[str, object]:
     """What has to be the same in all ranks, so that they can read the same tables."""
     kv = metadata.kv
     groups = [
-        [list(one.layers), one.window, one.query_block, one.fast_query_block, one.kv_split]
+        [list(one.layers), one.window, one.query_block, one.fast_query_block, one.kv_split, one.apart]
         for one in kv.groups
     ]
     names = [metadata.backend, metadata.architecture, metadata.tvm_version]
