@@ -11,7 +11,7 @@ from mlc_llm.backends.cpu.formats import padded_rows
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.packing import unpack
 from mlc_llm.kernels.cpu.embedding import embedding
-from mlc_llm.kernels.cpu.rows import take_rows
+from mlc_llm.kernels.cpu.rows import PART, spread, take_rows
 
 
 @each_isa()
@@ -21,6 +21,18 @@ def test_take_rows(isa: Isa) -> None:
         y = np.zeros((len(wanted), 40), np.float32)
         build(isa, take_rows, 40)(x, np.array(wanted, np.int32), y)
         assert (y == x[wanted]).all()
+
+
+@each_isa()
+def test_columns_are_spread(isa: Isa) -> None:
+    """Over several parts, of which the last has no column that is known."""
+    rng, count, total = np.random.default_rng(0), 2 * PART - 3, 3 * PART
+    x = rng.standard_normal((2, 5)).astype(np.float32)
+    row = rng.integers(-2, 5, count).astype(np.float32)
+    y = np.full((2, total), np.nan, np.float32)
+    build(isa, spread, 5, count, total, -3e38)(x, row, y)
+    known = np.where(row < 0, np.float32(-3e38), x[:, row.astype(int)])
+    assert (y == np.pad(known, ((0, 0), (0, total - count)))).all()
 
 
 @pytest.mark.one_of(3)

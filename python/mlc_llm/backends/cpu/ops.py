@@ -49,7 +49,7 @@ from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
 from mlc_llm.kernels.cpu.matmul import has_fast_rows, matmul
-from mlc_llm.kernels.cpu.rows import chosen_logits, take_rows
+from mlc_llm.kernels.cpu.rows import chosen_logits, spread, take_rows
 from mlc_llm.kernels.cpu.sampling import CHUNK, sample
 from mlc_llm.kernels.cpu.top_tokens import MOST, top_tokens
 from mlc_llm.kernels.row_kinds import KINDS
@@ -291,6 +291,11 @@ class CpuOps(AttentionOps, PlainRows):
         k = int(x.shape[1])
         out = float_tensor(rows.shape[0], k)
         return op.tensor_ir_op(take_rows(k), "take_rows", [x, rows], out)
+
+    def spread(self, x: Tensor, row: Tensor, total: int, lowest: float) -> Tensor:
+        kernel = spread(int(x.shape[1]), int(row.shape[0]), total, lowest)
+        out = float_tensor(x.shape[0], total)
+        return op.tensor_ir_op(kernel, "spread_columns", [x, row], out)
 
     def take_input_rows(self, x: Tensor | Input, rows: Tensor) -> Tensor | Input:
         if not isinstance(x, Input):

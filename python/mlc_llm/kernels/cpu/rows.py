@@ -1,8 +1,9 @@
-"""Picks rows of a matrix, or one number of each row; or puts rows into it.
+"""Picks rows of a matrix, or one number of each row; or puts rows into it, or its columns apart.
 
 take_rows:      for each i: y[i] = x[rows[i]]
 chosen_logits:  for each i: y[i] = x[i, token[rows[i]]]
 put_rows:       for each i with at[i] >= 0: x[at[i]] = y[i]
+spread:         for each i and j: y[i, j] = x[i, row[j]], or `lowest` where row[j] < 0
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from functools import cache
 from tvm.script import tirx as T
 from tvm.tirx import PrimFunc
 
-from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at
+from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 
 L = 8
+PART = 4096
+"""Columns that one thread spreads; a multiple of L."""
 
 
 @cache
@@ -94,3 +97,35 @@ def chosen_logits(k: int) -> PrimFunc:
                     Y[i] = X[i, TOKEN[R[i]]]
 
     return chosen
+
+
+@cache
+def spread(width: int, count: int, total: int, lowest: float) -> PrimFunc:
+    """Kernel arguments; total is a multiple of L and at least `count`:
+
+    x       float32 [m, width]
+    row     float32 [count]: a whole number of each column, less than 0 if it has no row
+    y       float32 [m, total]: 0 from column `count` on
+    """
+    parts = -(-total // PART)
+
+    @T.prim_func(private=True, s_tir=True)
+    def spread_columns(x: T.handle, row: T.handle, y: T.handle):
+        T.func_attr(SCHEDULED)
+        m = T.int32()
+        X = T.match_buffer(x, (m, width), "float32")
+        ROW = T.match_buffer(row, (count,), "float32")
+        Y = T.match_buffer(y, (m, total), "float32")
+        with T.sblock("root"):
+            for u in T.parallel(m * parts):
+                first: T.let[T.int32] = u % parts * PART
+                for j in T.serial(T.min(PART, total - first) // L):
+                    Y[u // parts, lanes_at(first + j * L, L)] = fsplat(lowest, L)
+                for j in T.serial(T.min(PART, count - first)):
+                    if ROW[first + j] >= T.float32(0):
+                        Y[u // parts, first + j] = X[u // parts, T.cast(ROW[first + j], "int32")]
+            for i in T.serial(m):
+                for j in T.serial(total - count):
+                    Y[i, count + j] = T.float32(0)
+
+    return spread_columns
