@@ -101,7 +101,7 @@ def opened(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any,
     """Commands get the scripted session; the list says what they asked for."""
     asked: list[tuple[Any, ...]] = []
 
-    def open_session(*args: Any) -> Session:
+    def open_session(*args: Any, once: bool = False) -> Session:
         asked.append(args)
         return session
 

@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_models import TinyModels
 
@@ -27,7 +28,7 @@ from mlc_llm.library.metadata import (
 )
 from mlc_llm.runtime.library import Library, read_metadata
 from mlc_llm.runtime.model_runner import ModelRunner
-from mlc_llm.runtime.packed_file import BrokenParams, read_packed
+from mlc_llm.runtime.packed_file import BrokenParams, ReadWeights, map_packed, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in, rotations
 
 LIBRARY_FILES = (BYTECODE_FILE, KERNELS_FILE, METADATA_FILE)
@@ -156,18 +157,32 @@ def test_code_that_is_no_library_though_its_hash_is_right(library: Path) -> None
         Library(library)
 
 
+READ = pytest.mark.parametrize("read", [read_packed, map_packed])
+
+
+@READ
 @pytest.mark.parametrize("damage", DAMAGE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("name", [PARAMS_FILE, INDEX_FILE])
-def test_damaged_weights(weights: Path, name: str, damage: Change) -> None:
+def test_damaged_weights(weights: Path, name: str, damage: Change, read: ReadWeights) -> None:
     damage(weights / name)
     with pytest.raises(BrokenParams, match=str(weights)):
-        params_in(read_packed(weights))
+        params_in(read(weights))
 
 
-def test_weights_with_one_bit_flipped(weights: Path) -> None:
+@READ
+def test_weights_with_one_bit_flipped(weights: Path, read: ReadWeights) -> None:
     flip(weights / PARAMS_FILE)
     with pytest.raises(BrokenParams, match="checksum"):
-        params_in(read_packed(weights))
+        params_in(read(weights))
+
+
+def test_mapped_weights_are_those_that_are_read(weights: Path) -> None:
+    read, mapped = params_in(read_packed(weights)), params_in(map_packed(weights))
+    assert {*read} == {*mapped}
+    for name, array in mapped.items():
+        assert np.array_equal(array, read[name])
+        array[...] = 0  # nothing of it comes into the file
+    assert np.array_equal(params_in(map_packed(weights))[name], read[name])
 
 
 def edit_index(weights: Path, edit: Callable[[dict[str, Any]], Any]) -> None:

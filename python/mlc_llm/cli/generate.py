@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         session = there = remote.open_session(args)
         answer = there.answer(prompt if args.raw else _messages(prompt, args), config, on_text)
     else:
-        session = here = open_session(args.model, args.device, engine, adapter)
+        session = here = open_session(args.model, args.device, engine, adapter, once=True)
         ids = _ids(here, prompt, args)
         collect_from_now()
         config = options.completed(config, here.model.defaults)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mlc_llm.cli.early import begin_early
 from mlc_llm.cli.flags import naming_flags
+from mlc_llm.runtime.packed_file import map_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def open_session(
-    model: str | None, device: str, config: EngineConfig, adapter: str = ""
+    model: str | None, device: str, config: EngineConfig, adapter: str = "", *, once: bool = False
 ) -> Session:
     """Open the model that was named (None: the default one) on an engine of its own. adapter: the
-    name of the one that its answers have.
+    name of the one that its answers have. once: it gives one answer, which shall begin soon.
 
     Raises `UserError` for a model or a config that cannot be used, naming the flag.
     """
     started = time.perf_counter()
-    with ReadAhead() as reading, naming_flags():
+    with ReadAhead(map_packed if once else None) as reading, naming_flags():
         is_whole = config.tensor_parallel_shards in (None, 1)
         if is_whole and config.quantization is None and config.rope_scaling is None:
             begin_early(reading, model, config.kernels, device)

@@ -7,7 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 from mlc_llm.library.metadata import PARAMS_FILE
-from mlc_llm.runtime.packed_file import Packed, read_packed
+from mlc_llm.runtime.packed_file import Packed, ReadWeights, read_packed
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,7 +21,9 @@ class ReadAhead:
     time may use it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, read: ReadWeights | None = None) -> None:
+        """read: gives the weights of a folder; `read_packed` if it is None."""
+        self._read = read or read_packed
         self._begun: dict[Path, _Reading] = {}
 
     def __enter__(self) -> ReadAhead:
@@ -42,7 +44,7 @@ class ReadAhead:
         if the folder has no weights.
         """
         if (folder / PARAMS_FILE).stat().st_size <= free // 2 and folder not in self._begun:
-            self._begun[folder] = _Reading(folder)
+            self._begun[folder] = _Reading(self._read, folder)
             self._begun[folder].start()
 
     def take(self, folder: Path) -> Packed:
@@ -51,21 +53,21 @@ class ReadAhead:
         What is taken is not kept here. Raises BrokenParams, MemoryError.
         """
         reading = self._begun.pop(folder, None)
-        return read_packed(folder) if reading is None else reading.result()
+        return self._read(folder) if reading is None else reading.result()
 
 
 class _Reading(Thread):
     """One folder's weights, or the error that came instead."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, read: ReadWeights, folder: Path) -> None:
         super().__init__(name="mlc-read-params", daemon=True)
-        self._folder = folder
+        self._read, self._folder = read, folder
         self._packed: Packed | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._packed = read_packed(self._folder)
+            self._packed = self._read(self._folder)
         except BaseException as error:  # raised where the result is wanted
             self._error = error
 
