@@ -66,6 +66,16 @@ LAZY = {
     ("mlc_llm.serve.metrics", "mlc_llm.serve.prometheus"),  # for pages of metrics only
     ("mlc_llm.serve.metrics", "mlc_llm.serve.serving_page"),
     # What `generate --raw` does not need is half of the time that its imports would take.
+    ("mlc_llm.cli.conversation", "tempfile"),
+    ("mlc_llm.cli.parser", "difflib"),
+    ("mlc_llm.protocol.checks", "difflib"),
+    ("mlc_llm.support.download", "zipfile"),
+    ("mlc_llm.support.logging", "mlc_llm.support.log_thread"),
+    ("mlc_llm.support.trust", "tempfile"),
+    ("mlc_llm.serve.core.admission", "mlc_llm.images.decoder"),
+    ("mlc_llm.serve.core.sequence_state", "random"),
+    ("mlc_llm.serve.data", "mlc_llm.images.decoder"),
+    ("mlc_llm.serve.data", "mlc_llm.images.picture"),
     ("mlc_llm.cli.session", "mlc_llm.serve.openai.chat"),
     ("mlc_llm.serve.openai.chat", "mlc_llm.serve.openai.tools.history"),  # all forms of calls
     ("mlc_llm.images.sandbox", "PIL"),  # Pillow, an extra

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mlc_llm.backends.cpu.backend import CpuBackend
 from mlc_llm.backends.cpu.isa import ISAS
 from mlc_llm.backends.cpu.target import KERNELS_VARIABLE, choose
-from mlc_llm.errors import InvalidField
+from mlc_llm.errors import InvalidField, UnusableDevice
 
 if TYPE_CHECKING:
     from mlc_llm.backends.base import Backend
@@ -75,9 +75,12 @@ def why_no_gpu() -> str | None:
 
 def has_gpu() -> bool:
     """Whether the driver shows an NVIDIA GPU, usable or not. Takes no time where there is none."""
-    from mlc_llm.backends.cuda.state import look
+    from mlc_llm.backends.cuda.driver import Driver
 
-    return bool(look().gpus)
+    try:
+        return bool(Driver().gpus())
+    except UnusableDevice:
+        return False
 
 
 def _gpu() -> Backend:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -108,6 +107,8 @@ def _path(name: str) -> Path:
 
 
 def _replace(path: Path, data: bytes) -> None:
+    import tempfile
+
     number, temporary = tempfile.mkstemp(prefix=f".{path.name[:50]}-", dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:

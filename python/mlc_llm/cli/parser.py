@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
@@ -58,15 +57,17 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
 
 def _meant(typed: str, known: Iterable[str]) -> str:
     """A hint: the known name that begins with the typed one, or else the most similar one."""
+    from difflib import get_close_matches
+
     names = {name.lstrip("-"): name for name in known}  # all of them have the dashes
     word = typed.lstrip("-")[:64]
     longer = [name for name in names if word and name.startswith(word)]
-    found = longer or difflib.get_close_matches(word, names, n=1, cutoff=LIKENESS)
+    found = longer or get_close_matches(word, names, n=1, cutoff=LIKENESS)
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 
 def build_parser(wanted: Collection[str]) -> Parser:
-    """The parser of all commands. Only those in `wanted` get their arguments."""
+    """The parser of the commands in `wanted`; if none of them is one, of all, without arguments."""
     codes = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
     parser = Parser(
         prog="mlc_llm",
@@ -76,7 +77,7 @@ def build_parser(wanted: Collection[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"mlc_llm {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
+    for command in [one for one in COMMANDS if one.name in wanted] or COMMANDS:
         sub = commands.add_parser(
             command.name,
             help=command.summary,

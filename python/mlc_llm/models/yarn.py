@@ -15,6 +15,8 @@ from mlc_llm.record import record
 
 @record()
 class Yarn:
+    """What a model file says of it."""
+
     factor: float
     """Long waves get longer by this."""
     context: int

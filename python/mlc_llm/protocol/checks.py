@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
@@ -126,9 +125,11 @@ def token_id_key(field: str, key: object) -> int:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that is most similar to this one. Names that begin with it come first."""
+    from difflib import get_close_matches
+
     names = list(known)
     longer = [one for one in names if len(name) > 2 and one.startswith(name)]
-    found = difflib.get_close_matches(name[:64], longer or names, n=1, cutoff=0.0)
+    found = get_close_matches(name[:64], longer or names, n=1, cutoff=0.0)
     return found[0] if found else ""
 
 

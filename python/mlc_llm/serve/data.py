@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mlc_llm.images.decoder import ImageFile
-from mlc_llm.images.picture import Picture, bitmap
 from mlc_llm.protocol import checks
 from mlc_llm.record import record
+
+if TYPE_CHECKING:
+    from mlc_llm.images.decoder import ImageFile
+    from mlc_llm.images.picture import Picture
 
 FinishReason = Literal["stop", "length", "tool_calls", "error", "abort", "preempt"]
 """Only the protocol layer sets `tool_calls`, and only disaggregated serving sets `preempt`."""
@@ -68,8 +70,7 @@ class ImageData(Data):
 
     def __post_init__(self) -> None:
         checks.integer("ImageData.embed_size", self.embed_size, 0, MAX_PROMPT_TOKENS)
-        if not isinstance(self.image, Picture | ImageFile):
-            object.__setattr__(self, "image", _image_file(self.image))
+        object.__setattr__(self, "image", _decodable(self.image))
 
     @classmethod
     def from_url(
@@ -82,8 +83,13 @@ class ImageData(Data):
         return cls(image_file(checks.string("url", url, MAX_URL_CHARS), allow_hosts, field="url"))
 
 
-def _image_file(image: object) -> ImageFile:
+def _decodable(image: object) -> Picture | ImageFile:
     """Raises InvalidField."""
+    from mlc_llm.images.decoder import ImageFile
+    from mlc_llm.images.picture import Picture, bitmap
+
+    if isinstance(image, Picture | ImageFile):
+        return image
     if isinstance(image, bytes | bytearray | memoryview):
         return ImageFile(bytes(image))
     as_numpy = getattr(image, "numpy", None)

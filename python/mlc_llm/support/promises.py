@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -123,7 +122,7 @@ def promise(model: str, total: int) -> PromiseHandle:
     }
     handle = PromiseHandle(note)
     with contextlib.suppress(CacheError, OSError):
-        path = cache_dir(_FOLDER) / f"{secrets.token_hex(8)}.json"
+        path = cache_dir(_FOLDER) / f"{os.urandom(8).hex()}.json"
         handle.hold(path, file_lock(path.with_suffix(".lock")))
         handle.write()
     return handle

@@ -12,7 +12,6 @@ import logging
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -73,6 +72,8 @@ def _first_unsafe(folders: Iterable[Path]) -> str | None:
 def _own_folder(why: str) -> Path:
     """A folder among the temporary files. It is the same one each time, unless another user has
     made a folder with this name."""
+    import tempfile
+
     folder = Path(tempfile.gettempdir()) / f"mlc_llm-{_user()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import field, replace
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel, UserError
-from mlc_llm.images.decoder import ImageFile
-from mlc_llm.images.picture import Picture
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.protocol.messages import NO_IMAGES
 from mlc_llm.record import record
@@ -29,6 +27,7 @@ from mlc_llm.serve.request import NO_SCORES, NO_TEXT, Request
 from mlc_llm.tokenizers import StopStrHandler, StopStrings, Tokenizer
 
 if TYPE_CHECKING:
+    from mlc_llm.images.picture import Picture
     from mlc_llm.images.reader import ImageReader
     from mlc_llm.serve.core.grammar.compiler import GrammarCompiler
     from mlc_llm.serve.core.grammar.matcher import Grammar
@@ -155,7 +154,8 @@ class Admission:
 
     def _with_pictures(self, request: Request) -> tuple[list[Data], list[Picture]]:
         """The inputs of a request with its images decoded, and these images. Raises UserError."""
-        inputs, found = list(request.inputs), list[Picture]()
+        inputs = list(request.inputs)
+        found: list[Picture] = []
         least = sum(isinstance(item, ImageData) for item in inputs)
         if self._images is not None and least * self._images.tokens >= self.context:
             raise ContextLengthExceeded(least * self._images.tokens, self.context)
@@ -174,10 +174,11 @@ class Admission:
         if item.embed_size not in (0, self._images.tokens):
             words = f"this model makes {self._images.tokens} vectors of an image; give that, or 0"
             raise InvalidField("ImageData.embed_size", item.embed_size, words)
-        if isinstance(item.image, Picture):
-            return item.image
-        assert isinstance(item.image, ImageFile), "ImageData makes it one"
-        return self._images.picture(item.image, place)
+        from mlc_llm.images.decoder import ImageFile
+
+        if isinstance(item.image, ImageFile):
+            return self._images.picture(item.image, place)
+        return cast("Picture", item.image)  # ImageData makes it one of the two
 
     def _sequence(self, state: RequestState, index: int, prepared: Prepared) -> Sequence:
         stops, grammar = prepared.stops, prepared.grammar
@@ -249,8 +250,8 @@ def prompt_tokens(inputs: abc.Sequence[Data], tokenizer: Tokenizer, vocab_size: 
         elif isinstance(item, TokenData):
             check_ids("prompt token id", item.token_ids, vocab_size)
             ids += item.token_ids
-        elif isinstance(item, ImageData) and isinstance(item.image, Picture):
-            ids += image_ids(item.image)
+        elif isinstance(item, ImageData):  # its image is decoded by now
+            ids += image_ids(cast("Picture", item.image))
         else:
             known = "should be TextData, TokenData or ImageData"
             raise InvalidField("inputs", type(item).__name__, known)

@@ -14,10 +14,9 @@ import itertools
 import logging
 import time
 from collections import abc
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from mlc_llm.errors import EngineDead, InvalidField, RequestError
-from mlc_llm.images.reader import ImageReader
 from mlc_llm.runtime.batch import OverlappingRunner, Runner, Sampled
 from mlc_llm.runtime.decode_rows import ChosenTokens
 from mlc_llm.runtime.limits import RunnerLimits
@@ -50,6 +49,9 @@ from mlc_llm.serve.limits import longest_sequence
 from mlc_llm.serve.metrics import EngineMetrics, special_usage_json, usage_with, zero_usage_json
 from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    from mlc_llm.images.reader import ImageReader
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ decoded token and the tokens after a preemption are the same thing. There are no
 
 from __future__ import annotations
 
-import random
+import os
 from collections import abc
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -189,7 +189,8 @@ class RequestState:
         self.prompt, self.images = prompt, images
         self.config = config
         self.arrival = arrival
-        self.seed = random.getrandbits(63) if config.seed is None else config.seed
+        own = int.from_bytes(os.urandom(8), "little") >> 1
+        self.seed = own if config.seed is None else config.seed
         self.stop_token_ids = stop_token_ids
         """Empty with `ignore_eos`."""
         self.adapter = adapter

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from random import Random
+
     from mlc_llm.runtime.batch import Sampling
     from mlc_llm.serve.data import FinishReason
     from mlc_llm.tokenizers import StopStrHandler
@@ -88,7 +89,7 @@ class SamplingState:
     _numbers: list[float] = field(default_factory=list)
     """From number `_first` on."""
     _first: int = 0
-    _rng: random.Random | None = None
+    _rng: Random | None = None
 
     def uniforms(self, start: int, count: int) -> list[float]:
         """`count` random numbers, from that of the next token on, which is number `start`. Those
@@ -101,10 +102,16 @@ class SamplingState:
         del self._numbers[: start - self._first]
         self._first = start
         if len(self._numbers) < count:
-            self._rng = self._rng or random.Random(self.seed)
-            draw = self._rng.random
+            draw = self._generator().random
             self._numbers += [draw() for _ in range(count - len(self._numbers))]
         return self._numbers[:count]
+
+    def _generator(self) -> Random:
+        if self._rng is None:
+            from random import Random
+
+            self._rng = Random(self.seed)
+        return self._rng
 
 
 @dataclass(slots=True)

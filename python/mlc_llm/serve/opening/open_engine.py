@@ -245,16 +245,20 @@ def _core(
 
 def _drafter(runner: AnyRunner, mode: str) -> Drafter | None:
     """None: nobody drafts, or a drafter of the core's own. runner: of whoever drafts."""
-    from mlc_llm.serve.core.speculation.draft_model import DraftModel
-    from mlc_llm.serve.core.speculation.eagle import EagleDrafter
-    from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
-
     if mode == "eagle":
+        from mlc_llm.serve.core.speculation.eagle import EagleDrafter
+
         assert isinstance(runner, ModelRunner)
         return EagleDrafter(runner)
     if isinstance(runner, MedusaRunner):
+        from mlc_llm.serve.core.speculation.medusa import MedusaDrafter
+
         return MedusaDrafter(runner)
-    return DraftModel(runner) if mode == "small_draft" else None
+    if mode != "small_draft":
+        return None
+    from mlc_llm.serve.core.speculation.draft_model import DraftModel
+
+    return DraftModel(runner)
 
 
 def _open_echo(
