@@ -79,7 +79,7 @@ def _link(module: Any, program: Path) -> None:
     module.write_to_file(str(code))
     include = Path(tvm_ffi.libinfo.find_include_path())
     folders = [f"-I{include}", f"-I{tvm_ffi.libinfo.find_dlpack_include_path()}"]
-    command = [LINKER, "-static", "-O1", *folders, "-o", program, RUNNER, code, "-lm"]
+    command = [LINKER, "-static", "-O1", *folders, "-o", program, RUNNER, code, "-lm", "-pthread"]
     done = _run(list(map(os.fspath, command)), program.parent)
     assert done.returncode == 0, done.stderr
 

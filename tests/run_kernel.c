@@ -2,8 +2,9 @@
  *
  * INPUT holds for each tensor five int32 (DLPack's type code, bits and lanes; dimensions; padding),
  * the shape as int64, and the data; OUTPUT gets the data of all of them as the kernel left it.
- * It stands in for TVM's runtime: the kernel's parallel tasks run one after another.
+ * It stands in for TVM's runtime: each of the kernel's parallel tasks is a thread.
  */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,12 +21,40 @@ typedef int (*Task)(int task_id, ParallelGroup* group, void* data);
 
 int __tvm_ffi_k(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result);
 
+typedef struct {
+  Task task;
+  void* data;
+  ParallelGroup* group;
+  int id, failed;
+} Thread;
+
+static void* run(void* one) {
+  Thread* thread = one;
+  thread->failed = thread->task(thread->id, thread->group, thread->data);
+  return NULL;
+}
+
 static int launch(Task task, void* data, int num_task) {
-  ParallelGroup group = {NULL, num_task == 0 ? TASKS : num_task};
+  pthread_barrier_t barrier;
+  ParallelGroup group = {&barrier, num_task == 0 ? TASKS : num_task};
+  Thread threads[MOST];
+  pthread_t ids[MOST];
+  int failed = 0;
+  if (group.num_task > MOST || pthread_barrier_init(&barrier, NULL, group.num_task)) exit(5);
   for (int i = 0; i < group.num_task; ++i) {
-    int failed = task(i, &group, data);
-    if (failed) return failed;
+    threads[i] = (Thread){task, data, &group, i, 0};
+    if (pthread_create(&ids[i], NULL, run, &threads[i])) exit(5);
   }
+  for (int i = 0; i < group.num_task; ++i) {
+    pthread_join(ids[i], NULL);
+    failed |= threads[i].failed;
+  }
+  pthread_barrier_destroy(&barrier);
+  return failed;
+}
+
+static int meet(int task_id, ParallelGroup* group) {
+  pthread_barrier_wait(group->sync);
   return 0;
 }
 
@@ -40,6 +69,7 @@ static int release(int type, int id, void* data) {
 
 /* A module calls these through pointers, which the runtime sets when it loads the module. */
 int (*__TVMBackendParallelLaunch)(Task task, void* data, int num_task) = launch;
+int (*__TVMBackendParallelBarrier)(int task_id, ParallelGroup* group) = meet;
 void* (*__TVMBackendAllocWorkspace)(int type, int id, uint64_t size, int code, int bits) = allocate;
 int (*__TVMBackendFreeWorkspace)(int type, int id, void* data) = release;
 

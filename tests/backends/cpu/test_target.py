@@ -31,9 +31,8 @@ NEOVERSE_N1 = CORTEX_A72 + " atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp s
 NEOVERSE_V1 = NEOVERSE_N1 + " sve svei8mm i8mm bf16"
 KERNELS = (
     "attention", "rope_append", "copy_pages_rows", "embedding", "take_rows", "norm_64",
-    "norm_64g32", "silu_96g32", "plain_64g32", "matmul_320x64_f16", "matmul_64x64_q4g32o8s16_add",
-    "matmul_96x64_q4g32ms16", "matmul_64x96_q8g32o128s16_add", "edit_rows", "sample_rows",
-    "top_rows",
+    "matmul_320x64_f16", "matmul_64x64_q4g32o8s16_plain_add", "matmul_96x64_q4g32ms16",
+    "matmul_64x96_q8g32o128s16_silu_add", "edit_rows", "sample_rows", "top_rows",
 )  # fmt: skip
 """In a library with float16, Q4_0, Q4_1 and Q8_0 weights."""
 

@@ -10,8 +10,9 @@ from tvm.relax.frontend.nn import Tensor
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
 from mlc_llm.backends.cpu.scratch import Scratch, float_tensor
-from mlc_llm.kernels.cpu.activation import floats, quantize, quantized_width
+from mlc_llm.kernels.cpu.activation import Source, floats, quantize, quantized_width
 from mlc_llm.kernels.cpu.bf16 import prepare_fast
+from mlc_llm.kernels.cpu.matmul import can_quantize
 from mlc_llm.kernels.cpu.quant_blocks import quantize_blocks, row_width
 
 
@@ -44,15 +45,32 @@ class Input:
         args = [self.x, self.x if self.weight is None else self.weight]
         return args if self.bias is None else [*args, self.bias]
 
+    def given_to(
+        self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None
+    ) -> tuple[list[Tensor], Source | None]:
+        """What the product of the matrix takes of the input; and of which rows it quantises it into
+        the last of these tensors, for itself and all that read it later: None if it is made
+        already, or by a kernel of its own. fast: the number of fast tokens."""
+        key = _way(matrix, fast)
+        if key in self._prepared or not can_quantize(matrix.fmt, isa):
+            return [self.read_by(matrix, isa, scratch, fast)], None
+        out = self._quantised(matrix)
+        self._prepared[key] = scratch.tensor(out.shape, out.dtype)
+        return [*self.arguments, self._prepared[key]], Source(self.kind, self.eps)
+
     def read_by(
         self, matrix: Packed, isa: Isa, scratch: Scratch, fast: Tensor | None = None
     ) -> Tensor:
-        """The input as the matrix reads it, made once; fast: the number of fast tokens."""
-        fmt = matrix.fmt
-        key = (fmt.reads_floats, fmt.is_fixed_point, fmt.group, fast is not None)
+        """The input as the matrix reads it, made once."""
+        key = _way(matrix, fast)
         if key not in self._prepared:
             self._prepared[key] = self._prepare(matrix, isa, scratch, fast)
         return self._prepared[key]
+
+    def _quantised(self, matrix: Packed) -> Tensor:
+        """The shape of what `quantize` makes."""
+        groups, width = matrix.columns // matrix.fmt.group, quantized_width(matrix.fmt.group)
+        return Tensor.placeholder([self.x.shape[0], groups, width], "int32")
 
     def as_floats(self, columns: int, isa: Isa, scratch: Scratch) -> Tensor:
         """The input as float32 [tokens, columns]."""
@@ -78,5 +96,11 @@ class Input:
                 kernel = prepare_fast(kind, k, isa, eps)
                 return scratch.call(kernel, f"{kind}_{k}_fast", [*args, fast], out)
             return scratch.call(quantize_blocks(kind, k, isa, eps), f"{kind}_{k}_blocks", args, out)
-        out = Tensor.placeholder([m, k // group, quantized_width(group)], "int32")
-        return scratch.call(quantize(kind, k, group, isa, eps), f"{kind}_{k}g{group}", args, out)
+        kernel = quantize(kind, k, group, isa, eps)
+        return scratch.call(kernel, f"{kind}_{k}g{group}", args, self._quantised(matrix))
+
+
+def _way(matrix: Packed, fast: Tensor | None) -> tuple[bool, bool, int, bool]:
+    """How a matrix reads its input."""
+    fmt = matrix.fmt
+    return fmt.reads_floats, fmt.is_fixed_point, fmt.group, fast is not None

@@ -45,6 +45,7 @@ from mlc_llm.backends.operands import (
     StateInputs,
 )
 from mlc_llm.backends.plain_rows import PlainRows
+from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.edit_logits import edit_logits
 from mlc_llm.kernels.cpu.elementwise import beside, changed
 from mlc_llm.kernels.cpu.embedding import embedding
@@ -194,26 +195,30 @@ class CpuOps(AttentionOps, PlainRows):
     ) -> Tensor:
         """The same without adapters; inputs: of those that come next."""
         fast = self._fast_tokens if matrix.is_fast else None
-        read = self._prepared(given, matrix, fast)
+        args, source = self._read(given, matrix, fast)
         add = add_to is not None
         asks = None if inputs is None else self._adapted.asks(inputs, matrix.fmt)
         kernel = matmul(
             matrix.rows, matrix.columns, matrix.fmt, self._isa,
-            accumulate=add, fast=fast is not None, asks=asks,
+            accumulate=add, fast=fast is not None, asks=asks, source=source,
         )  # fmt: skip
-        args = [read, matrix.packed, *([] if fast is None else [fast])]
+        args += [matrix.packed, *([] if fast is None else [fast])]
         if inputs is not None and asks is not None:
             args += self._adapted.factors(inputs)
-        name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}"
+        kind = "" if source is None else f"_{source.kind}"
+        name = f"matmul_{matrix.rows}x{matrix.columns}_{matrix.fmt.name}{kind}"
         if add_to is None:
-            return self._scratch.call(kernel, name, args, float_tensor(read.shape[0], matrix.rows))
+            out = float_tensor(given.x.shape[0], matrix.rows)
+            return self._scratch.call(kernel, name, args, out)
         return op.tensor_ir_inplace_op(
             kernel, f"{name}_add", [*args, add_to], len(args), float_tensor(*add_to.shape)
         )
 
-    def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
-        """The input as the matrix reads it."""
-        return given.read_by(matrix, self._isa, self._scratch, fast)
+    def _read(
+        self, given: Input, matrix: PackedMatrix, fast: Tensor | None
+    ) -> tuple[list[Tensor], Source | None]:
+        """See `Input.given_to`."""
+        return given.given_to(matrix, self._isa, self._scratch, fast)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return reduced(x)

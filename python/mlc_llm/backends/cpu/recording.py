@@ -11,6 +11,7 @@ from mlc_llm.backends.cpu.inputs import Input
 from mlc_llm.backends.cpu.ops import CpuOps, PackedMatrix
 from mlc_llm.backends.cpu.scratch import float_tensor
 from mlc_llm.backends.operands import ExpertMatrices
+from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.squares import add_expert_squares, add_squares
 from mlc_llm.models.network_spec import ExpertsSpec
 from mlc_llm.record import record
@@ -71,10 +72,12 @@ class RecordingOps(CpuOps):
     def matrix(self, rows: int, columns: int, kind: str, role: str) -> PackedMatrix:
         return RecordingMatrix(super().matrix(rows, columns, kind, role))
 
-    def _prepared(self, given: Input, matrix: PackedMatrix, fast: Tensor | None) -> Tensor:
-        read = super()._prepared(given, matrix, fast)
+    def _read(
+        self, given: Input, matrix: PackedMatrix, fast: Tensor | None
+    ) -> tuple[list[Tensor], Source | None]:
         assert isinstance(matrix, RecordingMatrix) and matrix.fmt.is_float
+        (read,), _ = super()._read(given, matrix, fast)
         outs = [float_tensor(*read.shape), float_tensor(matrix.columns)]
         kernel, args = add_squares(matrix.columns), [read, matrix.squares]
         read, _ = op.tensor_ir_inplace_op(kernel, "add_squares", args, [0, 1], outs)
-        return read
+        return [read], None

@@ -20,6 +20,7 @@ Y       int32 [m, k/group, group/2 + 6] for integer kernels (`quantize`), of eac
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import tvm
 from tvm.script import tirx as T
@@ -41,11 +42,21 @@ SCALE, SUM, SCALED_SUM = range(3)
 DESCRIPTION = 3
 """How many they are."""
 
+PART, NORM_PART, MOST_PARTS = 256, 512, 16
+"""Columns of a part of a row, of one whose norm is looked for, and parts at most."""
+
+
+class Source(NamedTuple):
+    """Of which rows a product makes what it reads: their kind; eps belongs to a norm."""
+
+    kind: str
+    eps: float
+
 
 @cache
 def quantize(kind: str, k: int, group: int, isa: Isa, eps: float = 0.0) -> tvm.tirx.PrimFunc:
     """Kernel of (X, weight, bias, Y) for integer kernels; eps: of a norm."""
-    width, rows = input_width(kind, k), _QuantizedRows(kind, k, group, isa, eps)
+    width, rows = input_width(kind, k), QuantizedRows(kind, k, group, isa, eps)
 
     @T.prim_func(private=True, s_tir=True)
     def quantize_rows(x: T.handle, weight: T.handle, bias: T.handle, y: T.handle):
@@ -158,7 +169,7 @@ def pack_plane(isa: Isa, integers: Buffer, lane: Expr, plane: int, lanes: int) -
     return put(q[0], 255, 0) | put(q[1], 255, 8) | put(q[2], 255, 16) | put(q[3], 255, 24)
 
 
-class _QuantizedRows:
+class QuantizedRows:
     """Statements of `quantize`. A group is four vectors, one for each byte of a word."""
 
     def __init__(self, kind: str, k: int, group: int, isa: Isa, eps: float) -> None:
@@ -169,6 +180,11 @@ class _QuantizedRows:
     @T.inline
     def quantize(self, given, Y, row):
         """One row."""
+        self.quantize_groups(given, Y, row, 0, self.k // self.group)
+
+    @T.inline
+    def quantize_groups(self, given, Y, row, first, count):
+        """`count` groups of a row, from number `first` on."""
         inv = T.alloc_buffer((KINDS[self.kind].statistics,), "float32")
         scale = T.alloc_buffer((1,), "float32")
         step = T.alloc_buffer((1,), "float32")
@@ -177,7 +193,8 @@ class _QuantizedRows:
         top = T.alloc_buffer((self.lanes,), "int32")
         total = T.alloc_buffer((self.lanes,), "int32")
         find_statistics(self.kind, given.x, row, self.k, self.eps, inv)
-        for g in T.serial(self.k // self.group):
+        for i in T.serial(count):
+            g = T.meta_var(first + i)
             self.find_scale(given, row, g, inv, v, top, scale, step)
             self.store_planes(Y, row, g, v, q, total, scale, step)
             if self.isa.sums == 2:
@@ -219,3 +236,25 @@ class _QuantizedRows:
             *(Y, row, g, 2 * self.lanes + DESCRIPTION),
             *(scale[0] * T.float32(256), reduce_sum(total, self.lanes)),
         )
+
+
+class SharedRows(QuantizedRows):
+    """The same within a launch: few rows are cut into parts, so that all threads have some."""
+
+    @property
+    def parts(self) -> int:
+        """Parts of a row. Each looks for the statistics of a norm anew."""
+        per = NORM_PART if KINDS[self.kind].norm else PART
+        return max(1, min(self.k // per, MOST_PARTS))
+
+    @T.inline
+    def quantize_all(self, given, Y, m):
+        """All m rows, on the threads of a launch."""
+        parts: T.let[T.int32] = T.if_then_else(m < MOST_PARTS, self.parts, 1)
+        groups: T.let[T.int32] = T.ceildiv(self.k // self.group, parts)
+        for u in T.parallel(m * parts):
+            first = T.meta_var(u % parts * groups)
+            self.quantize_groups(
+                *(given, Y, u // parts, first),
+                T.min(groups, self.k // self.group - first),
+            )

@@ -1,5 +1,6 @@
 """Products of packed weights and 16-bit activations, as integers on vectors.
 
+    X = quantised rows of what `source` says                         parallel; threads meet
     for block in column blocks of 32 weight rows:                    parallel
       for row_block in row blocks of X:                         of those left over three, two or one
         sums[rows, 32] = 0                                           float32
@@ -12,7 +13,8 @@
                   + W.minimum[block, g] * X.scaled_sum[rows, g]      if the format has minima
         Y[rows, block] (+)= sums
 
-X          int32 [m, k/group, group/2 + 6]  quantised activations (`activation.py`)
+X          int32 [m, k/group, group/2 + 6]  quantised activations (`activation.py`), made before,
+                                            or in the same launch (`launches.py`)
 W          int32 [n/32, spans, stride]      packed weights (`backends/cpu/formats.py`)
 fast_rows  int32 [1]                        number of the first rows that are fast
 Y          float32 [m, n]                   the result
@@ -28,7 +30,16 @@ from tvm.script import tirx as T
 
 from mlc_llm.backends.cpu.formats import BLOCK, WeightFormat, tensor_shape
 from mlc_llm.backends.cpu.isa import AVX2, Isa
-from mlc_llm.kernels.cpu.activation import SCALE, SCALED_SUM, SUM, description, quantized_width
+from mlc_llm.kernels.arguments import without
+from mlc_llm.kernels.cpu.activation import (
+    SCALE,
+    SCALED_SUM,
+    SUM,
+    SharedRows,
+    Source,
+    description,
+    quantized_width,
+)
 from mlc_llm.kernels.cpu.adapter_asks import (
     Asked,
     Factors,
@@ -42,6 +53,7 @@ from mlc_llm.kernels.cpu.adapter_asks import (
 )
 from mlc_llm.kernels.cpu.adapter_groups import table_size
 from mlc_llm.kernels.cpu.dot import Words, bias, dot
+from mlc_llm.kernels.cpu.launches import all_meet, one_launch
 from mlc_llm.kernels.cpu.prefetch import align_stack
 from mlc_llm.kernels.cpu.row_block import (
     RowBlock,
@@ -54,26 +66,51 @@ from mlc_llm.kernels.cpu.row_block import (
 from mlc_llm.kernels.cpu.scales import minimum_at, scale_at, weight_words
 from mlc_llm.kernels.cpu.unpacked_matmul import LANES, LEAST_ROWS, UnpackedProduct
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, lanes_at, splat
+from mlc_llm.kernels.row_kinds import KINDS, Given, input_width, weight_shape
 from mlc_llm.kernels.types import Buffer, Expr, Index
+from mlc_llm.record import record
+
+
+@record(eq=False)
+class Rows:
+    """What a product reads: rows that are quantised already, or that it quantises first."""
+
+    inputs: SharedRows | None
+    given: Given
+    quantised: Buffer
 
 
 def integer_matmul(
-    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool, asks: Factors | None = None
+    n: int,
+    k: int,
+    fmt: WeightFormat,
+    isa: Isa,
+    accumulate: bool,
+    *,
+    fast: bool = False,
+    asks: Factors | None = None,
+    source: Source | None = None,
 ) -> tvm.tirx.PrimFunc:
-    """All planes of all rows. asks: of the adapters that are asked for."""
+    """Kernel as `matmul.matmul` describes it."""
     groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
     shape, _ = tensor_shape(fmt, n, k)
+    kind = "plain" if source is None else source.kind
+    inputs = None if source is None else SharedRows(kind, k, fmt.group, isa, source.eps)
 
     @T.prim_func(private=True, s_tir=True)
     def integer_product(
-        x: T.handle, W: T.Buffer(shape, "int32"), down: T.handle, up: T.handle, ranks: T.handle,
-        slots: T.handle, table: T.handle, y: T.handle,
+        x: T.handle, weight: T.handle, vector: T.handle, quantised: T.handle,
+        W: T.Buffer(shape, "int32"), fast_rows: T.Buffer((1,), "int32"), down: T.handle,
+        up: T.handle, ranks: T.handle, slots: T.handle, table: T.handle, y: T.handle,
     ):  # fmt: skip
         T.func_attr(SCHEDULED)
         m = T.int32()
         a = T.int32()
         r = T.int32()
-        X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
+        X = T.match_buffer(x, (m, input_width(kind, k)), "float32")
+        N = T.match_buffer(weight, weight_shape(kind, k, m), "float32")
+        BIAS = T.match_buffer(vector, (k,), "float32")
+        Q = T.match_buffer(quantised, (m, groups, quantized_width(fmt.group)), "int32")
         D = T.match_buffer(down, down_shape(asks, a, r), dtype_of(asks))
         U = T.match_buffer(up, up_shape(asks, a, r), dtype_of(asks))
         R = T.match_buffer(ranks, (a,), "int32")
@@ -82,46 +119,16 @@ def integer_matmul(
         Y = T.match_buffer(y, (m, n), "float32")
         with T.sblock("root"):
             asked = T.meta_var(asked_of(asks, D, U, R, S, G))
-            if product.unpacks:
-                product.run(X, W, Y, 0, m, isa.planes, asked)
-            else:  # without a condition, which would take a register from the sums
-                product.run_few(X, W, Y, 0, m, isa.planes, asked)
+            rows = T.meta_var(Rows(inputs, Given(X, N, BIAS), Q))
+            if fast:
+                # Read once: inside the loops it would be read again for each group of columns.
+                first: T.let[T.int32] = fast_rows[0]
+                product.run(rows, W, Y, first, m, asked)
+            else:
+                product.run(rows, W, Y, None, m, asked)
 
-    return asking(integer_product, asks)
-
-
-def fast_integer_matmul(
-    n: int, k: int, fmt: WeightFormat, isa: Isa, accumulate: bool, asks: Factors | None = None
-) -> tvm.tirx.PrimFunc:
-    """The first fast_rows[0] rows by the high plane of their activations alone."""
-    groups, product = k // fmt.group, IntegerProduct(n, k, fmt, isa, accumulate)
-    shape, _ = tensor_shape(fmt, n, k)
-
-    @T.prim_func(private=True, s_tir=True)
-    def fast_integer_product(
-        x: T.handle, W: T.Buffer(shape, "int32"), fast_rows: T.Buffer((1,), "int32"),
-        down: T.handle, up: T.handle, ranks: T.handle, slots: T.handle, table: T.handle,
-        y: T.handle,
-    ):  # fmt: skip
-        T.func_attr(SCHEDULED)
-        m = T.int32()
-        a = T.int32()
-        r = T.int32()
-        X = T.match_buffer(x, (m, groups, quantized_width(fmt.group)), "int32")
-        D = T.match_buffer(down, down_shape(asks, a, r), dtype_of(asks))
-        U = T.match_buffer(up, up_shape(asks, a, r), dtype_of(asks))
-        R = T.match_buffer(ranks, (a,), "int32")
-        S = T.match_buffer(slots, (m,), "int32")
-        G = T.match_buffer(table, (table_size(m),), "int32")
-        Y = T.match_buffer(y, (m, n), "float32")
-        with T.sblock("root"):
-            asked = T.meta_var(asked_of(asks, D, U, R, S, G))
-            # Read once: inside the loops it would be read again for each group of columns.
-            first: T.let[T.int32] = fast_rows[0]
-            product.run(X, W, Y, 0, first, 1, asked)
-            product.run(X, W, Y, first, m - first, isa.sums, asked)
-
-    return asking(fast_integer_product, asks)
+    unread = ("X", "N", "BIAS") if source is None else KINDS[kind].unread
+    return without(asking(integer_product, asks), *unread, *(() if fast else ("fast_rows",)))
 
 
 TRIPLE, PAIR = 3, 2
@@ -140,23 +147,58 @@ class IntegerProduct:
         self.ahead = words_ahead(fmt, self.streams)
 
     @T.inline
-    def run(self, X, W, Y, start, count, planes, asked):
-        """Rows `start` to `start + count` of the whole matrix, if there are any, on all threads."""
+    def run(self, rows, W, Y, first, m, asked):
+        """All m rows times the whole matrix, on all threads. first: so many of the first rows are
+        fast; None: the kernel knows none."""
+        if rows.inputs is None:
+            self.run_few(rows.quantised, W, Y, first, m, asked)
+        else:
+            with one_launch():
+                with all_meet():
+                    rows.inputs.quantize_all(rows.given, rows.quantised, m)
+                self.run_few(rows.quantised, W, Y, first, m, asked)
         if self.unpacks:
-            many = T.meta_var(self.of_many(planes))
-            if count >= LEAST_ROWS:
-                many.multiply(X, W, Y, start, count)
-            elif count > 0:
-                self.run_few(X, W, Y, start, count, planes, asked)
-        elif count > 0:
-            self.run_few(X, W, Y, start, count, planes, asked)
+            self.run_many(rows.quantised, W, Y, first, m)
 
     @T.inline
-    def run_few(self, X, W, Y, start, count, planes, asked):
-        """The same, with weights unpacked for each row block."""
-        for block in T.parallel(self.apart):
-            align_stack()
-            self.multiply_rows(X, W, Y, block, start, count, planes, asked)
+    def run_few(self, X, W, Y, first, m, asked):
+        """All of them, with weights unpacked for each row block, unless they are many."""
+        if first is not None:
+            if first > 0:
+                self.share(X, W, Y, 0, first, 1, asked)
+            if m > first:
+                self.share(X, W, Y, first, m - first, self.isa.sums, asked)
+        else:  # without a condition, which would take a register from the sums
+            self.share(X, W, Y, 0, m, self.isa.planes, asked)
+
+    @T.inline
+    def share(self, X, W, Y, start, count, planes, asked):
+        """Rows `start` to `start + count`, unless they are many."""
+        if self.unpacks:
+            if count < LEAST_ROWS:
+                for block in T.parallel(self.apart):
+                    align_stack()
+                    self.multiply_rows(X, W, Y, block, start, count, planes, asked)
+        else:
+            for block in T.parallel(self.apart):
+                align_stack()
+                self.multiply_rows(X, W, Y, block, start, count, planes, asked)
+
+    @T.inline
+    def run_many(self, X, W, Y, first, m):
+        """The rows that `run_few` leaves."""
+        if first is not None:
+            self.unpack(X, W, Y, 0, first, 1)
+            self.unpack(X, W, Y, first, m - first, self.isa.sums)
+        else:
+            self.unpack(X, W, Y, 0, m, self.isa.planes)
+
+    @T.inline
+    def unpack(self, X, W, Y, start, count, planes):
+        """Rows `start` to `start + count`, if they are many, with weights unpacked once."""
+        if count >= LEAST_ROWS:
+            many = T.meta_var(self.of_many(planes))
+            many.multiply(X, W, Y, start, count)
 
     @property
     def unpacks(self) -> bool:

@@ -22,11 +22,12 @@ import tvm
 
 from mlc_llm.backends.cpu.formats import WeightFormat
 from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.activation import Source
 from mlc_llm.kernels.cpu.adapter_asks import Factors
 from mlc_llm.kernels.cpu.amx_fast import fast_fixed_point_matmul
 from mlc_llm.kernels.cpu.fixed_point import fixed_point_matmul
 from mlc_llm.kernels.cpu.float_matmul import dequantised_matmul, float_matmul
-from mlc_llm.kernels.cpu.integer_matmul import fast_integer_matmul, integer_matmul
+from mlc_llm.kernels.cpu.integer_matmul import integer_matmul
 
 
 def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
@@ -34,9 +35,14 @@ def has_fast_rows(fmt: WeightFormat, isa: Isa) -> bool:
     return isa.fast if fmt.is_fixed_point else isa.planes == 2 and not fmt.reads_floats
 
 
+def can_quantize(fmt: WeightFormat, isa: Isa) -> bool:
+    """Whether the product can quantise its input itself."""
+    return isa.integer and not (fmt.is_float or fmt.is_fixed_point or fmt.reads_floats)
+
+
 def can_ask(fmt: WeightFormat, isa: Isa) -> bool:
     """Whether the product can ask the memory for the factors of adapters."""
-    return isa.integer and not (fmt.is_float or fmt.is_fixed_point or fmt.reads_floats)
+    return can_quantize(fmt, isa)
 
 
 @cache
@@ -49,10 +55,13 @@ def matmul(
     accumulate: bool,
     fast: bool = False,
     asks: Factors | None = None,
+    source: Source | None = None,
 ) -> tvm.tirx.PrimFunc:
     """Kernel for a weight matrix of n (a multiple of 32) rows and k columns.
 
     Arguments: X, W and Y as above.
+    source (where `can_quantize`): in the place of X come the arguments of `activation.quantize`, of
+    rows of this kind. The last of them is X, which the kernel makes first.
     accumulate: add to Y in place (the residual stream) instead of overwriting it.
     fast (where `has_fast_rows`): int32 [1] comes before Y, the number of fast rows. These are the
     first ones; they count with one plane, or all is bfloat16. Every other row is computed exactly.
@@ -61,6 +70,7 @@ def matmul(
     """
     assert has_fast_rows(fmt, isa) or not fast
     assert can_ask(fmt, isa) or asks is None
+    assert can_quantize(fmt, isa) or source is None
     if fmt.is_float:
         return float_matmul(n, k, fmt, isa, accumulate)
     if fmt.is_fixed_point:
@@ -68,5 +78,4 @@ def matmul(
         return make(n, k, fmt, isa, accumulate=accumulate)
     if fmt.reads_floats or not isa.integer:
         return dequantised_matmul(n, k, fmt, isa, accumulate)
-    make_integer = fast_integer_matmul if fast else integer_matmul
-    return make_integer(n, k, fmt, isa, accumulate, asks)
+    return integer_matmul(n, k, fmt, isa, accumulate, fast=fast, asks=asks, source=source)

@@ -1,0 +1,66 @@
+"""Products that quantise their input: every bit is that of a kernel for each of the two."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kernel_tools import Array, build, each_isa, prepare
+from test_matmul import activations, columns, weights
+
+from mlc_llm.backends.cpu.formats import padded_rows
+from mlc_llm.backends.cpu.isa import Isa
+from mlc_llm.kernels.cpu.activation import MOST_PARTS, Source
+from mlc_llm.kernels.cpu.matmul import can_quantize, has_fast_rows, matmul
+from mlc_llm.kernels.cpu.unpacked_matmul import LEAST_ROWS
+from mlc_llm.kernels.row_kinds import KINDS
+
+ROWS, EPS = 70, 1e-5
+COUNTS = (1, 2, 5, MOST_PARTS + 1, LEAST_ROWS + 3)
+"""Rows that are cut into parts, or are not; few, and many."""
+
+
+def vectors(kind: str, k: int) -> dict[str, Array]:
+    """What rows of this kind read beside X."""
+    rng = np.random.default_rng(2)
+    found = rng.standard_normal((2, k)).astype(np.float32)
+    return dict(zip(("weight", "bias"), found[: KINDS[kind].vectors], strict=False))
+
+
+def rows_of(kind: str, m: int, k: int) -> Array:
+    return activations(m, 2 * k if KINDS[kind].is_gated else k)
+
+
+@pytest.mark.one_of(4)
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "norm", "layer_norm", "silu", "silu_biased"])
+@pytest.mark.parametrize("of", ["Q4_0", "Q4_1", "Q6_K"])
+@each_isa(where=lambda isa: can_quantize(weights("Q4_0", isa).format, isa))
+def test_same_bits(isa: Isa, of: str, kind: str, fast: bool) -> None:
+    packed = weights(of, isa)
+    fmt, k, n = packed.format, columns(packed.format), padded_rows(ROWS)
+    if fast and not has_fast_rows(fmt, isa):
+        pytest.skip("these kernels have no fast rows")
+    options = {"accumulate": True, "fast": fast}
+    apart = build(isa, matmul, n, k, fmt, isa, **options)
+    joined = build(isa, matmul, n, k, fmt, isa, **options, source=Source(kind, EPS))
+    given = vectors(kind, k)
+    for m in COUNTS:
+        x = rows_of(kind, m, k)
+        (quantised,) = prepare(isa, fmt, x, kind, **given, eps=EPS)
+        rest = [*packed.arguments(), *([np.array([m // 2], np.int32)] if fast else [])]
+        expected = np.random.default_rng(1).standard_normal((m, n)).astype(np.float32)
+        found, made = expected.copy(), np.full_like(quantised, -1)
+        apart(quantised, *rest, expected)
+        read = [given.get("weight", x), *([given["bias"]] if "bias" in given else [])]
+        joined(x, *read, made, *rest, found)
+        assert made.tobytes() == quantised.tobytes(), f"{m} rows"
+        assert found.tobytes() == expected.tobytes(), f"{m} rows"
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("of", ["F16", "Q4_0"])
+@each_isa(where=lambda isa: not can_quantize(weights("Q4_0", isa).format, isa))
+def test_others_read_what_is_made_before(isa: Isa, of: str) -> None:
+    fmt = weights(of, isa).format
+    with pytest.raises(AssertionError):
+        matmul(96, 160, fmt, isa, accumulate=False, source=Source("plain", 0.0))
