@@ -26,11 +26,12 @@ from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchOutput, Sampled
 from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
 from mlc_llm.runtime.decode_steps import StepSize
-from mlc_llm.runtime.gathered import by_row, gathered, sizes_of
+from mlc_llm.runtime.fast_tokens import FastTokens
+from mlc_llm.runtime.gathered import by_row
 from mlc_llm.runtime.kv_cache import KVCache
 from mlc_llm.runtime.limits import RunnerLimits
-from mlc_llm.runtime.sampler import Choice
-from mlc_llm.runtime.step_inputs import StepNumbers, step_tables
+from mlc_llm.runtime.prepared import Preparation
+from mlc_llm.runtime.step_inputs import step_tables
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.engine_core import EngineCore
 from mlc_llm.serve.data import TokenData
@@ -61,8 +62,10 @@ class ClockRunner:
         device = CpuDevice()
         step: Any = SimpleNamespace(page_counts=(pages,), page_size=PAGE, spare_state=0)
         self._sizes = {1 << i: StepSize(1 << i, step, device) for i in range(9)}
-        self._device, self._plain = device, device.staging()
-        self._choice = Choice.of([], VOCAB, device)
+        self._plain = device.staging()
+        metadata: Any = SimpleNamespace(is_fast=False, has_fast_tokens=False)
+        fast = FastTokens(metadata, "exact")
+        self._next = Preparation(self.limits, device, self._cache, fast, None)
         self._seconds, self._free_at = seconds, 0.0
         self.idle = 0.0
 
@@ -117,20 +120,15 @@ class ClockRunner:
 
     def _prepare(self, batch: Batch) -> None:
         """What the real runner does before it calls compiled code."""
-        asked = gathered(batch.rows, VOCAB)
-        if not self._choice.is_for(asked.samplings):
-            self._choice = Choice.of(asked.samplings, VOCAB, self._device)
-        if asked.uniforms is not None:
-            self._choice = self._choice.with_uniforms(asked.uniforms)
-        placed = self._cache.place(sizes_of(batch.rows))
-        numbers = StepNumbers(asked.tokens, placed, asked.logit_rows, 0, None)
-        if len(asked.tokens) == len(asked.samplings):
-            size = self._sizes[1 << (len(asked.tokens) - 1).bit_length()]
-            options, top_k, others = size.tables(self._choice)
+        self._next.prepare(batch.rows)
+        numbers, choice = self._next.numbers, self._next.choice
+        if len(numbers.tokens) == len(choice.samplings):
+            size = self._sizes[1 << (len(numbers.tokens) - 1).bit_length()]
+            options, top_k, others = size.tables(choice)
             filled, tables = size.filled(numbers), [options, top_k, *others]
             staging = size.staged.staging
         else:
-            filled, tables, staging = numbers, self._choice.tables, self._plain
+            filled, tables, staging = numbers, choice.tables, self._plain
         position = filled.placed.position
         staging.tensors(*step_tables(filled, position, position), *tables)
 

@@ -10,7 +10,6 @@ import pytest
 from tiny_models import TinyModels
 
 from mlc_llm.errors import RequestError
-from mlc_llm.runtime import page_table
 from mlc_llm.runtime.batch import NO_ADAPTER, Batch, BatchRow, Sampling
 from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows, SameRows
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -59,10 +58,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_tokens(
-    tiny_models: TinyModels, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    monkeypatch.setattr(page_table, "LEAST_ROWS", 2)
+def test_the_same_tokens(tiny_models: TinyModels, seed: int) -> None:
     chance, pair, begun = random.Random(seed), Pair(tiny_models, "plain"), 0
     numbers = np.random.default_rng(seed)
     for _ in range(14):

@@ -17,8 +17,8 @@ from mlc_llm.backends.ranks import meeting as meeting_file
 from mlc_llm.backends.ranks.meeting import Meeting, shared_file
 from mlc_llm.errors import EngineDead
 from mlc_llm.runtime.kv_cache import Placements
-from mlc_llm.runtime.page_table import Placement
 from mlc_llm.runtime.ranks.messages import copy_message, step_message, step_of, tables_of
+from mlc_llm.runtime.steady_rows import Placement
 from mlc_llm.runtime.step_inputs import StepNumbers
 
 

@@ -10,9 +10,9 @@ from tiny_models import TinyModels
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
-from mlc_llm.runtime import page_table
 from mlc_llm.runtime.batch import Batch, BatchRow, Sampling
-from mlc_llm.runtime.page_table import PageTable, Placement
+from mlc_llm.runtime.page_table import PageTable
+from mlc_llm.runtime.steady_rows import Placement
 
 PAGE, PAGES, SEQUENCES = 4, 160, 12
 INFO = KVGroupInfo((0,), 1, 16, None, 1, 1, 2)
@@ -35,11 +35,6 @@ def rows_of(placed: Placement) -> list[Row]:
         free = start + len(pages)
         found.append((placed.slots[token], place, pages))
     return found
-
-
-@pytest.fixture
-def seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_table, "LEAST_ROWS", 2)
 
 
 class Pair:
@@ -94,7 +89,6 @@ class Pair:
             self.add()
 
 
-@pytest.mark.usefixtures("seldom")
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     chance, pair = random.Random(seed), Pair(monkeypatch)
@@ -133,7 +127,6 @@ def test_little_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert placed.places.tolist() == [PAGE + 1 + step] * SEQUENCES
 
 
-@pytest.mark.usefixtures("seldom")
 def test_rows_that_outgrow_their_room_have_the_logits_of_prompts(tiny_models: TinyModels) -> None:
     """Of several KV splits, whose results lie side by side."""
     runner, firsts, steps = (

@@ -9,16 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias, overload
+from typing import TypeAlias, overload
 
 from mlc_llm.runtime.batch import GREEDY, KNOWN, BatchRow, Sampled, Sampling
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
 Numbers: TypeAlias = "array[int]"
-Uniforms: TypeAlias = "npt.NDArray[np.float64]"
+Uniforms: TypeAlias = Sequence[float]
 STAND_IN = (0,)
 """In place of a token that is not known yet."""
 
@@ -50,7 +46,6 @@ class DecodeRows(Sequence[BatchRow]):
         self,
         same: SameRows,
         uniforms: Uniforms | None,
-        *,
         tokens: Sequence[int] | None = None,
         chosen_by: Numbers | None = None,
     ) -> None:
@@ -84,7 +79,7 @@ class DecodeRows(Sequence[BatchRow]):
         sampling = self.same.samplings[index]
         if self.uniforms is None or sampling.temperature <= GREEDY:
             return sampling
-        return replace(sampling, uniform=float(self.uniforms[index]))
+        return replace(sampling, uniform=self.uniforms[index])
 
 
 class ChosenTokens(Sequence[Sequence[Sampled]]):

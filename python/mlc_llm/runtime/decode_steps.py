@@ -16,9 +16,9 @@ from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.library import item
 from mlc_llm.runtime.limits import MOST_REPEATED
 from mlc_llm.runtime.model_step import LOGITS, ModelStep, Staged
-from mlc_llm.runtime.page_table import Placement
-from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
+from mlc_llm.runtime.sampler import Choice, Sampler
 from mlc_llm.runtime.state_table import EMPTY
+from mlc_llm.runtime.steady_rows import Placement
 from mlc_llm.runtime.step_inputs import Numbers, StepNumbers
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class DecodeSteps:
             and (placed.state_rows is None or len(placed.state_rows) == 4 * count)
         )
 
-    def drawn(self, numbers: StepNumbers, choice: Choice) -> Drawn:
+    def drawn(self, numbers: StepNumbers, choice: Choice) -> list[DeviceTensor]:
         """The tokens of a plain choice: the step is repeated as a whole."""
         forward, sampler = self._step.forward, self._sampler
         size, inputs, rest = self._inputs(numbers, choice)
 
-        def work() -> Drawn:
+        def work() -> list[DeviceTensor]:
             return sampler.draw(item(forward(*inputs), LOGITS), choice, rest)
 
         return self._repeats.run(f"{size} tokens", [*inputs, *rest], work)
@@ -83,7 +83,8 @@ class DecodeSteps:
         inputs, rest = self._step.inputs(filled, (options, top_k), kind.staged)
         if others:  # their sizes change, and the other tensors have to stay where they are
             rest = [*rest, *kind.others.tensors(*others)]
-        self._step.before_compute()
+        if self._step.before_compute is not None:
+            self._step.before_compute()
         return size, inputs, rest
 
 
@@ -101,8 +102,8 @@ class StepSize:
     def tables(self, choice: Choice) -> tuple[Table, Table, Sequence[Table]]:
         """Those of the choice, with options for the rows that were added: options, top_k, and the
         others."""
+        (options, _), (top_k, _), *others = choice.tables
         if self._tables is None or choice is not self._choice:
-            (options, _), (top_k, _), *others = choice.tables
             more = self._size - len(choice.samplings)
             self._choice = choice
             self._tables = (
@@ -110,6 +111,8 @@ class StepSize:
                 (cast("Numbers", top_k) + _zeros(more), 0),
                 others,
             )
+        filled = cast("array[float]", self._tables[0][0])
+        filled[: len(options)] = cast("array[float]", options)  # its random numbers change
         return self._tables
 
     def filled(self, numbers: StepNumbers) -> StepNumbers:

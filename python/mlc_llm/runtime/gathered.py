@@ -38,7 +38,7 @@ def gathered(rows: Sequence[BatchRow], vocab_size: int) -> Gathered:
     scorings: list[Scoring] = []
     for row in rows:
         assert len(row.samplings) <= len(row.token_ids), "a sampling without its token"
-        _check(row.token_ids, vocab_size)
+        check_tokens(row.token_ids, vocab_size)
         if row.scoring is not None:
             first = len(tokens) + row.scoring.first
             scored.extend(range(first, first + len(row.scoring.next_ids)))
@@ -85,10 +85,11 @@ def _by_column(rows: DecodeRows, vocab_size: int) -> Gathered:
         tokens = array("i", bytes(4 * len(rows)))
     else:
         tokens = array("i", rows.tokens)
-        _check(tokens, vocab_size)
+        check_tokens(tokens, vocab_size)
     return Gathered(tokens, rows.same.samplings, [], rows.same.indices, rows.uniforms)
 
 
-def _check(token_ids: Sequence[int], vocab_size: int) -> None:
+def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises `RequestError` for a token id outside the vocabulary."""
     if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise RequestError(f"token id outside 0 to {vocab_size - 1}")

@@ -14,7 +14,7 @@ from mlc_llm.library.metadata import SightInfo
 from mlc_llm.runtime.batch import BatchRow, RowImage
 from mlc_llm.runtime.kv_cache import Placements
 from mlc_llm.runtime.limits import Window
-from mlc_llm.runtime.page_table import Placement
+from mlc_llm.runtime.steady_rows import Placement
 
 if TYPE_CHECKING:
     from mlc_llm.backends.device import Device, DeviceTensor, Table

@@ -28,8 +28,9 @@ from typing import NamedTuple
 
 from mlc_llm.library.metadata import KVInfo
 from mlc_llm.runtime.limits import RunnerLimits, Window
-from mlc_llm.runtime.page_table import Numbers, PageTable, Placement
+from mlc_llm.runtime.page_table import Numbers, PageTable
 from mlc_llm.runtime.state_table import NOTHING, StateTable
+from mlc_llm.runtime.steady_rows import Placement
 
 CopyGroupPages = Callable[[int, list[int], list[int]], None]
 """(group, source pages, target pages)"""
@@ -117,6 +118,11 @@ class KVCache:
         self._main = self._tables[main_group(windows)]
         self._others = [table for table in self._tables if table is not self._main]
         self._windowed = [table for table in self._tables if not table.keeps_all]
+        self.keeps_all = not self._windowed
+        """Nothing is ever trimmed."""
+        self._has_one_table = len(self._tables) == 1 and not has_states and follows is None
+        self._placed: Placements | None = None
+        """Of the last step."""
 
     @property
     def free_pages(self) -> int:
@@ -172,11 +178,6 @@ class KVCache:
         """Numbers of tokens behind which an earlier state of the sequence is kept."""
         return () if self._states is None else self._states.kept(seq_id)
 
-    @property
-    def keeps_all(self) -> bool:
-        """Nothing is ever trimmed."""
-        return not self._windowed
-
     def trim(self, seq_id: int, undone: int = 0) -> None:
         """Gives back what is not seen any more, even if the last `undone` tokens are dropped."""
         for table in self._windowed:
@@ -199,16 +200,20 @@ class KVCache:
         keep: Mapping[int, Sequence[int]] = NOTHING,
     ) -> Placements:
         """See `PageTable.place`, and `StateTable.place` for `keep`. Raises RequestError before any
-        change if pages lack."""
+        change if pages lack. The same object as before: its numbers have changed where they lie."""
         position = self._positions(rows) if self._main in self._windowed else None
         lasts = [] if self._follows is None else self._last_slots(rows)
         groups = [first := self._main.place(rows, fast)]
+        last = self._placed
+        if last is not None and last.groups[0] is first and self._has_one_table:
+            return last
         if self._others:
             groups = [t.place(rows, fast) if t is not self._main else first for t in self._tables]
         state_rows = None if self._states is None else self._states.place(rows, keep)
         previous = None if self._follows is None else _previous(rows, lasts, groups[self._follows])
         position = first.places if position is None else position
-        return Placements(position, groups, state_rows, previous)
+        self._placed = Placements(position, groups, state_rows, previous)
+        return self._placed
 
     @property
     def _kept(self) -> Sequence[PageTable | StateTable]:

@@ -16,10 +16,10 @@ from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
 from mlc_llm.runtime.params import ordered_params, params_in
-from mlc_llm.runtime.sampler import Choice, Drawn, Sampler
+from mlc_llm.runtime.sampler import Choice, Sampler
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.device import Table
+    from mlc_llm.backends.device import DeviceTensor, Table
 
 
 class MedusaRunner:
@@ -66,7 +66,7 @@ class MedusaRunner:
         sampled, _ = self._sampler.read(choice, drawn)
         return sampled
 
-    def _drawn(self, head: int, vectors: Table, choice: Choice) -> Drawn:
+    def _drawn(self, head: int, vectors: Table, choice: Choice) -> list[DeviceTensor]:
         hidden, *tables = self._staging.tensors(vectors, *choice.tables)
         self.before_compute()
         return self._sampler.draw(self._heads[head](hidden, self._params), choice, tables)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from mlc_llm.errors import TransferRefused
 from mlc_llm.library.metadata import BrokenLibrary
 from mlc_llm.library.page_format import KVCacheDtype
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.adapters import adapter_slots, check_adapters
+from mlc_llm.runtime.adapters import check_adapters
 from mlc_llm.runtime.batch import (
     NO_ADAPTER,
     AdapterParts,
@@ -31,16 +31,17 @@ from mlc_llm.runtime.compute_thread import Computing
 from mlc_llm.runtime.decode_rows import ChosenTokens, DecodeRows
 from mlc_llm.runtime.decode_steps import DecodeSteps
 from mlc_llm.runtime.fast_tokens import FastTokens
-from mlc_llm.runtime.gathered import by_row, gathered, kept_states_of, sizes_of
-from mlc_llm.runtime.image_rows import ImageRows, without_ids
+from mlc_llm.runtime.gathered import by_row
+from mlc_llm.runtime.image_rows import ImageRows
 from mlc_llm.runtime.kv_cache import KVCache, group_windows
 from mlc_llm.runtime.layer_memory import check_page_format, check_window
 from mlc_llm.runtime.library import Library, item
 from mlc_llm.runtime.limits import NO_ADAPTERS, AdapterLimits, RunnerLimits, Window
 from mlc_llm.runtime.model_step import HIDDEN, LOGITS, MakeStep, ModelStep, Sizes, limits_of
 from mlc_llm.runtime.packed_file import ReadWeights, read_packed
-from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Drawn, Sampler
-from mlc_llm.runtime.step_inputs import Numbers, StepNumbers, Taken
+from mlc_llm.runtime.prepared import Preparation
+from mlc_llm.runtime.sampler import NOT_FINITE, Choice, Sampler
+from mlc_llm.runtime.step_inputs import StepNumbers, Taken
 from mlc_llm.runtime.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -50,12 +51,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.generic]
 
 
-class Pending(NamedTuple):
+@dataclass(slots=True)
+class Pending:
     """A step whose results are not collected yet."""
 
     batch: Batch
     choice: Choice
-    drawn: Drawn
+    drawn: list[DeviceTensor]
     """What the sampler has started."""
     fetched: Fetched
     """Its values, and behind them the hidden vectors of the samplings that want them, if any."""
@@ -94,7 +96,7 @@ class ModelRunner:
         self._tower, self.metadata = tower, self._library.metadata
         metadata, device, info = self.metadata, self._library.device, self.metadata.kv
         windows = group_windows(info, window)
-        self._images = self._image_rows(windows, device)
+        images = self._image_rows(windows, device)
         sizes = Sizes(num_pages, max_num_sequence, max_batch_tokens, context_window)
         self._limits = limits = limits_of(
             metadata, sizes, windows, precision, adapters=adapters,
@@ -102,7 +104,6 @@ class ModelRunner:
         )  # fmt: skip
         self._check(window, kv_cache, adapters)
         self._read, self._fetch, self._sampler = device.read, device.fetch, Sampler(self._library)
-        self._fast = FastTokens(metadata, precision)
         self._step = make_step(self._library, read(weights), limits, window)
         self._cache = KVCache(
             info, self._step.page_counts, max_num_sequence, self._copy_pages, windows,
@@ -111,8 +112,8 @@ class ModelRunner:
         self._repeated = self._repeating(device)
         self._limits = self._with_overlap(limits)
         self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
-        self._choice = Choice.of([], metadata.vocab_size, device)
-        """Of the last step; a greedy one mostly serves the next as well."""
+        fast = FastTokens(metadata, precision)
+        self._next = Preparation(limits, device, self._cache, fast, images)
 
     def _check(self, window: Window | None, pages: KVCacheDtype, adapters: AdapterLimits) -> None:
         """Raises InvalidField unless the library is made for what is asked."""
@@ -131,12 +132,12 @@ class ModelRunner:
         return None if repeats is None else DecodeSteps(self._step, self._sampler, repeats, device)
 
     @property
-    def before_compute(self) -> Callable[[], None]:
+    def before_compute(self) -> Callable[[], None] | None:
         """Called before code runs for long without Python's lock: a good moment to wake threads."""
         return self._step.before_compute
 
     @before_compute.setter
-    def before_compute(self, call: Callable[[], None]) -> None:
+    def before_compute(self, call: Callable[[], None] | None) -> None:
         self._step.before_compute = call
 
     def _image_rows(self, windows: Sequence[Window | None], device: Device) -> ImageRows | None:
@@ -204,8 +205,13 @@ class ModelRunner:
     def check_integrity(self) -> None:
         self._cache.check_integrity()
 
-    def run(self, batch: Batch) -> BatchOutput:
-        return self._collected(self.submit(batch))
+    def run(self, batch: Batch, *, drafts: bool = False) -> BatchOutput:
+        pending = self.submit(batch, drafts=drafts)
+        try:
+            return self.collect(pending)
+        except BaseException:
+            self._roll_back(pending.batch.rows)
+            raise
 
     def draft(self, batch: Batch) -> BatchOutput:
         """Let the EAGLE head draft a token behind each row, which has one token and one sampling.
@@ -213,14 +219,7 @@ class ModelRunner:
         The row's token lies in the pages then, as after a step, and is to be rolled back: only the
         head has computed it. Raises `RequestError` if pages lack."""
         assert all(len(row.token_ids) == len(row.samplings) == 1 for row in batch.rows)
-        return self._collected(self.submit(batch, drafts=True))
-
-    def _collected(self, pending: Pending) -> BatchOutput:
-        try:
-            return self.collect(pending)
-        except BaseException:
-            self._roll_back(pending.batch.rows)
-            raise
+        return self.run(batch, drafts=True)
 
     def _roll_back(self, rows: Sequence[BatchRow]) -> None:
         """Nothing has happened: the core may run the rows again, one by one."""
@@ -232,45 +231,35 @@ class ModelRunner:
     ) -> Pending:
         """Start a step. A device may still compute when this returns (`OverlappingRunner`).
         drafts: the EAGLE head computes the tokens, and not the model."""
-        plain = self._without_images(batch.rows)
-        asked = gathered(plain, self._limits.vocab_size)
-        number = len(asked.tokens)
-        assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
-        if asked.scorings or not self._choice.is_for(asked.samplings):
-            self._choice = Choice.of(
-                asked.samplings, self._limits.vocab_size, self._library.device, asked.scorings
-            )
-        if asked.uniforms is not None:
-            self._choice = self._choice.with_uniforms(asked.uniforms)
-        numbers = self._placed(plain, asked.tokens, asked.logit_rows)
+        prepared = self._next
+        prepared.prepare(batch.rows)
+        numbers, choice = prepared.numbers, prepared.choice
         if after is not None:
-            assert after.drawn.tokens is not None, "it chooses tokens"
-            numbers = numbers._replace(taken=Taken.of(after.drawn.tokens, batch.rows))
+            numbers = numbers._replace(taken=Taken.of(after.drawn[0], batch.rows))
         try:
-            drawn, fetched = self._compute.call(self._started, numbers, drafts)
+            drawn, fetched = self._compute.call(self._started, numbers, choice, drafts)
         except BaseException:
             self._roll_back(batch.rows)
             raise
-        self._last = Pending(batch, self._choice, drawn, fetched)
+        self._last = Pending(batch, choice, drawn, fetched)
         return self._last
 
-    def _started(self, numbers: StepNumbers, drafts: bool) -> tuple[Drawn, Fetched]:
-        drawn, hidden = self._drawn(numbers, drafts)
-        tensors = drawn.tensors
-        return drawn, self._fetch(tensors if hidden is None else [*tensors, hidden])
-
-    def _drawn(self, numbers: StepNumbers, drafts: bool) -> tuple[Drawn, DeviceTensor | None]:
-        choice, wanted, repeated = self._choice, None, self._repeated
+    def _started(
+        self, numbers: StepNumbers, choice: Choice, drafts: bool
+    ) -> tuple[list[DeviceTensor], Fetched]:
+        repeated, hidden = self._repeated, None
         if repeated is not None and not drafts and repeated.fits(numbers, choice):
             if choice.is_plain:
-                return repeated.drawn(numbers, choice), None
+                drawn = repeated.drawn(numbers, choice)
+                return drawn, self._fetch(drawn)
             outputs, rest = repeated.outputs(numbers, choice)
         else:
             outputs, rest = self._step.outputs(numbers, choice.tables, drafts=drafts)
         if choice.hidden:
             *rest, rows = rest  # the list itself is kept for the next step
-            wanted = self._step.last_hidden(item(outputs, HIDDEN), rows)
-        return self._sampler.draw(item(outputs, LOGITS), choice, rest), wanted
+            hidden = self._step.last_hidden(item(outputs, HIDDEN), rows)
+        drawn = self._sampler.draw(item(outputs, LOGITS), choice, rest)
+        return drawn, self._fetch(drawn if hidden is None else [*drawn, hidden])
 
     def collect(self, pending: Pending) -> BatchOutput:
         """Wait for a step that was submitted, and read what it has chosen."""
@@ -281,7 +270,7 @@ class ModelRunner:
             tokens = self._sampler.tokens(pending.choice, values)
             if tokens is not None:
                 return BatchOutput(ChosenTokens(tokens))
-        samples, scores = self._sampler.sampled(pending.choice, pending.drawn, values)
+        samples, scores = self._sampler.sampled(pending.choice, values)
         if pending.choice.hidden:
             self._add_hidden(samples, pending.choice.hidden, values[-1])
         return BatchOutput(by_row(rows, samples, scores))
@@ -332,33 +321,14 @@ class ModelRunner:
                 row = BatchRow(
                     seq_id, part, (), of_prompt, adapter=adapter, images=() if start else images
                 )
-                whole, wanted = self._without_images([row]), array("i", range(len(part)))
-                numbers = self._placed(whole, array("i", whole[0].token_ids), wanted)
+                whole, wanted = self._next.without_images([row]), array("i", range(len(part)))
+                numbers = self._next.placed(whole, array("i", whole[0].token_ids), wanted)
                 outputs, _ = self._compute.call(self._step.outputs, numbers)
                 self._cache.trim(seq_id)
                 logits = self._read(item(outputs, LOGITS))
                 yield logits[:, : self._limits.vocab_size].copy()
         finally:
             self._cache.remove(seq_id)
-
-    def _without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
-        """The rows with plain ids. The vectors of their images are computed."""
-        by_column = isinstance(rows, DecodeRows)
-        if self._images is None or by_column or not any(row.images for row in rows):
-            return rows
-        self._images.prepare(rows)
-        return [without_ids(row) if row.images else row for row in rows]
-
-    def _placed(
-        self, rows: Sequence[BatchRow], tokens: Numbers, logit_rows: Numbers
-    ) -> StepNumbers:
-        """Gives the tokens their places. Raises `RequestError` if pages lack."""
-        rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
-        adapters, images = None if self._step.adapters is None else adapter_slots(rows), None
-        placed = self._cache.place(sizes_of(rows), self._fast.count, kept_states_of(rows))
-        if self._images is not None:
-            images, placed = self._images.given(rows, placed)
-        return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)
 
     def _copy_pages(self, group: int, source: list[int], target: list[int]) -> None:
         self._compute.call(self._step.copy_pages, group, source, target)

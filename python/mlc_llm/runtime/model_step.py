@@ -74,6 +74,13 @@ class Staged:
 
     def __init__(self, device: Device) -> None:
         self.staging, self.inputs = device.staging(), StepInputs([], (), (), (), [])
+        self.numbers: StepNumbers | None = None
+        self.more: Sequence[Table] = ()
+        self.tables: Sequence[Table] = ()
+        """Of these numbers, and `more`."""
+        self.ropes: Sequence[DeviceTensor] = ()
+        self.arguments: Sequence[object] = ()
+        """Of `forward`, for the tensors of `inputs` and these rotations."""
 
 
 class ModelStep:
@@ -111,7 +118,7 @@ class ModelStep:
         self._windows = window_tensors(windows, device)
         slots = limits.adapters
         self.adapters = AdapterMemory(info.adapted, slots, device) if slots.slots else None
-        self.before_compute: Callable[[], None] = _nothing
+        self.before_compute: Callable[[], None] | None = None
         """See `ModelRunner`."""
 
     def outputs(
@@ -122,7 +129,8 @@ class ModelStep:
 
         drafts: the EAGLE head computes, and not the model."""
         inputs, rest = self.inputs(numbers, more, self._staged)
-        self.before_compute()
+        if self.before_compute is not None:
+            self.before_compute()
         compute = self._draft_next if drafts else self.forward
         assert compute is not None, "there is no head"
         return compute(*inputs), rest
@@ -130,12 +138,28 @@ class ModelStep:
     def inputs(
         self, numbers: StepNumbers, more: Sequence[Table], staged: Staged
     ) -> tuple[Sequence[object], list[DeviceTensor]]:
-        """What `forward` is called with, and the tables `more` as tensors."""
+        """What `forward` is called with, and the tables `more` as tensors. Nothing is made anew for
+        the same objects, of which only the numbers have changed."""
         ropes, position, sink_position = self._ropes.rows(numbers.placed.position)
-        tables = step_tables(numbers, position, sink_position)
-        tensors = staged.staging.tensors(*tables, *more)
+        is_new = numbers is not staged.numbers or more is not staged.more
+        if is_new:
+            staged.numbers, staged.more = numbers, more
+            staged.tables = [*step_tables(numbers, position, sink_position), *more]
+        tensors = staged.staging.tensors(*staged.tables)
         if numbers.taken is not None:
             numbers.taken.put(self._device, tensors[0])
+        if is_new or tensors is not staged.inputs.tensors or ropes is not staged.ropes:
+            staged.ropes = ropes
+            staged.arguments = self._arguments(numbers, tensors, ropes, staged)
+        return staged.arguments, staged.inputs.rest
+
+    def _arguments(
+        self,
+        numbers: StepNumbers,
+        tensors: list[DeviceTensor],
+        ropes: Sequence[DeviceTensor],
+        staged: Staged,
+    ) -> Sequence[object]:
         if tensors is not staged.inputs.tensors:
             adapters = None if self.adapters is None else self.adapters.inputs
             staged.inputs = StepInputs.of(
@@ -146,10 +170,10 @@ class ModelStep:
                 len(numbers.image_tables),
                 has_previous=numbers.placed.previous is not None,
             )
-        _, single, by_group, states, rest = staged.inputs
+        _, single, by_group, states, _ = staged.inputs
         vectors = () if numbers.images is None else (numbers.images.vectors,)
         own = self._windows, self.pages
-        return (*single, ropes, *by_group, *own, *states, *vectors, self.params), rest
+        return (*single, ropes, *by_group, *own, *states, *vectors, self.params)
 
     def last_hidden(self, hidden: DeviceTensor, rows: DeviceTensor) -> DeviceTensor:
         """Rows of what the logits are made of, behind the last norm."""
@@ -167,7 +191,3 @@ class ModelStep:
 
 MakeStep = Callable[[Library, Packed, RunnerLimits, Window | None], ModelStep]
 """Takes what `ModelStep` takes, and raises what it raises."""
-
-
-def _nothing() -> None:
-    pass

@@ -10,27 +10,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from mlc_llm.errors import RequestError
 from mlc_llm.library.metadata import KVGroupInfo
 from mlc_llm.runtime.limits import Window
-from mlc_llm.runtime.steady_rows import LEAST_ROWS, SequencePages, SteadyRows
+from mlc_llm.runtime.steady_rows import Placement, SequencePages, SteadyRows
 
 Numbers: TypeAlias = "array[int]"
 CopyPages = Callable[[list[int], list[int]], None]
-
-
-class Placement(NamedTuple):
-    """Where a step's tokens go and what they see, as `library/signatures.py` says."""
-
-    slots: Numbers
-    places: Numbers
-    """Of each token in its page list."""
-    query_blocks: Numbers
-    """Three a block."""
-    page_ids: Numbers
-    """Any id stands for a page that is not seen; whole splits of such may be left out."""
 
 
 class PageTable:
@@ -170,15 +158,17 @@ class PageTable:
     def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placement:
         """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
 
-        fast: how many tokens, of the first rows, are the step's `fast_tokens`.
+        fast: how many tokens, of the first rows, are the step's `fast_tokens`. The same object as
+        before: the rows are the same, and its numbers have changed where they lie.
 
         Raises RequestError before any change if there are too few.
         """
         steady = self._steady
         if steady is not None and steady.rows == rows:
-            self._check_free(steady.free_pages_needed())
+            if steady.full:
+                self._check_free(len(steady.full))
             steady.advance(self._take)
-            return Placement(steady.slots, steady.places, steady.query_blocks, steady.page_ids)
+            return steady.placement
         self._settle()
         self._reserve(rows)
         if self._is_steady(rows):
@@ -216,8 +206,7 @@ class PageTable:
     def _is_steady(self, rows: Sequence[tuple[int, int]]) -> bool:
         """The rows are those of the step before, a token each, and see all that they have."""
         return (
-            len(rows) >= LEAST_ROWS
-            and self._window is None
+            self._window is None
             and rows == self._rows
             and all(n == 1 for _, n in rows)
             and len(dict(rows)) == len(rows)
@@ -227,8 +216,8 @@ class PageTable:
         sequences = [self._sequences[seq_id] for seq_id, _ in rows]
         for one in sequences:
             one.length += 1
-        steady = self._steady = SteadyRows(rows, sequences, self._page_size)
-        return Placement(steady.slots, steady.places, steady.query_blocks, steady.page_ids)
+        self._steady = SteadyRows(rows, sequences, self._page_size)
+        return self._steady.placement
 
     def _settle(self) -> None:
         """Before anything but the same rows: the sequences know their lengths."""

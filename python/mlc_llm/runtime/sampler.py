@@ -6,12 +6,11 @@ Rows of logits stay on the device; only ids and the log-probabilities that were 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import numpy as np
 import numpy.typing as npt
 
 from mlc_llm.library.signatures import (
@@ -64,6 +63,12 @@ class Choice:
     of logits come behind those of the samplings."""
     hidden: Sequence[int] = ()
     """Rows of which hidden vectors are wanted."""
+    is_plain: bool = field(init=False)
+    """Tokens are drawn, and nothing else is done or asked."""
+
+    def __post_init__(self) -> None:
+        more = self.is_edited or self.biases or self.asked or self.scored or self.hidden
+        self.is_plain = bool(self.samplings) and not more
 
     @classmethod
     def of(
@@ -95,59 +100,23 @@ class Choice:
             tables.append((hidden, 0))
         return cls(samplings, tables, asked, biases, bool(edits.rows), scored, hidden)
 
-    @property
-    def is_plain(self) -> bool:
-        """Tokens are drawn, and nothing else is done or asked."""
-        return not (self.is_edited or self.biases or self.asked or self.scored or self.hidden)
-
     def is_for(self, samplings: Sequence[Sampling]) -> bool:
         """Whether these are all that it was made of, the very same objects."""
         if self.scored or len(samplings) != len(self.samplings):
             return False
         return samplings is self.samplings or all(map(is_, samplings, self.samplings))
 
-    def with_uniforms(self, uniforms: Uniforms) -> Choice:
-        """The same with other random numbers, a row each."""
-        (options, width), *others = self.tables
-        options = array("f", options)
-        np.frombuffer(options, np.float32)[3::width] = np.minimum(uniforms, BELOW_ONE)
-        return replace(self, tables=[(options, width), *others])
+    def put(self, uniforms: Uniforms) -> None:
+        """Other random numbers, one a row. They are of one step: a later one has others."""
+        options, width = self.tables[0]
+        numbers = array("f", [min(one, BELOW_ONE) for one in uniforms])
+        cast("array[float]", options)[3::width] = numbers
 
 
 def _score_tables(before: int, tokens: Sequence[int]) -> list[Table]:
     """Rows that are scored, behind `before` others; and of all rows a token, 0 if it is another."""
     rows = array("i", range(before, before + len(tokens)))
     return [(rows, 0), (array("i", [0] * before) + array("i", tokens), 0)]
-
-
-class Likely(NamedTuple):
-    """Log-probabilities of some rows of logits, as tensors on the device."""
-
-    top: Sequence[DeviceTensor]
-    """What `top_tokens` gave for the rows."""
-    logits: DeviceTensor
-    """float32: of each row, the logit of the one token that is asked about, as the model gave
-    it."""
-
-
-class Drawn(NamedTuple):
-    """Tensors on the device, which may still be computed."""
-
-    tokens: DeviceTensor | None
-    """int32, a row; None where nothing was sampled."""
-    chosen: Likely | None = None
-    """Of the chosen tokens, where log-probabilities are wanted."""
-    scored: Likely | None = None
-    """Of the tokens that are scored."""
-
-    @property
-    def tensors(self) -> list[DeviceTensor]:
-        """All, in the order that `Sampler.sampled` reads."""
-        found = [] if self.tokens is None else [self.tokens]
-        for one in (self.chosen, self.scored):
-            if one is not None:
-                found += [*(item(one.top, i) for i in range(LIKELY)), one.logits]
-        return found
 
 
 class Sampler:
@@ -161,28 +130,37 @@ class Sampler:
         self._keep, self._chosen = library[KEEP_LOGITS], library[CHOSEN_LOGITS]
         self._sample, self._fetch = library[SAMPLE], library.device.fetch
 
-    def draw(self, logits: DeviceTensor, choice: Choice, tensors: Sequence[DeviceTensor]) -> Drawn:
+    def draw(
+        self, logits: DeviceTensor, choice: Choice, tensors: Sequence[DeviceTensor]
+    ) -> list[DeviceTensor]:
         """Choose a token for each row of logits [s, padded_vocab], which are edited in place.
 
-        tensors: those of `choice.tables`.
+        tensors: those of `choice.tables`. Returns what `sampled` reads, which may still be
+        computed: the tokens, int32, one a row, if anything was chosen; then what is known of the
+        chosen tokens, and of the scored ones, if that is wanted (`_likely`).
         """
+        if choice.is_plain:
+            return [self._sample(logits, *tensors)]
         if not choice.samplings and not choice.scored:
-            return Drawn(None)
+            return []
         options, top_k, *rest = tensors
-        scored = self._score(logits, *rest[-2:]) if choice.scored else None
-        if not choice.asked:
-            self._change(logits, choice, rest)
-            return Drawn(self._sample(logits, options, top_k), None, scored)
+        scored = self._likely(logits, rest[-2])(rest[-1]) if choice.scored else []
         # Log-probabilities are those of the raw logits, so they are taken before any edit.
-        rows = rest.pop(0)
-        top, kept = self._top_tokens(logits, rows), self._keep(logits, rows)
+        chosen = self._likely(logits, rest.pop(0)) if choice.asked else None
         self._change(logits, choice, rest)
         tokens = self._sample(logits, options, top_k)
-        return Drawn(tokens, Likely(top, self._chosen(kept, rows, tokens)), scored)
+        return [tokens, *([] if chosen is None else chosen(tokens)), *scored]
 
-    def _score(self, logits: DeviceTensor, rows: DeviceTensor, tokens: DeviceTensor) -> Likely:
-        kept = self._keep(logits, rows)
-        return Likely(self._top_tokens(logits, rows), self._chosen(kept, rows, tokens))
+    def _likely(
+        self, logits: DeviceTensor, rows: DeviceTensor
+    ) -> Callable[[DeviceTensor], list[DeviceTensor]]:
+        """Log-probabilities of some rows of logits, as these are now. Takes a token for each row of
+        logits; gives what `top_tokens` gave for the rows, and of each the logit of its token."""
+        top, kept = self._top_tokens(logits, rows), self._keep(logits, rows)
+        return lambda tokens: [
+            *(item(top, i) for i in range(LIKELY)),
+            self._chosen(kept, rows, tokens),
+        ]
 
     def _change(self, logits: DeviceTensor, choice: Choice, rest: Sequence[DeviceTensor]) -> None:
         """rest: the tensors of the edits, if there are any, and others behind them."""
@@ -191,39 +169,44 @@ class Sampler:
         if choice.is_edited:
             self._edit(*rest[:EDIT_TABLES], logits)
 
-    def read(self, choice: Choice, drawn: Drawn) -> tuple[list[Sampled], list[Sampled]]:
+    def read(
+        self, choice: Choice, drawn: Sequence[DeviceTensor]
+    ) -> tuple[list[Sampled], list[Sampled]]:
         """What was drawn, in the order of the samplings, and the scores, in the order of the
         scorings."""
-        return self.sampled(choice, drawn, self._fetch(drawn.tensors).values())
+        return self.sampled(choice, self._fetch(drawn).values())
 
     def sampled(
-        self, choice: Choice, drawn: Drawn, values: Sequence[Values]
+        self, choice: Choice, values: Sequence[Values]
     ) -> tuple[list[Sampled], list[Sampled]]:
-        """The same of the values of `drawn.tensors`. Nothing that compiled code says is used as an
+        """The same of the values of what `draw` gave. Nothing that compiled code says is used as an
         index unchecked."""
-        if drawn.tokens is None:
+        if not choice.samplings and not choice.scored:
             return [], []
         tokens, *rest = values
         count = len(choice.samplings) + len(choice.scored)  # a step may be filled up
         found = [self._sampled(token) for token in tokens[:count].tolist()]
         sampled, scores = found[: len(choice.samplings)], found[len(choice.samplings) :]
-        if drawn.chosen is not None:
+        if choice.asked:
             self._add(
                 [sampled[i] for i in choice.asked],
                 [choice.samplings[i].top_logprobs for i in choice.asked],
                 rest,
             )
-        if drawn.scored is not None:
+            rest = rest[LIKELY + 1 :]
+        if choice.scored:
             for one, (token, _) in zip(scores, choice.scored, strict=True):
                 one.token_id = token
-            self._add(scores, [count for _, count in choice.scored], rest[-LIKELY - 1 :])
+            self._add(scores, [count for _, count in choice.scored], rest)
         return sampled, scores
 
     def tokens(self, choice: Choice, values: Sequence[Values]) -> list[int] | None:
         """The tokens of the samplings, where nothing else was asked and all are sound."""
         if choice.asked or choice.scored or choice.hidden:
             return None
-        found: list[int] = values[0][: len(choice.samplings)].tolist()
+        found: list[int] = values[0].tolist()
+        if len(found) > len(choice.samplings):  # a step may be filled up
+            del found[len(choice.samplings) :]
         return found if min(found) >= 0 and max(found) < self._vocab_size else None
 
     def _add(

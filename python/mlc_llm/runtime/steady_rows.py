@@ -11,17 +11,24 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple, TypeAlias
 
 Numbers: TypeAlias = "array[int]"
 Rows: TypeAlias = Sequence[tuple[int, int]]
-Ints: TypeAlias = "npt.NDArray[np.int32]"
-LEAST_ROWS = 8
-"""With fewer, plain numbers are as fast."""
 LEAST_ROOM = 4
+"""Page ids that a row has room for at least."""
+
+
+class Placement(NamedTuple):
+    """Where a step's tokens go and what they see, as `library/signatures.py` says."""
+
+    slots: Numbers
+    places: Numbers
+    """Of each token in its page list."""
+    query_blocks: Numbers
+    """Three a block."""
+    page_ids: Numbers
+    """Any id stands for a page that is not seen; whole splits of such may be left out."""
 
 
 @dataclass
@@ -46,29 +53,30 @@ class SteadyRows:
         """The sequences hold this step's tokens already."""
         self.rows, self._sequences, self._page_size = rows, sequences, page_size
         self._steps = 0
-        self.places = array("i", [one.length - 1 for one in sequences])
-        pairs = list(zip(sequences, self.places, strict=True))
+        self._places = array("i", [one.length - 1 for one in sequences])
+        pairs = list(zip(sequences, self._places, strict=True))
         slots = [one.pages[at // page_size] * page_size + at % page_size for one, at in pairs]
-        self.slots = array("i", slots)
-        self.page_ids, self.query_blocks = array("i"), array("i")
-        self._ends: list[int] = []
-        """Of each row, where its room in `page_ids` ends."""
+        self._slots = array("i", slots)
+        self._full_at: list[list[int]] = [[] for _ in range(page_size)]
+        """Rows that need a page after so many steps, which repeats with the size of a page."""
+        for row, one in enumerate(sequences):
+            self._full_at[-one.length % page_size].append(row)
+        self.full = self._full_at[0]
+        """Rows that need a page for the next step."""
         self._give_room()
-        self._places, self._slots = _view(self.places), _view(self.slots)
-
-    def free_pages_needed(self) -> int:
-        """By the next step."""
-        return int(np.count_nonzero((self._places + 1) % self._page_size == 0))
 
     def advance(self, take: Callable[[], int]) -> None:
         """The next step. take: gives a free page; there are enough."""
-        self._places += 1
-        self._slots += 1
+        places, slots = self._places, self._slots
         self._steps += 1
-        for row in np.flatnonzero(self._places % self._page_size == 0).tolist():
+        for row in range(len(places)):
+            places[row] += 1
+            slots[row] += 1
+        for row in self.full:
             page = take()
-            self.slots[row] = page * self._page_size
+            slots[row] = page * self._page_size
             self._append(row, page)
+        self.full = self._full_at[self._steps % self._page_size]
 
     def settle(self) -> None:
         """The sequences know their lengths."""
@@ -78,27 +86,28 @@ class SteadyRows:
                 one.length += steps
 
     def _append(self, row: int, page: int) -> None:
-        pages = self._sequences[row].pages
+        pages, placement = self._sequences[row].pages, self.placement
         pages.append(page)
-        at = self.query_blocks[3 * row + 2] + len(pages) - 1
+        at = placement.query_blocks[3 * row + 2] + len(pages) - 1
         if at < self._ends[row]:
-            self.page_ids[at] = page
+            placement.page_ids[at] = page
         else:
             self._give_room()
 
     def _give_room(self) -> None:
-        """Lays out the page ids of all rows, with as much room behind them."""
-        self.page_ids, self.query_blocks, self._ends = array("i"), array("i"), []
+        """Lays out the page ids of all rows, each with room for the next power of two of them."""
+        page_ids, query_blocks = array("i"), array("i")
+        self._ends: list[int] = []
+        """Of each row, where its room in the page ids ends."""
         for row, one in enumerate(self._sequences):
-            self.query_blocks.extend((row, 1, len(self.page_ids)))
-            self.page_ids.extend(one.pages)
-            self.page_ids.extend(_zeros(max(LEAST_ROOM, len(one.pages))))
-            self._ends.append(len(self.page_ids))
+            query_blocks.extend((row, 1, len(page_ids)))
+            page_ids.extend(one.pages)
+            room = max(LEAST_ROOM, 1 << len(one.pages).bit_length())
+            page_ids.extend(_zeros(room - len(one.pages)))
+            self._ends.append(len(page_ids))
+        self.placement = Placement(self._slots, self._places, query_blocks, page_ids)
+        """The same object as long as its numbers change where they lie."""
 
 
 def _zeros(count: int) -> Numbers:
     return array("i", bytes(4 * count))
-
-
-def _view(numbers: Numbers) -> Ints:
-    return np.frombuffer(numbers, np.int32)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from mlc_llm.runtime.kv_cache import Placements
-from mlc_llm.runtime.page_table import Placement
+from mlc_llm.runtime.steady_rows import Placement
 from mlc_llm.runtime.step_inputs import StepNumbers
 
 Numbers: TypeAlias = "array[int]"

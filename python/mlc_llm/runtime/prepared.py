@@ -1,0 +1,99 @@
+"""From the rows of a batch to the numbers of a step, and how its tokens are chosen.
+
+From one decoded token to the next hardly anything of these changes. So the objects of the step
+before serve again, with new numbers where the old ones lay: whoever meets the same object again
+knows that its shape is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlc_llm.runtime.adapters import adapter_slots
+from mlc_llm.runtime.batch import BatchRow
+from mlc_llm.runtime.decode_rows import DecodeRows, SameRows
+from mlc_llm.runtime.fast_tokens import FastTokens
+from mlc_llm.runtime.gathered import Numbers, check_tokens, gathered, kept_states_of, sizes_of
+from mlc_llm.runtime.image_rows import ImageRows, without_ids
+from mlc_llm.runtime.kv_cache import KVCache
+from mlc_llm.runtime.limits import RunnerLimits
+from mlc_llm.runtime.sampler import Choice
+from mlc_llm.runtime.step_inputs import StepNumbers
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.device import Device
+
+
+class Preparation:
+    """Prepares the steps of one runner, one after the other."""
+
+    numbers: StepNumbers
+    """Of the last step."""
+
+    def __init__(
+        self,
+        limits: RunnerLimits,
+        device: Device,
+        cache: KVCache,
+        fast: FastTokens,
+        images: ImageRows | None,
+    ) -> None:
+        """images: None for a library without images."""
+        self._limits, self._device, self._cache = limits, device, cache
+        self._fast, self._images = fast, images
+        self._same: SameRows | None = None
+        """Of the last step, if another one with them can be prepared from its numbers."""
+        self.choice = Choice.of([], limits.vocab_size, device)
+        """Of the last step; a greedy one mostly serves the next as well."""
+
+    def prepare(self, rows: Sequence[BatchRow]) -> None:
+        """Make `numbers` and `choice` those of a step with these rows, whose tokens get their
+        places. Raises `RequestError` before any change, if pages lack say."""
+        if not isinstance(rows, DecodeRows) or rows.same is not self._same:
+            self._prepare_anew(rows)
+            return
+        numbers, tokens = self.numbers, rows.tokens
+        if tokens is not None:
+            check_tokens(tokens, self._limits.vocab_size)
+        placed = self._cache.place(rows.same.sizes, numbers.fast_tokens)
+        if placed is not numbers.placed:
+            self.numbers = numbers = numbers._replace(placed=placed)
+        if tokens is not None:
+            for i, token in enumerate(tokens):
+                numbers.tokens[i] = token
+        if rows.uniforms is not None:
+            self.choice.put(rows.uniforms)
+
+    def _prepare_anew(self, rows: Sequence[BatchRow]) -> None:
+        plain = self.without_images(rows)
+        asked = gathered(plain, self._limits.vocab_size)
+        number = len(asked.tokens)
+        assert 0 < number <= self._limits.max_batch_tokens, f"batch of {number} tokens"
+        if asked.scorings or not self.choice.is_for(asked.samplings):
+            self.choice = Choice.of(
+                asked.samplings, self._limits.vocab_size, self._device, asked.scorings
+            )
+        if asked.uniforms is not None:
+            self.choice.put(asked.uniforms)
+        self.numbers = self.placed(plain, asked.tokens, asked.logit_rows)
+        if isinstance(rows, DecodeRows) and self._images is None:
+            self._same = rows.same
+
+    def without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
+        """The rows with plain ids. The vectors of their images are computed."""
+        by_column = isinstance(rows, DecodeRows)
+        if self._images is None or by_column or not any(row.images for row in rows):
+            return rows
+        self._images.prepare(rows)
+        return [without_ids(row) if row.images else row for row in rows]
+
+    def placed(self, rows: Sequence[BatchRow], tokens: Numbers, logit_rows: Numbers) -> StepNumbers:
+        """Gives the tokens their places. Raises `RequestError` if pages lack."""
+        self._same = None
+        rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
+        adapters, images = adapter_slots(rows) if self._limits.adapters.slots else None, None
+        placed = self._cache.place(sizes_of(rows), self._fast.count, kept_states_of(rows))
+        if self._images is not None:
+            images, placed = self._images.given(rows, placed)
+        return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)
