@@ -10,6 +10,7 @@ import pytest
 from core_harness import Harness, prompt_of
 
 from mlc_llm.serve.config import EngineConfig
+from mlc_llm.serve.core import telemetry
 from mlc_llm.testing.fake_runner import FakeRunner
 
 
@@ -148,7 +149,11 @@ def test_preemptions_are_counted_and_no_token_twice() -> None:
 
 
 @pytest.mark.parametrize("files", [("serving_metrics.py", "histogram.py")])
-def test_a_step_costs_the_same_number_of_calls_for_many_sequences(files: tuple[str, ...]) -> None:
+def test_a_step_costs_the_same_number_of_calls_for_many_sequences(
+    files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "STEPS_AT_ONCE", 1)
+
     def calls_of(sequences: int) -> int:
         harness = Harness(
             FakeRunner(num_pages=256, max_num_sequence=32, max_batch_tokens=512),
@@ -173,3 +178,18 @@ def test_a_step_costs_the_same_number_of_calls_for_many_sequences(files: tuple[s
         return calls
 
     assert 1 <= calls_of(2) == calls_of(32) <= 4
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 32])
+def test_numbers_have_every_step(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Whether it was added up at once or waits for others."""
+    monkeypatch.setattr(telemetry, "STEPS_AT_ONCE", at_once)
+    harness = Harness(FakeRunner(num_pages=256), EngineConfig())
+    harness.add("0", prompt_of(9), max_tokens=12)
+    for step in range(1, 12):
+        harness.step()
+        found = harness.core.metrics()
+        assert found["serving"]["generation_tokens"] == step
+        assert found["serving"]["iteration_tokens"]["count"] == step
+        assert found["serving"]["inter_token_latency"]["count"] == step - 1
+        assert (found["prefill_tokens_sum"], found["decode_tokens_sum"]) == (9, step - 1)

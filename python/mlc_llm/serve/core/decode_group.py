@@ -8,9 +8,7 @@ of a group get their tokens in the same steps, so its first sequence tells how f
 
 from __future__ import annotations
 
-from collections import Counter, abc
-
-import numpy as np
+from collections import abc
 
 from mlc_llm.runtime.batch import GREEDY, NO_ADAPTER
 from mlc_llm.runtime.decode_rows import DecodeRows, Numbers, SameRows, Uniforms
@@ -32,31 +30,37 @@ class DecodeGroup:
             [lasting_sampling(one) for one in sequences],
             [_adapter(one) for one in sequences],
         )
-        left = [left_of(one, longest) for one in sequences]
-        self._first_end = sequences[left.index(min(left))]
+        self._generated = sequences[0].generated
+        """The tokens that tell how far all are."""
+        self._start = known = len(self._generated)
+        self._last = known + min(left_of(one, longest) for one in sequences)
+        """With so many, a sequence ends by its length."""
         self._stops = frozenset().union(*{one.request.stop_token_ids for one in sequences})
         self.special = [i for i, one in enumerate(sequences) if not _shows_tokens(one)]
         """Rows of which more is asked than that their tokens are shown."""
-        self._start = sequences[0].progress.computed
-        self._on_page = Counter([one.progress.computed % page_size for one in sequences])
-        """How many sequences have so many tokens on their last page."""
-        self._uniforms: Uniforms = np.empty((0, len(sequences)))
+        self._on_page = [0] * page_size
+        """How many sequences had so many tokens on their last page at first."""
+        for one in sequences:
+            self._on_page[one.progress.computed % page_size] += 1
+        self._uniforms: list[Uniforms] = []
         self._drawn_at = 0
 
     def rows(self) -> DecodeRows:
         """Of a step in which all tokens are known."""
         tokens = [one.generated[-1] for one in self.sequences]
-        return DecodeRows(self.same, self._numbers(0), tokens=tokens)
+        uniforms = self._numbers(0) if self.same.is_drawn else None
+        return DecodeRows(self.same, uniforms, tokens)
 
     def rows_behind(self, chosen_by: Numbers | None = None) -> DecodeRows:
         """Of the step behind one that is under way. chosen_by: the rows there that choose these
         tokens; None: all, in the same order."""
         rows = self.same.indices if chosen_by is None else chosen_by
-        return DecodeRows(self.same, self._numbers(1), chosen_by=rows)
+        uniforms = self._numbers(1) if self.same.is_drawn else None
+        return DecodeRows(self.same, uniforms, chosen_by=rows)
 
     def pages_needed(self, ahead: int = 0) -> int:
         """By the next step, or by the one `ahead` behind it."""
-        more = self.sequences[0].progress.computed - self._start + ahead
+        more = len(self._generated) - self._start + ahead
         return self._on_page[-more % self._page_size]
 
     def noteworthy(self, tokens: abc.Sequence[int]) -> abc.Sequence[int]:
@@ -65,45 +69,38 @@ class DecodeGroup:
         if not self._stops.isdisjoint(tokens):
             pairs = enumerate(zip(self.sequences, tokens, strict=True))
             found = found + [i for i, (one, t) in pairs if t in one.request.stop_token_ids]
-        if self.may_end():
-            found = found + self.ending()
+        if len(self._generated) + 1 >= self._last:
+            found = found + self._ending()
         return found if found is self.special else sorted({*found})
 
     def may_end(self) -> bool:
         """Some sequence ends by its length with its next token."""
-        return self._least_left <= 1
+        return len(self._generated) + 1 >= self._last
 
-    def ending(self) -> list[int]:
-        """Rows of those."""
+    def _ending(self) -> list[int]:
+        """Rows that end by their length with their next tokens."""
         return [i for i, one in enumerate(self.sequences) if left_of(one, self._longest) <= 1]
-
-    @property
-    def _least_left(self) -> int:
-        return left_of(self._first_end, self._longest)
 
     def check_integrity(self) -> None:
         """AssertionError unless what it has found is true."""
         assert all(one.is_decoding and one.request.is_free for one in self.sequences)
-        assert min(left_of(one, self._longest) for one in self.sequences) == self._least_left
+        left = min(left_of(one, self._longest) for one in self.sequences)
+        assert len(self._generated) + left == self._last, "the first end by length"
         full = [one for one in self.sequences if one.progress.computed % self._page_size == 0]
         assert self.pages_needed() == len(full), "pages for the next step"
-        numbers = self._numbers(0)
         for i, one in enumerate(self.sequences):
             if one.request.config.temperature > GREEDY:
-                assert numbers is not None and numbers[i] == one.uniform(), "random numbers"
+                assert self._numbers(0)[i] == one.uniform(), "random numbers"
 
-    def _numbers(self, ahead: int) -> Uniforms | None:
+    def _numbers(self, ahead: int) -> Uniforms:
         """The random numbers of the next tokens, or of those `ahead` behind them."""
-        if not self.same.is_drawn:
-            return None
-        known = len(self.sequences[0].generated)
+        known = len(self._generated)
         at = known + ahead - self._drawn_at
         if at >= len(self._uniforms):
             self._drawn_at, at = known, ahead
             drawn = [one.uniforms(DRAWN_AT_ONCE) for one in self.sequences]
-            self._uniforms = np.array(drawn).T.copy()
-        numbers: Uniforms = self._uniforms[at]
-        return numbers
+            self._uniforms = list(zip(*drawn, strict=True))
+        return self._uniforms[at]
 
 
 def left_of(sequence: Sequence, longest: int) -> int:

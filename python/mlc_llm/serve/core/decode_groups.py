@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from mlc_llm.runtime.batch import Runner
 from mlc_llm.runtime.decode_rows import DecodeRows
 from mlc_llm.serve.core.decode_group import DecodeGroup, left_of
 from mlc_llm.serve.core.sequence import Sequence
@@ -13,26 +14,27 @@ from mlc_llm.serve.core.step_plan import StepPlan
 class DecodeGroups:
     """Keeps the group of all running sequences while they stay the same."""
 
-    def __init__(self, longest: int, page_size: int) -> None:
-        self._longest, self._page_size = longest, page_size
+    def __init__(self, longest: int, runner: Runner) -> None:
+        self._longest, self._runner = longest, runner
         self._group: DecodeGroup | None = None
 
     def forget(self) -> None:
         """A step follows that is not the group's."""
         self._group = None
 
-    def plan(self, running: list[Sequence], free_pages: int) -> StepPlan | None:
+    def plan(self, running: list[Sequence]) -> StepPlan | None:
         """The next step of sequences, if they are a group, and get on with the free pages."""
         group = self._group
         if group is None or group.sequences != running:
             if not all(map(_is_steady, running)):
                 return None
             group = self._group = self._made([*running])
-        return _plan(group, group.rows()) if group.pages_needed() <= free_pages else None
+        needed = group.pages_needed()
+        if needed and needed > self._runner.free_pages:
+            return None
+        return _plan(group, group.rows())
 
-    def plan_behind(
-        self, plan: StepPlan, running: list[Sequence], free_pages: int
-    ) -> StepPlan | None:
+    def plan_behind(self, plan: StepPlan, running: list[Sequence]) -> StepPlan | None:
         """The step behind one that is under way and decodes all that runs. A sequence that will
         have ended by then sits it out. None: its rows have to be planned one by one, or later."""
         group, chosen_by = plan.group, None
@@ -43,7 +45,7 @@ class DecodeGroups:
             chosen_by = array("i", rows)
             group = self._made([plan.sequences[i] for i in rows])
         self._group = group
-        if group.pages_needed(1) > free_pages:
+        if group.pages_needed(1) > self._runner.free_pages:
             return None
         return _plan(group, group.rows_behind(chosen_by))
 
@@ -62,11 +64,12 @@ class DecodeGroups:
             self._group.check_integrity()
 
     def _made(self, sequences: list[Sequence]) -> DecodeGroup:
-        return DecodeGroup(sequences, self._longest, self._page_size)
+        return DecodeGroup(sequences, self._longest, self._runner.limits.page_size)
 
 
 def _plan(group: DecodeGroup, rows: DecodeRows) -> StepPlan:
-    return StepPlan(0, rows=rows, sequences=group.sequences, decoding=len(rows), group=group)
+    # By place, not by name: a class makes a dictionary of names.
+    return StepPlan(0, 0, rows, group.sequences, group, len(group.sequences))
 
 
 def _is_steady(sequence: Sequence) -> bool:

@@ -36,7 +36,7 @@ from mlc_llm.serve.core.queue_note import QueueNote
 from mlc_llm.serve.core.scheduler import Scheduler
 from mlc_llm.serve.core.sequence_state import Status
 from mlc_llm.serve.core.speculation.drafter import Drafter
-from mlc_llm.serve.core.speculation.speculator import make_speculator
+from mlc_llm.serve.core.speculation.speculator import Speculator, make_speculator
 from mlc_llm.serve.core.speculation.verify import DraftVerifier
 from mlc_llm.serve.core.step_plan import StepPlan
 from mlc_llm.serve.core.step_runner import reason_of, run_rows
@@ -91,7 +91,7 @@ class EngineCore:
         longest = self.longest_sequence = longest_sequence(self._admission.context, self._capacity)
         """The most tokens that a prompt and its answer have together; a prompt has fewer."""
         self._scheduler = Scheduler(runner, config)
-        self._postprocessor = Postprocessor(tokenizer, longest, policy)
+        self._postprocessor = Postprocessor(tokenizer, longest, policy, runner.limits.vocab_size)
         self._verifier = DraftVerifier(runner, self._scheduler.pages)
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
@@ -194,19 +194,22 @@ class EngineCore:
         if request_id in self._requests:
             self._is_torn = True
             outputs = self._requests.abort(request_id)
-            self._forget_step()
+            if self._overlap is not None:
+                self._forget_step(self._overlap)
             self._is_torn = False
         return self._given(outputs)
 
     def step(self) -> Outputs:
         """Schedule, run, update: one call into the model. Does nothing when idle."""
-        self._mend()
+        if self._is_torn:
+            self._mend()
         self._is_torn = True
         try:
             plan = self._plan()
             samples = self._run(plan)
             outputs = self._update(plan, samples)
-            self._forget_step()
+            if self._overlap is not None:
+                self._forget_step(self._overlap)
         except Exception as error:
             outputs = self._collapse(error)
         self._is_torn = False
@@ -270,17 +273,17 @@ class EngineCore:
         if self._speculator is not None or type(policy) is not RequestPolicy:
             return None
         longest, now = self.longest_sequence, self._telemetry.now
-        groups = DecodeGroups(longest, self._runner.limits.page_size)
+        groups = DecodeGroups(longest, self._runner)
         self._scheduler.groups = groups
         if not self._runner.limits.overlaps:
             return None
         runner = cast("OverlappingRunner", self._runner)
         return Overlap(runner, self._scheduler, groups, longest, now)
 
-    def _forget_step(self) -> None:
+    def _forget_step(self, overlap: Overlap) -> None:
         """A step that is under way is nobody's if there is no request."""
-        if self._overlap is not None and not self._requests:
-            self._overlap.drop()
+        if not self._requests:
+            overlap.drop()
 
     def _plan(self) -> StepPlan:
         """The step that is under way already, or else a new one."""
@@ -290,28 +293,32 @@ class EngineCore:
         plan = self._scheduler.schedule()
         if self._queue_note.is_due:
             self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
-        self._draft(plan)
+        if self._speculator is not None:
+            self._draft(plan, self._speculator)
         return plan
 
-    def _draft(self, plan: StepPlan) -> None:
+    def _draft(self, plan: StepPlan, speculator: Speculator) -> None:
         """Add draft tokens to rows of the plan, where that is wanted and likely to pay."""
-        if self._speculator is None:
-            return
         start = self._telemetry.now()
-        self._speculator.draft(plan)
+        speculator.draft(plan)
         plan.draft_seconds = self._telemetry.now() - start
         self._telemetry.note_drafts(plan)
 
     def _run(self, plan: StepPlan) -> abc.Sequence[abc.Sequence[Sampled]]:
         """The samples of each row; the time that they took goes into the plan."""
         telemetry = self._telemetry
-        telemetry.note_start(plan)
-        if not plan.rows:
+        if plan.lookups or plan.preempted:
+            telemetry.note_plan(plan)
+        if not plan.sequences:
             return []
+        if telemetry.trace is not None:
+            telemetry.note_rows(plan, "start")
         start, overlap = telemetry.now(), self._overlap
         samples = run_rows(self._runner, plan) if overlap is None else overlap.run(plan)
-        plan.run_seconds = telemetry.now() - (start if plan.begun_at is None else plan.begun_at)
-        telemetry.note_finish(plan)
+        plan.ended_at = telemetry.now()
+        plan.run_seconds = plan.ended_at - (start if plan.begun_at is None else plan.begun_at)
+        if telemetry.trace is not None:
+            telemetry.note_rows(plan, "finish")
         self._scheduler.prefill_budget.learn(
             plan.draft_seconds + plan.run_seconds,
             prompt_tokens=plan.prompt_tokens,
@@ -321,8 +328,8 @@ class EngineCore:
 
     def _update(self, plan: StepPlan, samples: abc.Sequence[abc.Sequence[Sampled]]) -> Outputs:
         """Take in the samples. Returns the outputs of each request of the plan."""
-        now = self._telemetry.now()
-        if isinstance(samples, ChosenTokens) and self._postprocessor.knows(samples.ids):
+        now, rules = plan.ended_at, self._postprocessor
+        if isinstance(samples, ChosenTokens) and (rules.knows_all or rules.knows(samples.ids)):
             outputs, rows = take_tokens(plan, samples.ids, now)
         else:
             outputs, rows = [], range(len(samples))
@@ -350,8 +357,9 @@ class EngineCore:
 
     def _given(self, outputs: Outputs) -> Outputs:
         """These outputs, behind those that are owed. An operation ends with this."""
-        if self.prefix_cache.observer is not None:
-            self.prefix_cache.observer.settled()
+        observer = self._scheduler.slots.cache.observer
+        if observer is not None:
+            observer.settled()
         if self._owed:
             outputs, self._owed = self._owed + outputs, []
         return outputs

@@ -124,7 +124,7 @@ class Overlap:
         if scheduler.may_start:
             return None
         running = scheduler.running
-        ahead = self._groups.plan_behind(plan, running, self._runner.free_pages)
+        ahead = self._groups.plan_behind(plan, running)
         if ahead is not None or plan.group is not None:
             return ahead
         self._groups.forget()

@@ -105,13 +105,10 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan a step. The plan is empty only when nothing runs or waits."""
-        return self._decoding_plan() or self._plan()
-
-    def _decoding_plan(self) -> StepPlan | None:
-        """If nothing is to be done but to decode all that runs, and pages are free for it."""
-        if self.groups is None or self.may_start or not self._running:
-            return None
-        return self.groups.plan(self._running, self._runner.free_pages)
+        plan = None
+        if self.groups is not None and self._running and not (self._waiting and self.may_start):
+            plan = self.groups.plan(self._running)
+        return plan or self._plan()
 
     def _plan(self) -> StepPlan:
         plan = StepPlan(self._max_batch_tokens, self._runner.limits.max_scores)
@@ -260,7 +257,7 @@ class Scheduler:
         self._waiting[sequence.key] = sequence
         self._waiting.move_to_end(sequence.key, last=False)
         self.num_preemptions += 1
-        plan.preempted.append(sequence)
+        plan.preempted += (sequence,)
         plan.is_open = False  # else the pages just won would go straight back
 
 

@@ -64,7 +64,7 @@ class Slots:
                 known, may_fork=may_fork, salt=sequence.request.cache_salt, images=images
             )
             if self._make_room(sequence, prefix, num_running, even_pinned=even_pinned):
-                plan.lookups.append((sequence, prefix))
+                plan.lookups += ((sequence, prefix),)
                 return prefix
         return None
 

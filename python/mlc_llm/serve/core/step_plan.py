@@ -26,9 +26,12 @@ class Acceptance:
     """The model chose another token. Else all were accepted, or the sequence ended."""
 
 
-@dataclass(slots=True)
+@dataclass
 class StepPlan:
-    """One step of work: `rows[i]` belongs to `sequences[i]`."""
+    """One step of work: `rows[i]` belongs to `sequences[i]`.
+
+    One is made for each step. What most steps do not have is an attribute of the class until then.
+    """
 
     budget: int
     """Tokens that may still be added."""
@@ -38,36 +41,39 @@ class StepPlan:
     sequences: list[Sequence] = field(default_factory=list)
     group: DecodeGroup | None = None
     """Of all its sequences; then its rows are columns."""
-    prompt_tokens: int = 0
-    """Tokens of rows that do not decode."""
     decoding: int = 0
     """Rows that decode."""
-    prompts: int = 0
+    prompt_tokens: int = field(default=0, init=False)
+    """Tokens of rows that do not decode."""
+    prompts: int = field(default=0, init=False)
     """Sequences that lack more than one token: they wait, or their prompts are under way."""
-    is_open: bool = True
+    is_open: bool = field(default=True, init=False)
     """Another sequence may start. False once a row did not get all that it wanted."""
-    preempted: list[Sequence] = field(default_factory=list)
-    lookups: list[tuple[Sequence, PrefixMatch]] = field(default_factory=list)
+    preempted: tuple[Sequence, ...] = field(default=(), init=False)
+    lookups: tuple[tuple[Sequence, PrefixMatch], ...] = field(default=(), init=False)
     """Sequences that were started, with what the prefix cache had for them."""
-    begun_at: float | None = None
+    begun_at: float | None = field(default=None, init=False)
     """When the device began to compute it; None: when it is run, or nobody knows."""
-    draft_seconds: float = 0.0
-    run_seconds: float = 0.0
-    prefilled: dict[RequestState, int] = field(default_factory=dict)
+    ended_at: float = field(default=0.0, init=False)
+    """When its samples were there."""
+    draft_seconds: float = field(default=0.0, init=False)
+    run_seconds: float = field(default=0.0, init=False)
+    prefilled: dict[RequestState, int] = field(default_factory=dict, init=False)
     """Prompt tokens that were computed for the first time; known when the samples are."""
-    generated: int = 0
+    generated: int = field(default=0, init=False)
     """Generated tokens that were, with forced tokens and accepted draft tokens."""
-    chosen: int = 0
+    chosen: int = field(default=0, init=False)
     """Tokens that the step has added to its sequences."""
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list, init=False)
     """For each sequence that got tokens before: the seconds since then."""
-    acceptances: list[Acceptance] = field(default_factory=list)
+    acceptances: tuple[Acceptance, ...] = field(default=(), init=False)
     """One for each row with draft tokens; known when the samples are."""
 
     @property
     def num_computed(self) -> int:
         """Tokens of the step that stay in the pages."""
-        return self.prompt_tokens + self.decoding + sum(one.kept for one in self.acceptances)
+        kept = sum([one.kept for one in self.acceptances]) if self.acceptances else 0
+        return self.prompt_tokens + self.decoding + kept
 
     @property
     def num_drafted(self) -> int:

@@ -21,7 +21,7 @@ def run_rows(runner: Runner, plan: StepPlan) -> Sequence[Sequence[Sampled]]:
     """
     try:
         samples = runner.run(Batch(plan.rows)).samples
-        assert len(samples) == len(plan.rows), "the runner answered another batch"
+        assert len(samples) == len(plan.sequences), "the runner answered another batch"
         return samples
     except EngineDead:
         raise

@@ -9,6 +9,8 @@ from mlc_llm.serve.core.step_plan import StepPlan
 from mlc_llm.serve.data import RequestStreamOutput
 
 NOT_HERE = -1
+_RUNNING, _shown = Status.RUNNING, RequestStreamOutput.shown
+"""Looked up once: the attributes of an enumeration, and methods of a class, cost a call."""
 
 
 def take_tokens(
@@ -27,10 +29,10 @@ def take_tokens(
         for row in left:
             token_ids[row] = NOT_HERE
     outputs: list[RequestStreamOutput] = []
-    gaps, running, shown = plan.gaps, Status.RUNNING, RequestStreamOutput.shown
-    for sequence, token_id in zip(plan.sequences, token_ids, strict=True):
-        progress = sequence.progress
-        if token_id == NOT_HERE or progress.status is not running:
+    gaps = plan.gaps
+    for i, sequence in enumerate(plan.sequences):
+        token_id, progress = token_ids[i], sequence.progress
+        if token_id == NOT_HERE or progress.status is not _RUNNING:
             continue  # it may have ended while the step was under way
         progress.computed = progress.reached = progress.computed + 1
         sequence.generated.append(token_id)
@@ -39,7 +41,7 @@ def take_tokens(
         if output.token_at is not None:
             gaps.append(now - output.token_at)
         output.token_at = now
-        outputs.append(shown(request.request_id, token_id))
+        outputs.append(_shown(request.request_id, token_id))
     plan.generated += len(outputs)
     plan.chosen += len(outputs)
     return outputs, left

@@ -14,6 +14,10 @@ from mlc_llm.serve.event_trace_recorder import EventTraceRecorder
 from mlc_llm.serve.metrics import EngineMetricsRecorder
 from mlc_llm.serve.serving_metrics import ServingMetrics
 
+STEPS_AT_ONCE = 32
+"""Steps that only decode are added up together: a step of the model empties the processor's caches,
+so that the code for it comes from memory each time."""
+
 
 class Telemetry:
     """The numbers of the engine and of its requests. It decides nothing."""
@@ -30,27 +34,22 @@ class Telemetry:
         self.recorder = EngineMetricsRecorder()
         self.serving = ServingMetrics()
         self._policy = policy
+        self._steps: list[tuple[float, int, int, int, int, int, list[float]]] = []
+        """What steps did that are not added up yet: see `record_step`."""
 
     def note(self, request: RequestState, event: str) -> None:
         """Put an event of a request into the trace, if there is one."""
         if self.trace is not None:
             self.trace.add_event(request.request_id, event)
 
-    def note_start(self, plan: StepPlan) -> None:
-        """Write down how the step was planned, and that its rows start to compute."""
+    def note_plan(self, plan: StepPlan) -> None:
+        """Write down which sequences were preempted for the step, and which ones start with it."""
         for sequence in plan.preempted:
             self.note(sequence.request, "preempt")
-        now = self.now() if plan.lookups else 0.0
+        now = self.now()
         for sequence, prefix in plan.lookups:
             self.serving.started(sequence.request.metrics, now)
             self._note_lookup(sequence.request, prefix)
-        if self.trace is not None:
-            self._note_rows(plan, "start")
-
-    def note_finish(self, plan: StepPlan) -> None:
-        """Write down that the rows have computed."""
-        if self.trace is not None:
-            self._note_rows(plan, "finish")
 
     def note_drafts(self, plan: StepPlan) -> None:
         """Write down how many tokens were drafted for each row."""
@@ -60,23 +59,41 @@ class Telemetry:
 
     def record_step(self, plan: StepPlan) -> None:
         """Write down what a step did, and how long it took."""
+        self._steps.append(
+            (
+                plan.draft_seconds + plan.run_seconds,
+                plan.num_computed,
+                sum(plan.prefilled.values()),
+                plan.generated,
+                0 if plan.acceptances or plan.prompt_tokens else plan.decoding,
+                plan.chosen,
+                plan.gaps,
+            )
+        )
+        if plan.prefilled or len(self._steps) >= STEPS_AT_ONCE:
+            self._settle()
         for request in plan.prefilled:
             request.metrics.prefill_s += plan.run_seconds
         if plan.acceptances:
             self.recorder.record_draft(plan.draft_seconds, len(plan.rows))
             self.recorder.record_verify(plan.run_seconds, len(plan.rows))
-        self.recorder.record_step(
-            plan.draft_seconds + plan.run_seconds,
-            tokens=plan.num_computed,
-            prefill_tokens=sum(plan.prefilled.values()),
-            decode_tokens=plan.generated,
-            batch_size=0 if plan.acceptances or plan.prompt_tokens else plan.decoding,
-        )
-        self.serving.step(computed=plan.num_computed, generated=plan.chosen, gaps=plan.gaps)
         for one in plan.acceptances:
             self.recorder.record_acceptance(one.drafted, one.accepted)
             words = f"accepted {one.accepted} of {one.drafted} drafted tokens"
             self.note(one.sequence.request, words)
+
+    def _settle(self) -> None:
+        """Add up the steps that wait for it."""
+        for seconds, computed, of_prompts, generated, batch_size, chosen, gaps in self._steps:
+            self.recorder.record_step(
+                seconds,
+                tokens=computed,
+                prefill_tokens=of_prompts,
+                decode_tokens=generated,
+                batch_size=batch_size,
+            )
+            self.serving.step(computed=computed, generated=chosen, gaps=gaps)
+        self._steps.clear()
 
     def close(self, request: RequestState, reason: FinishReason) -> str:
         """Write down the numbers of a request that is over; returns its usage as JSON."""
@@ -89,15 +106,17 @@ class Telemetry:
 
     def numbers(self, gauges: Mapping[str, float]) -> dict[str, object]:
         """All metrics of the engine; `gauges` are added to those of `serving`."""
+        self._settle()
         return {**self.recorder.asdict(), "serving": {**self.serving.asdict(), **gauges}}
 
     def reset(self) -> None:
         """Start all numbers again from zero."""
+        self._steps.clear()
         self.recorder.reset()
         self.serving = ServingMetrics()
 
-    def _note_rows(self, plan: StepPlan, edge: str) -> None:
-        """The requests of the plan start or finish (`edge`) to compute.
+    def note_rows(self, plan: StepPlan, edge: str) -> None:
+        """For the trace: the requests of the plan start or finish (`edge`) to compute.
 
         The event says `prefill`, `verify` (with draft tokens) or `decode`.
         """

@@ -60,4 +60,4 @@ class DraftVerifier:
         assert progress.seq_id is not None
         self._runner.rollback_sequence(progress.seq_id, in_pages - progress.computed)
         is_rejected = accepted < min(len(drafted), len(said))
-        plan.acceptances.append(Acceptance(sequence, len(drafted), accepted, kept, is_rejected))
+        plan.acceptances += (Acceptance(sequence, len(drafted), accepted, kept, is_rejected),)
