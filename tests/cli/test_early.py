@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
 from mlc_llm.backends.registry import choose_backend
-from mlc_llm.cli import early
+from mlc_llm.cli import early, opening
+from mlc_llm.cli.__main__ import main
+from mlc_llm.cli.guard import USER_ERROR
 from mlc_llm.compiler.jit import packed_weights
 from mlc_llm.compiler.keys import known_weights
+from mlc_llm.errors import UserError
 from mlc_llm.library.metadata import INDEX_FILE, PARAMS_FILE
 from mlc_llm.model_files.gguf import GGUFModel
+from mlc_llm.runtime.packed_file import ReadWeights, map_packed
 from mlc_llm.runtime.read_ahead import ReadAhead
 from mlc_llm.support import content
 from mlc_llm.testing.tiny_model import write_tiny_model
@@ -39,3 +45,19 @@ def test_a_command_reads_what_the_engine_will_ask_for(
         (folder / file).write_bytes(b"x")
     early.begin_early(reading, str(model))
     assert begun == [folder] == [packed_weights(GGUFModel.open(model))]
+
+
+@pytest.mark.parametrize(("words", "read"), [(["generate", "x"], map_packed), (["chat"], None)])
+def test_a_command_of_one_answer_maps_its_weights(
+    words: list[str], read: ReadWeights | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[ReadWeights | None] = []
+
+    def made(given: ReadWeights | None) -> ReadAhead:
+        asked.append(given)
+        raise UserError("enough")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr(opening, "ReadAhead", made)
+    assert main(words) == USER_ERROR
+    assert asked == [read]
