@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from common import read_json
-from head_texts import CONFIG, CONTEXT, END, OPENINGS
+from head_texts import CONFIG, CONTEXT, END
 from tap_recorder import Recorded, Recorder, open_recorder
+from user_questions import Draft, learnt, unseen
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.serve.config import EngineConfig
@@ -29,9 +30,15 @@ from mlc_llm.serve.request import Request
 from mlc_llm.tokenizers import Tokenizer
 
 STREAMS = 64
-QUESTION = 48
+PORTION = 4 * STREAMS
+"""Questions."""
+HELD_BACK = STREAMS
+"""Greedy texts that are not learnt from, the first of the list."""
+QUESTION = 56
 """Tokens, at most."""
-SAMPLED, WARM = 4, 0.6
+ASKING = 0.8
+"""Temperature of questions."""
+SAMPLED, WARM = 3, 0.7
 """One of SAMPLED answers is drawn at the temperature WARM, the others are greedy."""
 Halves = npt.NDArray[np.float16]
 Wanted = tuple[list[int], float, int]
@@ -44,7 +51,6 @@ class Text(NamedTuple):
     tokens: list[int]
     first: int
     """The first token of the answer."""
-    is_greedy: bool
     at: int
     """Row of the vectors."""
 
@@ -83,45 +89,56 @@ class Writer:
         return self._rows
 
     def write(self, count: int, length: int) -> Iterator[int]:
-        """Ask so many questions, with answers of at most `length` tokens, in portions. The numbers
-        of texts so far."""
+        """Ask HELD_BACK questions about what the others are not about, then so many others, with
+        answers of at most `length` tokens, in portions. The numbers of texts so far."""
+        self._answer([(one, 0.0) for one in unseen(HELD_BACK)], length, seed=0)
+        yield len(self._known)
         seen = dict.fromkeys(read_json("prompts.json")["chat"])
-        for turn in itertools.count():
-            asked = [one for one in self._questions(turn) if one not in seen]
-            asked = asked[: count - len(self._known)]
-            seen |= dict.fromkeys(asked)
-            self._listens = True
-            wanted = []
-            for i, one in enumerate(asked):
-                chat = f"<|im_start|>user\n{one}{END}\n<|im_start|>assistant\n"
-                ids = self._tokenizer.encode(chat, special=True)
-                wanted.append((ids, 0.0 if i % SAMPLED else WARM, length))
-            for _ in run_all(self._runner, self._tokenizer, self._config, wanted, seed=turn):
-                pass
-            self._listens = False
-            self._save()
+        drafts = learnt(np.random.default_rng(0))
+        for turn in itertools.count(1):
+            asked = self._questions([*itertools.islice(drafts, PORTION)], seed=turn)
+            fresh = [one for one in dict.fromkeys(asked) if one not in seen]
+            fresh = fresh[: count + HELD_BACK - len(self._known)]
+            seen |= dict.fromkeys(fresh)
+            warm = [(one, 0.0 if i % SAMPLED else WARM) for i, one in enumerate(fresh)]
+            self._answer(warm, length, seed=turn)
             yield len(self._known)
-            if len(self._known) >= count:
+            if len(self._known) >= count + HELD_BACK:
                 self._vectors.close()
                 return
 
-    def _questions(self, turn: int) -> list[str]:
-        """What the model expects of a user. (To begin a chat and let the model write on is the
-        method of Magpie, Xu et al. 2024.)"""
-        begun = [str(one) for one in np.random.default_rng(turn).choice(OPENINGS, 4 * STREAMS)]
-        wanted = [
-            (self._tokenizer.encode(f"<|im_start|>user\n{one}", special=True), 1.0, QUESTION)
-            for one in begun
-        ]
-        stops = self._tokenizer.encode(END, special=True)
-        found = run_all(self._runner, self._tokenizer, self._config, wanted, seed=turn, stops=stops)
-        asked = (begun[i] + self._tokenizer.decode(ids) for i, ids in found)
-        stripped = (one.replace(END, "").strip() for one in asked)
-        return [one for one in dict.fromkeys(stripped) if len(one) > 8]
+    def _answer(self, asked: Sequence[tuple[str, float]], length: int, *, seed: int) -> None:
+        """Questions, each with a temperature."""
+        wanted = []
+        for one, temperature in asked:
+            chat = f"<|im_start|>user\n{one}{END}\n<|im_start|>assistant\n"
+            wanted.append((self._tokenizer.encode(chat, special=True), temperature, length))
+        self._listens = True
+        for _ in run_all(self._runner, self._tokenizer, self._config, wanted, seed=seed):
+            pass
+        self._listens = False
+        self._save()
+
+    def _questions(self, drafts: Sequence[Draft], *, seed: int) -> list[str]:
+        """Those that are whole, and others as the model ends them: what it expects of a user. (To
+        begin a chat and let the model write on is the method of Magpie, Xu et al. 2024.)"""
+        texts = [one.text for one in drafts]
+        begun = [i for i, one in enumerate(drafts) if not one.is_whole]
+        encode = self._tokenizer.encode
+        starts = [encode(f"<|im_start|>user\n{texts[i]}", special=True) for i in begun]
+        wanted = [(one, ASKING, QUESTION) for one in starts]
+        stops = encode(END, special=True)
+        found = run_all(self._runner, self._tokenizer, self._config, wanted, seed=seed, stops=stops)
+        for i, ids in found:
+            more = self._tokenizer.decode(ids).replace(END, "")
+            if len(ids) == QUESTION:  # cut: up to the end of a sentence
+                more = more[: 1 + max(more.rfind(mark) for mark in ".?!")]
+            texts[begun[i]] = (texts[begun[i]] + more).strip() if more else ""
+        return [one for one in texts if len(one) > 8]
 
     def _hear(self, one: Recorded) -> None:
         if self._listens:
-            self._known.append(Text(one.tokens, one.first, one.is_greedy, self._rows))
+            self._known.append(Text(one.tokens, one.first, self._rows))
             self._vectors.write(one.vectors.tobytes())
             self._rows += len(one.tokens)
 

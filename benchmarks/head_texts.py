@@ -39,10 +39,6 @@ WITH_VECTORS = EngineConfig(
     additional_models=["none: the drafter only listens"],
 )
 END = "<|im_end|>"
-OPENINGS = (
-    "", "", "What", "How", "Write", "Explain", "Why", "Give me", "Can you", "Describe", "Create",
-    "I", "Tell me", "Plan", "List", "Write a Python", "Write a short", "Compare",
-)  # fmt: skip
 TASKS = (
     "Explain {} in simple words.",
     "What are the most important facts about {}?",

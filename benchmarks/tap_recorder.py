@@ -23,7 +23,7 @@ from mlc_llm.models.eagle import EagleDecoder
 from mlc_llm.models.spec import ModelSpec
 from mlc_llm.models.step_tensors import StepTensors
 from mlc_llm.precision import Precision
-from mlc_llm.runtime.batch import GREEDY, Batch, BatchOutput
+from mlc_llm.runtime.batch import Batch, BatchOutput
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.opening.bundle import open_model
@@ -39,7 +39,6 @@ class Recorded(NamedTuple):
     tokens: list[int]
     first: int
     """The first token of the answer."""
-    is_greedy: bool
     vectors: Halves
     """[tokens, taps * hidden]."""
 
@@ -63,8 +62,6 @@ class Recorder:
         self._runner, self._width, self._heard = runner, width, heard
         self._tokens: dict[int, list[int]] = {}
         self._firsts: dict[int, int] = {}
-        self._drawn = set[int]()
-        """Sequences that are not greedy."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
@@ -78,8 +75,6 @@ class Recorder:
         for row in batch.rows:
             self._tokens[row.seq_id] += row.token_ids
             self._firsts[row.seq_id] += row.prompt_tokens
-            if any(one.temperature > GREEDY for one in row.samplings):
-                self._drawn.add(row.seq_id)
         return found
 
     def remove_sequence(self, seq_id: int) -> None:
@@ -88,8 +83,7 @@ class Recorder:
         if tokens:
             *_, pages = self._runner.export_pages(seq_id).tensors
             vectors = pages.reshape(-1, self._width)[: len(tokens)]
-            self._heard(Recorded(tokens, first, seq_id not in self._drawn, vectors))
-        self._drawn.discard(seq_id)
+            self._heard(Recorded(tokens, first, vectors))
         self._runner.remove_sequence(seq_id)
 
 

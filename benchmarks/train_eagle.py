@@ -2,11 +2,12 @@
 
     python benchmarks/train_eagle.py FOLDER [--prompts N] [--length N] [--minutes N]
 
-It needs torch (the extra `oracle`) and a CPU. First the model asks itself questions and answers
-them; texts, and what some layers make of their tokens, are kept beside FOLDER for the next run
-(`eagle_texts.py`). Then a layer learns, from the vectors of the tokens before, how likely the model
-holds each next token. It learns in passes: behind the model's vectors, then behind its own ones, as
-when it drafts. What comes of it, `speculation.py --eagle FOLDER` measures.
+It needs torch (the extra `oracle`) and a CPU. First the model answers questions
+(`user_questions.py`), many of which it ends itself; texts, and what some layers make of their
+tokens, are kept beside FOLDER for the next run (`eagle_texts.py`). Then a layer learns, from the
+vectors of the tokens before, how likely the model holds each next token. It learns in passes:
+behind the model's vectors, then behind its own ones, as when it drafts. What comes of it,
+`speculation.py --eagle FOLDER` measures.
 
 The last lines are about greedy answers to questions that the head has not seen: how often each
 draft token is right if all before it are, and the tokens of a step that follow from it. Minutes are
@@ -30,7 +31,7 @@ import torch
 from bf16 import NUMBERS, distance, normed
 from common import model_path, print_configuration
 from eagle_head import Head
-from eagle_texts import Text, Texts, make_texts, read_texts
+from eagle_texts import HELD_BACK, Text, Texts, make_texts, read_texts
 from float_model import FloatModel
 from head_files import write_tensors
 from muon import Muon
@@ -40,13 +41,13 @@ TEXTS = 12
 """Of a step."""
 DEPTH = 3
 """Passes, and draft tokens that are measured."""
-HELD_BACK = 64
-"""Greedy texts that are not learnt from."""
 SCHEDULE = (1, 1, 1, 1, 1, 2, 2, 2, 2, 3)
 """Passes, in each tenth of the time."""
 RATE, RATE_OF_HEAD = 4e-3, 8e-4
 WEIGHT = 0.8
 """Of each pass, as a share of the one before."""
+SHORTEST = 8
+"""Answers of at most so many tokens teach nothing."""
 SAID = 20
 """Steps from one line about them to the next."""
 BEGIN = 15
@@ -214,7 +215,7 @@ def config_of(head: Head) -> dict[str, object]:
         "draft_vocab_size": len(head.tokens),
         "eagle_aux_hidden_state_layer_ids": list(model.taps),
         "norm_before_residual": True,
-        "quantization": "q8_0",
+        "quantization": "q4_1",
     }
 
 
@@ -233,10 +234,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_engine_options(parser)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--prompts", type=int, default=1024)
-    parser.add_argument("--length", type=int, default=200, help="tokens of an answer, at most")
+    parser.add_argument("--prompts", type=int, default=979)
+    parser.add_argument("--length", type=int, default=220, help="tokens of an answer, at most")
     parser.add_argument("--tokens", type=int, default=4096, help="that the head can draft")
-    parser.add_argument("--minutes", type=float, default=25, help="of training")
+    parser.add_argument("--minutes", type=float, default=9, help="of training")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     path = model_path(options.model)
@@ -248,10 +249,8 @@ def main() -> None:
     if not kept.with_suffix(".json").is_file():
         make_texts(path, model.taps, kept, options.prompts, options.length)
     texts = read_texts(kept, model.taps, len(model.taps) * model.hidden)
-    long = [one for one in texts.known if len(one.tokens) > one.first + 8]
-    unseen = [one for one in long if one.is_greedy][:HELD_BACK]
-    held_back = {one.at for one in unseen}
-    seen = [one for one in long if one.at not in held_back]
+    unseen, seen = texts.known[:HELD_BACK], texts.known[HELD_BACK:]
+    seen = [one for one in seen if len(one.tokens) > one.first + SHORTEST]
     print(f"{sum(len(one.tokens) for one in seen)} tokens of {len(seen)} texts")
     tokens = commonest(seen, options.tokens)
     head, reader = Head(model, tokens), Reader(model, texts, tokens)
@@ -259,7 +258,7 @@ def main() -> None:
         print(line, flush=True)
     write_folder(options.folder, head)
     shares, places = accepted(head, reader, unseen)
-    print(f"{places} places of {len(unseen)} answers that were held back")
+    print(f"{places} places of {len(unseen)} answers about what no learnt text is about")
     print("each draft token, with all before it: " + ", ".join(f"{one:.3f}" for one in shares))
     print(f"tokens a step: {1 + sum(shares):.2f}")
 
