@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from core_harness import Harness, prompt_of
 from spec_tools import drafted, speculative
 from test_speculation import REQUESTS, answers, small_runner
 
-from mlc_llm.runtime.batch import Batch, BatchOutput, Sampled
+from mlc_llm.runtime.batch import Batch, BatchOutput, Sampled, Sampling
 from mlc_llm.serve.config import EngineConfig
 from mlc_llm.serve.core.speculation.eagle import EagleDrafter
 from mlc_llm.testing.fake_runner import FakeRunner
@@ -74,3 +77,46 @@ def test_a_head_whose_numbers_are_not_finite_drafts_nothing() -> None:
     harness = speculative(EagleDrafter(Faulty(runner)), runner, HEAD)
     assert answers(harness, ["greedy", "sampled"]) == plain
     assert drafted(harness) == (0, 0)
+
+
+class Text:
+    """Stands for a sequence and for the draft behind it."""
+
+    is_decoding = True
+
+    def __init__(self, number: int, tokens: list[int]) -> None:
+        self.key, self.known, self.sequence = (number, 0), len(tokens), self
+        self._tokens, self.token_ids = tokens, list[int]()
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        return self._tokens[start:end]
+
+    def push(self, token_id: int) -> bool:
+        self.token_ids.append(token_id)
+        return True
+
+
+def test_a_text_that_repeats_itself_is_drafted_without_the_head() -> None:
+    """The times of `StepTimes` are what calls of the head took."""
+    asked: list[int] = []
+    clock = iter(range(0, 100, 3))
+    text, other = Text(0, [1, 2, 3, 4, 5, 1, 2, 3, 4]), Text(1, [1, 2, 3, 4, 5, 9, 2, 3, 4])
+
+    class Head(SeeingHead):
+        def draft(self, batch: Batch) -> BatchOutput:
+            asked.extend(row.seq_id for row in batch.rows)
+            return BatchOutput([[Sampled(7)] for _ in batch.rows])
+
+        def rollback_sequence(self, seq_id: int, num_tokens: int) -> None:
+            """It has no pages."""
+
+    other.progress = SimpleNamespace(seq_id=31)  # type: ignore[attr-defined]
+    other.samplings = [Sampling()]  # type: ignore[attr-defined]
+    drafter = EagleDrafter(Head(FakeRunner()), clock=lambda: next(clock))
+    both: Any = [text, other]
+    assert [(one.length, one.kind) for one in drafter.offers(both, [4, 4])] == [(4, 3), (4, 2)]
+    drafter.draft(both, [3, 1])
+    assert (text.token_ids, other.token_ids, asked) == ([5, 1, 2], [7], [31])
+    assert drafter.cost(2, 2) == 6.0  # one of the two, twice
+    drafter.offers(both[:1], [4])
+    assert drafter.cost(1, 4) == 0.0

@@ -95,8 +95,9 @@ class EngineConfig:
     in the text and takes the tokens that followed there. `medusa` are heads that were trained for
     the model: each drafts one token from the model's last hidden vector. `eagle` is a head that was
     trained for the model (EAGLE-1 or EAGLE-3): a decoder layer that drafts one token after the
-    other from the model's vectors of all tokens. Heads are a folder of config.json and safetensors,
-    as their authors' code writes it."""
+    other from the model's vectors of all tokens; where the last four tokens came up before, what
+    followed there is taken, as `prompt_lookup` does. Heads are a folder of config.json and
+    safetensors, as their authors' code writes it."""
     spec_draft_length: int = 0
     """The most draft tokens of a sequence in one step, 0 to 16. 0 learns the best number. There
     are no draft tokens while plain steps are faster."""

@@ -1,7 +1,11 @@
-"""An EAGLE head as drafter: the model's runner computes it, in the pages of each sequence."""
+"""An EAGLE head as drafter: the model's runner computes it, in the pages of each sequence.
+
+Where the last tokens came up before in a row, it is not asked: what followed there is the draft.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import abc
 from collections.abc import Callable
@@ -12,10 +16,17 @@ from mlc_llm.serve.core.sequence import Sequence
 from mlc_llm.serve.core.speculation.draft_lengths import StepTimes
 from mlc_llm.serve.core.speculation.draft_sequence import DraftSequence
 from mlc_llm.serve.core.speculation.drafter import Offer
+from mlc_llm.serve.core.speculation.prompt_lookup import PromptLookup
+
+REPEATS = 3
+"""Kind of offers from which on the text repeats itself: four tokens or more came up before. Of the
+default model's greedy answers, what followed there is right for 0.7 to 0.96 of the tokens, and
+costs nothing."""
 
 
 class EagleDrafter:
-    """Drafts a chain, one batch of all sequences for each position.
+    """Drafts a chain, one batch of all sequences for each position. How good its tokens are is
+    learnt apart by how many of the last tokens came up before (`Offer.kind`).
 
     What the head knows of a sequence lies in the runner's pages, beside what the model knows: so
     forks, rollbacks and prefixes of other sequences have it too. The head samples with the settings
@@ -28,20 +39,33 @@ class EagleDrafter:
         self._runner = runner
         self._clock = clock
         self._times = StepTimes()
+        self._text = PromptLookup()
+        self._repeating = set[tuple[int, int]]()
+        """Sequences of the last offers whose drafts come from the text."""
+        self._asking = 1.0
+        """The share of the others."""
 
     def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
+        kinds = [one.kind for one in self._text.offers(sequences, most)]
+        pairs = list(zip(sequences, kinds, strict=True))
+        self._repeating = {one.key for one, kind in pairs if kind >= REPEATS}
+        self._asking = 1 - len(self._repeating) / max(len(sequences), 1)
         return [
-            Offer(one if sequence.is_decoding else 0)
-            for sequence, one in zip(sequences, most, strict=True)
+            Offer(length if one.is_decoding else 0, kind)
+            for (one, kind), length in zip(pairs, most, strict=True)
         ]
 
     def cost(self, rows: int, depth: int) -> float:
-        return self._times.estimate(rows) * depth
+        asking = math.ceil(rows * self._asking)
+        return self._times.estimate(asking) * depth if asking else 0.0
 
     def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
         """Tokens that the head computes take the pages that the step has for the draft."""
         placed = [0] * len(drafts)
-        drafting = list(range(len(drafts)))
+        is_known = [one.sequence.key in self._repeating for one in drafts]
+        known = [i for i, one in enumerate(is_known) if one]
+        self._text.draft([drafts[i] for i in known], [lengths[i] for i in known])
+        drafting = [i for i, one in enumerate(is_known) if not one]
         try:
             while drafting := [i for i in drafting if len(drafts[i].token_ids) < lengths[i]]:
                 drafting = self._drafted(drafts, drafting, placed)
@@ -51,10 +75,10 @@ class EagleDrafter:
                     self._runner.rollback_sequence(_seq_id(draft), count)
 
     def forget(self, sequence: Sequence) -> None:
-        """Nothing is remembered here."""
+        self._text.forget(sequence)
 
     def reset(self) -> None:
-        """Nothing is remembered here."""
+        self._text.reset()
 
     def check_integrity(self) -> None:
         """Nothing can disagree here."""
