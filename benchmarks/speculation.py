@@ -2,15 +2,17 @@
 
     python benchmarks/speculation.py [--rounds N] [--streams N] [--length N]
                                      [--draft FILE.gguf | --heads FOLDER | --eagle FOLDER]
-                                     [--always] [--only NAME]
+                                     [--always] [--only NAME] [--precision fast]
 
 * `loop`: the model continues a text that repeats itself (draft tokens are mostly right)
 * `repeat`: in a chat, the user asks for a text word for word
 * `code`: the model writes a function again with one name changed
 * `prose`: the model continues a free text (draft tokens are mostly wrong; it should lose nothing)
 
-* `chat 0` to `chat 9`, with `--heads` or `--eagle`: questions of `prompts.json`, from which no
-  heads have learnt
+* `chat 0` to `chat 9`, with `--heads`, `--eagle` or `--only chat`: questions of `prompts.json`,
+  from which no heads have learnt
+* `unseen 0` to `unseen 9`, with `--eagle` or `--only unseen`: questions of kinds that EAGLE heads
+  learn from, about what they have not learnt from (`user_questions.py`)
 
 Each runs greedily and at temperature 0.8. The ratio is that of the tokens a second in one round.
 Both cores share one runner, and their answers are compared token by token. With `--draft`, a second
@@ -26,12 +28,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import HERE, Spread, model_path, print_configuration, read_json
-from ours import add_engine_options, open_runner, versions
+from ours import add_engine_options, add_precision_option, open_runner, versions
+from user_questions import unseen
 
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.medusa_runner import MedusaRunner
@@ -144,8 +147,9 @@ def acceptance(core: EngineCore) -> str:
 
 def measure(
     cores: tuple[EngineCore, EngineCore], case: Case, options: argparse.Namespace
-) -> Iterator[str]:
-    """Run both cores in each round, each first in turn. The first round warms up."""
+) -> tuple[str, float, float]:
+    """Run both cores in each round, each first in turn. The first round warms up. Returns a line,
+    the median of the ratios and the tokens of a step."""
     plain, drafting = cores
     drafting.reset()
     speeds, ratios = [], []
@@ -156,11 +160,13 @@ def measure(
         speeds.append(found[drafting].speed)
         ratios.append(found[drafting].speed / found[plain].speed)
     count = sum(map(len, found[plain].tokens.values()))
-    yield (
-        f"{case.name:7} {case.temperature:3}  {Spread.of(ratios[1:])!s:24} "
-        f"{Spread.of(speeds[1:])!s:28} {count:5} tokens, {found[drafting].per_step:.2f} a step, "
+    ratio, per_step = Spread.of(ratios[1:]), found[drafting].per_step
+    line = (
+        f"{case.name:8} {case.temperature:3}  {ratio!s:24} "
+        f"{Spread.of(speeds[1:])!s:28} {count:5} tokens, {per_step:.2f} a step, "
         f"{acceptance(drafting)}"
     )
+    return line, ratio.median, per_step
 
 
 class Always:
@@ -178,10 +184,10 @@ class Always:
         raise AssertionError("drafting failed")
 
 
-def runner_with_head(folder: str, model: Path) -> ModelRunner:
+def runner_with_head(folder: str, model: Path, config: EngineConfig) -> ModelRunner:
     """A runner of the model with an EAGLE head."""
     models = [ModelInfo(str(model)), ModelInfo(folder)]
-    runner = create_runner(open_models(models, drafter="eagle")[0], CONFIG)
+    runner = create_runner(open_models(models, drafter="eagle")[0], config)
     assert isinstance(runner, ModelRunner)
     return runner
 
@@ -208,35 +214,40 @@ def prompts_of(options: argparse.Namespace) -> dict[str, str]:
         "code": chat(f"Write this code again, with `total` renamed to `sum`:\n\n{CODE}"),
         "prose": prose,
     }
-    if options.heads or options.eagle:
+    if options.heads or options.eagle or options.only:
         found |= {f"chat {i}": chat(one) for i, one in enumerate(read_json("prompts.json")["chat"])}
+    if options.eagle or options.only:
+        found |= {f"unseen {i}": chat(one) for i, one in enumerate(unseen(10))}
     return {name: one for name, one in found.items() if name.startswith(options.only)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_engine_options(parser)
+    add_precision_option(parser)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--length", type=int, default=200, help="tokens of an answer, at most")
     parser.add_argument("--draft", help="GGUF file of a draft model")
     parser.add_argument("--heads", help="folder of Medusa heads")
     parser.add_argument("--eagle", help="folder of an EAGLE head")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--only", default="", help="cases whose names begin so")
     parser.add_argument("--always", action="store_true", help="draft whether it pays or not")
     options = parser.parse_args()
     model = model_path(options.model)
-    runner = open_runner(model, options.kernels, options.threads, CONFIG)
-    tokenizer, config = open_model(str(model)).tokenizer, CONFIG
+    config = plain = replace(CONFIG, precision=options.precision)
+    runner = open_runner(model, options.kernels, options.threads, plain)
+    tokenizer = open_model(str(model)).tokenizer
     if options.heads:  # else no vector is asked of the model
-        config = replace(CONFIG, speculative_mode="medusa", additional_models=[options.heads])
+        config = replace(plain, speculative_mode="medusa", additional_models=[options.heads])
     if options.eagle:
-        drafting = runner_with_head(options.eagle, model)
+        drafting = runner_with_head(options.eagle, model, plain)
         drafter: Drafter = EagleDrafter(drafting)
     else:
         drafting, drafter = runner, drafter_of(options, model)
     cores = (
-        EngineCore(runner, tokenizer, CONFIG),
+        EngineCore(runner, tokenizer, plain),
         EngineCore(drafting, tokenizer, config, drafter=drafter),
     )
     if options.always:
@@ -248,16 +259,23 @@ def main() -> None:
         kernels=runner.metadata.backend,
         drafter=options.draft or options.heads or options.eagle or "prompt lookup",
         always=options.always,
+        precision=options.precision,
         streams=options.streams,
         rounds=options.rounds,
         **versions(),
     )
-    print("case     temp ratio to plain           tokens a second")
+    print("case      temp ratio to plain           tokens a second")
+    groups: dict[tuple[str, float], list[tuple[float, float]]] = {}
     for name, prompt in prompts_of(options).items():
-        for temperature in (0.0, 0.8):
+        for temperature in options.temperatures:
             case = Case(name, tokenizer.encode(prompt, special=True), temperature)
-            for line in measure(cores, case, options):
-                print(line, flush=True)
+            line, *figures = measure(cores, case, options)
+            print(line, flush=True)
+            groups.setdefault((name.split()[0], temperature), []).append((figures[0], figures[1]))
+    for (name, temperature), found in groups.items():
+        if len(found) > 1:
+            ratios, tokens = (Spread.of(one) for one in zip(*found, strict=True))
+            print(f"{name} {temperature}, {len(found)} prompts: ratio {ratios}, a step {tokens}")
 
 
 if __name__ == "__main__":
