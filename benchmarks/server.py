@@ -15,7 +15,7 @@ clients, which ask again half a second after they were refused. `/health` is cal
 cost: tokens a second of 32 streams, through the server and from the engine alone in a process of
 its own; a request for one token on both; the time from the command to a socket that listens.
 
-`--write` puts the table into docs/performance.md.
+`--write` puts the table into docs/performance/server.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse(given: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument("--rounds", type=int, default=rounds)
         one.add_argument("--model", help="a GGUF file (default: the default model)")
         one.add_argument("--threads", type=int, default=2)
-        one.add_argument("--write", action="store_true", help="into docs/performance.md")
+        one.add_argument("--write", action="store_true", help="into docs/performance/server.md")
     return parser.parse_args(given)
 
 

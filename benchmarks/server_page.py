@@ -1,11 +1,11 @@
-"""Writes what a script has measured into a page of `docs`: `server.py` into performance.md."""
+"""Writes what a script has measured into a page of `docs`: `server.py` into performance/server.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = DOCS / "performance.md"
+PAGE = DOCS / "performance" / "server.md"
 SCALE = DOCS / "scale.md"
 SERVER = "server.py"
 

@@ -1,7 +1,7 @@
 """Who owns which KV page of a group of layers: the only place that knows.
 
 Page tables are plain arrays handed to the compiled step as tensors. (TVM's own PagedKVCache was
-measured against this: see docs/performance.md.) A page may belong to several sequences; it is
+measured against this: see docs/performance/parts.md.) A page may belong to several sequences; it is
 shared only while it is full, so that nobody ever writes to a shared page. With a sliding window a
 sequence gives back the pages that it cannot see any more.
 """
