@@ -1,4 +1,4 @@
-"""Writes what a script has measured into a page of `docs`: `server.py` into performance/server.md."""
+"""Writes what a script has measured into a page of `docs`."""
 
 from __future__ import annotations
 

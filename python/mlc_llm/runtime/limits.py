@@ -34,7 +34,8 @@ class Window:
     go on without end, whatever lengths the model was trained on (StreamingLLM, arXiv 2309.17453,
     which turns tokens by their places in the cache, has the same distances but for `far`). The true
     distance to a sink would do within the trained context, and costs more perplexity the longer it
-    is: see docs/performance/accuracy.md. All this depends on positions alone, never on steps or batches.
+    is: see docs/performance/accuracy.md. All this depends on positions alone, never on steps or
+    batches.
     """
 
     size: int
