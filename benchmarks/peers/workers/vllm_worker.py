@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from vllm import LLM, SamplingParams
 
 
 def open_model(folder: str) -> LLM:
+    # Its own processes would import modules of the folder that we are in: `kernels` of benchmarks/.
+    os.environ["PYTHONSAFEPATH"] = "1"
     return LLM(
         folder,
         skip_tokenizer_init=True,
