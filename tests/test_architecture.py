@@ -73,6 +73,7 @@ LAZY = {
     ("mlc_llm.support.logging", "mlc_llm.support.log_thread"),
     ("mlc_llm.support.trust", "tempfile"),
     ("mlc_llm.serve.core.admission", "mlc_llm.images.decoder"),
+    ("mlc_llm.serve.core.admission", "mlc_llm.images.picture"),
     ("mlc_llm.serve.core.sequence_state", "random"),
     ("mlc_llm.serve.data", "mlc_llm.images.decoder"),
     ("mlc_llm.serve.data", "mlc_llm.images.picture"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import field, replace
 from threading import Lock
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from mlc_llm.errors import ContextLengthExceeded, InvalidField, UnsupportedModel, UserError
 from mlc_llm.protocol.generation_config import GenerationConfig
@@ -174,11 +174,13 @@ class Admission:
         if item.embed_size not in (0, self._images.tokens):
             words = f"this model makes {self._images.tokens} vectors of an image; give that, or 0"
             raise InvalidField("ImageData.embed_size", item.embed_size, words)
+        picture = _decoded(item)
+        if picture is not None:
+            return picture
         from mlc_llm.images.decoder import ImageFile
 
-        if isinstance(item.image, ImageFile):
-            return self._images.picture(item.image, place)
-        return cast("Picture", item.image)  # ImageData makes it one of the two
+        assert isinstance(item.image, ImageFile), "ImageData makes it one"
+        return self._images.picture(item.image, place)
 
     def _sequence(self, state: RequestState, index: int, prepared: Prepared) -> Sequence:
         stops, grammar = prepared.stops, prepared.grammar
@@ -234,6 +236,12 @@ class Admission:
         return self._stop_token_ids.union(config.stop_token_ids)
 
 
+def _decoded(item: ImageData) -> Picture | None:
+    from mlc_llm.images.picture import Picture
+
+    return item.image if isinstance(item.image, Picture) else None
+
+
 def prompt_tokens(inputs: abc.Sequence[Data], tokenizer: Tokenizer, vocab_size: int) -> list[int]:
     """The token ids of all inputs in a row; of images, those of `image_ids`.
 
@@ -250,8 +258,8 @@ def prompt_tokens(inputs: abc.Sequence[Data], tokenizer: Tokenizer, vocab_size: 
         elif isinstance(item, TokenData):
             check_ids("prompt token id", item.token_ids, vocab_size)
             ids += item.token_ids
-        elif isinstance(item, ImageData):  # its image is decoded by now
-            ids += image_ids(cast("Picture", item.image))
+        elif isinstance(item, ImageData) and (picture := _decoded(item)) is not None:
+            ids += image_ids(picture)
         else:
             known = "should be TextData, TokenData or ImageData"
             raise InvalidField("inputs", type(item).__name__, known)
