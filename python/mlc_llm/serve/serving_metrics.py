@@ -7,6 +7,7 @@ however many sequences it has.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -81,8 +82,8 @@ class ServingMetrics:
         if computed:
             self.iteration_tokens.add(computed)
         self.generation_tokens += generated
-        for gap in dict.fromkeys(gaps):
-            self.inter_token_latency.add(gap, gaps.count(gap))
+        for gap, times in Counter(gaps).items():
+            self.inter_token_latency.add(gap, times)
 
     def lookup(self, tokens: int, cached: int) -> None:
         """A prompt was looked up in the prefix cache."""
