@@ -94,8 +94,6 @@ class RopeTables:
         """The tables as tensors, and which of their rows turn a step's tokens and which turn their
         queries for sinks."""
         far, last = self._far, max(positions)
-        if last < self._length and (far is None or last <= far):
-            return self._tensors, positions, positions
         if far is None or last <= far:
             return self._reaching(last + 1), positions, positions
         tensors = self._reaching(far + 1)
