@@ -48,11 +48,10 @@ def tables_identity(metadata: Metadata) -> Mapping[str, object]:
     """What has to be the same in all ranks, so that they can read the same tables."""
     kv = metadata.kv
     groups = [
-        [list(one.layers), one.window, one.query_block, one.fast_query_block, one.kv_split]
+        [list(one.layers), one.window, one.kv_split, *blocks]
         for one in kv.groups
+        for blocks in [(one.query_block, one.fast_query_block, one.apart)]
     ]
-    apart = [one.apart for one in kv.groups]
     names = [metadata.backend, metadata.architecture, metadata.tvm_version]
     sizes = [metadata.hidden_size, metadata.vocab_size, metadata.ropes, metadata.shards]
-    pages = {"page_size": kv.page_size, "groups": groups, "apart": apart}
-    return {**pages, "names": names, "sizes": sizes}
+    return {"page_size": kv.page_size, "groups": groups, "names": names, "sizes": sizes}
