@@ -91,7 +91,7 @@ class EngineCore:
         longest = self.longest_sequence = longest_sequence(self._admission.context, self._capacity)
         """The most tokens that a prompt and its answer have together; a prompt has fewer."""
         self._scheduler = Scheduler(runner, config)
-        self._postprocessor = Postprocessor(tokenizer, longest, policy, runner.limits.vocab_size)
+        self._postprocessor = Postprocessor(tokenizer, longest, policy)
         self._verifier = DraftVerifier(runner, self._scheduler.pages)
         self._speculator = make_speculator(drafter, self._verifier, config, longest)
         self._telemetry = Telemetry(trace, policy, clock)
@@ -194,8 +194,7 @@ class EngineCore:
         if request_id in self._requests:
             self._is_torn = True
             outputs = self._requests.abort(request_id)
-            if self._overlap is not None:
-                self._forget_step(self._overlap)
+            self._forget_step()
             self._is_torn = False
         return self._given(outputs)
 
@@ -208,8 +207,7 @@ class EngineCore:
             plan = self._plan()
             samples = self._run(plan)
             outputs = self._update(plan, samples)
-            if self._overlap is not None:
-                self._forget_step(self._overlap)
+            self._forget_step()
         except Exception as error:
             outputs = self._collapse(error)
         self._is_torn = False
@@ -280,10 +278,10 @@ class EngineCore:
         runner = cast("OverlappingRunner", self._runner)
         return Overlap(runner, self._scheduler, groups, longest, now)
 
-    def _forget_step(self, overlap: Overlap) -> None:
+    def _forget_step(self) -> None:
         """A step that is under way is nobody's if there is no request."""
-        if not self._requests:
-            overlap.drop()
+        if self._overlap is not None and not self._requests:
+            self._overlap.drop()
 
     def _plan(self) -> StepPlan:
         """The step that is under way already, or else a new one."""
@@ -328,8 +326,8 @@ class EngineCore:
 
     def _update(self, plan: StepPlan, samples: abc.Sequence[abc.Sequence[Sampled]]) -> Outputs:
         """Take in the samples. Returns the outputs of each request of the plan."""
-        now, rules = plan.ended_at, self._postprocessor
-        if isinstance(samples, ChosenTokens) and (rules.knows_all or rules.knows(samples.ids)):
+        now = plan.ended_at
+        if isinstance(samples, ChosenTokens) and self._postprocessor.knows(samples.ids):
             outputs, rows = take_tokens(plan, samples.ids, now)
         else:
             outputs, rows = [], range(len(samples))

@@ -29,16 +29,9 @@ class Postprocessor:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        max_single_sequence_length: int,
-        policy: RequestPolicy,
-        chosen_from: int,
+        self, tokenizer: Tokenizer, max_single_sequence_length: int, policy: RequestPolicy
     ) -> None:
-        """chosen_from: how many tokens the model has."""
         self._tokenizer, self._vocab_size = tokenizer, tokenizer.vocab_size
-        self.knows_all = chosen_from <= self._vocab_size
-        """The tokenizer has every token that the model can choose."""
         self._policy = policy
         self.max_single_sequence_length = max_single_sequence_length
 
@@ -52,8 +45,8 @@ class Postprocessor:
         return sampled.error
 
     def knows(self, token_ids: abc.Sequence[int]) -> bool:
-        """None of these tokens of the model is a fault."""
-        return max(token_ids) < self._vocab_size
+        """None of them is a fault."""
+        return min(token_ids) >= 0 and max(token_ids) < self._vocab_size
 
     def take_scores(
         self, sequence: Sequence, row: BatchRow, found: abc.Sequence[Sampled]
