@@ -34,14 +34,12 @@ class PrefillBudget:
         while no step of late has only decoded, and more sequences decode now than then.
         """
         if prompt_tokens == 0:
-            old = self._decode_step or seconds
-            self._decode_step = old + WEIGHT * (seconds - old)
+            self._decode_step = _mixed(self._decode_step or seconds, seconds)
             return
         beyond = seconds - (self._decode_step if decoding else 0.0)
         beyond = min(beyond, seconds * prompt_tokens / (prompt_tokens + decoding))
-        each = max(beyond, 0.1 * seconds) / prompt_tokens
-        old = each if self._prompt_token is None else self._prompt_token
-        self._prompt_token = old + WEIGHT * (each - old)
+        each, known = max(beyond, 0.1 * seconds) / prompt_tokens, self._prompt_token
+        self._prompt_token = each if known is None else _mixed(known, each)
 
     def allowance(self, most: int, prompts: int) -> int:
         """Prompt tokens that fit beside decoding sequences: LEAST to `most`. prompts: those that
@@ -53,3 +51,7 @@ class PrefillBudget:
             return most
         room = int(max(prompts, 1) * self._prompt_seconds / self._prompt_token)
         return max(min(LEAST, most), min(room, most))
+
+
+def _mixed(old: float, new: float) -> float:
+    return old + WEIGHT * (new - old)
