@@ -4,7 +4,7 @@ that stand there, and the compiled function takes no others."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ import tvm_ffi
 from tiny_models import TinyModels
 
 from mlc_llm.library.metadata import Metadata
-from mlc_llm.library.signatures import WITH_PARAMS, signatures
+from mlc_llm.library.signatures import signatures
 from mlc_llm.runtime.batch import Batch, BatchRow, LogitBias, Sampling
 from mlc_llm.runtime.library import Library
 from mlc_llm.runtime.model_runner import ModelRunner
@@ -22,6 +22,14 @@ MODEL = "own-head"
 ROPE_DIM = 16
 Calls = dict[str, list[tuple[Any, ...]]]
 """By name of the function: the arguments of its calls."""
+
+
+class Called(NamedTuple):
+    """The functions of a library, and how the runtime has called them: without `params`."""
+
+    metadata: Metadata
+    functions: dict[str, Any]
+    calls: Calls
 
 
 def declared(metadata: Metadata) -> dict[str, dict[str, Any]]:
@@ -56,22 +64,32 @@ def check(declared: dict[str, Any], call: Sequence[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def calls(tiny_models: TinyModels) -> tuple[Library, Calls]:
-    """A library, and how the runtime has called each of its functions."""
+def calls(tiny_models: TinyModels) -> Called:
+    """Of a library."""
+    functions: dict[str, Any] = {}
     seen: Calls = {}
-    usual = Library.__getitem__
+    usual, given = Library.__getitem__, Library.with_params
 
-    def watched(self: Library, name: str) -> Any:
+    def seeing(name: str, function: Any) -> Any:
+        functions[name] = function
+
         def call(*args: Any) -> Any:
             seen.setdefault(name, []).append(args)
-            return usual(self, name)(*args)
+            return function(*args)
 
         return call
 
+    def watched(self: Library, name: str) -> Any:
+        return seeing(name, usual(self, name))
+
+    def with_params(self: Library, name: str, params: Any) -> Any:
+        return seeing(name, given(self, name, params))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Library, "__getitem__", watched)
+        patch.setattr(Library, "with_params", with_params)
         use_everything(tiny_models.runner(MODEL, KERNELS))
-    return Library(tiny_models.library(MODEL, KERNELS)), seen
+    return Called(Library(tiny_models.library(MODEL, KERNELS)).metadata, functions, seen)
 
 
 def use_everything(runner: ModelRunner) -> None:
@@ -90,13 +108,12 @@ def use_everything(runner: ModelRunner) -> None:
     runner.run(Batch([BatchRow(2, [9], [])]))
 
 
-def test_the_runtime_calls_every_function_as_declared(calls: tuple[Library, Calls]) -> None:
-    library, seen = calls
-    functions = declared(library.metadata)
-    assert set(seen) == set(functions)
+def test_the_runtime_calls_every_function_as_declared(calls: Called) -> None:
+    functions = declared(calls.metadata)
+    assert set(calls.calls) == set(functions)
     for name, arguments in functions.items():
-        for call in seen[name]:
-            check(arguments, call[:-1] if name in WITH_PARAMS else call)  # `params` are last
+        for call in calls.calls[name]:
+            check(arguments, call)
 
 
 def changed(tensor: Any, dtype: str, shape: Sequence[int | str], free: set[str]) -> Iterator[Any]:
@@ -129,16 +146,15 @@ def free_sizes(declared: dict[str, Any]) -> set[str]:
     return {name for name in names if isinstance(name, str) and names.count(name) == 1}
 
 
-def test_a_compiled_function_takes_nothing_else(calls: tuple[Library, Calls]) -> None:
+def test_a_compiled_function_takes_nothing_else(calls: Called) -> None:
     """Else a mistake of the runtime would read or write memory that is not its own."""
-    library, seen = calls
     count = 0
-    for name, arguments in declared(library.metadata).items():
-        call = seen[name][-1]
-        library[name](*call)
+    for name, arguments in declared(calls.metadata).items():
+        function, call = calls.functions[name], calls.calls[name][-1]
+        function(*call)
         for i, one in enumerate(arguments.values()):
             for wrong in variants(one, call[i], free_sizes(arguments)):
                 with pytest.raises((TypeError, ValueError, RuntimeError)):
-                    library[name](*call[:i], wrong, *call[i + 1 :])
+                    function(*call[:i], wrong, *call[i + 1 :])
                 count += 1
     assert count > 100

@@ -74,6 +74,10 @@ class Functions(Protocol):
 
     def __getitem__(self, name: str) -> Callable[..., Any]: ...
 
+    def with_last(self, name: str, last: Sequence[DeviceTensor]) -> Callable[..., Any]:
+        """The function with these last arguments, which live as long as the library."""
+        ...
+
 
 class Device(Protocol):
     """Memory and code of a device at run time."""

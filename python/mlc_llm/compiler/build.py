@@ -198,7 +198,7 @@ def _method(model: nn.Module, name: str, arguments: dict[str, object]) -> nn.spe
         nn.spec.Tuple(argument, shape) if isinstance(shape, list) else shape
         for argument, shape in arguments.items()
     ]
-    mode = "packed" if has_params else "none"
+    mode = "plain" if has_params else "none"
     return nn.spec.MethodSpec(method, list(arguments), shapes, mode, effect_mode="none")
 
 

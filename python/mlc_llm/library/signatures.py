@@ -15,7 +15,7 @@ forward      tokens [m], position [m], sink_position [m], fast_tokens [1], logit
              may change: down [a, parts, rank, columns], up [a, rank, rows], ranks [a];
              in a library for images: vector_at [v]; if image tokens see the whole image, of each
              group with a window: first_seen [m]; vectors [v, hidden];
-             params
+             params (one tensor behind the other)
              -> logits [s, padded_vocab], hidden [s, hidden]; of an EAGLE head also what its
                 attention gives, which nobody reads
   hidden        what the logits are made of, before the last norm

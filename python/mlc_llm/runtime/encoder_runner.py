@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,9 +79,6 @@ class EncoderRunner:
         )
         self._fast = FastTokens(metadata, precision)
         self._load(read(weights), pages)
-        self._encode = self._library[ENCODE]
-        self._score = self._library[SCORE] if metadata.encoder.labels else None
-        self._project = self._library[PROJECT] if metadata.encoder.is_projected else None
         self._sequences: set[int] = set()
         self.before_compute: Callable[[], None] = _nothing
         """As of `ModelRunner`."""
@@ -88,7 +86,12 @@ class EncoderRunner:
     def _load(self, packed: Packed, pages: int) -> None:
         """Weights, and the memory of a step. pages: for the keys and values of one layer."""
         metadata, device, arrays = self.metadata, self._library.device, params_in(packed)
-        self._params = ordered_params(arrays, metadata.params, device)
+        assert metadata.encoder is not None
+        params = ordered_params(arrays, metadata.params, device)
+        given = partial(self._library.with_params, params=params)
+        self._encode = given(ENCODE)
+        self._score = given(SCORE) if metadata.encoder.labels else None
+        self._project = given(PROJECT) if metadata.encoder.is_projected else None
         longest, (group,) = self._limits.context_window, metadata.kv.groups
         self._ropes = RopeTables(rotations(arrays, metadata.ropes, longest), device)
         shape = (pages, group.kv_heads, 2, metadata.kv.block_elements(group))
@@ -191,7 +194,6 @@ class EncoderRunner:
         seen, count = staged[8:], len(near)
         found = self._encode(
             *staged[:4], ropes, *staged[4:8], seen[:count], seen[count:], self._window, self._pages,
-            self._params,
         )  # fmt: skip
         hidden: Floats = self._read(found)
         return hidden
@@ -208,7 +210,7 @@ class EncoderRunner:
 
     def _made(self, function: Any, given: Floats) -> Floats:
         staged = self._staging.tensors((array("f", given.ravel()), given.shape[1]))
-        return np.array(self._read(function(*staged, self._params)))
+        return np.array(self._read(function(*staged)))
 
 
 def pooled(hidden: Floats, pooling: Pooling) -> Floats:

@@ -44,8 +44,8 @@ class ImageRunner:
             raise BrokenLibrary(f"{library}: it is the library of a model, not of a tower")
         self._device, self._tower = self._library.device, metadata.tower
         arrays = params_in(read(weights))
-        self._params = ordered_params(arrays, metadata.params, self._device)
-        self._embed = self._library[IMAGE_EMBED]
+        params = ordered_params(arrays, metadata.params, self._device)
+        self._embed = self._library.with_params(IMAGE_EMBED, params)
         self._inputs = self._tables(metadata.kv.groups[0])
         self._kept: OrderedDict[bytes, Floats] = OrderedDict()
         self.num_computed = 0
@@ -85,7 +85,7 @@ class ImageRunner:
         wide = np.zeros((tower.patches, tower.patch_numbers), np.float32)
         wide[:, : patches.shape[1]] = patches
         self.num_computed += 1
-        found = self._embed(self._device.upload(wide), *self._inputs, self._params)
+        found = self._embed(self._device.upload(wide), *self._inputs)
         return np.array(self._device.read(found)[:, : tower.width], np.float32)
 
     def _tables(self, group: KVGroupInfo) -> list[DeviceTensor]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 
 from mlc_llm.backends.registry import backend_of
 from mlc_llm.library.metadata import METADATA_FILE, BrokenLibrary, Metadata
+
+if TYPE_CHECKING:
+    from mlc_llm.backends.device import DeviceTensor
 
 item: tvm_ffi.Function = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 """`item(array, i)`. Iterating over a `tvm_ffi.Array` takes 30 us in each step, after the weights
@@ -50,3 +53,7 @@ class Library:
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._functions[name]
+
+    def with_params(self, name: str, params: Sequence[DeviceTensor]) -> Callable[..., Any]:
+        """A function that takes weights, with these weights."""
+        return self._functions.with_last(name, params)

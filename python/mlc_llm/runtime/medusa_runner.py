@@ -35,8 +35,10 @@ class MedusaRunner:
         if not metadata.medusa_heads:
             raise BrokenLibrary(f"{library}: it is the library of a model, not of Medusa heads")
         device = self._library.device
-        self._params = ordered_params(params_in(read(weights)), metadata.params, device)
-        self._heads = [self._library[f"{DRAFT}{i}"] for i in range(metadata.medusa_heads)]
+        params = ordered_params(params_in(read(weights)), metadata.params, device)
+        self._heads = [
+            self._library.with_params(f"{DRAFT}{i}", params) for i in range(metadata.medusa_heads)
+        ]
         self._sampler, self._staging = Sampler(self._library), device.staging()
         self.before_compute: Callable[[], None] = _nothing
         """As of `ModelRunner`."""
@@ -69,7 +71,7 @@ class MedusaRunner:
     def _drawn(self, head: int, vectors: Table, choice: Choice) -> list[DeviceTensor]:
         hidden, *tables = self._staging.tensors(vectors, *choice.tables)
         self.before_compute()
-        return self._sampler.draw(self._heads[head](hidden, self._params), choice, tables)
+        return self._sampler.draw(self._heads[head](hidden), choice, tables)
 
 
 def _nothing() -> None:

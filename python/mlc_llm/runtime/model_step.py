@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from mlc_llm.backends.device import Device, DeviceTensor, Table
 
-FUNCTIONS = (FORWARD, COPY_PAGES, LAST_HIDDEN)
-"""The sampler calls the others."""
 LOGITS, HIDDEN = 0, 1
 """Places in what `forward` returns."""
 
@@ -96,11 +94,14 @@ class ModelStep:
         info, device = library.metadata, library.device
         if self.has_all_heads and info.shards != 1:
             raise BrokenLibrary(f"it is the library of one of {info.shards} ranks")
-        self.forward, self._copy, self._last_hidden = map(library.__getitem__, FUNCTIONS)
-        self._draft_next = None if info.eagle_group is None else library[DRAFT_NEXT]
-        self._staged, self._device = Staged(device), device
+        self._copy, self._staged, self._device = library[COPY_PAGES], Staged(device), device
         arrays = params_in(packed)
-        self.params = ordered_params(arrays, info.params, device)
+        params = ordered_params(arrays, info.params, device)
+        self.forward = library.with_params(FORWARD, params)
+        self._last_hidden = library.with_params(LAST_HIDDEN, params)
+        self._draft_next = None
+        if info.eagle_group is not None:
+            self._draft_next = library.with_params(DRAFT_NEXT, params)
         far = None if window is None else window.far
         single = limits.context_window
         longest = single if far is None else min(single, far + 1)
@@ -173,11 +174,11 @@ class ModelStep:
         _, single, by_group, states, _ = staged.inputs
         vectors = () if numbers.images is None else (numbers.images.vectors,)
         own = self._windows, self.pages
-        return (*single, ropes, *by_group, *own, *states, *vectors, self.params)
+        return (*single, ropes, *by_group, *own, *states, *vectors)
 
     def last_hidden(self, hidden: DeviceTensor, rows: DeviceTensor) -> DeviceTensor:
         """Rows of what the logits are made of, behind the last norm."""
-        return self._last_hidden(hidden, rows, self.params)
+        return self._last_hidden(hidden, rows)
 
     def copy_pages(self, group: int, source: Sequence[int], target: Sequence[int]) -> None:
         """Copy pages of a group of layers."""

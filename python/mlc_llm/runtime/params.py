@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 
 from mlc_llm.library.metadata import (
     PARAMS_ALIGNMENT,
@@ -22,7 +21,7 @@ from mlc_llm.runtime.packed_file import BrokenParams, Entry, Packed
 from mlc_llm.runtime.rope import Rotation
 
 if TYPE_CHECKING:
-    from mlc_llm.backends.device import Device
+    from mlc_llm.backends.device import Device, DeviceTensor
 
 Array = npt.NDArray[np.generic]
 _log = logging.getLogger(__name__)
@@ -38,8 +37,8 @@ def params_in(packed: Packed) -> dict[str, Array]:
 
 def ordered_params(
     arrays: dict[str, Array], infos: Sequence[ParamInfo], device: Device
-) -> tvm_ffi.Array:
-    """The tensors that `forward` takes, as one TVM array.
+) -> list[DeviceTensor]:
+    """The tensors that `forward` takes behind all others.
 
     Raises BrokenParams if an array is missing, or its type or shape is not that in `infos`.
     """
@@ -49,7 +48,7 @@ def ordered_params(
         if array is None or array.shape != info.shape or str(array.dtype) != info.dtype:
             raise BrokenParams(f"packed tensor {info.name} is not {info.dtype} {info.shape}")
         tensors.append(device.upload(array))
-    return tvm_ffi.convert(tensors)
+    return tensors
 
 
 def rotations(arrays: dict[str, Array], count: int, longest: int) -> list[Rotation]:

@@ -10,6 +10,7 @@ from tvm import relax
 
 from mlc_llm.backends.base import Compiled
 from mlc_llm.backends.cpu.overwrites import check_overwrites
+from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 BYTECODE_FILE = "vm.bin"
 KERNELS_FILE = "kernels.o"
@@ -41,6 +42,7 @@ def pipeline() -> tvm.transform.Pass:
             change.LowerRuntimeBuiltin(),
             change.ComputePrimValue(),
             change.VMShapeLower(),
+            WithoutNeedlessCalls(),
             change.AttachGlobalSymbol(),
         ]
     )

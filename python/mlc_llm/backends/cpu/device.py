@@ -15,6 +15,7 @@ import numpy.typing as npt
 import tvm_ffi
 from tvm_ffi.libinfo import load_lib_ctypes
 
+from mlc_llm.backends.closures import closure
 from mlc_llm.backends.cpu import amx
 from mlc_llm.backends.cpu.memory import HUGE_PAGE, Pool, growing, zeroed
 from mlc_llm.backends.cpu.rank_sums import SharedSums
@@ -125,6 +126,9 @@ class LinkedLibrary:
 
     def __getitem__(self, name: str) -> tvm_ffi.Function:
         return self._vm[name]
+
+    def with_last(self, name: str, last: Sequence[tvm_ffi.Tensor]) -> tvm_ffi.Function:
+        return closure(self._vm, name, last)
 
 
 @cache

@@ -17,6 +17,7 @@ from mlc_llm.backends.cuda.device_bin import compiled
 from mlc_llm.backends.cuda.early_launch import early, has_early_launch
 from mlc_llm.backends.cuda.nvrtc import compile_cubin
 from mlc_llm.backends.cuda.workspace import ALLOCATE
+from mlc_llm.backends.needless_calls import WithoutNeedlessCalls
 
 DEVICE_FILE = "device.bin"
 _ALLOCATE = tvm.ir.Op.get("relax.memory.alloc_storage")
@@ -44,6 +45,7 @@ def pipeline() -> tvm.transform.Pass:
             with_own_storage(),
             change.ComputePrimValue(),
             change.VMShapeLower(),
+            WithoutNeedlessCalls(),
             change.AttachGlobalSymbol(),
         ]
     )

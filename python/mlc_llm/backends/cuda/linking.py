@@ -13,6 +13,7 @@ from typing import Any
 import tvm_ffi
 import tvm_ffi_orcjit
 
+from mlc_llm.backends.closures import closure
 from mlc_llm.backends.cuda.architectures import ARCHITECTURES
 from mlc_llm.backends.cuda.driver import Gpu, shown
 from mlc_llm.backends.cuda.early_launch import launched_as_wanted
@@ -61,6 +62,9 @@ class CudaLibrary:
 
     def __getitem__(self, name: str) -> LibraryFunction:
         return LibraryFunction(self._vm[name], self)
+
+    def with_last(self, name: str, last: Sequence[tvm_ffi.Tensor]) -> LibraryFunction:
+        return LibraryFunction(closure(self._vm, name, last), self)
 
     def __del__(self) -> None:
         """Gives back code, and the memory of steps that TVM keeps for the next one.
