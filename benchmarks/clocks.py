@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from mlc_llm.backends.device import DeviceTensor
 from mlc_llm.runtime.library import Library
 
 
@@ -29,3 +30,6 @@ class ClockedLibrary(Library):
 
     def __getitem__(self, name: str) -> Clock:
         return Clock(super().__getitem__(name))
+
+    def with_params(self, name: str, params: Sequence[DeviceTensor]) -> Clock:
+        return Clock(super().with_params(name, params))
