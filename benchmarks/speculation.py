@@ -37,6 +37,7 @@ from ours import add_engine_options, add_precision_option, open_runner, versions
 from user_questions import unseen
 
 from mlc_llm.protocol.generation_config import GenerationConfig
+from mlc_llm.runtime.compute_thread import computing_here
 from mlc_llm.runtime.medusa_runner import MedusaRunner
 from mlc_llm.runtime.model_runner import ModelRunner
 from mlc_llm.serve.config import EngineConfig
@@ -279,4 +280,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with computing_here():  # as the threads of engines and the command line do
+        main()

@@ -38,7 +38,7 @@ class FastTokens:
             self.count = len(tokens) if self._has_some else 0
         if self._precision != "fast-prompts":
             return rows, tokens, logit_rows
-        by_column = isinstance(rows, DecodeRows)  # none of them belongs to a prompt
+        by_column = type(rows) is DecodeRows  # none of them belongs to a prompt
         self.count = 0 if by_column else sum(row.prompt_tokens for row in rows)
         if self.count in (0, len(tokens)):
             return rows, tokens, logit_rows  # they are in that order

@@ -31,7 +31,7 @@ class Gathered(NamedTuple):
 
 def gathered(rows: Sequence[BatchRow], vocab_size: int) -> Gathered:
     """Raises `RequestError` for a token id outside the vocabulary."""
-    if isinstance(rows, DecodeRows):
+    if type(rows) is DecodeRows:
         return _by_column(rows, vocab_size)
     tokens, sampled, scored = array("i"), array("i"), array("i")
     samplings: list[Sampling] = []
@@ -68,14 +68,14 @@ def by_row(
 
 def sizes_of(rows: Sequence[BatchRow]) -> Sequence[tuple[int, int]]:
     """Of each row its sequence, and how many tokens it gets."""
-    if isinstance(rows, DecodeRows):
+    if type(rows) is DecodeRows:
         return rows.same.sizes
     return [(row.seq_id, len(row.token_ids)) for row in rows]
 
 
 def kept_states_of(rows: Sequence[BatchRow]) -> dict[int, Sequence[int]]:
     """By sequence: behind which tokens its state is kept, if behind any."""
-    if isinstance(rows, DecodeRows):
+    if type(rows) is DecodeRows:
         return {}
     return {row.seq_id: row.keep_states for row in rows if row.keep_states}
 

@@ -198,17 +198,22 @@ class KVCache:
         rows: Sequence[tuple[int, int]],
         fast: int = 0,
         keep: Mapping[int, Sequence[int]] = NOTHING,
+        *,
+        drafts: bool = False,
     ) -> Placements:
         """See `PageTable.place`, and `StateTable.place` for `keep`. Raises RequestError before any
         change if pages lack. The same object as before: its numbers have changed where they lie."""
         position = self._positions(rows) if self._main in self._windowed else None
         lasts = [] if self._follows is None else self._last_slots(rows)
-        groups = [first := self._main.place(rows, fast)]
+        groups = [first := self._main.place(rows, fast, drafts=drafts)]
         last = self._placed
         if last is not None and last.groups[0] is first and self._has_one_table:
             return last
         if self._others:
-            groups = [t.place(rows, fast) if t is not self._main else first for t in self._tables]
+            groups = [
+                first if table is self._main else table.place(rows, fast, drafts=drafts)
+                for table in self._tables
+            ]
         state_rows = None if self._states is None else self._states.place(rows, keep)
         previous = None if self._follows is None else _previous(rows, lasts, groups[self._follows])
         position = first.places if position is None else position

@@ -113,7 +113,10 @@ class ModelRunner:
         self._limits = self._with_overlap(limits)
         self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
         fast = FastTokens(metadata, precision)
-        self._next = Preparation(limits, device, self._cache, fast, images)
+        self._next, self._drafting = (
+            Preparation(limits, device, self._cache, fast, images, drafts=drafts)
+            for drafts in (False, True)
+        )
 
     def _check(self, window: Window | None, pages: KVCacheDtype, adapters: AdapterLimits) -> None:
         """Raises InvalidField unless the library is made for what is asked."""
@@ -231,7 +234,7 @@ class ModelRunner:
     ) -> Pending:
         """Start a step. A device may still compute when this returns (`OverlappingRunner`).
         drafts: the EAGLE head computes the tokens, and not the model."""
-        prepared = self._next
+        prepared = self._drafting if drafts else self._next
         prepared.prepare(batch.rows)
         numbers, choice = prepared.numbers, prepared.choice
         if after is not None:
@@ -266,7 +269,7 @@ class ModelRunner:
         values, rows = pending.fetched.values(), pending.batch.rows
         if not self._cache.keeps_all:
             self._trim(rows, 0 if pending is self._last else 1)
-        if isinstance(rows, DecodeRows):
+        if type(rows) is DecodeRows:
             tokens = self._sampler.tokens(pending.choice, values)
             if tokens is not None:
                 return BatchOutput(ChosenTokens(tokens))

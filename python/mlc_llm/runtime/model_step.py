@@ -67,6 +67,11 @@ def limits_of(
     )
 
 
+MOST_APART = 8
+"""With a draft head, steps of at most so many tokens are staged apart by their number: steps of two
+or three sizes take turns while a sequence drafts, and each finds its tensors as it left them."""
+
+
 class Staged:
     """The numbers of steps of one kind, on a device, and what compiled code is called with."""
 
@@ -94,7 +99,10 @@ class ModelStep:
         info, device = library.metadata, library.device
         if self.has_all_heads and info.shards != 1:
             raise BrokenLibrary(f"it is the library of one of {info.shards} ranks")
-        self._copy, self._staged, self._device = library[COPY_PAGES], Staged(device), device
+        self._copy, self._device = library[COPY_PAGES], device
+        self._staged = Staged(device)
+        self._staged_apart: dict[tuple[bool, int], Staged] = {}
+        """By who computes, the head or the model, and by the number of tokens."""
         arrays = params_in(packed)
         params = ordered_params(arrays, info.params, device)
         self.forward = library.with_params(FORWARD, params)
@@ -129,12 +137,21 @@ class ModelStep:
         as tensors. All go in at once, while the code that does it is in the processor's caches.
 
         drafts: the EAGLE head computes, and not the model."""
-        inputs, rest = self.inputs(numbers, more, self._staged)
+        inputs, rest = self.inputs(numbers, more, self._staged_for(numbers, drafts=drafts))
         if self.before_compute is not None:
             self.before_compute()
         compute = self._draft_next if drafts else self.forward
         assert compute is not None, "there is no head"
         return compute(*inputs), rest
+
+    def _staged_for(self, numbers: StepNumbers, *, drafts: bool) -> Staged:
+        size = len(numbers.tokens)
+        if self._draft_next is None or size > MOST_APART:
+            return self._staged
+        found = self._staged_apart.get((drafts, size))
+        if found is None:
+            found = self._staged_apart[drafts, size] = Staged(self._device)
+        return found
 
     def inputs(
         self, numbers: StepNumbers, more: Sequence[Table], staged: Staged

@@ -155,11 +155,14 @@ class PageTable:
         """Of the last step."""
         self._steady: SteadyRows | None = None
 
-    def place(self, rows: Sequence[tuple[int, int]], fast: int = 0) -> Placement:
+    def place(
+        self, rows: Sequence[tuple[int, int]], fast: int = 0, *, drafts: bool = False
+    ) -> Placement:
         """Takes pages for `n` new tokens of each (seq_id, n); a sequence may come again.
 
-        fast: how many tokens, of the first rows, are the step's `fast_tokens`. The same object as
-        before: the rows are the same, and its numbers have changed where they lie.
+        fast: how many tokens, of the first rows, are the step's `fast_tokens`. drafts: they will be
+        rolled back. The same object as before: the rows are the same, and its numbers have changed
+        where they lie.
 
         Raises RequestError before any change if there are too few.
         """
@@ -171,7 +174,7 @@ class PageTable:
             return steady.placement
         self._settle()
         self._reserve(rows)
-        if self._is_steady(rows):
+        if not drafts and self._is_steady(rows):
             return self._begin_steady(rows)
         self._rows = rows
         slots, places, blocks, page_ids = array("i"), array("i"), array("i"), array("i")

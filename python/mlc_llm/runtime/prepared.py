@@ -38,10 +38,12 @@ class Preparation:
         cache: KVCache,
         fast: FastTokens,
         images: ImageRows | None,
+        *,
+        drafts: bool = False,
     ) -> None:
-        """images: None for a library without images."""
+        """images: None for a library without images. drafts: the tokens will be rolled back."""
         self._limits, self._device, self._cache = limits, device, cache
-        self._fast, self._images = fast, images
+        self._fast, self._images, self._drafts = fast, images, drafts
         self._same: SameRows | None = None
         """Of the last step, if another one with them can be prepared from its numbers."""
         self.choice = Choice.of([], limits.vocab_size, device)
@@ -50,7 +52,7 @@ class Preparation:
     def prepare(self, rows: Sequence[BatchRow]) -> None:
         """Make `numbers` and `choice` those of a step with these rows, whose tokens get their
         places. Raises `RequestError` before any change, if pages lack say."""
-        if not isinstance(rows, DecodeRows) or rows.same is not self._same:
+        if type(rows) is not DecodeRows or rows.same is not self._same:
             self._prepare_anew(rows)
             return
         numbers, tokens = self.numbers, rows.tokens
@@ -77,12 +79,12 @@ class Preparation:
         if asked.uniforms is not None:
             self.choice.put(asked.uniforms)
         self.numbers = self.placed(plain, asked.tokens, asked.logit_rows)
-        if isinstance(rows, DecodeRows) and self._images is None:
+        if type(rows) is DecodeRows and self._images is None:
             self._same = rows.same
 
     def without_images(self, rows: Sequence[BatchRow]) -> Sequence[BatchRow]:
         """The rows with plain ids. The vectors of their images are computed."""
-        by_column = isinstance(rows, DecodeRows)
+        by_column = type(rows) is DecodeRows
         if self._images is None or by_column or not any(row.images for row in rows):
             return rows
         self._images.prepare(rows)
@@ -93,7 +95,9 @@ class Preparation:
         self._same = None
         rows, tokens, logit_rows = self._fast.arranged(rows, tokens, logit_rows)
         adapters, images = adapter_slots(rows) if self._limits.adapters.slots else None, None
-        placed = self._cache.place(sizes_of(rows), self._fast.count, kept_states_of(rows))
+        placed = self._cache.place(
+            sizes_of(rows), self._fast.count, kept_states_of(rows), drafts=self._drafts
+        )
         if self._images is not None:
             images, placed = self._images.given(rows, placed)
         return StepNumbers(tokens, placed, logit_rows, self._fast.count, adapters, images)

@@ -37,7 +37,7 @@ class Taken(NamedTuple):
     @classmethod
     def of(cls, source: DeviceTensor, rows: Sequence[BatchRow]) -> Taken:
         """source: of a step whose rows have one sampling each."""
-        if isinstance(rows, DecodeRows) and rows.chosen_by is rows.same.indices:
+        if type(rows) is DecodeRows and rows.chosen_by is rows.same.indices:
             return cls(source, [(0, 0, len(rows))])
         runs: list[tuple[int, int, int]] = []
         at = 0

@@ -16,6 +16,7 @@ class DecodeGroups:
 
     def __init__(self, longest: int, runner: Runner) -> None:
         self._longest, self._runner = longest, runner
+        self._most_tokens = runner.limits.max_batch_tokens
         self._group: DecodeGroup | None = None
 
     def forget(self) -> None:
@@ -32,7 +33,7 @@ class DecodeGroups:
         needed = group.pages_needed()
         if needed and needed > self._runner.free_pages:
             return None
-        return _plan(group, group.rows())
+        return self._plan(group, group.rows())
 
     def plan_behind(self, plan: StepPlan, running: list[Sequence]) -> StepPlan | None:
         """The step behind one that is under way and decodes all that runs. A sequence that will
@@ -47,7 +48,7 @@ class DecodeGroups:
         self._group = group
         if group.pages_needed(1) > self._runner.free_pages:
             return None
-        return _plan(group, group.rows_behind(chosen_by))
+        return self._plan(group, group.rows_behind(chosen_by))
 
     def _going_on(self, plan: StepPlan, running: list[Sequence]) -> list[int]:
         """Rows of a plan that need another token behind it; none if it does not decode all."""
@@ -66,10 +67,10 @@ class DecodeGroups:
     def _made(self, sequences: list[Sequence]) -> DecodeGroup:
         return DecodeGroup(sequences, self._longest, self._runner.limits.page_size)
 
-
-def _plan(group: DecodeGroup, rows: DecodeRows) -> StepPlan:
-    # By place, not by name: a class makes a dictionary of names.
-    return StepPlan(0, 0, rows, group.sequences, group, len(group.sequences))
+    def _plan(self, group: DecodeGroup, rows: DecodeRows) -> StepPlan:
+        count = len(group.sequences)
+        # By place, not by name: a class makes a dictionary of names.
+        return StepPlan(self._most_tokens - count, 0, rows, group.sequences, group, count)
 
 
 def _is_steady(sequence: Sequence) -> bool:

@@ -266,14 +266,14 @@ class EngineCore:
         )
 
     def _overlapping(self, policy: RequestPolicy) -> Overlap | None:
-        """Where nobody drafts, and tokens alone decide about ends, rows are planned in groups; and
-        started early where the runner can do it."""
-        if self._speculator is not None or type(policy) is not RequestPolicy:
+        """Where tokens alone decide about ends, rows are planned in groups; and started early where
+        nobody drafts, and the runner can do it."""
+        if type(policy) is not RequestPolicy:
             return None
         longest, now = self.longest_sequence, self._telemetry.now
         groups = DecodeGroups(longest, self._runner)
         self._scheduler.groups = groups
-        if not self._runner.limits.overlaps:
+        if self._speculator is not None or not self._runner.limits.overlaps:
             return None
         runner = cast("OverlappingRunner", self._runner)
         return Overlap(runner, self._scheduler, groups, longest, now)
@@ -288,19 +288,26 @@ class EngineCore:
         under_way = None if self._overlap is None else self._overlap.next_plan()
         if under_way is not None:
             return under_way
-        plan = self._scheduler.schedule()
+        speculator = self._speculator
+        plan = self._scheduler.schedule(by_row=speculator is not None and speculator.is_drafting)
         if self._queue_note.is_due:
             self._queue_note.look(self._scheduler.num_running, self._scheduler.num_waiting)
-        if self._speculator is not None:
-            self._draft(plan, self._speculator)
-        return plan
+        return plan if speculator is None else self._with_drafts(plan, speculator)
 
-    def _draft(self, plan: StepPlan, speculator: Speculator) -> None:
-        """Add draft tokens to rows of the plan, where that is wanted and likely to pay."""
+    def _with_drafts(self, plan: StepPlan, speculator: Speculator) -> StepPlan:
+        """Add draft tokens to rows of the plan, where that is wanted and likely to pay. Rows by
+        column are planned again: a draft is an object's."""
         start = self._telemetry.now()
-        speculator.draft(plan)
+        lengths = speculator.wanted(plan)
+        if lengths and plan.group is not None:
+            planned = plan.sequences
+            plan = self._scheduler.schedule(by_row=True)
+            assert plan.sequences == planned, "the same rows"
+        if lengths:
+            speculator.draft(plan, lengths)
+            self._telemetry.note_drafts(plan)
         plan.draft_seconds = self._telemetry.now() - start
-        self._telemetry.note_drafts(plan)
+        return plan
 
     def _run(self, plan: StepPlan) -> abc.Sequence[abc.Sequence[Sampled]]:
         """The samples of each row; the time that they took goes into the plan."""
@@ -327,7 +334,7 @@ class EngineCore:
     def _update(self, plan: StepPlan, samples: abc.Sequence[abc.Sequence[Sampled]]) -> Outputs:
         """Take in the samples. Returns the outputs of each request of the plan."""
         now = plan.ended_at
-        if isinstance(samples, ChosenTokens) and self._postprocessor.knows(samples.ids):
+        if type(samples) is ChosenTokens and self._postprocessor.knows(samples.ids):
             outputs, rows = take_tokens(plan, samples.ids, now)
         else:
             outputs, rows = [], range(len(samples))

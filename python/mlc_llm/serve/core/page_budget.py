@@ -21,9 +21,9 @@ class PageBudget:
         self._has_states = limits.has_states
         self._reserved = 0
 
-    def start_step(self) -> None:
-        """No row has reserved a page yet."""
-        self._reserved = 0
+    def start_step(self, reserved: int = 0) -> None:
+        """Rows have reserved so many pages."""
+        self._reserved = reserved
 
     @property
     def available(self) -> int:

@@ -77,8 +77,8 @@ class StepPlan:
 
     @property
     def num_drafted(self) -> int:
-        """Draft tokens in all rows."""
-        return sum(len(draft_tokens_of(row)) for row in self.rows)
+        """Draft tokens in all rows; rows by column have none."""
+        return 0 if self.group is not None else sum(len(draft_tokens_of(row)) for row in self.rows)
 
     def add(self, row: BatchRow, sequence: Sequence) -> None:
         """The next row."""

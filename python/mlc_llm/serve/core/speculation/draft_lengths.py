@@ -176,7 +176,7 @@ class DraftLengths:
         self, candidates: Sequence[tuple[float, int]], rows: int, cost: Callable[[int, int], float]
     ) -> tuple[float, int]:
         """The greatest expected speed, in tokens a second, and how many candidates give it."""
-        lengths = [0] * rows
+        lengths, most = [0] * rows, rows + sum([likelihood for likelihood, _ in candidates])
         best, gain, depth, drafting = (0.0, 0), 0.0, 0, 0
         for count, (likelihood, row) in enumerate(candidates, 1):
             drafting += not lengths[row]
@@ -187,6 +187,8 @@ class DraftLengths:
                 continue
             seconds = self.times.estimate(rows + count) + cost(drafting, depth)
             best = max(best, ((rows + gain) / max(seconds, 1e-9), count))
+            if most < best[0] * HOPE * seconds:
+                break  # all the others together, in hardly more time, would be no better
         return best
 
 

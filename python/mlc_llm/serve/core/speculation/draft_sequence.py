@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mlc_llm.runtime.batch import Sampling
+from mlc_llm.runtime.batch import GREEDY, Sampling
 from mlc_llm.serve.core.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -45,16 +45,18 @@ class DraftSequence:
             if mask is None:
                 return False
         self.token_ids.append(token_id)
-        self.samplings.append(
-            replace(
-                self.samplings[0],
-                uniform=self.sequence.uniform(self._numbers),
-                token_counts=self._counts(token_id),
-                allowed=mask,
-            )
-        )
+        self.samplings.append(self._sampling(token_id, mask))
         self._numbers += self._ahead is None or not self._ahead.is_forced
         return True
+
+    def _sampling(self, token_id: int, mask: bytes | None) -> Sampling:
+        """Behind this token. Where nothing in it changes it is the first one itself: whoever meets
+        the same object again knows that."""
+        first, request = self.samplings[0], self.sequence.request
+        if first.temperature <= GREEDY and mask is first.allowed and not request.counts_tokens:
+            return first
+        uniform = self.sequence.uniform(self._numbers)
+        return replace(first, uniform=uniform, token_counts=self._counts(token_id), allowed=mask)
 
     def _counts(self, token_id: int) -> dict[int, int]:
         counts = self.samplings[-1].token_counts

@@ -46,14 +46,14 @@ class EagleDrafter:
         """The share of the others."""
 
     def offers(self, sequences: abc.Sequence[Sequence], most: abc.Sequence[int]) -> list[Offer]:
-        kinds = [one.kind for one in self._text.offers(sequences, most)]
-        pairs = list(zip(sequences, kinds, strict=True))
-        self._repeating = {one.key for one, kind in pairs if kind >= REPEATS}
-        self._asking = 1 - len(self._repeating) / max(len(sequences), 1)
-        return [
-            Offer(length if one.is_decoding else 0, kind)
-            for (one, kind), length in zip(pairs, most, strict=True)
-        ]
+        found, self._repeating = [], set()
+        in_text = self._text.offers(sequences, most)
+        for sequence, offer, length in zip(sequences, in_text, most, strict=True):
+            if offer.kind >= REPEATS:
+                self._repeating.add(sequence.key)
+            found.append(Offer(length if sequence.is_decoding else 0, offer.kind))
+        self._asking = 1 - len(self._repeating) / max(len(found), 1)
+        return found
 
     def cost(self, rows: int, depth: int) -> float:
         asking = math.ceil(rows * self._asking)
@@ -62,10 +62,12 @@ class EagleDrafter:
     def draft(self, drafts: abc.Sequence[DraftSequence], lengths: abc.Sequence[int]) -> None:
         """Tokens that the head computes take the pages that the step has for the draft."""
         placed = [0] * len(drafts)
-        is_known = [one.sequence.key in self._repeating for one in drafts]
-        known = [i for i, one in enumerate(is_known) if one]
-        self._text.draft([drafts[i] for i in known], [lengths[i] for i in known])
-        drafting = [i for i, one in enumerate(is_known) if not one]
+        drafting = []
+        for i, draft in enumerate(drafts):
+            if draft.sequence.key in self._repeating:
+                self._text.draft([draft], [lengths[i]])
+            else:
+                drafting.append(i)
         try:
             while drafting := [i for i in drafting if len(drafts[i].token_ids) < lengths[i]]:
                 drafting = self._drafted(drafts, drafting, placed)
@@ -117,4 +119,7 @@ def _last(draft: DraftSequence) -> int:
 
 def _quiet(draft: DraftSequence) -> Sampling:
     """The sampling of the next token, without what nobody reads."""
-    return replace(draft.samplings[-1], top_logprobs=-1, wants_hidden=False)
+    last = draft.samplings[-1]
+    if last.top_logprobs < 0 and not last.wants_hidden:
+        return last
+    return replace(last, top_logprobs=-1, wants_hidden=False)

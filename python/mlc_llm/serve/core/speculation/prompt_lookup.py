@@ -63,14 +63,11 @@ class _Text:
 
     def extend(self, tokens: abc.Sequence[int]) -> None:
         """Append tokens. Every n-gram but the one at the end goes into the index."""
-        old = len(self.tokens)
-        self.tokens += tokens
-        end = len(self.tokens)
+        known, old = self.tokens, len(self.tokens)
+        known += tokens
         for n, index in enumerate(self._indices, 1):
-            first = max(n, old)  # where the first n-gram ends that is not in yet
-            window = self.tokens[first - n : end - 1]
-            grams = zip(*(window[i:] for i in range(n)), strict=False)
-            index.update(zip(grams, range(first, end), strict=False))
+            for end in range(max(n, old), len(known)):  # where n-grams end that are not in yet
+                index[tuple(known[end - n : end])] = end
 
     def match(self) -> int:
         """How many of the last tokens came up before in a row; remembers what followed there."""

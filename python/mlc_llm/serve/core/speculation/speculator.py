@@ -70,6 +70,8 @@ class Speculator:
     ) -> None:
         """draft_length: as `EngineConfig.spec_draft_length`. max_length: of one sequence."""
         self.lengths: Lengths = DraftLengths(draft_length)
+        self.is_drafting = False
+        """The last step had drafts; so the next one will, most likely."""
         self._drafter = drafter
         self._verifier = verifier
         self._max_length = max_length
@@ -77,21 +79,33 @@ class Speculator:
         self._by_kind: dict[Kind, AcceptanceRate] = {}
         self._has_warned = False
 
-    def draft(self, plan: StepPlan) -> None:
-        """Add draft tokens to the rows of a plan where they are likely to pay.
+    def wanted(self, plan: StepPlan) -> dict[int, int]:
+        """By row of a plan: how many draft tokens are likely to pay, if any are."""
+        self._forget_ended()
+        lengths: dict[int, int] = {}
+        if plan.rows and not plan.prompt_tokens:
+            try:
+                lengths = self._lengths(plan)
+            except Exception as error:
+                self._give_up(error)
+        self.is_drafting = bool(lengths)
+        return lengths
+
+    def draft(self, plan: StepPlan, lengths: dict[int, int]) -> None:
+        """Add draft tokens to the rows of a plan, a list, as `wanted` has said just now.
 
         A drafter that fails leaves the plan as it was.
         """
-        self._forget_ended()
-        if not plan.rows or plan.prompt_tokens:
-            return
+        rows, sequences = plan.rows, plan.sequences
+        drafts = {i: DraftSequence(sequences[i], rows[i].samplings[0]) for i in lengths}
         try:
-            drafts = self._drafts(plan)
+            self._drafter.draft(list(drafts.values()), list(lengths.values()))
         except Exception as error:
             self._give_up(error)
             return
         for i, draft in drafts.items():
-            self._verifier.add_draft(plan, i, draft)
+            if draft.token_ids:
+                self._verifier.add_draft(plan, i, draft)
 
     def learn(self, plan: StepPlan) -> None:
         """The plan was carried out. Its `acceptances` say what became of the drafts."""
@@ -113,18 +127,13 @@ class Speculator:
         """AssertionError unless the drafter's bookkeeping is sound."""
         self._drafter.check_integrity()
 
-    def _drafts(self, plan: StepPlan) -> dict[int, DraftSequence]:
-        """The drafts that are not empty, by row of the plan."""
+    def _lengths(self, plan: StepPlan) -> dict[int, int]:
         most = [min(self._wanted(one), MAX_DRAFT_LENGTH) for one in plan.sequences]
         rooms = self._verifier.draft_rooms(plan, most)
         offers = self._drafter.offers(plan.sequences, rooms)
         rated = [self._rated(*one) for one in zip(plan.sequences, offers, strict=True)]
         lengths = self.lengths.choose(rated, self._drafter.cost)
-        chosen = {i: length for i, length in enumerate(lengths) if length}
-        drafts = {i: DraftSequence(plan.sequences[i], plan.rows[i].samplings[0]) for i in chosen}
-        if chosen:
-            self._drafter.draft(list(drafts.values()), list(chosen.values()))
-        return {i: draft for i, draft in drafts.items() if draft.token_ids}
+        return {i: length for i, length in enumerate(lengths) if length}
 
     def _wanted(self, sequence: Sequence) -> int:
         """Draft tokens behind which the sequence could still take one more token. Drafters know
