@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from bf16 import NUMBERS, distance, normed
+from bf16 import NUMBERS, distance, normed, product
 from common import model_path, print_configuration
 from eagle_head import Head
 from eagle_texts import HELD_BACK, Text, Texts, make_texts, read_texts
@@ -52,6 +52,8 @@ SAID = 20
 """Steps from one line about them to the next."""
 BEGIN = 15
 """Steps until the rate is reached."""
+ROOM = 2.0**14
+"""The numbers of vectors are at most so great: a quarter of the greatest one of F16."""
 
 
 class Batch(NamedTuple):
@@ -176,8 +178,19 @@ def accepted(head: Head, reader: Reader, texts: Sequence[Text]) -> tuple[list[fl
     return [float(one / max(places, 1)) for one in right], places
 
 
-def write_folder(folder: Path, head: Head) -> None:
-    """Names of the authors' folders, all in F16."""
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def fitting(head: Head, reader: Reader, texts: Sequence[Text]) -> float:
+    """A power of two with which the head's vectors of all tokens can be written in F16. The first
+    token's numbers are beyond it, in these models. All vectors are normed when they are read."""
+    greatest = 0.0
+    for start in range(0, len(texts), TEXTS):
+        vectors = product(reader.read(texts[start : start + TEXTS]).tapped, head.weights["fc"])
+        greatest = max(greatest, float(vectors.float().abs().max()))
+    return min(2.0 ** math.floor(math.log2(ROOM / greatest)), 1.0)
+
+
+def write_folder(folder: Path, head: Head, scale: float) -> None:
+    """Names of the authors' folders, all in F16. scale: of vectors (`fitting`)."""
     layer, own, norms = "midlayer", head.weights, head.norms
     parts = {f"{layer}.self_attn.{one}_proj.weight": own[one] for one in "qkvo"}
     parts |= {f"{layer}.mlp.{one}_proj.weight": own[one] for one in ("gate", "up", "down")}
@@ -186,7 +199,7 @@ def write_folder(folder: Path, head: Head) -> None:
         f"{layer}.hidden_norm.weight": norms["hidden_norm"],
         f"{layer}.post_attention_layernorm.weight": norms["mlp_norm"],
         "norm.weight": norms["norm"],
-        "fc.weight": own["fc"],
+        "fc.weight": scale * own["fc"],
         "lm_head.weight": head.head,
     }
     tensors = {name: one.detach().numpy().astype(np.float16) for name, one in parts.items()}
@@ -256,7 +269,7 @@ def main() -> None:
     head, reader = Head(model, tokens), Reader(model, texts, tokens)
     for line in learn(head, reader, seen, 60 * options.minutes * options.threads):
         print(line, flush=True)
-    write_folder(options.folder, head)
+    write_folder(options.folder, head, fitting(head, reader, unseen))
     shares, places = accepted(head, reader, unseen)
     print(f"{places} places of {len(unseen)} answers about what no learnt text is about")
     print("each draft token, with all before it: " + ", ".join(f"{one:.3f}" for one in shares))

@@ -124,3 +124,28 @@ def test_a_long_text_needs_few_pages_of_narrow_groups() -> None:
     narrow, every, wider = (len(one.page_ids) for one in placed.groups)
     assert every == -(-40 * STEP // PAGE)
     assert narrow < wider < 20
+
+
+def test_the_tokens_before_are_found_by_a_draft_head_in_steady_steps_too() -> None:
+    """Step after step the numbers change where they lie; a cache whose steps are drafts, which are
+    laid out anew each time, says the same."""
+    info = KVInfo(PAGE, "float32", (group(0, None), group(1, None)))
+    steady, anew = (
+        KVCache(info, (40, 40), SEQUENCES, lambda *_: None, (None, None), follows=1)
+        for _ in range(2)
+    )
+    chance = random.Random(0)
+    for cache in (steady, anew):
+        cache.add(0)
+        cache.add(1)
+    same = 0
+    for _ in range(60):
+        rows = [(0, 1), (1, 1)] if chance.random() < 0.9 else [(1, chance.randint(1, 5))]
+        before = steady._placed
+        found, wanted = steady.place(rows), anew.place(rows, drafts=True)
+        same += found is before
+        assert found.previous == wanted.previous and found.position == wanted.position
+        for one, other in zip(found.groups, wanted.groups, strict=True):
+            assert one.slots == other.slots and one.places == other.places
+    assert 20 < same < 60
+    steady.check_integrity()

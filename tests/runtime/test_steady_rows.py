@@ -83,7 +83,7 @@ class Pair:
             self.ids.append(self.next_id)
         elif kind == 3:
             assert self.table.lengths() == self.plain.lengths()
-            assert self.table.last_slot(seq_id) == self.plain.last_slot(seq_id)
+            assert self.table.last_slots([(seq_id, 1)]) == self.plain.last_slots([(seq_id, 1)])
             assert self.table.contents(seq_id) == self.plain.contents(seq_id)
         else:
             self.add()

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import NamedTuple
 
 from mlc_llm.library.metadata import KVInfo
@@ -120,7 +121,6 @@ class KVCache:
         self._windowed = [table for table in self._tables if not table.keeps_all]
         self.keeps_all = not self._windowed
         """Nothing is ever trimmed."""
-        self._has_one_table = len(self._tables) == 1 and not has_states and follows is None
         self._placed: Placements | None = None
         """Of the last step."""
 
@@ -204,18 +204,23 @@ class KVCache:
         """See `PageTable.place`, and `StateTable.place` for `keep`. Raises RequestError before any
         change if pages lack. The same object as before: its numbers have changed where they lie."""
         position = self._positions(rows) if self._main in self._windowed else None
-        lasts = [] if self._follows is None else self._last_slots(rows)
+        lasts = None if self._follows is None else self._last_slots(rows)
         groups = [first := self._main.place(rows, fast, drafts=drafts)]
-        last = self._placed
-        if last is not None and last.groups[0] is first and self._has_one_table:
-            return last
         if self._others:
             groups = [
                 first if table is self._main else table.place(rows, fast, drafts=drafts)
                 for table in self._tables
             ]
-        state_rows = None if self._states is None else self._states.place(rows, keep)
-        previous = None if self._follows is None else _previous(rows, lasts, groups[self._follows])
+        last = self._placed
+        if last is not None and self._states is None and all(map(is_, groups, last.groups)):
+            if lasts is not None and last.previous is not None:
+                last.previous[:] = lasts
+            return last
+        state_rows, previous = None, None
+        if self._states is not None:
+            state_rows = self._states.place(rows, keep)
+        if self._follows is not None and lasts is not None:
+            previous = _previous(rows, lasts, groups[self._follows])
         position = first.places if position is None else position
         self._placed = Placements(position, groups, state_rows, previous)
         return self._placed
@@ -224,12 +229,12 @@ class KVCache:
     def _kept(self) -> Sequence[PageTable | StateTable]:
         return self._tables if self._states is None else [*self._tables, self._states]
 
-    def _last_slots(self, rows: Sequence[tuple[int, int]]) -> list[int]:
+    def _last_slots(self, rows: Sequence[tuple[int, int]]) -> Numbers:
         """Of each row the slot of the last token before it."""
         assert self._follows is not None
         table = self._tables[self._follows]
         assert table.keeps_all, "a head sees all tokens"
-        return [table.last_slot(seq_id) for seq_id, _ in rows]
+        return table.last_slots(rows)
 
     def _positions(self, rows: Sequence[tuple[int, int]]) -> Numbers:
         position, ends = array("i"), dict[int, int]()

@@ -55,9 +55,15 @@ class PageTable:
         self._settle()
         return self._sequences[seq_id].length
 
-    def last_slot(self, seq_id: int) -> int:
-        """Of the last token that the sequence holds; -1 if it holds none."""
+    def last_slots(self, rows: Sequence[tuple[int, int]]) -> Numbers:
+        """Of the last token that the sequence of each (seq_id, n) holds; -1 if it holds none."""
+        steady = self._steady
+        if steady is not None and steady.rows == rows:
+            return steady.placement.slots[:]
         self._settle()
+        return array("i", [self._last_slot(seq_id) for seq_id, _ in rows])
+
+    def _last_slot(self, seq_id: int) -> int:
         sequence, size = self._sequences[seq_id], self._page_size
         last = sequence.length - 1
         return sequence.pages[last // size] * size + last % size if last >= 0 else -1

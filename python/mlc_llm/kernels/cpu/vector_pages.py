@@ -4,7 +4,8 @@ A page of kv_heads, 2 and PAGE * head_dim numbers has the vectors of PAGE tokens
 other, each in a part of 2 * kv_heads * head_dim numbers. A longer vector has pages in several
 tensors; `start` is its first number in this one.
 
-keep:   for each token i: page[slot[i]] = x[i, start:...]
+keep:   for each token i: page[slot[i]] = x[i, start:...], within what float16 can be: some models
+        have first tokens beyond it, and an infinite number would spoil all tokens behind them
 kept:   for each token i: y[i, start:...] = page[slot[i]], 0 if there is no slot
 """
 
@@ -19,6 +20,8 @@ from mlc_llm.backends.cpu.formats import PAGE
 from mlc_llm.kernels.cpu.vectors import SCHEDULED, fsplat, lanes_at
 
 L = 16
+MOST = 65504.0
+"""The greatest float16."""
 
 
 @cache
@@ -45,8 +48,9 @@ def keep(
             for i in T.serial(m):
                 for j in T.serial(count // L):
                     at = T.meta_var(S[i] % PAGE * room + j * L)
+                    x16: T.let = T.min(X[i, lanes_at(start + j * L, L)], fsplat(MOST, L))
                     P[S[i] // PAGE, at // (2 * size), at // size % 2, lanes_at(at % size, L)] = (
-                        T.cast(X[i, lanes_at(start + j * L, L)], f"{kv_dtype}x{L}")
+                        T.cast(T.max(x16, fsplat(-MOST, L)), f"{kv_dtype}x{L}")
                     )
 
     return keep_vectors

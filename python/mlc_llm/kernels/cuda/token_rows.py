@@ -3,7 +3,8 @@
 put_rows       x[at[i]] = rows[i], if at[i] is not -1           a block for each i
 token_gate     y = sigmoid(x . weight) * y                      a block for each token
 token_inputs   x = (x + norm(context)) / sqrt(2), part by part  a block for each part of each token
-keep, kept     vectors of tokens into pages, and back           a block for each token
+keep, kept     vectors of tokens into pages, and back           a block for each token;
+               what is beyond float16 becomes the greatest one
 
 A page of kv_heads, 2 and PAGE * head_dim numbers has the vectors of PAGE tokens, one behind the
 other, each in a part of 2 * kv_heads * head_dim numbers. A longer vector has pages in several
@@ -22,6 +23,9 @@ from mlc_llm.kernels.cuda.planes import row_words, scale_word
 from mlc_llm.kernels.cuda.threads import SCHEDULED, WARP, block_size, block_sum, grid
 from mlc_llm.kernels.cuda.tiles import half_of
 from mlc_llm.kernels.types import Buffer, Expr
+
+MOST = 65504.0
+"""The greatest float16."""
 
 
 def number(x: Buffer, k: int, row: Expr, i: Expr) -> Expr:
@@ -161,9 +165,10 @@ def keep(kv_heads: int, head_dim: int, columns: int, start: int, count: int) -> 
                 i: T.let[T.int32] = part * threads + thread
                 if i < count:
                     at: T.let[T.int32] = S[row] % PAGE * room + i
+                    one: T.let[T.float32] = T.min(X[row, start + i], T.float32(MOST))
                     P[
                         T.cast(S[row] // PAGE, "int64"), at // (2 * size), at // size % 2, at % size
-                    ] = T.cast(X[row, start + i], "float16")
+                    ] = T.cast(T.max(one, T.float32(-MOST)), "float16")
 
     return keep_vectors
 

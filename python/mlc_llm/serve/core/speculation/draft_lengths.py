@@ -6,8 +6,8 @@ Only the clock decides here, and only about speed. The tokens are the same whate
 from __future__ import annotations
 
 import bisect
-import heapq
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
 from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH, MAX_DRAFTED
 
@@ -22,6 +22,8 @@ EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
 RISE, FALL = 0.1, 0.5
 """How far a remembered time moves towards a longer or a shorter one that was just measured. So it
 stays near the time of a step that nothing disturbs, and such times can be compared."""
+LEAST = 0.01
+"""Tokens that are less likely are not drafted."""
 HOPE = 0.9
 """A size that was never measured is expected to take this share of the time between its neighbours.
 Times are not even in the size, so such a size is tried where it may be the best one."""
@@ -164,13 +166,17 @@ class DraftLengths:
         A token is less likely than the tokens before it. So the first tokens of the list are also
         the first tokens of each row.
         """
-        most = self._fixed or MAX_DRAFT_LENGTH
-        candidates = (
-            (rate**position, row)
-            for row, (offered, rate) in enumerate(offers)
-            for position in range(1, min(offered, most) + 1)
-        )
-        return heapq.nlargest(MAX_DRAFTED, candidates, key=lambda one: one[0])
+        found, most = [], self._fixed or MAX_DRAFT_LENGTH
+        for row, (offered, rate) in enumerate(offers):
+            likelihood = 1.0
+            for _ in range(min(offered, most)):
+                likelihood *= rate
+                if likelihood < LEAST and not self._fixed:
+                    break
+                found.append((likelihood, row))
+        if len(offers) > 1:
+            found.sort(key=itemgetter(0), reverse=True)
+        return found[:MAX_DRAFTED]
 
     def _best(
         self, candidates: Sequence[tuple[float, int]], rows: int, cost: Callable[[int, int], float]
