@@ -173,6 +173,8 @@ def measure(
 class Always:
     """Drafts as much as is offered, whether it pays or not."""
 
+    patience = 0
+
     def choose(
         self, offers: Sequence[tuple[int, float]], cost: Callable[[int, int], float]
     ) -> list[int]:

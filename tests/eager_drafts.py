@@ -10,6 +10,8 @@ from mlc_llm.serve.core.engine_core import EngineCore
 class Always:
     """Drafts as much as is offered, up to `most` tokens a row."""
 
+    patience = 0
+
     def __init__(self, most: int, *, may_fail: bool) -> None:
         self.most, self.may_fail = most, may_fail
 

@@ -13,8 +13,10 @@ from mlc_llm.serve.config_fields import MAX_DRAFT_LENGTH, MAX_DRAFTED
 
 MARGIN = 1.05
 """Drafts have to be better than a plain step by this factor."""
-FIRST_PAUSE, LAST_PAUSE = 16, 1024
-"""Steps from one attempt to the next while drafts do not pay."""
+FIRST_PAUSE, LAST_PAUSE = 16, 256
+"""Looks from one attempt to the next while drafts do not pay."""
+PAUSE_OF_A_STEP, MOST_PATIENCE = 32, 3
+"""A step is left out between two looks for each so many looks of a pause, up to so many."""
 REFRESH = 64
 """Drafted steps until a plain one is measured again."""
 EXPLORE, OFFSETS = 16, (1, -1, 2, -2, 3)
@@ -103,6 +105,12 @@ class DraftLengths:
         self._turn = 0
         self._refused: Sequence[tuple[int, float]] | None = None
         """Offers that did not pay. Most steps bring the same again, which are not rated twice."""
+
+    @property
+    def patience(self) -> int:
+        """Steps that may pass until `choose` is asked again, after it has chosen nothing: the more,
+        the longer drafts did not pay. To look at a text costs a part of a step, too."""
+        return min(self._pause // PAUSE_OF_A_STEP, MOST_PATIENCE)
 
     def learn(self, rows: int, drafted: int, seconds: float) -> None:
         """A step with so many rows and draft tokens took `seconds`."""

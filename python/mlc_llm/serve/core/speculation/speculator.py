@@ -42,6 +42,9 @@ class Lengths(Protocol):
 
     def failed(self) -> None: ...
 
+    @property
+    def patience(self) -> int: ...
+
 
 Kind = tuple[int, int]
 """Drafts that are about equally good: the offer's own kind, and how free the model's choice is."""
@@ -72,6 +75,8 @@ class Speculator:
         self.lengths: Lengths = DraftLengths(draft_length)
         self.is_drafting = False
         """The last step had drafts; so the next one will, most likely."""
+        self._left_out = 0
+        """Steps since the last look."""
         self._drafter = drafter
         self._verifier = verifier
         self._max_length = max_length
@@ -81,6 +86,11 @@ class Speculator:
 
     def wanted(self, plan: StepPlan) -> dict[int, int]:
         """By row of a plan: how many draft tokens are likely to pay, if any are."""
+        self.is_drafting = False
+        if self._left_out < self.lengths.patience:
+            self._left_out += 1
+            return {}
+        self._left_out = 0
         self._forget_ended()
         lengths: dict[int, int] = {}
         if plan.rows and not plan.prompt_tokens:
