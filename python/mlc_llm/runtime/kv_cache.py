@@ -205,25 +205,31 @@ class KVCache:
         change if pages lack. The same object as before: its numbers have changed where they lie."""
         position = self._positions(rows) if self._main in self._windowed else None
         lasts = None if self._follows is None else self._last_slots(rows)
-        groups = [first := self._main.place(rows, fast, drafts=drafts)]
-        if self._others:
-            groups = [
-                first if table is self._main else table.place(rows, fast, drafts=drafts)
-                for table in self._tables
-            ]
+        groups = self._place_pages(rows, fast, drafts=drafts)
         last = self._placed
         if last is not None and self._states is None and all(map(is_, groups, last.groups)):
             if lasts is not None and last.previous is not None:
                 last.previous[:] = lasts
             return last
-        state_rows, previous = None, None
-        if self._states is not None:
-            state_rows = self._states.place(rows, keep)
+        state_rows = None if self._states is None else self._states.place(rows, keep)
+        previous = None
         if self._follows is not None and lasts is not None:
             previous = _previous(rows, lasts, groups[self._follows])
-        position = first.places if position is None else position
+        position = groups[self._index(self._main)].places if position is None else position
         self._placed = Placements(position, groups, state_rows, previous)
         return self._placed
+
+    def _place_pages(
+        self, rows: Sequence[tuple[int, int]], fast: int, *, drafts: bool
+    ) -> Sequence[Placement]:
+        """Of each group."""
+        first = self._main.place(rows, fast, drafts=drafts)
+        if not self._others:
+            return [first]
+        return [
+            first if table is self._main else table.place(rows, fast, drafts=drafts)
+            for table in self._tables
+        ]
 
     @property
     def _kept(self) -> Sequence[PageTable | StateTable]:
