@@ -187,17 +187,16 @@ class PageTable:
         size, apart_from = self._page_size, 0 if self._fast_block == self._block else fast
         for seq_id, n in rows:  # mostly one token each: there, plain numbers beat NumPy
             sequence = self._sequences[seq_id]
+            pages, new = sequence.pages, range(sequence.length, sequence.length + n)
+            sequence.length += n
             is_apart = n <= self._apart and len(places) >= apart_from
             if (n == 1 or is_apart) and not sequence.freed:
-                pages = sequence.pages
-                for at in range(sequence.length, sequence.length + n):
+                for at in new:
                     blocks.extend((len(places), 1, len(page_ids)))
                     slots.append(pages[at // size] * size + at % size)
                     places.append(at)
                     page_ids.extend(pages)
-                sequence.length += n
                 continue
-            pages, new = sequence.pages, range(sequence.length, sequence.length + n)
             block = self._fast_block if len(places) < fast else self._block
             for start in range(0, n, block):
                 blocks.extend((len(places) + start, min(block, n - start), len(page_ids)))
@@ -209,7 +208,6 @@ class PageTable:
                 new = range(new.start - len(cut) * size, new.stop - len(cut) * size)
             places.extend(new)
             page_ids.extend(pages)
-            sequence.length += n
         return Placement(slots, places, blocks, page_ids)
 
     def _is_steady(self, rows: Sequence[tuple[int, int]]) -> bool:
