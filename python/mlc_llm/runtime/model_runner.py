@@ -6,6 +6,7 @@ import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,10 +114,8 @@ class ModelRunner:
         self._limits = self._with_overlap(limits)
         self._carrier = Carrier(info, self._cache, self._step.pages, self._step.states, device)
         fast = FastTokens(metadata, precision)
-        self._next, self._drafting = (
-            Preparation(limits, device, self._cache, fast, images, drafts=drafts)
-            for drafts in (False, True)
-        )
+        prepare = partial(Preparation, limits, device, self._cache, fast, images)
+        self._next, self._drafting = prepare(), prepare(drafts=True)
 
     def _check(self, window: Window | None, pages: KVCacheDtype, adapters: AdapterLimits) -> None:
         """Raises InvalidField unless the library is made for what is asked."""
