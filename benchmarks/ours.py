@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from unittest import mock
 
 from mlc_llm.library.page_format import KV_CACHE_DTYPES, KVCacheDtype
 from mlc_llm.precision import PRECISIONS, Precision
@@ -75,6 +75,17 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("mlc-llm", "apache-tvm")}
 
 
+@contextmanager
+def opened_by(library: Callable[[Path], Library]) -> Iterator[None]:
+    """Runners open their library with this. (`unittest.mock` would load asyncio and OpenSSL, which
+    the memory of a process that serves is not to count.)"""
+    vars(model_runner)["Library"] = library
+    try:
+        yield
+    finally:
+        vars(model_runner)["Library"] = Library
+
+
 def open_runner(
     model: Path,
     kernels: str | None,
@@ -90,7 +101,7 @@ def open_runner(
     os.environ["MLC_NUM_THREADS"] = str(threads)
     if kernels is not None:
         os.environ["MLC_LLM_KERNELS"] = kernels
-    with mock.patch.object(model_runner, "Library", library):
+    with opened_by(library):
         runner = create_runner(open_model(str(model)), config)
     assert isinstance(runner, model_runner.ModelRunner), "an encoder"
     return runner

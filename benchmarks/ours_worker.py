@@ -22,7 +22,6 @@ from clocks import Clock, ClockedLibrary
 from ours import GREEDY, open_runner, precision_asked
 
 from mlc_llm.errors import MLCError
-from mlc_llm.protocol.debug_protocol import DebugConfig
 from mlc_llm.protocol.generation_config import GenerationConfig
 from mlc_llm.runtime.batch import Batch, BatchRow, Runner
 from mlc_llm.runtime.compute_thread import computing_here
@@ -198,11 +197,10 @@ class Worker:
         return {"rss": int(statistics.median(seen)), "peak": _memory("VmHWM"), "kv": kv}
 
     def _core(self, streams: int, depth: int, tokens: int) -> EngineCore:
-        """A core with waiting requests. Each ends only by its length."""
+        """A core with waiting requests. Each ends only by its length: no token stops one."""
         self.runner.reset()
         core = EngineCore(self.runner, open_model(str(self._model)).tokenizer, self._config)
-        debug = DebugConfig(ignore_eos=True)
-        config = GenerationConfig(temperature=0, max_tokens=tokens, debug_config=debug)
+        config = GenerationConfig(temperature=0, max_tokens=tokens)
         for i in range(streams):
             ids = [(7919 * j + 1000 + 31 * i) % self.runner.limits.vocab_size for j in range(depth)]
             core.add_request(Request(str(i), [TokenData(ids)], config))
