@@ -95,7 +95,7 @@ class EngineConfig:
     in the text and takes the tokens that followed there. `medusa` are heads that were trained for
     the model: each drafts one token from the model's last hidden vector. `eagle` is a head that was
     trained for the model (EAGLE-1 or EAGLE-3): a decoder layer that drafts one token after the
-    other from the model's vectors of all tokens; where the last four tokens came up before, what
+    other from the model's vectors of all tokens; where the last two tokens came up before, what
     followed there is taken, as `prompt_lookup` does. Heads are a folder of config.json and
     safetensors, as their authors' code writes it."""
     spec_draft_length: int = 0

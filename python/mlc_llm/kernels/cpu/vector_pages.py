@@ -48,9 +48,9 @@ def keep(
             for i in T.serial(m):
                 for j in T.serial(count // L):
                     at = T.meta_var(S[i] % PAGE * room + j * L)
-                    x16: T.let = T.min(X[i, lanes_at(start + j * L, L)], fsplat(MOST, L))
+                    limited: T.let = T.min(X[i, lanes_at(start + j * L, L)], fsplat(MOST, L))
                     P[S[i] // PAGE, at // (2 * size), at // size % 2, lanes_at(at % size, L)] = (
-                        T.cast(T.max(x16, fsplat(-MOST, L)), f"{kv_dtype}x{L}")
+                        T.cast(T.max(limited, fsplat(-MOST, L)), f"{kv_dtype}x{L}")
                     )
 
     return keep_vectors
